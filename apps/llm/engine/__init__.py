@@ -1,0 +1,35 @@
+"""The JAX engine: usable alone from a script, no Ray in it.
+
+from apps.llm.engine import Engine, SamplingParams
+engine = Engine.load("path/to/model")
+print(engine.generate(["How many days are in a week?"], SamplingParams(max_tokens=16)))
+"""
+
+from apps.llm.engine.checkpoint import CheckpointError
+from apps.llm.engine.engine import Engine, EngineStats
+from apps.llm.engine.request import (
+    EngineStopped,
+    Generation,
+    Output,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+    SamplingParams,
+    TokenLogprob,
+)
+from ray_configs.llm import EngineConfig
+
+__all__ = [
+    "CheckpointError",
+    "Engine",
+    "EngineConfig",
+    "EngineStats",
+    "EngineStopped",
+    "Generation",
+    "Output",
+    "PromptTooLong",
+    "QueueFull",
+    "RequestError",
+    "SamplingParams",
+    "TokenLogprob",
+]

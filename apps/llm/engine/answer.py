@@ -1,0 +1,79 @@
+"""One answer in the making: its tokens become text, and its stop conditions are looked at."""
+
+import numpy as np
+
+from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.detokenizer import Detokenizer
+from apps.llm.engine.executor import Tokens
+from apps.llm.engine.request import FinishReason, Output, TokenLogprob
+from apps.llm.engine.scheduler import Sequence
+from apps.llm.engine.structured import Matcher
+from apps.llm.engine.tokenizer import ModelTokenizer
+
+
+class Answer:
+    """The engine's view of one sequence, beside the scheduler's."""
+
+    def __init__(self, seq: Sequence, tokenizer: ModelTokenizer, arch: Architecture, matcher: Matcher | None):
+        self.params = params = seq.generation.params
+        self.entered = False  # has left the queue at least once
+        self._seq, self._tokenizer, self._matcher = seq, tokenizer, matcher
+        self._text = Detokenizer(tokenizer.fast, seq.generation.prompt_ids, params.stop, params.include_stop_text)
+        self._stops = frozenset(params.stop_token_ids)
+        self._eos = frozenset() if params.ignore_eos else frozenset(arch.eos_token_ids)
+        self._vocab_size = arch.vocab_size
+        self.penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
+        self.rows = {  # sampling settings as the step wants them
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "presence": params.presence_penalty,
+            "frequency": params.frequency_penalty,
+            "repetition": params.repetition_penalty,
+            "top_k": max(params.top_k, 0),
+            "logprobs": params.logprobs is not None,
+        }
+
+    def allowed(self, length: int) -> np.ndarray | None:
+        """Bits of the tokens that may be sampled as token number `length`; None: all."""
+        mask = self._matcher.allowed() if self._matcher is not None else None
+        if length - self._seq.prompt_len < self.params.min_tokens:
+            mask = self._without_ends() if mask is None else mask & self._without_ends()
+        return mask
+
+    def _without_ends(self) -> np.ndarray:
+        mask = np.full(-(-self._vocab_size // 32), 0xFFFFFFFF, np.uint32)
+        for token in self._eos | self._stops:
+            mask[token // 32] &= ~np.uint32(1 << token % 32)
+        return mask
+
+    def take(self, token: int, step: Tokens, i: int) -> Output:
+        """The output for a sampled token, the `i`th of its step."""
+        seq, params = self._seq, self.params
+        length = len(seq.tokens) - 1 if seq.unread else len(seq.tokens)
+        reason: FinishReason | None = None
+        stopped_by: str | int | None = None
+        text = ""
+        if self._matcher is not None and not self._matcher.consume(token):
+            reason = "stop"
+        if token in self._eos:
+            reason = "stop"
+        elif token in self._stops:
+            reason, stopped_by = "stop", token
+        if token not in self._eos and (token not in self._stops or params.include_stop_text):
+            text, stop = self._text.feed(token)
+            if stop is not None:
+                reason, stopped_by = "stop", stop
+        if reason is None and length >= seq.limit:
+            reason = "length"
+        if reason is not None and not isinstance(stopped_by, str):
+            text += self._text.flush()
+        logprobs = (self._logprob(token, step, i),) if params.logprobs is not None else ()
+        return Output(seq.index, text, (token,), logprobs, reason, stopped_by)
+
+    def _logprob(self, token: int, step: Tokens, i: int) -> TokenLogprob:
+        text, count = self._tokenizer.token_text, self.params.logprobs
+        top = tuple(
+            (int(t), text(int(t)), float(p)) for t, p in zip(step.top_ids[i, :count], step.top_logprobs[i, :count])
+        )
+        return TokenLogprob(token, text(token), float(step.logprob[i]), top)

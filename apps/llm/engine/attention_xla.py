@@ -1,0 +1,214 @@
+"""Attention in plain XLA: a loop over pieces of work, each one block of queries against one block of keys.
+
+The number of pieces follows the sequences' true lengths, so that a step costs what its tokens need, with one
+compiled program for any lengths. Two sweeps of one loop: decoding tokens as blocks of one query, prefill chunks as
+blocks of QUERY_BLOCK.
+
+Results do not depend on what else is in the batch. Each piece keeps its own softmax maximum, rounded up to an
+integer in base 2, so that bringing two pieces to one scale multiplies by a power of two, which is exact; and a
+token's pieces are always added in the order of their keys. (The same seed then gives the same text.)
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from apps.llm.engine.attention import AttentionSpec, slots
+from apps.llm.engine.step import Batch
+
+KEY_BLOCK = 128  # keys of one piece
+QUERY_BLOCK = 16  # queries of one piece of a prefill chunk
+LOWEST = -1e30
+
+
+class Cache(NamedTuple):
+    """`[pages, page_size, kv_heads, head_dim]`; bfloat16 is kept as its bits, see `_store`."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+class Sweep(NamedTuple):
+    """Pieces of work for blocks of `B` queries: `N` blocks, `I` pieces (padded to whole chunks)."""
+
+    block_tokens: jax.Array  # [N + 1, B] token of each query; T: none
+    positions: jax.Array  # [N + 1, B] position of each query; -1: none
+    piece_block: jax.Array  # [I] block of a piece; N: none
+    piece_start: jax.Array  # [I] position of its first key
+    piece_pages: jax.Array  # [I, KEY_BLOCK / page_size]
+    pieces: jax.Array  # [] how many there are
+
+
+class Plan(NamedTuple):
+    slots: jax.Array  # [T] where keys and values go
+    single: Sweep  # tokens by themselves
+    blocks: Sweep | None  # chunks of prefill; None in steps so small that all tokens go by themselves
+    token_row: jax.Array  # [T] where in `blocks` a token is, as block * QUERY_BLOCK + query; -1: it is in `single`
+
+
+class XlaAttention:
+    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> Cache:
+        shape = (pages, spec.page_size, spec.kv_heads, spec.head_dim)
+        stored = jax.ShapeDtypeStruct(shape, jnp.uint16 if dtype == jnp.bfloat16 else dtype)
+        return Cache(stored, stored)
+
+    def partition(self) -> Cache:
+        heads = P(None, None, "tensor", None)
+        return Cache(heads, heads)
+
+    def plan(self, batch: Batch, spec: AttentionSpec) -> Plan:
+        slot, position = slots(batch, spec.page_size)
+        num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
+        seq, t = batch.sequence_of_token(), jnp.arange(num_tokens)
+        real = t < batch.q_starts[-1]
+        # A step no larger than the batch is (nearly) all decodes: its program leaves the second sweep out.
+        if num_tokens <= num_seqs:
+            alone = real
+            blocks, token_row = None, jnp.full(num_tokens, -1)
+        else:
+            alone = real & (batch.q_lens[seq] == 1)
+            blocks, token_row = _prefill_sweep(batch, spec)
+            token_row = jnp.where(alone, -1, token_row)
+        single = _sweep(
+            jnp.where(alone, t, num_tokens)[:, None], jnp.where(alone, position, -1)[:, None], seq, batch, spec
+        )
+        return Plan(slot, single, blocks, token_row)
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, plan: Plan, batch: Batch, spec: AttentionSpec
+    ) -> tuple[jax.Array, Cache]:
+        cache = Cache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
+        out = _run(q, cache, plan.single, spec)[:-1, 0]
+        if plan.blocks is not None:
+            chunked = _run(q, cache, plan.blocks, spec)
+            chunked = chunked.reshape(-1, *chunked.shape[2:])[plan.token_row]
+            out = jnp.where((plan.token_row >= 0)[:, None, None], chunked, out)
+        return out.reshape(q.shape).astype(q.dtype), cache
+
+
+def _store(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    # XLA:CPU has no bfloat16 scatter: it would convert the whole cache to float32 and back in every step.
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if dtype == jnp.uint16 else x.astype(dtype)
+
+
+def _write(pages: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
+    flat = pages.reshape(-1, pages.shape[2] * pages.shape[3])
+    return flat.at[slot].set(_store(new, pages.dtype).reshape(len(slot), -1)).reshape(pages.shape)
+
+
+def _gather(pages: jax.Array, wanted: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Blocks of keys: `[pieces, pages]` -> `[pieces, KEY_BLOCK, kv_heads * head_dim]`."""
+    rows = pages[wanted].reshape(wanted.shape[0], -1, pages.shape[2] * pages.shape[3])
+    return jax.lax.bitcast_convert_type(rows, jnp.bfloat16) if pages.dtype == jnp.uint16 else rows.astype(dtype)
+
+
+def _prefill_sweep(batch: Batch, spec: AttentionSpec) -> tuple[Sweep, jax.Array]:
+    """Blocks of QUERY_BLOCK queries over all sequences that compute more than one token, and `Plan.token_row`."""
+    num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
+    count = num_tokens // QUERY_BLOCK + num_seqs  # blocks at most: each sequence's last one may be partly filled
+    per_seq = jnp.where(batch.q_lens > 1, -(-batch.q_lens // QUERY_BLOCK), 0)
+    ends = jnp.cumsum(per_seq)
+    block = jnp.arange(count)
+    seq = jnp.minimum(jnp.sum(ends[None] <= block[:, None], axis=1), num_seqs - 1)
+    offset = (block - (ends - per_seq)[seq])[:, None] * QUERY_BLOCK + jnp.arange(QUERY_BLOCK)
+    real = (offset < batch.q_lens[seq][:, None]) & (block < ends[-1])[:, None]
+    tokens = jnp.where(real, batch.q_starts[seq][:, None] + offset, num_tokens)
+    positions = jnp.where(real, (batch.kv_lens - batch.q_lens)[seq][:, None] + offset, -1)
+    token_seq = batch.sequence_of_token()
+    within = jnp.arange(num_tokens) - batch.q_starts[token_seq]
+    token_row = (ends - per_seq)[token_seq] * QUERY_BLOCK + within
+    return _sweep(tokens, positions, seq, batch, spec), token_row
+
+
+def _sweep(tokens: jax.Array, positions: jax.Array, seq: jax.Array, batch: Batch, spec: AttentionSpec) -> Sweep:
+    """Cut the work of blocks `[N, B]` into pieces: one for each KEY_BLOCK of positions that a block can see."""
+    count, width = tokens.shape
+    last = positions.max(axis=1)
+    first = jnp.zeros_like(last)
+    if spec.window is not None:
+        lowest = jnp.where(positions < 0, jnp.iinfo(jnp.int32).max, positions).min(axis=1)
+        first = jnp.maximum(lowest - spec.window + 1, 0) // KEY_BLOCK
+    per_block = jnp.where(last >= 0, last // KEY_BLOCK + 1 - first, 0)
+    max_keys = batch.pages.shape[1] * spec.page_size
+    chunk = _chunk(count, width)
+    capacity = -(-count * -(-max_keys // KEY_BLOCK) // chunk) * chunk
+    ends = jnp.cumsum(per_block)
+    block = jnp.repeat(jnp.arange(count), per_block, total_repeat_length=capacity)
+    piece = jnp.arange(capacity)
+    key_block = first[block] + piece - (ends - per_block)[block]
+    per_piece = KEY_BLOCK // spec.page_size
+    page = key_block[:, None] * per_piece + jnp.arange(per_piece)
+    pages = batch.pages[seq[block][:, None], jnp.clip(page, 0, batch.pages.shape[1] - 1)]
+    real = piece < ends[-1]
+    return Sweep(
+        block_tokens=jnp.pad(tokens, ((0, 1), (0, 0)), constant_values=batch.tokens.shape[0]),
+        positions=jnp.pad(positions, ((0, 1), (0, 0)), constant_values=-1),
+        piece_block=jnp.where(real, block, count),
+        piece_start=key_block * KEY_BLOCK,
+        piece_pages=jnp.where(real[:, None], pages, 0),
+        pieces=ends[-1],
+    )
+
+
+def _chunk(blocks: int, width: int) -> int:
+    """Pieces in one turn of the loop: enough to fill the cores, few enough to waste little on the last turn."""
+    return max(2, min(32, blocks // 2)) if width == 1 else 8
+
+
+def _pow2(exponent: jax.Array) -> jax.Array:
+    """2 ** exponent for integer-valued float32, exact (`exp2` need not be); 0 below the normal range."""
+    whole = jnp.clip(exponent, -127, 127).astype(jnp.int32)
+    return jax.lax.bitcast_convert_type((whole + 127) << 23, jnp.float32)
+
+
+def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.Array:
+    """All pieces of a sweep: attention output by block, `[N + 1, B, heads, head_dim]` float32."""
+    count, width = sweep.block_tokens.shape
+    heads, dim, kv_heads = spec.kv_heads * spec.group, spec.head_dim, spec.kv_heads
+    # Each query is spread to the width of all kv heads, zero outside its own: one plain matrix product for a piece
+    # instead of many small ones.
+    own = jnp.eye(kv_heads, dtype=q.dtype)
+    wide = q[:, :, :, None, :] * own[None, :, None, :, None]  # [T, kv_heads, group, kv_heads, head_dim]
+    wide = jnp.pad(wide.reshape(len(q), heads, kv_heads * dim), ((0, 1), (0, 0), (0, 0)))
+    wide = wide[sweep.block_tokens].reshape(count, width * heads, kv_heads * dim)
+    chunk = _chunk(count - 1, width)
+
+    def turn(i: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        top, total, out = state  # per block and query head: maximum, sum of weights, weighted sum of values
+
+        def take(x: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
+
+        block, start, pages = take(sweep.piece_block), take(sweep.piece_start), take(sweep.piece_pages)
+        keys, values = _gather(cache.k, pages, q.dtype), _gather(cache.v, pages, q.dtype)
+        scores = jnp.einsum("pcd,pmd->pmc", keys, wide[block], preferred_element_type=jnp.float32) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+        seen = sweep.positions[block][:, :, None]
+        key = (start[:, None] + jnp.arange(KEY_BLOCK))[:, None]
+        mask = key <= seen
+        if spec.window is not None:
+            mask &= key > seen - spec.window
+        mask = jnp.broadcast_to(mask[:, :, None], (chunk, width, heads, KEY_BLOCK)).reshape(scores.shape)
+        scores = jnp.where(mask, scores * 1.4426950408889634, LOWEST)  # to base 2
+        peak = jnp.ceil(scores.max(axis=-1))
+        weights = jnp.where(mask, jnp.exp2(scores - peak[..., None]), 0.0)
+        part = jnp.einsum("pmc,pcd->pmd", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
+        part = part.reshape(chunk, width, kv_heads, spec.group, kv_heads, dim)
+        part = jnp.einsum("pwkgkd->pwkgd", part).reshape(chunk, width * heads, dim)
+
+        higher = top.at[block].max(peak)
+        shrink, fit = _pow2(top - higher), _pow2(peak - higher[block])
+        total = (total * shrink).at[block].add(weights.sum(axis=-1) * fit)
+        out = (out * shrink[..., None]).at[block].add(part * fit[..., None])
+        return higher, total, out
+
+    state = (
+        jnp.full((count, width * heads), LOWEST),
+        jnp.zeros((count, width * heads)),
+        jnp.zeros((count, width * heads, dim)),
+    )
+    _, total, out = jax.lax.fori_loop(0, -(-sweep.pieces // chunk), turn, state)
+    return (out / jnp.maximum(total, 1e-30)[..., None]).reshape(count, width, heads, dim)

@@ -1,0 +1,46 @@
+"""From token ids to text that can be shown: whole characters only, nothing that a stop string may take back."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+CONTEXT = 8  # prompt tokens that tell the decoder what the answer continues (spaces between words, mostly)
+
+
+class Detokenizer:
+    """The text of one answer, token by token."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str], keep_stop: bool):
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(ids=list(prompt_ids[-CONTEXT:]), skip_special_tokens=True)
+        self._stop, self._keep_stop = [s for s in stop if s], keep_stop
+        self._longest = max(map(len, self._stop), default=0)
+        self._held = ""
+
+    def feed(self, token: int) -> tuple[str, str | None]:
+        """The text that the token lets out, and the stop string that it completes, if any."""
+        text = self._stream.step(self._tokenizer, token) or ""
+        if not self._stop:
+            return text, None
+        self._held += text
+        found = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
+        if found:
+            at, stop = min(found)
+            shown, self._held = self._held[: at + len(stop) if self._keep_stop else at], ""
+            return shown, stop
+        keep = self._overlap()
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return shown, None
+
+    def flush(self) -> str:
+        """What was held back, once the answer has ended otherwise."""
+        text, self._held = self._held, ""
+        return text
+
+    def _overlap(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
+            if any(s.startswith(self._held[-length:]) for s in self._stop):
+                return length
+        return 0

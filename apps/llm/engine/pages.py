@@ -1,0 +1,95 @@
+"""The KV cache's pages: who owns which, which can be reused for a prompt that was seen before.
+
+A full page is named by a hash of its tokens and of the page before it, so a name stands for a whole prefix. Pages
+that nobody uses keep their contents and names until they are needed for something else, least recently used first.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+PageHash = bytes
+
+
+def page_hash(parent: PageHash, tokens: Sequence[int]) -> PageHash:
+    """Name of a full page: 16 bytes, long enough that two prefixes never share one by chance."""
+    digest = hashlib.blake2b(parent, digest_size=16)
+    digest.update(b"".join(token.to_bytes(4, "little") for token in tokens))
+    return digest.digest()
+
+
+@dataclass
+class PagePool:
+    """Pages 1..total-1; page 0 takes the writes of padding and belongs to nobody."""
+
+    total: int
+    reuse: bool = True
+    _free: OrderedDict[int, None] = field(init=False)  # oldest first
+    _users: dict[int, int] = field(init=False, default_factory=dict)  # page -> sequences that hold it
+    _page_of: dict[PageHash, int] = field(init=False, default_factory=dict)
+    _hash_of: dict[int, PageHash] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._free = OrderedDict.fromkeys(range(1, self.total))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return len(self._users)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` pages with no contents worth keeping, or None when there are not enough."""
+        if count > len(self._free):
+            return None
+        pages = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
+            self._users[page] = 1
+            self._forget(page)
+        return pages
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Give pages back, the end of a sequence first, so that a prefix outlives what followed it."""
+        for page in reversed(list(pages)):
+            self._users[page] -= 1
+            if not self._users[page]:
+                del self._users[page]
+                self._free[page] = None
+                if page not in self._hash_of:
+                    self._free.move_to_end(page, last=False)  # nothing to reuse: take it first
+
+    def publish(self, page: int, name: PageHash) -> None:
+        """Let others find a full page. The first page of a name stays its page."""
+        if self.reuse and name not in self._page_of:
+            self._page_of[name] = page
+            self._hash_of[page] = name
+
+    def match(self, names: Iterable[PageHash]) -> list[int]:
+        """Pages of the longest known run of names, now also held by the caller."""
+        pages = []
+        for name in names:
+            page = self._page_of.get(name)
+            if page is None:
+                break
+            self._free.pop(page, None)
+            self._users[page] = self._users.get(page, 0) + 1
+            pages.append(page)
+        return pages
+
+    def _forget(self, page: int) -> None:
+        name = self._hash_of.pop(page, None)
+        if name is not None:
+            del self._page_of[name]
+
+    def check(self, held: Iterable[int]) -> None:
+        """Every page is free or held, never both, and held as often as `held` lists it. Raises AssertionError."""
+        counts: dict[int, int] = {}
+        for page in held:
+            counts[page] = counts.get(page, 0) + 1
+        if counts != self._users:
+            raise AssertionError(f"pages held by sequences {counts} differ from those accounted for {self._users}")
+        if set(self._free) & set(self._users) or len(self._free) + len(self._users) != self.total - 1:
+            raise AssertionError(f"{len(self._free)} free + {len(self._users)} used pages of {self.total - 1}")

@@ -1,0 +1,254 @@
+"""The decoder's parameters, declared once: shape, logical axes, initialiser and where a checkpoint keeps them.
+
+Abstract shapes, shardings, random weights and loading all follow from `declare`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.checkpoint import Checkpoint, CheckpointError
+from apps.llm.engine.progress import bar
+from apps.llm.engine.quantization import QuantArray, Weight, quantize
+
+Params = dict[str, Any]
+Reader = Callable[[Checkpoint, tuple[slice, ...]], np.ndarray]
+"""Reads one shard, given as slices of the declared shape, from a checkpoint."""
+
+MESH_AXES = {"vocab": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": None}
+"""Logical axis -> mesh axis."""
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter: `axes` names each axis logically (None: never split)."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    read: Reader
+    in_axes: int = 0  # trailing input axes of a matrix, which quantization keeps whole; 0: not a matrix
+    constant: float | None = None  # random weights fill it with this; None: normal noise
+
+    def spec(self, mesh: Mesh) -> PartitionSpec:
+        """Split an axis where its size allows; an axis that does not divide is replicated."""
+        names = (MESH_AXES.get(axis) if axis else None for axis in self.axes)
+        return PartitionSpec(
+            *(name if name and size % mesh.shape[name] == 0 else None for name, size in zip(names, self.shape))
+        )
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How attention heads lie on the mesh: `kv_heads` groups of `group` query heads with one key/value head each.
+
+    Where the checkpoint has fewer key/value heads than devices, each is repeated `repeat` times, so that every
+    device holds whole groups.
+    """
+
+    kv_heads: int
+    group: int
+    repeat: int
+
+    @classmethod
+    def of(cls, arch: Architecture, tensor_parallel: int) -> "HeadLayout":
+        repeat = math.lcm(arch.num_kv_heads, tensor_parallel) // arch.num_kv_heads
+        kv_heads = arch.num_kv_heads * repeat
+        if arch.num_heads % kv_heads:
+            fits = [n for n in range(1, arch.num_heads + 1) if arch.num_heads % math.lcm(arch.num_kv_heads, n) == 0]
+            raise ValueError(
+                f"tensor_parallel {tensor_parallel} cannot split {arch.num_heads} attention heads with "
+                f"{arch.num_kv_heads} key/value heads evenly; it can be one of {fits}"
+            )
+        return cls(kv_heads, arch.num_heads // kv_heads, repeat)
+
+
+def declare(arch: Architecture, heads: HeadLayout) -> Params:
+    """All parameters as a tree of Param: the one place that knows the names that a checkpoint uses."""
+    hidden, mlp, dim = arch.hidden_size, arch.intermediate_size, arch.head_dim
+
+    def vector(name: str, size: int = hidden) -> Param:
+        fill = 0.0 if arch.norm_plus_one or name.endswith("bias") else 1.0
+        return Param((size,), (None,), _plain(name), constant=fill)
+
+    def layer(i: int) -> Params:
+        prefix = f"model.layers.{i}"
+        attention, feed = f"{prefix}.self_attn", f"{prefix}.mlp"
+        params = {
+            "attention_norm": vector(f"{prefix}.input_layernorm.weight"),
+            "qkv": Param(
+                (heads.kv_heads, heads.group + 2, dim, hidden),
+                ("kv_heads", None, None, "embed"),
+                _fused_qkv(attention, "weight", heads, dim),
+                in_axes=1,
+            ),
+            "out": Param(
+                (hidden, heads.kv_heads, heads.group, dim),
+                ("embed", "kv_heads", None, None),
+                _plain(f"{attention}.o_proj.weight", (hidden, heads.kv_heads, heads.group, dim)),
+                in_axes=3,
+            ),
+            "gate_up": Param(
+                (2, mlp, hidden),
+                (None, "mlp", "embed"),
+                _stacked(f"{feed}.gate_proj.weight", f"{feed}.up_proj.weight"),
+                in_axes=1,
+            ),
+            "down": Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight"), in_axes=1),
+        }
+        if arch.post_norms:
+            params["post_attention_norm"] = vector(f"{prefix}.post_attention_layernorm.weight")
+            params["mlp_norm"] = vector(f"{prefix}.pre_feedforward_layernorm.weight")
+            params["post_mlp_norm"] = vector(f"{prefix}.post_feedforward_layernorm.weight")
+        else:
+            params["mlp_norm"] = vector(f"{prefix}.post_attention_layernorm.weight")
+        if arch.qk_norm:
+            params["q_norm"] = vector(f"{attention}.q_norm.weight", dim)
+            params["k_norm"] = vector(f"{attention}.k_norm.weight", dim)
+        if arch.attention_bias:
+            params["qkv_bias"] = Param(
+                (heads.kv_heads, heads.group + 2, dim),
+                ("kv_heads", None, None),
+                _fused_qkv(attention, "bias", heads, dim),
+                constant=0.0,
+            )
+        if arch.output_bias:
+            params["out_bias"] = vector(f"{attention}.o_proj.bias")
+        if arch.mlp_bias:
+            bias = _stacked(f"{feed}.gate_proj.bias", f"{feed}.up_proj.bias")
+            params["gate_up_bias"] = Param((2, mlp), (None, "mlp"), bias, constant=0.0)
+            params["down_bias"] = vector(f"{feed}.down_proj.bias")
+        return params
+
+    table = (arch.vocab_size, hidden)
+    embed_in_axes = 1 if arch.tied_embeddings else 0  # a table that is only looked up in gains nothing from int8
+    tree: Params = {
+        "embed": Param(table, ("vocab", "embed"), _plain("model.embed_tokens.weight"), in_axes=embed_in_axes),
+        "layers": [layer(i) for i in range(arch.num_layers)],
+        "final_norm": vector("model.norm.weight"),
+    }
+    if not arch.tied_embeddings:
+        tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight"), in_axes=1)
+    return tree
+
+
+def _plain(name: str, shape: tuple[int, ...] | None = None) -> Reader:
+    """One tensor as it lies in the file, its axes split as `shape` says."""
+
+    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
+        tensor = checkpoint.read(name, index[0])
+        if shape is not None:
+            tensor = tensor.reshape(tensor.shape[0], *shape[1:])
+        return tensor[(slice(None), *index[1:])]
+
+    return read
+
+
+def _stacked(*names: str) -> Reader:
+    """Several tensors of one shape under a new first axis."""
+
+    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
+        return np.stack([checkpoint.read(name, index[1])[(slice(None), *index[2:])] for name in names[index[0]]])
+
+    return read
+
+
+def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int) -> Reader:
+    """q, k and v as one matrix, each key/value head beside the query heads that use it."""
+
+    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
+        first, last, _ = index[0].indices(heads.kv_heads)
+        groups = []
+        for kv_head in range(first, last):
+            source = kv_head // heads.repeat
+            q = slice(kv_head * heads.group * dim, (kv_head + 1) * heads.group * dim)
+            kv = slice(source * dim, (source + 1) * dim)
+            parts = [(f"{attention}.q_proj.{kind}", q)] + [(f"{attention}.{n}_proj.{kind}", kv) for n in "kv"]
+            groups.append(np.concatenate([checkpoint.read(name, rows) for name, rows in parts]))
+        fused = np.stack(groups)
+        fused = fused.reshape(last - first, heads.group + 2, dim, *fused.shape[2:])
+        return fused[(slice(None), *index[1:])]
+
+    return read
+
+
+def abstract(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
+    """Shapes, types and shardings without data: what compiling needs."""
+
+    def shape_of(param: Param) -> jax.ShapeDtypeStruct | QuantArray:
+        spec = param.spec(mesh)
+        if int8 and param.in_axes:
+            out = len(param.shape) - param.in_axes
+            return QuantArray(
+                jax.ShapeDtypeStruct(param.shape, jnp.int8, sharding=NamedSharding(mesh, spec)),
+                jax.ShapeDtypeStruct(
+                    param.shape[:out], jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec[:out]))
+                ),
+            )
+        return jax.ShapeDtypeStruct(param.shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    return _map(shape_of, tree)
+
+
+def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int8: bool, progress: bool) -> Params:
+    """Read every parameter onto its devices, one at a time, each device's shard by itself."""
+    with bar("reading weights", _count(tree), progress) as advance:
+
+        def read(param: Param) -> Weight:
+            def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+                index = index or (slice(None),) * len(param.shape)
+                part = param.read(checkpoint, index)
+                wanted = tuple(len(range(*s.indices(n))) for s, n in zip(index, param.shape))
+                if part.shape != wanted:
+                    raise CheckpointError(
+                        f"{checkpoint.location}: a tensor has shape {part.shape} where config.json means {wanted}"
+                    )
+                return np.ascontiguousarray(part).astype(dtype, copy=False)
+
+            sharding = NamedSharding(mesh, param.spec(mesh))
+            array = jax.make_array_from_callback(param.shape, sharding, shard)
+            weight = quantize(array, param.in_axes) if int8 and param.in_axes else array
+            advance()
+            return weight
+
+        return _map(read, tree)
+
+
+def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0) -> Params:
+    """Random weights of a sane scale, drawn on the devices."""
+    keys = iter(jax.random.split(jax.random.key(seed), _count(tree)))
+
+    def draw(param: Param) -> Weight:
+        array = jax.device_put(
+            _draw(next(keys), param.shape, dtype, param.constant), NamedSharding(mesh, param.spec(mesh))
+        )
+        return quantize(array, param.in_axes) if int8 and param.in_axes else array
+
+    return _map(draw, tree)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _draw(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype, constant: float | None) -> jax.Array:
+    if constant is not None:
+        return jnp.full(shape, constant, dtype)
+    return (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(dtype)
+
+
+def nbytes(params: Params) -> int:
+    """Bytes of all parameters over all devices."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
+def _map(function: Callable[[Param], Any], tree: Any) -> Any:
+    return jax.tree.map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Param))
+
+
+def _count(tree: Params) -> int:
+    return len(jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Param)))

@@ -1,0 +1,160 @@
+"""What a caller asks of the engine and what it gets back. No JAX here: importing this is cheap."""
+
+import asyncio
+import itertools
+import queue
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+_ids = itertools.count()
+
+
+class RequestError(ValueError):
+    """A request that cannot be served as asked. `field` names what to change."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field = field
+
+
+class PromptTooLong(RequestError):
+    """The prompt (with room for one token of answer) is longer than the model's context or the KV cache."""
+
+
+class QueueFull(RuntimeError):
+    """Too many requests wait already: try again in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStopped(RuntimeError):
+    """The engine loop has ended (shutdown or a failed step); its message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to pick tokens, in OpenAI's terms plus vLLM's extensions. Checked by `Engine.submit`."""
+
+    max_tokens: int | None = None  # None: as far as the context allows
+    min_tokens: int = 0  # no eos and no stop token before this many
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0  # on tokens of the answer so far, once each
+    frequency_penalty: float = 0.0  # on tokens of the answer so far, by count
+    repetition_penalty: float = 1.0  # on tokens of prompt and answer (1: off)
+    logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added to its logit
+    logprobs: int | None = None  # None: none; k: the chosen token's, and the k likeliest ones'
+    n: int = 1
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop_text: bool = False
+    json_schema: str | dict | None = None  # structured output: a JSON schema; {} or "{}" means any JSON object
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token's log probability (of the model's own distribution, before temperature)."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...]  # the likeliest tokens: (id, text, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """News of one sequence of a request; `text` holds only what no stop string can take back."""
+
+    index: int  # which of the request's n sequences
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None  # set once, in the sequence's last output
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it
+    error: str | None = None  # with finish_reason "error": what went wrong
+
+
+class Generation:
+    """A submitted request: iterate it (`for` in a thread, `async for` in an event loop) to read its outputs.
+
+    Ends after each of the n sequences has sent its `finish_reason`. Leaving early is `abort()`: the KV pages
+    are free again within one step. Outputs of one step arrive together; `drain()` takes all that wait.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams):
+        self.id = next(_ids)
+        self.prompt_ids = tuple(prompt_ids)
+        self.params = params
+        self.cached_tokens = 0  # prompt tokens whose KV pages were found in the prefix cache
+        self.engine = None  # set by submit
+        self._open = params.n
+        self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        self._wake: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deliver to an event loop. The engine wakes each loop once a step, not once a token."""
+        self._loop, self._wake = loop, asyncio.Event()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._loop
+
+    @property
+    def finished(self) -> bool:
+        return self._open == 0
+
+    def put(self, output: Output) -> None:
+        """Called by the engine's thread."""
+        self._queue.put(output)
+
+    def wake(self) -> None:
+        """Called in the event loop after `put`s."""
+        self._wake.set()
+
+    def abort(self) -> None:
+        """Stop all of the request's sequences; safe from any thread, and after the end."""
+        if self.engine is not None and not self.finished:
+            self.engine.abort(self)
+
+    def _take(self, output: Output) -> Output:
+        if output.finish_reason is not None:
+            self._open -= 1
+        return output
+
+    def __iter__(self) -> Iterator[Output]:
+        while self._open:
+            yield self._take(self._queue.get())
+
+    def drain(self) -> list[Output]:
+        """All outputs that wait now, oldest first; may be empty."""
+        outputs = []
+        while True:
+            try:
+                outputs.append(self._take(self._queue.get_nowait()))
+            except queue.Empty:
+                return outputs
+
+    async def batches(self) -> AsyncIterator[list[Output]]:
+        """Outputs as they come, all that wait at once: one list a step, more when the reader is slower."""
+        while self._open:
+            outputs = self.drain()
+            if outputs:
+                yield outputs
+            else:
+                await self._wake.wait()
+                self._wake.clear()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        async for outputs in self.batches():
+            for output in outputs:
+                yield output

@@ -1,0 +1,172 @@
+"""From logits to tokens, on the device, each sequence by its own settings.
+
+Nothing here sorts the vocabulary: top-k and top-p are found as thresholds by bisection over the float's bits, which
+is exact and costs a few dozen passes. Work that no sequence of the step asks for is skipped at run time (`lax.cond`),
+so that there is one program for a shape, whatever its requests want.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from apps.llm.engine.step import Batch, SamplingRows
+
+TOP_LOGPROBS = 20  # alternatives reported at most, OpenAI's limit
+MAX_BIAS = 512  # logit_bias entries of one request
+PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the prompt
+
+
+class SamplingState(NamedTuple):
+    """What outlives a step, one row for each place in the batch."""
+
+    last_token: jax.Array  # [rows] int32, the token that a decoding sequence continues from
+    counts: jax.Array  # [rows, vocab] int16: how often the answer has the token, and PROMPT_BIT
+
+    @classmethod
+    def empty(cls, rows: int, vocab: int) -> "SamplingState":
+        return cls(jnp.zeros(rows, jnp.int32), jnp.zeros((rows, vocab), jnp.int16))
+
+
+class Extras(NamedTuple):
+    """Rarely used inputs; the empty ones stay on the device between steps."""
+
+    allowed: jax.Array  # [S, ceil(vocab / 32)] uint32, one bit a token: structured output, min_tokens
+    bias_ids: jax.Array  # [S, MAX_BIAS] int32
+    bias: jax.Array  # [S, MAX_BIAS] float32
+    used: jax.Array  # [2] int32: whether `allowed`, whether the biases say anything
+
+
+class Sampled(NamedTuple):
+    """A step's result, as it is packed for the host: see `pack` and `unpack`."""
+
+    tokens: jax.Array  # [S]
+    logprob: jax.Array  # [S] of the sampled token
+    top_ids: jax.Array  # [S, TOP_LOGPROBS]
+    top_logprobs: jax.Array  # [S, TOP_LOGPROBS]
+
+
+def sample(logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras) -> tuple[Sampled, SamplingState]:
+    """Pick one token for each sequence from `logits [S, vocab]` and note it in the state."""
+    rows = batch.sampling
+    adjusted = _penalized(logits, rows, state.counts, batch.rows)
+    adjusted = _biased(adjusted, extras)
+    position = batch.kv_lens  # the sampled token's own position: with the seed it fixes the random number
+    tokens = jax.lax.cond(
+        jnp.any(rows.temperature > 0),
+        lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), jnp.argmax(adjusted, -1)),
+        lambda: jnp.argmax(adjusted, axis=-1),
+    ).astype(jnp.int32)
+    present = batch.kv_lens > 0
+    # Padding writes to the last row, which belongs to no sequence.
+    row = jnp.where(present, batch.rows, state.last_token.shape[0] - 1)
+    state = SamplingState(
+        state.last_token.at[row].set(tokens), state.counts.at[row, tokens].add(present.astype(jnp.int16))
+    )
+    return _with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0)), state
+
+
+def _penalized(logits: jax.Array, rows: SamplingRows, counts: jax.Array, row: jax.Array) -> jax.Array:
+    def apply() -> jax.Array:
+        count = counts[row]
+        answered = (count & (PROMPT_BIT - 1)).astype(jnp.float32)
+        repetition = jnp.where(count != 0, rows.repetition[:, None], 1.0)
+        x = jnp.where(logits > 0, logits / repetition, logits * repetition)
+        return x - rows.frequency[:, None] * answered - rows.presence[:, None] * (answered > 0)
+
+    wanted = jnp.any((rows.presence != 0) | (rows.frequency != 0) | (rows.repetition != 1))
+    return jax.lax.cond(wanted, apply, lambda: logits)
+
+
+def _biased(logits: jax.Array, extras: Extras) -> jax.Array:
+    def bias(x: jax.Array) -> jax.Array:
+        return x.at[jnp.arange(len(x))[:, None], extras.bias_ids].add(extras.bias)
+
+    def allow(x: jax.Array) -> jax.Array:
+        bits = (extras.allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+        return jnp.where(bits.reshape(len(x), -1)[:, : x.shape[1]] == 1, x, -jnp.inf)
+
+    logits = jax.lax.cond(extras.used[1] > 0, bias, lambda x: x, logits)
+    return jax.lax.cond(extras.used[0] > 0, allow, lambda x: x, logits)
+
+
+def _draw(logits: jax.Array, rows: SamplingRows, position: jax.Array) -> jax.Array:
+    """A token for each row by its temperature, top_k, top_p and min_p. One uniform number picks from the cumulated
+    weights, so that the outcome hangs on the row alone."""
+    scaled = logits / jnp.maximum(rows.temperature, 1e-6)[:, None]
+    weights = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))  # the likeliest has weight 1
+    vocab = logits.shape[1]
+    top_k = jnp.where((rows.top_k <= 0) | (rows.top_k > vocab), vocab, rows.top_k)
+    at_least_k = _largest_threshold(lambda t: jnp.sum(weights >= t[:, None], axis=-1) >= top_k, len(top_k))
+    weights = jnp.where(weights >= at_least_k[:, None], weights, 0.0)
+    mass = rows.top_p * weights.sum(axis=-1)
+    nucleus = _largest_threshold(
+        lambda t: jnp.sum(jnp.where(weights >= t[:, None], weights, 0.0), axis=-1) >= mass, len(mass)
+    )
+    nucleus = jnp.where(rows.top_p < 1, nucleus, 0.0)
+    floor = jnp.maximum(nucleus, rows.min_p)
+    weights = jnp.where(weights >= floor[:, None], weights, 0.0)
+
+    def uniform(seed: jax.Array, position: jax.Array) -> jax.Array:
+        return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position))
+
+    cumulated = jnp.cumsum(weights, axis=-1)
+    goal = jax.vmap(uniform)(rows.seed, position) * cumulated[:, -1]
+    picked = jnp.sum(cumulated <= goal[:, None], axis=-1)
+    # Rounding may carry the goal to the very end: the last token that has any weight then.
+    last = vocab - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
+    return jnp.minimum(picked, last)
+
+
+def _largest_threshold(holds: Callable[[jax.Array], jax.Array], count: int) -> jax.Array:
+    """The largest float32 t in [0, 1] with holds(t), which is true at 0 and falls only once: `[S]`.
+
+    Positive floats are ordered like their bits, so 30 halvings of the bit range find it exactly.
+    """
+    low = jnp.zeros(count, jnp.int32)
+    past_one = jnp.full(count, 0x3F800001, jnp.int32)
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # holds(low); not holds(high), or high is past 1.0
+        middle = low + (high - low) // 2
+        true = holds(jax.lax.bitcast_convert_type(middle, jnp.float32))
+        return jnp.where(true, middle, low), jnp.where(true, high, middle)
+
+    low, _ = jax.lax.fori_loop(0, 31, halve, (low, past_one))
+    return jax.lax.bitcast_convert_type(low, jnp.float32)
+
+
+def _with_logprobs(tokens: jax.Array, logits: jax.Array, wanted: jax.Array) -> Sampled:
+    top = min(TOP_LOGPROBS, logits.shape[1])
+
+    def compute() -> Sampled:
+        logprobs = jax.nn.log_softmax(logits, axis=-1)
+        values, ids = jax.lax.top_k(logprobs, top)
+        chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
+        return Sampled(tokens, chosen, ids.astype(jnp.int32), values)
+
+    def skip() -> Sampled:
+        rows = len(tokens)
+        return Sampled(tokens, jnp.zeros(rows), jnp.zeros((rows, top), jnp.int32), jnp.zeros((rows, top)))
+
+    return jax.lax.cond(wanted, compute, skip)
+
+
+def pack(sampled: Sampled) -> jax.Array:
+    """One `[S, 2 + 2 * TOP_LOGPROBS]` int32 array: a single copy to the host for each step."""
+
+    def bits(x: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(x, jnp.int32)
+
+    columns = sampled.tokens[:, None], bits(sampled.logprob)[:, None], sampled.top_ids, bits(sampled.top_logprobs)
+    return jnp.concatenate(columns, axis=1)
+
+
+def start_row(state: SamplingState, row: jax.Array, prompt: jax.Array, answer: jax.Array) -> SamplingState:
+    """Counts of a sequence that enters the batch: tokens of `prompt` and `answer`, both `[n]`, padded with -1."""
+    vocab = state.counts.shape[1]
+    # Negative indices would wrap round: send padding past the end, where scatter drops it.
+    prompt, answer = (jnp.where(ids < 0, vocab, ids) for ids in (prompt, answer))
+    counts = jnp.zeros(vocab, jnp.int16).at[prompt].set(PROMPT_BIT, mode="drop").at[answer].add(1, mode="drop")
+    return state._replace(counts=state.counts.at[row].set(counts))

@@ -1,0 +1,123 @@
+"""The arrays of one step: what the host tells the device, packed into one vector, and the batch as the device sees it.
+
+One vector, because each array that crosses costs some tens of microseconds, and because a multi-host slice sends
+the very same bytes to every host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Batch(NamedTuple):
+    """A step's sequences on the device. `S` sequences are laid one after another in `T` tokens; the rest is padding."""
+
+    tokens: jax.Array  # [T] int32; of a decoding sequence it is replaced by the token it sampled last
+    q_starts: jax.Array  # [S + 1] first token of each sequence; the last entry is the number of tokens
+    kv_lens: jax.Array  # [S] tokens in the sequence's KV cache once this step has run; 0: padding
+    pages: jax.Array  # [S, max_pages] page of each run of page_size positions; 0: none
+    num_seqs: jax.Array  # [1]
+    rows: jax.Array  # [S] the sequence's row in the state that outlives the step (last token, penalties)
+    decoding: jax.Array  # [S] 1: its only token is the one it sampled in an earlier step, still on the device
+    sampling: "SamplingRows"
+
+    @property
+    def q_lens(self) -> jax.Array:  # [S]
+        return self.q_starts[1:] - self.q_starts[:-1]
+
+    def sequence_of_token(self) -> jax.Array:
+        """[T] which sequence a token belongs to; padding tokens get an index within [0, S)."""
+        t = jnp.arange(self.tokens.shape[0])
+        passed = jnp.sum(self.q_starts[None, 1:] <= t[:, None], axis=1)
+        return jnp.minimum(passed, self.kv_lens.shape[0] - 1)
+
+
+class SamplingRows(NamedTuple):
+    """Sampling settings of the step's sequences, each `[S]`."""
+
+    temperature: jax.Array  # float32; 0: greedy
+    top_p: jax.Array
+    min_p: jax.Array
+    presence: jax.Array
+    frequency: jax.Array
+    repetition: jax.Array
+    top_k: jax.Array  # int32; 0: all
+    seed: jax.Array
+    logprobs: jax.Array  # int32; 1: log probabilities are wanted
+
+
+INT_ROWS = ("kv_lens", "row", "decoding", "top_k", "seed", "logprobs")
+FLOAT_ROWS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The static shape of a step: one compiled program each."""
+
+    tokens: int  # T
+    seqs: int  # S
+    max_pages: int  # pages of the longest sequence
+
+    @property
+    def size(self) -> int:
+        fixed = self.tokens + (self.seqs + 1) + self.seqs * self.max_pages + 1
+        return fixed + self.seqs * (len(INT_ROWS) + len(FLOAT_ROWS))
+
+    def host(self) -> "HostStep":
+        return HostStep(self)
+
+    def unpack(self, packed: jax.Array) -> Batch:
+        """The batch, inside a compiled step, from `[size]` int32."""
+        offset = 0
+
+        def take(*shape: int) -> jax.Array:
+            nonlocal offset
+            count = int(np.prod(shape))
+            part = jax.lax.slice(packed, (offset,), (offset + count,)).reshape(shape)
+            offset += count
+            return part
+
+        tokens, q_starts = take(self.tokens), take(self.seqs + 1)
+        pages, num_seqs = take(self.seqs, self.max_pages), take(1)
+        ints = {name: take(self.seqs) for name in INT_ROWS}
+        floats = {name: jax.lax.bitcast_convert_type(take(self.seqs), jnp.float32) for name in FLOAT_ROWS}
+        sampling = SamplingRows(**{name: (ints | floats)[name] for name in SamplingRows._fields})
+        return Batch(tokens, q_starts, ints["kv_lens"], pages, num_seqs, ints["row"], ints["decoding"], sampling)
+
+
+class HostStep:
+    """The same vector on the host, with a numpy view for each part; `add` lays one sequence after another."""
+
+    def __init__(self, shape: StepShape):
+        self.shape = shape
+        self.packed = np.zeros(shape.size, np.int32)
+        offset = 0
+
+        def view(*dims: int) -> np.ndarray:
+            nonlocal offset
+            count = int(np.prod(dims))
+            part = self.packed[offset : offset + count].reshape(dims)
+            offset += count
+            return part
+
+        self._tokens, self._q_starts = view(shape.tokens), view(shape.seqs + 1)
+        self._pages, self._num_seqs = view(shape.seqs, shape.max_pages), view(1)
+        self._rows = {name: view(shape.seqs) for name in INT_ROWS}
+        self._rows |= {name: view(shape.seqs).view(np.float32) for name in FLOAT_ROWS}
+        self._filled = 0
+
+    def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> None:
+        """One sequence: the tokens to compute (one placeholder when decoding) and its state row and sampling settings."""
+        i, start, stop = int(self._num_seqs[0]), self._filled, self._filled + len(tokens)
+        self._tokens[start:stop] = tokens
+        self._q_starts[i + 1 :] = stop
+        self._pages[i, : len(pages)] = pages
+        self._rows["kv_lens"][i] = kv_len
+        self._rows["decoding"][i] = decoding
+        for name, value in rows.items():
+            self._rows[name][i] = value
+        self._num_seqs[0], self._filled = i + 1, stop

@@ -1,0 +1,69 @@
+"""Checks of a request before it may enter the engine: each failure names the field and the fix."""
+
+import math
+
+from apps.llm.engine.request import PromptTooLong, RequestError, SamplingParams
+from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS
+
+MAX_CHOICES = 128
+
+
+def check_params(params: SamplingParams, vocab_size: int) -> None:
+    """Raises RequestError for a value that no request may have."""
+
+    def require(good: bool, field: str, rule: str) -> None:
+        if not good:
+            raise RequestError(field, f"{field} must be {rule}, not {getattr(params, field)!r}")
+
+    def number(field: str, low: float, high: float, rule: str) -> None:
+        value = getattr(params, field)
+        require(isinstance(value, int | float) and math.isfinite(value) and low <= value <= high, field, rule)
+
+    number("temperature", 0, 100, "between 0 and 100")
+    number("top_p", 0, 1, "between 0 and 1")
+    require(params.top_p > 0, "top_p", "above 0")
+    number("min_p", 0, 1, "between 0 and 1")
+    number("presence_penalty", -2, 2, "between -2 and 2")
+    number("frequency_penalty", -2, 2, "between -2 and 2")
+    number("repetition_penalty", 0.01, 100, "between 0.01 and 100")
+    number("top_k", -1, 2**31 - 1, "-1 or 0 (all tokens) or a positive count")
+    number("n", 1, MAX_CHOICES, f"between 1 and {MAX_CHOICES}")
+    number("min_tokens", 0, 2**31 - 1, "0 or more")
+    require(params.max_tokens is None or params.max_tokens >= 1, "max_tokens", "1 or more")
+    require(params.max_tokens is None or params.min_tokens <= params.max_tokens, "min_tokens", "at most max_tokens")
+    require(params.seed is None or -(2**63) <= params.seed < 2**63, "seed", "a 64-bit integer")
+    require(
+        params.logprobs is None or 0 <= params.logprobs <= TOP_LOGPROBS, "logprobs", f"between 0 and {TOP_LOGPROBS}"
+    )
+    require(len(params.logit_bias) <= MAX_BIAS, "logit_bias", f"a map of at most {MAX_BIAS} tokens")
+    for token, bias in params.logit_bias.items():
+        require(0 <= token < vocab_size, "logit_bias", f"a map from token ids below {vocab_size}")
+        require(math.isfinite(bias) and -100 <= bias <= 100, "logit_bias", "a map to values between -100 and 100")
+    require(all(0 <= t < vocab_size for t in params.stop_token_ids), "stop_token_ids", f"ids below {vocab_size}")
+    require(all(isinstance(s, str) and s for s in params.stop), "stop", "non-empty strings")
+
+
+def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, cache_tokens: int) -> int:
+    """Tokens, prompt and answer together, at which the answer ends at the latest.
+
+    Raises:
+        RequestError: an empty prompt, or max_tokens beyond the context.
+        PromptTooLong: no room for even one token of answer, ever.
+    """
+    if prompt_len == 0:
+        raise RequestError("prompt", "the prompt is empty: it must have at least one token")
+    longest = min(max_model_len, cache_tokens)
+    if prompt_len >= longest:
+        what = "the model's context" if longest == max_model_len else "the KV cache"
+        raise PromptTooLong(
+            "prompt", f"the prompt has {prompt_len} tokens, but {what} holds {longest}, the answer included"
+        )
+    if params.max_tokens is None:
+        return longest
+    if prompt_len + params.max_tokens > longest:
+        raise RequestError(
+            "max_tokens",
+            f"max_tokens is {params.max_tokens}, but a prompt of {prompt_len} tokens leaves room for "
+            f"{longest - prompt_len} (context {longest})",
+        )
+    return prompt_len + params.max_tokens

@@ -1,0 +1,1 @@
+"""What to run: typed configs, checked before anything starts. Needs pydantic alone."""

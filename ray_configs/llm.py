@@ -1,0 +1,107 @@
+"""Configs of a language model: the engine's, and the Serve application's around it."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from ray_configs.tpu import SliceField
+
+DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
+
+
+class EngineConfig(BaseModel):
+    """What one engine (one replica's JAX program) loads and how large it may grow."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model: str = DEMO_MODEL
+    """Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL (gs://...)."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of weights, activations and KV cache, where no quantization says otherwise."""
+    quantize_weights: Literal["none", "int8"] = "none"
+    """int8: one scale per output channel, made while loading; halves what a decode step reads."""
+    quantize_kv_cache: Literal["none", "int8"] = "none"
+    """int8: static scales per layer and channel, measured while starting; twice the tokens in the same memory."""
+    random_weights: bool = False
+    """Ignore the checkpoint's tensors and draw random ones: for load tests of a model that only has a config."""
+    max_model_len: int | None = Field(None, ge=16)
+    """Longest sequence in tokens, prompt and answer together; default: the model's own limit."""
+    max_batch_size: int = Field(32, ge=1, le=4096)
+    """Sequences that decode together in one step."""
+    max_step_tokens: int = Field(512, ge=16)
+    """Token budget of a step: decodes first, the rest goes to chunks of prefill."""
+    page_size: int = Field(32, ge=8, le=256)
+    """Tokens in a KV cache page; whole pages are what a shared prefix reuses. A power of two."""
+    pages: int | None = Field(None, ge=2)
+    """KV cache pages; default: what fits in `memory_fraction` of the free memory, at most what a full batch needs."""
+    memory_fraction: float = Field(0.85, gt=0, le=0.98)
+    """Share of the device memory left after loading that the KV cache may take (on a CPU: half of that share)."""
+    prefix_cache: bool = True
+    """Reuse the KV pages of a prompt prefix that was seen before."""
+    tensor_parallel: int | None = Field(None, ge=1)
+    """Devices over which each layer is split; default: every local device, or 1 on a CPU."""
+    attention: Literal["auto", "xla", "pallas"] = "auto"
+    """auto: the Pallas ragged paged attention kernel on TPU, plain XLA elsewhere."""
+    compile_cache: str | None = "~/.cache/podslice/jax"
+    """Folder of JAX's persistent compilation cache: the second start compiles nothing. None turns it off."""
+    max_waiting: int = Field(256, ge=1)
+    """Requests that may wait for a place in the batch; one more is refused with 429 and Retry-After."""
+
+    @field_validator("page_size")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"page_size must be a power of two, such as 16, 32 or 64, not {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _budget_covers_batch(self) -> "EngineConfig":
+        if self.max_step_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_step_tokens ({self.max_step_tokens}) must be at least max_batch_size ({self.max_batch_size}): "
+                "a step holds one token for each decoding sequence"
+            )
+        return self
+
+
+class LLMConfig(EngineConfig):
+    """One language model as a Serve application: `serve run apps.llm:build model=PATH max_batch_size=64 ...`."""
+
+    model_id: str | None = None
+    """Name in /v1/models and in requests' `model`; default: the last part of `model` (the demo is `podslice-demo`)."""
+    slice: SliceField | None = None
+    """The TPU slice that each replica owns, such as `v5e:2x4`; None serves on the CPU."""
+    min_replicas: int = Field(1, ge=0)
+    max_replicas: int = Field(1, ge=1)
+    target_ongoing_requests: float = Field(24, gt=0)
+    """Autoscaling aims at this many requests in flight for each replica."""
+    max_ongoing_requests: int = Field(512, ge=1)
+    """Requests in flight at one replica (running and waiting, streams included); beyond it Serve's queue fills."""
+    num_cpus: float = Field(1, ge=0)
+    """CPUs that Ray sets aside for a replica (accounting, not a limit)."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them."""
+    health_step_deadline_s: float = Field(60, gt=0)
+    """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
+    drain_timeout_s: float = Field(120, ge=0)
+    """Longest time that a replica about to stop waits for the requests it has."""
+
+    @model_validator(mode="after")
+    def _replica_range(self) -> "LLMConfig":
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas})")
+        if self.slice is not None and not self.slice.single_host:
+            raise ValueError(
+                f"slice {self.slice.generation}:{self.slice.topology} spans several hosts, which a replica cannot "
+                "own yet; choose a single-host topology such as v5e:2x4 or v4:2x2x1"
+            )
+        return self
+
+    @property
+    def served_name(self) -> str:
+        if self.model_id:
+            return self.model_id
+        if self.model == DEMO_MODEL:
+            return "podslice-demo"
+        return self.model.rstrip("/").rsplit("/", 1)[-1]
