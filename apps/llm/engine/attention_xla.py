@@ -24,7 +24,7 @@ LOWEST = -1e30
 
 
 class Cache(NamedTuple):
-    """`[pages, page_size, kv_heads, head_dim]`; bfloat16 is kept as its bits, see `_store`."""
+    """`[pages, page_size, kv_heads, head_dim]`; bfloat16 is kept as its bits, see `_bits`."""
 
     k: jax.Array
     v: jax.Array
@@ -33,8 +33,8 @@ class Cache(NamedTuple):
 class Sweep(NamedTuple):
     """Pieces of work for blocks of `B` queries: `N` blocks, `I` pieces (padded to whole chunks)."""
 
-    block_tokens: jax.Array  # [N + 1, B] token of each query; T: none
-    positions: jax.Array  # [N + 1, B] position of each query; -1: none
+    block_tokens: jax.Array  # [N + 1, B] token of each query
+    positions: jax.Array  # [N + 1, B] position of each query; -1: there is none, whatever its token says
     piece_block: jax.Array  # [I] block of a piece; N: none
     piece_start: jax.Array  # [I] position of its first key
     piece_pages: jax.Array  # [I, KEY_BLOCK / page_size]
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     slots: jax.Array  # [T] where keys and values go
     single: Sweep  # tokens by themselves
     blocks: Sweep | None  # chunks of prefill; None in steps so small that all tokens go by themselves
-    token_row: jax.Array  # [T] where in `blocks` a token is, as block * QUERY_BLOCK + query; -1: it is in `single`
+    token_row: jax.Array | None  # [T] where a token's output is in those of `single` and `blocks`, one after the other
 
 
 class XlaAttention:
@@ -63,62 +63,65 @@ class XlaAttention:
         num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
         seq, t = batch.sequence_of_token(), jnp.arange(num_tokens)
         real = t < batch.q_starts[-1]
-        # A step no larger than the batch is (nearly) all decodes: its program leaves the second sweep out.
+        # Decodes come first, so those of a mixed step lie within its first `num_seqs` tokens. A step no larger than
+        # the batch has no second sweep: each of its tokens goes by itself.
+        blocks, token_row = None, None
         if num_tokens <= num_seqs:
             alone = real
-            blocks, token_row = None, jnp.full(num_tokens, -1)
         else:
-            alone = real & (batch.q_lens[seq] == 1)
+            t, seq, position = t[:num_seqs], seq[:num_seqs], position[:num_seqs]
+            alone = real[:num_seqs] & (batch.q_lens[seq] == 1)
             blocks, token_row = _prefill_sweep(batch, spec)
-            token_row = jnp.where(alone, -1, token_row)
-        single = _sweep(
-            jnp.where(alone, t, num_tokens)[:, None], jnp.where(alone, position, -1)[:, None], seq, batch, spec
-        )
+        single = _sweep(t[:, None], jnp.where(alone, position, -1)[:, None], seq, batch, spec)
         return Plan(slot, single, blocks, token_row)
 
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, plan: Plan, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, Cache]:
         cache = Cache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
-        out = _run(q, cache, plan.single, spec)[:-1, 0]
+        out = _run(q, cache, plan.single, spec)[:-1].reshape(-1, *q.shape[1:])
         if plan.blocks is not None:
-            chunked = _run(q, cache, plan.blocks, spec)
-            chunked = chunked.reshape(-1, *chunked.shape[2:])[plan.token_row]
-            out = jnp.where((plan.token_row >= 0)[:, None, None], chunked, out)
-        return out.reshape(q.shape).astype(q.dtype), cache
+            chunks = _run(q, cache, plan.blocks, spec).reshape(-1, *q.shape[1:])
+            out = jnp.concatenate([out, chunks])[plan.token_row]
+        return out.astype(q.dtype), cache
 
 
-def _store(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    # XLA:CPU has no bfloat16 scatter: it would convert the whole cache to float32 and back in every step.
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if dtype == jnp.uint16 else x.astype(dtype)
+def _bits(x: jax.Array) -> jax.Array:
+    """bfloat16 as uint16, for moving it about: XLA:CPU would go through float32, for a scatter with the whole cache."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _unbits(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x.astype(dtype)
 
 
 def _write(pages: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
     flat = pages.reshape(-1, pages.shape[2] * pages.shape[3])
-    return flat.at[slot].set(_store(new, pages.dtype).reshape(len(slot), -1)).reshape(pages.shape)
+    return flat.at[slot].set(_bits(new).reshape(len(slot), -1)).reshape(pages.shape)
 
 
 def _gather(pages: jax.Array, wanted: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Blocks of keys: `[pieces, pages]` -> `[pieces, KEY_BLOCK, kv_heads * head_dim]`."""
-    rows = pages[wanted].reshape(wanted.shape[0], -1, pages.shape[2] * pages.shape[3])
-    return jax.lax.bitcast_convert_type(rows, jnp.bfloat16) if pages.dtype == jnp.uint16 else rows.astype(dtype)
+    return _unbits(pages[wanted].reshape(wanted.shape[0], -1, pages.shape[2] * pages.shape[3]), dtype)
 
 
 def _prefill_sweep(batch: Batch, spec: AttentionSpec) -> tuple[Sweep, jax.Array]:
-    """Blocks of QUERY_BLOCK queries over all sequences that compute more than one token, and `Plan.token_row`."""
+    """Blocks of QUERY_BLOCK queries over all sequences whose tokens are not in the other sweep; `Plan.token_row`."""
     num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
     count = num_tokens // QUERY_BLOCK + num_seqs  # blocks at most: each sequence's last one may be partly filled
-    per_seq = jnp.where(batch.q_lens > 1, -(-batch.q_lens // QUERY_BLOCK), 0)
+    alone = (batch.q_lens == 1) & (batch.q_starts[:-1] < num_seqs)
+    per_seq = jnp.where(alone, 0, -(-batch.q_lens // QUERY_BLOCK))
     ends = jnp.cumsum(per_seq)
     block = jnp.arange(count)
     seq = jnp.minimum(jnp.sum(ends[None] <= block[:, None], axis=1), num_seqs - 1)
     offset = (block - (ends - per_seq)[seq])[:, None] * QUERY_BLOCK + jnp.arange(QUERY_BLOCK)
     real = (offset < batch.q_lens[seq][:, None]) & (block < ends[-1])[:, None]
-    tokens = jnp.where(real, batch.q_starts[seq][:, None] + offset, num_tokens)
+    tokens = jnp.where(real, batch.q_starts[seq][:, None] + offset, 0)
     positions = jnp.where(real, (batch.kv_lens - batch.q_lens)[seq][:, None] + offset, -1)
     token_seq = batch.sequence_of_token()
     within = jnp.arange(num_tokens) - batch.q_starts[token_seq]
-    token_row = (ends - per_seq)[token_seq] * QUERY_BLOCK + within
+    row = num_seqs + (ends - per_seq)[token_seq] * QUERY_BLOCK + within
+    token_row = jnp.where(alone[token_seq], jnp.arange(num_tokens), row)
     return _sweep(tokens, positions, seq, batch, spec), token_row
 
 
@@ -143,7 +146,7 @@ def _sweep(tokens: jax.Array, positions: jax.Array, seq: jax.Array, batch: Batch
     pages = batch.pages[seq[block][:, None], jnp.clip(page, 0, batch.pages.shape[1] - 1)]
     real = piece < ends[-1]
     return Sweep(
-        block_tokens=jnp.pad(tokens, ((0, 1), (0, 0)), constant_values=batch.tokens.shape[0]),
+        block_tokens=jnp.pad(tokens, ((0, 1), (0, 0))),
         positions=jnp.pad(positions, ((0, 1), (0, 0)), constant_values=-1),
         piece_block=jnp.where(real, block, count),
         piece_start=key_block * KEY_BLOCK,
@@ -166,13 +169,16 @@ def _pow2(exponent: jax.Array) -> jax.Array:
 def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.Array:
     """All pieces of a sweep: attention output by block, `[N + 1, B, heads, head_dim]` float32."""
     count, width = sweep.block_tokens.shape
-    heads, dim, kv_heads = spec.kv_heads * spec.group, spec.head_dim, spec.kv_heads
-    # Each query is spread to the width of all kv heads, zero outside its own: one plain matrix product for a piece
-    # instead of many small ones.
-    own = jnp.eye(kv_heads, dtype=q.dtype)
-    wide = q[:, :, :, None, :] * own[None, :, None, :, None]  # [T, kv_heads, group, kv_heads, head_dim]
-    wide = jnp.pad(wide.reshape(len(q), heads, kv_heads * dim), ((0, 1), (0, 0), (0, 0)))
-    wide = wide[sweep.block_tokens].reshape(count, width * heads, kv_heads * dim)
+    heads, dim, kv_heads, dtype = spec.kv_heads * spec.group, spec.head_dim, spec.kv_heads, q.dtype
+    q = _bits(q)
+
+    def spread(q: jax.Array) -> jax.Array:
+        """Each query at the width of all kv heads, zero outside its own: one plain matrix product for a piece
+        instead of many small ones. `[n, B, kv_heads, group, head_dim]` -> `[n, B * heads, kv_heads * head_dim]`."""
+        own = jnp.eye(kv_heads, dtype=bool)[None, None, :, None, :, None]
+        return jnp.where(own, q[:, :, :, :, None, :], jnp.zeros((), q.dtype)).reshape(len(q), width * heads, -1)
+
+    queries = spread(q[:count, None]) if width == 1 else None
     chunk = _chunk(count - 1, width)
 
     def turn(i: jax.Array, state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -182,8 +188,9 @@ def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.A
             return jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
 
         block, start, pages = take(sweep.piece_block), take(sweep.piece_start), take(sweep.piece_pages)
-        keys, values = _gather(cache.k, pages, q.dtype), _gather(cache.v, pages, q.dtype)
-        scores = jnp.einsum("pcd,pmd->pmc", keys, wide[block], preferred_element_type=jnp.float32) * spec.scale
+        wide = queries[block] if width == 1 else spread(q[sweep.block_tokens[block]])
+        keys, values = _gather(cache.k, pages, dtype), _gather(cache.v, pages, dtype)
+        scores = jnp.einsum("pcd,pmd->pmc", keys, _unbits(wide, dtype), preferred_element_type=jnp.float32) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * jnp.tanh(scores / spec.softcap)
         seen = sweep.positions[block][:, :, None]
@@ -195,14 +202,18 @@ def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.A
         scores = jnp.where(mask, scores * 1.4426950408889634, LOWEST)  # to base 2
         peak = jnp.ceil(scores.max(axis=-1))
         weights = jnp.where(mask, jnp.exp2(scores - peak[..., None]), 0.0)
-        part = jnp.einsum("pmc,pcd->pmd", weights.astype(q.dtype), values, preferred_element_type=jnp.float32)
+        part = jnp.einsum("pmc,pcd->pmd", weights.astype(dtype), values, preferred_element_type=jnp.float32)
         part = part.reshape(chunk, width, kv_heads, spec.group, kv_heads, dim)
-        part = jnp.einsum("pwkgkd->pwkgd", part).reshape(chunk, width * heads, dim)
+        part = jnp.stack([part[:, :, head, :, head] for head in range(kv_heads)], axis=2)
+        part = part.reshape(chunk, width * heads, dim)
 
         higher = top.at[block].max(peak)
-        shrink, fit = _pow2(top - higher), _pow2(peak - higher[block])
-        total = (total * shrink).at[block].add(weights.sum(axis=-1) * fit)
-        out = (out * shrink[..., None]).at[block].add(part * fit[..., None])
+        # A block's pieces follow each other: what it has so far is brought to the new scale at the first of them.
+        again = jnp.concatenate([jnp.zeros(1, bool), block[1:] == block[:-1]])[:, None]
+        shrink = jnp.where(again, 1.0, _pow2(top[block] - higher[block]))
+        fit = _pow2(peak - higher[block])
+        total = total.at[block].multiply(shrink).at[block].add(weights.sum(axis=-1) * fit)
+        out = out.at[block].multiply(shrink[..., None]).at[block].add(part * fit[..., None])
         return higher, total, out
 
     state = (

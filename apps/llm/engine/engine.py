@@ -285,7 +285,9 @@ class Engine:
         for item in work:
             seq = item.seq
             known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
-            step.add(known, item.stop, seq.pages, item.decoding, row=seq.row, seed=seq.seed, **self._answers[seq].rows)
+            # What a chunk short of the prompt's end samples means nothing: it is noted in the row that is nobody's.
+            row = seq.row if item.samples else self.config.max_batch_size
+            step.add(known, item.stop, seq.pages, item.decoding, row=row, seed=seq.seed, **self._answers[seq].rows)
         self._steps += 1
         return work, executor.launch(step, self._extras(work, shape))
 

@@ -78,12 +78,10 @@ def choose_mesh(config: EngineConfig) -> Mesh:
 
 
 def token_buckets(config: EngineConfig) -> list[int]:
-    """Step sizes to compile: powers of two up to the token budget, which is itself the last."""
-    sizes, size = [], SMALLEST_STEP
-    while size < config.max_step_tokens:
-        sizes.append(size)
-        size *= 2
-    return [*sizes, config.max_step_tokens]
+    """Step sizes to compile: powers of two, from 128 on also halfway between them, up to the token budget."""
+    sizes = [SMALLEST_STEP << i for i in range(32)]
+    sizes += [size * 3 // 2 for size in sizes if size >= 128]
+    return [*sorted(size for size in sizes if size < config.max_step_tokens), config.max_step_tokens]
 
 
 class LocalExecutor:
@@ -250,7 +248,7 @@ class LocalExecutor:
         """Start a step; the result is for `read`."""
         if extras is None:
             extras = self.no_extras(step.shape.seqs)
-        elif self.mesh.size > 1:
+        else:  # placed as the idle ones are: another placement would be another program
             extras = jax.device_put(extras, self._everywhere)
         packed = jax.device_put(step.packed, self._everywhere) if self.mesh.size > 1 else step.packed
         samples, self.caches, self.state = self.step(

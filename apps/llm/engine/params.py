@@ -34,7 +34,7 @@ class Param:
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     read: Reader
-    in_axes: int = 0  # trailing input axes of a matrix, which quantization keeps whole; 0: not a matrix
+    matrix: bool = False  # `[out, in]`, which int8 quantization applies to
     constant: float | None = None  # random weights fill it with this; None: normal noise
 
     def spec(self, mesh: Mesh) -> PartitionSpec:
@@ -84,24 +84,20 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         params = {
             "attention_norm": vector(f"{prefix}.input_layernorm.weight"),
             "qkv": Param(
-                (heads.kv_heads, heads.group + 2, dim, hidden),
-                ("kv_heads", None, None, "embed"),
+                (heads.kv_heads * (heads.group + 2) * dim, hidden),
+                ("kv_heads", "embed"),
                 _fused_qkv(attention, "weight", heads, dim),
-                in_axes=1,
+                matrix=True,
             ),
             "out": Param(
-                (hidden, heads.kv_heads, heads.group, dim),
-                ("embed", "kv_heads", None, None),
-                _plain(f"{attention}.o_proj.weight", (hidden, heads.kv_heads, heads.group, dim)),
-                in_axes=3,
+                (hidden, heads.kv_heads * heads.group * dim),
+                ("embed", "kv_heads"),
+                _plain(f"{attention}.o_proj.weight"),
+                matrix=True,
             ),
-            "gate_up": Param(
-                (2, mlp, hidden),
-                (None, "mlp", "embed"),
-                _stacked(f"{feed}.gate_proj.weight", f"{feed}.up_proj.weight"),
-                in_axes=1,
-            ),
-            "down": Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight"), in_axes=1),
+            "gate": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.gate_proj.weight"), matrix=True),
+            "up": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.up_proj.weight"), matrix=True),
+            "down": Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight"), matrix=True),
         }
         if arch.post_norms:
             params["post_attention_norm"] = vector(f"{prefix}.post_attention_layernorm.weight")
@@ -114,67 +110,54 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params["k_norm"] = vector(f"{attention}.k_norm.weight", dim)
         if arch.attention_bias:
             params["qkv_bias"] = Param(
-                (heads.kv_heads, heads.group + 2, dim),
-                ("kv_heads", None, None),
+                (heads.kv_heads * (heads.group + 2) * dim,),
+                ("kv_heads",),
                 _fused_qkv(attention, "bias", heads, dim),
                 constant=0.0,
             )
         if arch.output_bias:
             params["out_bias"] = vector(f"{attention}.o_proj.bias")
         if arch.mlp_bias:
-            bias = _stacked(f"{feed}.gate_proj.bias", f"{feed}.up_proj.bias")
-            params["gate_up_bias"] = Param((2, mlp), (None, "mlp"), bias, constant=0.0)
+            for name in ("gate", "up"):
+                params[f"{name}_bias"] = Param((mlp,), ("mlp",), _plain(f"{feed}.{name}_proj.bias"), constant=0.0)
             params["down_bias"] = vector(f"{feed}.down_proj.bias")
         return params
 
     table = (arch.vocab_size, hidden)
-    embed_in_axes = 1 if arch.tied_embeddings else 0  # a table that is only looked up in gains nothing from int8
     tree: Params = {
-        "embed": Param(table, ("vocab", "embed"), _plain("model.embed_tokens.weight"), in_axes=embed_in_axes),
+        # A table that is only looked up in, not multiplied with, gains nothing from int8.
+        "embed": Param(table, ("vocab", "embed"), _plain("model.embed_tokens.weight"), matrix=arch.tied_embeddings),
         "layers": [layer(i) for i in range(arch.num_layers)],
         "final_norm": vector("model.norm.weight"),
     }
     if not arch.tied_embeddings:
-        tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight"), in_axes=1)
+        tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight"), matrix=True)
     return tree
 
 
-def _plain(name: str, shape: tuple[int, ...] | None = None) -> Reader:
-    """One tensor as it lies in the file, its axes split as `shape` says."""
+def _plain(name: str) -> Reader:
+    """One tensor as it lies in the file."""
 
     def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        tensor = checkpoint.read(name, index[0])
-        if shape is not None:
-            tensor = tensor.reshape(tensor.shape[0], *shape[1:])
-        return tensor[(slice(None), *index[1:])]
-
-    return read
-
-
-def _stacked(*names: str) -> Reader:
-    """Several tensors of one shape under a new first axis."""
-
-    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        return np.stack([checkpoint.read(name, index[1])[(slice(None), *index[2:])] for name in names[index[0]]])
+        return checkpoint.read(name, index[0])[(slice(None), *index[1:])]
 
     return read
 
 
 def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int) -> Reader:
-    """q, k and v as one matrix, each key/value head beside the query heads that use it."""
+    """q, k and v as one matrix, each key/value head after the query heads that use it."""
+    rows_per_head = (heads.group + 2) * dim
 
     def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        first, last, _ = index[0].indices(heads.kv_heads)
-        groups = []
-        for kv_head in range(first, last):
+        first, last, _ = index[0].indices(heads.kv_heads * rows_per_head)
+        parts = []
+        for kv_head in range(first // rows_per_head, last // rows_per_head):
             source = kv_head // heads.repeat
             q = slice(kv_head * heads.group * dim, (kv_head + 1) * heads.group * dim)
             kv = slice(source * dim, (source + 1) * dim)
-            parts = [(f"{attention}.q_proj.{kind}", q)] + [(f"{attention}.{n}_proj.{kind}", kv) for n in "kv"]
-            groups.append(np.concatenate([checkpoint.read(name, rows) for name, rows in parts]))
-        fused = np.stack(groups)
-        fused = fused.reshape(last - first, heads.group + 2, dim, *fused.shape[2:])
-        return fused[(slice(None), *index[1:])]
+            parts.append(checkpoint.read(f"{attention}.q_proj.{kind}", q))
+            parts.extend(checkpoint.read(f"{attention}.{name}_proj.{kind}", kv) for name in "kv")
+        return np.concatenate(parts)[(slice(None), *index[1:])]
 
     return read
 
@@ -184,12 +167,11 @@ def abstract(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
 
     def shape_of(param: Param) -> jax.ShapeDtypeStruct | QuantArray:
         spec = param.spec(mesh)
-        if int8 and param.in_axes:
-            out = len(param.shape) - param.in_axes
+        if int8 and param.matrix:
             return QuantArray(
                 jax.ShapeDtypeStruct(param.shape, jnp.int8, sharding=NamedSharding(mesh, spec)),
                 jax.ShapeDtypeStruct(
-                    param.shape[:out], jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec[:out]))
+                    param.shape[:1], jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(spec[0]))
                 ),
             )
         return jax.ShapeDtypeStruct(param.shape, dtype, sharding=NamedSharding(mesh, spec))
@@ -214,7 +196,7 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
 
             sharding = NamedSharding(mesh, param.spec(mesh))
             array = jax.make_array_from_callback(param.shape, sharding, shard)
-            weight = quantize(array, param.in_axes) if int8 and param.in_axes else array
+            weight = quantize(array) if int8 and param.matrix else array
             advance()
             return weight
 
@@ -229,7 +211,7 @@ def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0
         array = jax.device_put(
             _draw(next(keys), param.shape, dtype, param.constant), NamedSharding(mesh, param.spec(mesh))
         )
-        return quantize(array, param.in_axes) if int8 and param.in_axes else array
+        return quantize(array) if int8 and param.matrix else array
 
     return _map(draw, tree)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class QuantArray(NamedTuple):
-    """A weight `[out..., in...]` as int8 values and the float32 scale of each output channel, `[out...]`."""
+    """A weight `[out, in]` as int8 values and the float32 scale of each output channel, `[out]`."""
 
     values: jax.Array
     scale: jax.Array
@@ -17,35 +17,30 @@ class QuantArray(NamedTuple):
 Weight = jax.Array | QuantArray
 
 
-@partial(jax.jit, static_argnames="in_axes", donate_argnums=0)
-def quantize(weight: jax.Array, in_axes: int) -> QuantArray:
-    """Round to the nearest of 255 levels spanning each output channel's largest magnitude.
-
-    Args:
-        weight: `[out..., in...]`; its buffer is given up.
-        in_axes: how many trailing axes are inputs (those that `linear` sums over).
-    """
-    axes = tuple(range(weight.ndim - in_axes, weight.ndim))
+@partial(jax.jit, donate_argnums=0)
+def quantize(weight: jax.Array) -> QuantArray:
+    """Round `[out, in]` to the nearest of 255 levels spanning each output channel; the weight's buffer is given up."""
     wide = weight.astype(jnp.float32)
-    scale = jnp.maximum(jnp.max(jnp.abs(wide), axes), 1e-12) / 127
-    values = jnp.round(wide / jnp.expand_dims(scale, axes)).astype(jnp.int8)
-    return QuantArray(values, scale)
+    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1), 1e-12) / 127
+    return QuantArray(jnp.round(wide / scale[:, None]).astype(jnp.int8), scale)
 
 
-def linear(x: jax.Array, weight: Weight, bias: jax.Array | None = None, in_axes: int = 1) -> jax.Array:
-    """x times weight, summed over the last `in_axes` axes of both: `[tokens, in...] -> [tokens, out...]`.
+def product(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
+    """`[tokens, in]` times `[out, in]`, plus bias -> `[tokens, out]` float32.
 
-    Sums in float32 and rounds once to x's type. Weights keep Hugging Face's `[out, in]` order: nothing is
-    transposed on loading, and XLA:CPU reaches its matrix unit (AMX) only for bf16 x bf16 -> float32.
+    Weights keep Hugging Face's `[out, in]` order: nothing is transposed on loading. XLA:CPU reaches its matrix unit
+    (AMX) only for plain two-dimensional bf16 x bf16 -> float32; it would copy a weight of more axes in every step.
     """
     values = weight.values.astype(x.dtype) if isinstance(weight, QuantArray) else weight
-    contract = tuple(range(x.ndim - in_axes, x.ndim)), tuple(range(values.ndim - in_axes, values.ndim))
-    y = jax.lax.dot_general(x, values, (contract, ((), ())), preferred_element_type=jnp.float32)
+    y = jax.lax.dot_general(x, values, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     if isinstance(weight, QuantArray):
         y = y * weight.scale
-    if bias is not None:
-        y = y + bias.astype(jnp.float32)
-    return y.astype(x.dtype)
+    return y if bias is None else y + bias.astype(jnp.float32)
+
+
+def linear(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
+    """`product`, rounded to x's type."""
+    return product(x, weight, bias).astype(x.dtype)
 
 
 def rows(table: Weight, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
