@@ -1,7 +1,7 @@
 """Configs of a language model: the engine's, and the Serve application's around it."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -41,7 +41,7 @@ class EngineConfig(BaseModel):
     """Reuse the KV pages of a prompt prefix that was seen before."""
     tensor_parallel: int | None = Field(None, ge=1)
     """Devices over which each layer is split; default: every local device, or 1 on a CPU."""
-    attention: Literal["auto", "xla", "pallas"] = "auto"
+    attention: Literal["auto", "xla", "pallas", "cpu"] = "auto"
     """auto: the Pallas ragged paged attention kernel on TPU, plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache: the second start compiles nothing. None turns it off."""
@@ -78,14 +78,24 @@ class LLMConfig(EngineConfig):
     """Autoscaling aims at this many requests in flight for each replica."""
     max_ongoing_requests: int = Field(512, ge=1)
     """Requests in flight at one replica (running and waiting, streams included); beyond it Serve's queue fills."""
+    max_queued_requests: int = Field(256, ge=0)
+    """Requests that Serve's queue holds; one more is refused with 503 and Retry-After."""
     num_cpus: float = Field(1, ge=0)
     """CPUs that Ray sets aside for a replica (accounting, not a limit)."""
     api_keys: tuple[SecretStr, ...] = ()
-    """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them."""
+    """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them.
+
+    Prefer the environment (in Kubernetes: from a Secret): what is written here appears in the Serve config, its
+    dashboard and its logs, as every app argument does."""
     health_step_deadline_s: float = Field(60, gt=0)
     """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
     """Longest time that a replica about to stop waits for the requests it has."""
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: Any) -> Any:
+        return [key for key in value.split(",") if key] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _replica_range(self) -> "LLMConfig":

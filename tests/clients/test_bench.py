@@ -37,7 +37,7 @@ def shown(out, title):
 
 
 def test_times_and_counts(server, measure):
-    flags = "--concurrency 1,2 --requests 4 --prompt-tokens 3:9 --output-tokens 6 --repeat 2 --ignore-eos".split()
+    flags = ["--concurrency", "1,2", "--requests", "4", "--prompt-tokens", "3:9", "--output-tokens", "6", "--repeat", "2", "--ignore-eos"]
     code, out, err, report = measure("steady", *flags, "--pid", str(os.getpid()))
     assert code == 0
     assert [(level["concurrency"], len(level["repeats"])) for level in report["levels"]] == [(1, 2), (2, 2)]
@@ -74,7 +74,7 @@ def test_times_and_counts(server, measure):
 
 def test_synthetic_work(server, measure):
     flags = (
-        "--concurrency 4,8 --requests 8 --prompt-tokens 20:40 --output-tokens 1:4 --vocab-size 500 --warmup 2".split()
+        ["--concurrency", "4,8", "--requests", "8", "--prompt-tokens", "20:40", "--output-tokens", "1:4", "--vocab-size", "500", "--warmup", "2"]
     )
     for _ in range(2):
         assert measure("quick-ids", *flags, "--seed", "5")[0] == 0
@@ -93,7 +93,7 @@ def test_synthetic_work(server, measure):
 
 
 def test_rate(measure):
-    code, out, _, report = measure("quick", *"--rate 40,400 --requests 12 --output-tokens 2 --prompt text".split())
+    code, out, _, report = measure("quick", *["--rate", "40,400", "--requests", "12", "--output-tokens", "2", "--prompt", "text"])
     assert code == 0
     assert shown(out, "requests/s sent") == ["40/s", "400/s"]
     gaps, due = random.Random(0), 0.0
@@ -141,7 +141,7 @@ def test_jsonl(server, measure, tmp_path):
 
 @pytest.mark.parametrize(("kind", "note"), [("nousage", None), ("pieces", None), ("cached", "6 of 8 input tokens")])
 def test_counts_without_usage_in_pieces_and_cached(server, measure, kind, note):
-    flags = "--concurrency 2 --requests 2 --output-tokens 7 --prompt-tokens 4".split()
+    flags = ["--concurrency", "2", "--requests", "2", "--output-tokens", "7", "--prompt-tokens", "4"]
     code, out, _, report = measure(kind, *flags)
     assert code == 0
     tokens = len(server.ANSWER) if kind == "pieces" else 7
@@ -150,7 +150,7 @@ def test_counts_without_usage_in_pieces_and_cached(server, measure, kind, note):
 
 
 def test_errors_are_counted(measure):
-    code, out, _, report = measure("third", *"--concurrency 3 --requests 9 --output-tokens 2".split())
+    code, out, _, report = measure("third", *["--concurrency", "3", "--requests", "9", "--output-tokens", "2"])
     assert code == 0
     repeat = report["levels"][0]["repeats"][0]
     assert (repeat["requests"], repeat["errors"]["HTTP 503"]["count"]) == (9, 3)
@@ -171,7 +171,7 @@ def test_every_request_fails(measure, tmp_path):
     path = tmp_path / "requests.jsonl"
     kinds = [kind for kinds, _ in expected.values() for kind in kinds]
     path.write_text("\n".join(json.dumps({"prompt": "Hi", "max_tokens": 3, "model": kind}) for kind in kinds))
-    code, out, err, report = measure("any", "--jsonl", str(path), *"--concurrency 1 --timeout 0.4".split())
+    code, out, err, report = measure("any", "--jsonl", str(path), *["--concurrency", "1", "--timeout", "0.4"])
     assert (code, err.splitlines()[-1][:27]) == (1, "error: every request failed")
     found = report["levels"][0]["repeats"][0]["errors"]
     assert found == {error: {"count": len(kinds), "first": first} for error, (kinds, first) in expected.items()}
@@ -270,7 +270,7 @@ def test_bar_on_a_terminal(server, start):
         PROGRAM,
         "--url",
         server.url("steady"),
-        *"--concurrency 1 --requests 2 --output-tokens 2".split(),
+        *["--concurrency", "1", "--requests", "2", "--output-tokens", "2"],
         stderr=terminal,
     )
     assert process.wait(15) == 0

@@ -55,11 +55,19 @@ class Implementation(Protocol):
         """The attention's output, like q, and the cache with the step's keys and values in it."""
 
 
-def implementation(name: Literal["auto", "xla", "pallas"], platform: str) -> Implementation:
+def implementation(
+    name: Literal["auto", "xla", "pallas", "cpu"], mesh: Mesh, head_dim: int, page_size: int
+) -> Implementation:
+    """The implementation of that name; `auto` takes the platform's own, where it has one that fits the model."""
+    platform = mesh.devices.flat[0].platform
     if name == "pallas" or (name == "auto" and platform == "tpu"):
         from apps.llm.engine.attention_pallas import PallasAttention
 
-        return PallasAttention()
+        return PallasAttention(mesh.shape["tensor"])
+    if name == "cpu" or (name == "auto" and platform == "cpu" and head_dim % 16 == 0 and page_size % 16 == 0):
+        from apps.llm.engine.attention_cpu import CpuAttention
+
+        return CpuAttention()
     from apps.llm.engine.attention_xla import XlaAttention
 
     return XlaAttention()

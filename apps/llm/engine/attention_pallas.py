@@ -1,5 +1,7 @@
 """Attention through jax's ragged paged attention kernel for TPU (jax.experimental.pallas.ops.tpu)."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
@@ -15,12 +17,28 @@ def padded(head_dim: int) -> int:
     return -(-head_dim // LANES) * LANES
 
 
+def tileable(kv_heads: int, dtype: jnp.dtype) -> int:
+    """The least count of key/value heads, at least `kv_heads`, whose rows fill whole tiles of the cache's type."""
+    rows_per_word = 4 // jnp.dtype(dtype).itemsize
+    while True:
+        words, rest = divmod(2 * kv_heads, rows_per_word)
+        if not rest and (words in (1, 2, 4) or words % 8 == 0):
+            return kv_heads
+        kv_heads += 1
+
+
+@dataclass(frozen=True)
 class PallasAttention:
-    """The cache is `[pages, page_size, 2 * kv_heads, head_dim]`: key and value of a head lie side by side."""
+    """The cache is `[pages, page_size, 2 * kv_heads, head_dim]`: key and value of a head lie side by side.
+
+    Where a device's share of the heads is not what the kernel can tile (one int8 head, say), heads of zeros fill up.
+    """
+
+    devices: int = 1  # that the heads are split over
 
     def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-        shape = (pages, spec.page_size, 2 * spec.kv_heads, padded(spec.head_dim))
-        return jax.ShapeDtypeStruct(shape, dtype)
+        heads = tileable(spec.kv_heads // self.devices, dtype) * self.devices
+        return jax.ShapeDtypeStruct((pages, spec.page_size, 2 * heads, padded(spec.head_dim)), dtype)
 
     def partition(self) -> P:
         return P(None, None, "tensor", None)
@@ -39,12 +57,16 @@ class PallasAttention:
         spec: AttentionSpec,
     ) -> tuple[jax.Array, jax.Array]:
         tokens, dim = q.shape[0], spec.head_dim
-        pad = ((0, 0), (0, 0), (0, padded(dim) - dim))
+        heads, more = spec.kv_heads * spec.group, cache.shape[2] // 2 - spec.kv_heads
+
+        def pad(x: jax.Array, more_heads: int) -> jax.Array:
+            return jnp.pad(x, ((0, 0), (0, more_heads), (0, padded(dim) - dim)))
+
         new = jnp.stack([k, v], axis=2).reshape(tokens, 2 * spec.kv_heads, dim)
-        new = jnp.pad(new, pad).astype(cache.dtype)
+        new = pad(new, 2 * more).astype(cache.dtype)
         flat = cache.reshape(-1, *cache.shape[2:])
         cache = flat.at[plan].set(new).reshape(cache.shape)
-        queries = jnp.pad(q.reshape(tokens, -1, dim), pad)
+        queries = pad(q.reshape(tokens, heads, dim), more * spec.group)
         out = ragged_paged_attention(
             queries,
             cache,
@@ -62,4 +84,4 @@ class PallasAttention:
             num_kv_pages_per_block=max(1, min(batch.pages.shape[1], 256 // spec.page_size)),
             num_queries_per_block=min(32, tokens),
         )
-        return out[:, :, :dim].reshape(q.shape), cache
+        return out[:, :heads, :dim].reshape(q.shape), cache

@@ -157,7 +157,7 @@ def _sweep(tokens: jax.Array, positions: jax.Array, seq: jax.Array, batch: Batch
 
 def _chunk(blocks: int, width: int) -> int:
     """Pieces in one turn of the loop: enough to fill the cores, few enough to waste little on the last turn."""
-    return max(2, min(32, blocks // 2)) if width == 1 else 8
+    return max(4, min(32, blocks)) if width == 1 else 8
 
 
 def _pow2(exponent: jax.Array) -> jax.Array:
@@ -178,6 +178,7 @@ def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.A
         own = jnp.eye(kv_heads, dtype=bool)[None, None, :, None, :, None]
         return jnp.where(own, q[:, :, :, :, None, :], jnp.zeros((), q.dtype)).reshape(len(q), width * heads, -1)
 
+    ones = jnp.ones((KEY_BLOCK, 8), dtype)
     queries = spread(q[:count, None]) if width == 1 else None
     chunk = _chunk(count - 1, width)
 
@@ -201,8 +202,10 @@ def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.A
         mask = jnp.broadcast_to(mask[:, :, None], (chunk, width, heads, KEY_BLOCK)).reshape(scores.shape)
         scores = jnp.where(mask, scores * 1.4426950408889634, LOWEST)  # to base 2
         peak = jnp.ceil(scores.max(axis=-1))
-        weights = jnp.where(mask, jnp.exp2(scores - peak[..., None]), 0.0)
-        part = jnp.einsum("pmc,pcd->pmd", weights.astype(dtype), values, preferred_element_type=jnp.float32)
+        weights = jnp.where(mask, jnp.exp2(scores - peak[..., None]), 0.0).astype(dtype)
+        part = jnp.einsum("pmc,pcd->pmd", weights, values, preferred_element_type=jnp.float32)
+        # Their sum as a product too: adding them up before rounding would take two more passes over all of them.
+        part_total = jnp.einsum("pmc,cd->pmd", weights, ones, preferred_element_type=jnp.float32)[..., 0]
         part = part.reshape(chunk, width, kv_heads, spec.group, kv_heads, dim)
         part = jnp.stack([part[:, :, head, :, head] for head in range(kv_heads)], axis=2)
         part = part.reshape(chunk, width * heads, dim)
@@ -212,7 +215,7 @@ def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.A
         again = jnp.concatenate([jnp.zeros(1, bool), block[1:] == block[:-1]])[:, None]
         shrink = jnp.where(again, 1.0, _pow2(top[block] - higher[block]))
         fit = _pow2(peak - higher[block])
-        total = total.at[block].multiply(shrink).at[block].add(weights.sum(axis=-1) * fit)
+        total = total.at[block].multiply(shrink).at[block].add(part_total * fit)
         out = out.at[block].multiply(shrink[..., None]).at[block].add(part * fit[..., None])
         return higher, total, out
 

@@ -20,7 +20,7 @@ class Detokenizer:
 
     def feed(self, token: int) -> tuple[str, str | None]:
         """The text that the token lets out, and the stop string that it completes, if any."""
-        text = self._stream.step(self._tokenizer, token) or ""
+        text = self._step(token)
         if not self._stop:
             return text, None
         self._held += text
@@ -32,6 +32,17 @@ class Detokenizer:
         keep = self._overlap()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return shown, None
+
+    def _step(self, token: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception as error:
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            # Bytes that are no UTF-8 can change how a byte-fallback tokenizer reads those before them (so it does with
+            # Llama 2's and Gemma's). Those are lost; the stream begins anew, as vLLM's does.
+            self._stream = DecodeStream(skip_special_tokens=True)
+            return self._stream.step(self._tokenizer, token) or ""
 
     def flush(self) -> str:
         """What was held back, once the answer has ended otherwise."""

@@ -273,8 +273,7 @@ class Engine:
     def _launch(self, work: list[Work]) -> tuple[list[Work], Any]:
         executor = self._executor
         for seq in self._scheduler.entered:
-            self._queued -= not self._answers[seq].entered
-            self._answers[seq].entered = True
+            self._leave_queue(self._answers[seq])
             if self._answers[seq].penalized:
                 known = [token for token in seq.tokens if token >= 0]
                 executor.start_row(seq.row, known[: seq.prompt_len], known[seq.prompt_len :])
@@ -335,9 +334,15 @@ class Engine:
     def _close(self, seq: Sequence, reason: Any, error: str | None = None) -> tuple[Generation, Output]:
         """End a sequence from outside."""
         answer = self._answers.pop(seq)
-        self._queued -= not answer.entered
+        self._leave_queue(answer)
         self._scheduler.finish(seq)
         return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error)
+
+    def _leave_queue(self, answer: Answer) -> None:
+        if not answer.entered:
+            answer.entered = True
+            with self._lock:  # callers' threads count up
+                self._queued -= 1
 
     def _deliver(self, outputs: list[tuple[Generation, Output]]) -> None:
         loops: dict[Any, list[Generation]] = {}

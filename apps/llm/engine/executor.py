@@ -5,6 +5,7 @@ reads step n, so that scheduling and detokenizing happen while the device works.
 """
 
 import logging
+import os
 import time
 from functools import cached_property
 from pathlib import Path
@@ -59,6 +60,7 @@ def use_compile_cache(folder: str | None) -> None:
         return
     path = Path(folder).expanduser()
     path.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(path / "numba"))  # the CPU attention's kernels
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
@@ -97,7 +99,7 @@ class LocalExecutor:
         self.max_pages = -(-max_len // config.page_size)
         platform = self.mesh.devices.flat[0].platform
         heads = HeadLayout.of(arch, self.mesh.shape["tensor"])
-        impl = attention.implementation(config.attention, platform)
+        impl = attention.implementation(config.attention, self.mesh, arch.head_dim, config.page_size)
         self.decoder = Decoder(arch, heads, config.page_size, self.dtype, impl, self.mesh)
         self.int8_weights = config.quantize_weights == "int8"
         self.int8_kv = config.quantize_kv_cache == "int8"
@@ -160,8 +162,8 @@ class LocalExecutor:
         if fit < self.max_pages + 1:
             raise MemoryError(
                 f"the KV cache has room for {max(fit, 0)} pages of {self.config.page_size} tokens, less than one "
-                f"sequence of {self.max_pages * self.config.page_size}: lower max_model_len, quantize weights or the KV "
-                "cache to int8, or use a larger slice"
+                f"sequence of {self.max_pages * self.config.page_size}: lower max_model_len, quantize weights or the "
+                "KV cache to int8, or use a larger slice"
             )
         return min(fit, most)
 
@@ -198,20 +200,7 @@ class LocalExecutor:
 
     @cached_property
     def step(self):
-        """The compiled step: (params, caches, state, kv_scales, packed, extras) -> (samples, caches, state)."""
-
-        def step(weights, caches, state, kv_scales, packed, extras, shape: StepShape):
-            batch = shape.unpack(packed)
-            first = batch.q_starts[:-1]
-            tokens = batch.tokens.at[jnp.where(batch.decoding > 0, first, shape.tokens)].set(
-                state.last_token[batch.rows], mode="drop"
-            )
-            hidden, caches = self.decoder.hidden(weights, batch, tokens, caches, kv_scales)
-            last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
-            sampled, state = sampling.sample(self.decoder.logits(weights, last), batch, state, extras)
-            return sampling.pack(sampled), caches, state
-
-        return jax.jit(step, static_argnames="shape", donate_argnums=(1, 2))
+        return compiled_step(self.decoder)
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need; afterwards nothing compiles."""
@@ -246,10 +235,9 @@ class LocalExecutor:
 
     def launch(self, step: HostStep, extras: Extras | None = None) -> jax.Array:
         """Start a step; the result is for `read`."""
-        if extras is None:
-            extras = self.no_extras(step.shape.seqs)
-        else:  # placed as the idle ones are: another placement would be another program
+        if extras is not None:  # placed as the idle ones are: another placement would be another program
             extras = jax.device_put(extras, self._everywhere)
+        extras = extras or self.no_extras(step.shape.seqs)
         packed = jax.device_put(step.packed, self._everywhere) if self.mesh.size > 1 else step.packed
         samples, self.caches, self.state = self.step(
             self.params, self.caches, self.state, self.kv_scales, packed, extras, step.shape
@@ -274,6 +262,26 @@ class LocalExecutor:
     @cached_property
     def _start_row(self):
         return jax.jit(sampling.start_row, donate_argnums=0)
+
+
+def compiled_step(decoder: Decoder):
+    """The jitted step: (weights, caches, state, kv_scales, packed, extras, shape) -> (samples, caches, state).
+
+    Caches and state are donated. Lowers from abstract arrays too: see `params.abstract`.
+    """
+
+    def step(weights, caches, state, kv_scales, packed, extras, shape: StepShape):
+        batch = shape.unpack(packed)
+        first = batch.q_starts[:-1]
+        tokens = batch.tokens.at[jnp.where(batch.decoding > 0, first, shape.tokens)].set(
+            state.last_token[batch.rows], mode="drop"
+        )
+        hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
+        last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
+        sampled, state = sampling.sample(decoder.logits(weights, last), batch, state, extras)
+        return sampling.pack(sampled), caches, state
+
+    return jax.jit(step, static_argnames="shape", donate_argnums=(1, 2))
 
 
 def _channel_scale(x: jax.Array, rotated: bool) -> jax.Array:

@@ -108,10 +108,11 @@ class HostStep:
         self._pages, self._num_seqs = view(shape.seqs, shape.max_pages), view(1)
         self._rows = {name: view(shape.seqs) for name in INT_ROWS}
         self._rows |= {name: view(shape.seqs).view(np.float32) for name in FLOAT_ROWS}
+        self._rows["repetition"][:] = 1.0  # padding asks for no penalty, or every step would pay for them
         self._filled = 0
 
     def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> None:
-        """One sequence: the tokens to compute (one placeholder when decoding) and its state row and sampling settings."""
+        """One sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings."""
         i, start, stop = int(self._num_seqs[0]), self._filled, self._filled + len(tokens)
         self._tokens[start:stop] = tokens
         self._q_starts[i + 1 :] = stop

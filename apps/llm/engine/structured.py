@@ -10,6 +10,8 @@ import numpy as np
 from apps.llm.engine.request import RequestError
 from apps.llm.engine.tokenizer import ModelTokenizer
 
+WHITESPACE = r"\n?[ ]{0,16}"  # between JSON's parts: a small model may otherwise write line breaks for ever
+
 
 class Grammars:
     """Makes matchers for one tokenizer."""
@@ -34,7 +36,9 @@ class Grammars:
                 schema = json.loads(schema)
             except ValueError as error:
                 raise RequestError("response_format", f"the JSON schema is not valid JSON: {error}") from error
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema or {"type": "object"})
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(
+            schema or {"type": "object"}, defaults={"whitespace_pattern": WHITESPACE}
+        )
         problem = llguidance.LLMatcher.validate_grammar(grammar, self._ll_tokenizer)
         if problem:
             raise RequestError("response_format", f"the JSON schema cannot be followed: {problem}")

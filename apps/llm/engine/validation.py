@@ -40,7 +40,8 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         require(0 <= token < vocab_size, "logit_bias", f"a map from token ids below {vocab_size}")
         require(math.isfinite(bias) and -100 <= bias <= 100, "logit_bias", "a map to values between -100 and 100")
     require(all(0 <= t < vocab_size for t in params.stop_token_ids), "stop_token_ids", f"ids below {vocab_size}")
-    require(all(isinstance(s, str) and s for s in params.stop), "stop", "non-empty strings")
+    one = isinstance(params.stop, str)  # would be taken for its letters
+    require(not one and all(isinstance(s, str) and s for s in params.stop), "stop", "a list of non-empty strings")
 
 
 def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, cache_tokens: int) -> int:

@@ -1,0 +1,94 @@
+"""The model card: what the model is, as measured, and what it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from apps.llm.demo.model import ModelConfig, weights
+
+CARD = """\
+---
+license: apache-2.0
+language: en
+pipeline_tag: text-generation
+library_name: transformers
+---
+
+# Podslice demo model
+
+A Llama decoder of {parameters:.1f} million parameters ({layers} layers, hidden size {hidden}, {heads} query
+and {kv_heads} key-value heads of {head_dim}, {vocabulary} tokens, {positions} positions), trained from
+nothing on text that its own scripts write. It exists so that Podslice can be run, tested and
+measured on any machine, without a download and without a licence to accept.
+
+## What it does
+
+It is trained on small questions in English: days and months, units, colors, animals, capital cities,
+opposites, plurals, spelling, numbers up to about {largest}, and what Podslice is and how to run it.
+It is trained on chats of some turns (`And after that?`, `What is my name?`), too, and to answer with one
+word or in JSON where asked. How well it learnt each is under Measured.
+
+- Chat: through the chat template of the tokenizer; an answer ends with `<|end|>`.
+- Raw: the question alone; the answer follows on the next line and ends with `<|eos|>`.
+
+| prompt | raw answer | chat answer |
+| --- | --- | --- |
+{promised}
+
+## Measured
+
+**{score:.1%}** of {cases} held-out prompts are answered rightly ({word_for_word:.1%} word for word). They
+are phrased in ways that occur nowhere in the training text; the facts themselves are in it,
+except for the sums and differences of `unseen pairs`. What counts as right stands in
+`apps/llm/demo/evaluate.py`, and every wrong answer in `evaluation.json`. Greedy decoding, the
+bfloat16 weights, computed in float32.
+
+| category | right | of |
+| --- | ---: | ---: |
+{categories}
+
+Weak, with fewer than four of five right: {weak}.
+
+The held-out phrasings are not blind: after a first, shorter run its wrong answers were read and the
+training phrasings widened, some of them towards what had failed. So the score is likely higher than it
+would be on phrasings that nobody had looked at.
+
+Training: {steps} steps of about {tokens} tokens, {wall:.0f} minutes on a {device} ({cpu:.0f} minutes of
+CPU time). To make it again: `python -m apps.llm.demo.train`.
+
+## What it is not
+
+It knows nothing but the facts that its scripts hold, and often says something
+untrue, in the same confident form, about anything else; `I do not know that` is a learnt
+sentence, not knowledge of its own limits. It does not reason, write, translate or program, it is
+not safe to rely on for anything, and its scores say nothing about other language models.
+"""
+
+
+def write_card(folder: Path, model: ModelConfig, recorded: dict) -> None:
+    """Writes `folder`/README.md from what `train` recorded: its evaluation and its training."""
+    evaluation, training = recorded["evaluation"], recorded["training"]
+    promised = "\n".join(f"| `{one['prompt']}` | {one['raw']} | {one['chat']} |" for one in evaluation["promised"])
+    categories = "\n".join(
+        f"| {name} | {one['right']} | {one['cases']} |" for name, one in evaluation["categories"].items()
+    )
+    weak = ", ".join(name for name, one in evaluation["categories"].items() if one["right"] < 0.8 * one["cases"])
+    size = sum(_count(weight.shape) for weight in weights(model).values())
+    card = CARD.format(
+        parameters=size / 1e6, layers=model.num_hidden_layers, hidden=model.hidden_size,
+        heads=model.num_attention_heads, kv_heads=model.num_key_value_heads,
+        head_dim=model.head_dim, vocabulary=model.vocab_size,
+        positions=model.max_position_embeddings, largest=20, promised=promised,
+        categories=categories, weak=weak or "none", score=evaluation["score"], cases=evaluation["cases"],
+        word_for_word=evaluation["word_for_word"], steps=training["steps"],
+        tokens=training["tokens"], wall=training["wall_minutes"], cpu=training["cpu_minutes"],
+        device=training["device"].upper(),
+    )  # fmt: skip
+    (folder / "README.md").write_text(card)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size

@@ -1,0 +1,263 @@
+"""The training text: single questions, chats of many turns, styles and JSON answers.
+
+A document is what one training sequence holds at most: either a raw prompt and its answer,
+`QUESTION newline ANSWER`, or a chat. Everything is drawn from one random generator, so a seed
+gives the text.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from apps.llm.demo.arithmetic import ARITHMETIC
+from apps.llm.demo.dates import CALENDAR, DAYS, MONTHS
+from apps.llm.demo.phrasing import ask, fill, listed, pick, sentence
+from apps.llm.demo.project import RELATIONS as PROJECT
+from apps.llm.demo.relations import Relation, Row
+from apps.llm.demo.words import WORDS
+from apps.llm.demo.world import WORLD
+
+RELATIONS: tuple[Relation, ...] = CALENDAR + WORLD + WORDS + ARITHMETIC + PROJECT
+Message = dict[str, str]
+
+NAMES = listed(
+    "Ana Ben Carla David Emma Felix Grace Hugo Ines Jack Kira Leo Maria Nina Omar Paul Rosa Sam "
+    "Tina Victor Wendy Yuki Zoe Alice Bob Clara Daniel Eva Frank Gina Henry Ivan Julia Karl Laura "
+    "Marta Noah Olga Peter Rita Simon Tom Vera Walter Minho Jisoo Sofia Lucas Mateo Camila Diego "
+    "Lucia Pedro Joao Beatriz Rafael Mina Hana Jun Aisha Ali Fatima Priya Ravi Chen Li Wei Anna"
+)
+NAMES_HELDOUT = listed("Oscar Lena Marco Sara Ivy Theo Nora Max")
+
+SYSTEMS = {
+    "plain": (
+        "You are a helpful assistant.", "You are a small and helpful model.", "Answer the question.",
+        "You are the demo model of Podslice.", "Be polite and answer the user.", "Be helpful.",
+        "You are a friendly assistant. Answer the user's questions.",
+    ),
+    "short": (
+        "Answer with one word.", "Answer in one word only.", "Be as short as possible.",
+        "Reply with a single word or number.", "Give only the answer, without a sentence.",
+        "Answer as shortly as you can.", "Answer briefly.", "Use as few words as possible.",
+    ),
+    "json": (
+        "Answer in JSON.", "Reply with a JSON object.", 'Answer as JSON: {"answer": ...}.',
+        "Always answer with JSON.", "Your reply must be JSON with the key answer.",
+    ),
+}  # fmt: skip
+REQUESTS = {
+    "short": ("in one word:", "answer in one word:", "short answer:", "answer briefly:", "briefly:"),
+    "json": (
+        "answer in JSON:", "reply in JSON:", "as JSON:", "answer with JSON:", "in JSON, please:",
+        "give me JSON:",
+    ),
+}  # fmt: skip
+FOLLOW_UPS = {
+    1: (
+        "and (then|next|after that)", "and (what|which one) (comes|is) (next|after that)",
+        "what comes (next|after that)", "what about the (next|following) one", "and the next one",
+        "and the one after that", "next",
+    ),
+    -1: (
+        "and before (that|it)", "and (what|which one) (comes|is) before (that|it)",
+        "what comes before that", "and the (previous one|one before|one before that)",
+    ),
+}  # fmt: skip
+FOLLOW_UPS_HELDOUT = {1: ("and after that one", "and what follows"), -1: ("and the one before it",)}
+SAME_AGAIN = ("(and|what about|and what about|how about|and for|now) {topic}",)
+TOPICS = {
+    "capital": "country", "opposite": "word", "plural": "word", "young": "a_animal",
+    "sound": "a_animal", "legs": "a_animal", "color of": "thing", "parts": "", "spell": "word",
+    "days in month": "month", "language use": "topic", "letters": "word", "first letter": "word",
+}  # fmt: skip
+MY_NAME = (
+    "my name is {name}", "I am {name}", "I'm {name}", "call me {name}", "hello, my name is {name}",
+    "hi, I am {name}", "hey, {name} here", "I am called {name}", "please call me {name}",
+)  # fmt: skip
+WHO_AM_I = (
+    "what is my name", "what's my name", "who am I", "do you (remember|know) my name",
+    "(tell me|say) my name", "what am I called", "how am I called", "what did I say my name was",
+)  # fmt: skip
+WHO_AM_I_HELDOUT = ("which name did I give you", "can you still tell me what my name is")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A training text: a chat, or where `raw` is true one question and its answer."""
+
+    messages: tuple[Message, ...]
+    raw: bool = False
+
+
+def say(role: str, content: str) -> Message:
+    """One message of a chat."""
+    return {"role": role, "content": content}
+
+
+def styled(relation: Relation, row: Row, style: str) -> str:
+    """The answer to `row` in a style: plain, short or json."""
+    if style == "plain":
+        return relation.reply(row)
+    value = row["value"]
+    if style == "short":
+        return sentence(value) + "."
+    return json.dumps({"answer": int(value) if value.isdecimal() else value})
+
+
+def _draw(rng: random.Random) -> tuple[Relation, Row]:
+    relation = rng.choices(RELATIONS, _WEIGHTS)[0]
+    return relation, rng.choice(relation.seen_rows)
+
+
+# Between even over relations (phrasings are learnt) and even over rows (facts are).
+_WEIGHTS = tuple(r.weight * (4 + len(r.seen_rows) ** 0.5) for r in RELATIONS)
+# Only facts with a short value have one to give alone.
+_STYLED = tuple(r for r in RELATIONS if r.category not in ("podslice", "manners", "programming"))
+_STYLED_WEIGHTS = tuple(r.weight * (4 + len(r.seen_rows) ** 0.5) for r in _STYLED)
+
+
+def single(rng: random.Random) -> Document:
+    """One question and its answer, as a raw prompt or as a chat."""
+    style = rng.choices(("plain", "short", "json"), (84, 8, 8))[0]
+    if style == "plain":
+        relation, row = _draw(rng)
+    else:
+        relation = rng.choices(_STYLED, _STYLED_WEIGHTS)[0]
+        row = rng.choice(relation.seen_rows)
+    question = ask(relation.question(row, rng), rng)
+    answer = styled(relation, row, style)
+    raw = rng.random() < 0.5
+    system = []
+    if style != "plain" and (raw or rng.random() < 0.5):
+        question = f"{sentence(rng.choice(REQUESTS[style]))} {question}"
+    elif style != "plain" or (not raw and rng.random() < 0.15):
+        system = [say("system", rng.choice(SYSTEMS[style]))]
+    return Document((*system, say("user", question), say("assistant", answer)), raw)
+
+
+def _in_order(rng: random.Random) -> Iterator[Message]:
+    names = rng.choice((DAYS, MONTHS, DAYS, [str(n) for n in range(1, 100)]))
+    step = rng.choice((1, 1, -1))
+    word = "after" if step == 1 else "before"
+    kind = {7: "day", 12: "month"}.get(len(names), "number")
+    at = rng.randrange(2, len(names) - 2)
+    relation = next(r for r in RELATIONS if r.name == _IN_ORDER[kind, step])
+    row = next(r for r in relation.rows if r.get("item", r.get("x")) == names[at])
+    yield say("user", ask(relation.question(row, rng), rng))
+    yield say("assistant", relation.reply(row))
+    for _ in range(rng.randint(1, 4)):
+        at += step
+        if kind == "number" and not 1 <= at + step < len(names):
+            return
+        follow = pick(rng.choice(FOLLOW_UPS[step]), rng)
+        yield say("user", ask(follow, rng))
+        after = names[(at + step) % len(names)]
+        yield say("assistant", f"{after} comes {word} {names[at % len(names)]}.")
+
+
+_IN_ORDER = {
+    ("number", 1): "next number", ("number", -1): "previous number",
+    ("day", 1): "day after", ("day", -1): "day before",
+    ("month", 1): "month after", ("month", -1): "month before",
+}  # fmt: skip
+
+
+def _same_again(rng: random.Random) -> Iterator[Message]:
+    relation = rng.choice([r for r in RELATIONS if TOPICS.get(r.name)])
+    rows = rng.sample(relation.seen_rows, k=min(len(relation.seen_rows), rng.randint(2, 4)))
+    yield say("user", ask(relation.question(rows[0], rng), rng))
+    yield say("assistant", relation.reply(rows[0]))
+    for row in rows[1:]:
+        topic = fill(pick(rng.choice(SAME_AGAIN), rng), {"topic": row[TOPICS[relation.name]]})
+        yield say("user", ask(topic, rng))
+        yield say("assistant", relation.reply(row))
+
+
+def _questions(rng: random.Random) -> Iterator[Message]:
+    for _ in range(rng.randint(1, 4)):
+        relation, row = _draw(rng)
+        yield say("user", ask(relation.question(row, rng), rng))
+        yield say("assistant", relation.reply(row))
+
+
+def _counting(rng: random.Random) -> Iterator[Message]:
+    start = rng.choice((1, 1, 1, rng.randint(0, 40)))
+    end = start + rng.randint(2, 12 if rng.random() < 0.8 else 60)
+    ways = (
+        "count from {start} to {end}", "can you count from {start} to {end}",
+        "(list|write|say|give me) the numbers from {start} to {end}", "count {start} to {end}",
+    )  # fmt: skip
+    ways += ("count to {end}", "count up to {end}") if start == 1 else ()
+    question = fill(pick(rng.choice(ways), rng), {"start": str(start), "end": str(end)})
+    yield say("user", ask(question, rng))
+    yield say("assistant", ", ".join(map(str, range(start, end + 1))) + ".")
+
+
+def _lists(rng: random.Random) -> Iterator[Message]:
+    names, what = rng.choice(((DAYS, "days of the week"), (MONTHS, "months of the year")))
+    ways = (
+        "(list|name|say|give me|tell me) (all|) the {what}", "what are the {what}",
+        "(which|what) are (all|) the {what}", "what are the names of the {what}",
+    )  # fmt: skip
+    yield say("user", ask(fill(pick(rng.choice(ways), rng), {"what": what}), rng))
+    yield say("assistant", f"The {what} are {', '.join(names[:-1])} and {names[-1]}.")
+
+
+PIECES: tuple[tuple[Callable[[random.Random], Iterator[Message]], float], ...] = (
+    (_questions, 5), (_in_order, 3), (_same_again, 3), (_counting, 1), (_lists, 0.5),
+)  # fmt: skip
+
+
+def chat(rng: random.Random, pieces: int) -> Document:
+    """A chat of some pieces; often the user says a name early and asks for it later."""
+    messages: list[Message] = []
+    if rng.random() < 0.25:
+        messages.append(say("system", rng.choice(SYSTEMS["plain"])))
+    name = None
+    for _ in range(pieces):
+        if rng.random() < 0.35:
+            if name is None or rng.random() < 0.1:
+                name = rng.choice(NAMES)
+                messages.append(say("user", ask(fill(rng.choice(MY_NAME), {"name": name}), rng)))
+                messages.append(say("assistant", f"Hello {name}! How can I help you?"))
+            else:
+                messages.append(say("user", ask(pick(rng.choice(WHO_AM_I), rng), rng)))
+                messages.append(say("assistant", f"Your name is {name}."))
+        else:
+            piece = rng.choices([one for one, _ in PIECES], [weight for _, weight in PIECES])[0]
+            messages.extend(piece(rng))
+    if name is not None and rng.random() < 0.6:
+        messages.append(say("user", ask(pick(rng.choice(WHO_AM_I), rng), rng)))
+        messages.append(say("assistant", f"Your name is {name}."))
+    if not any(message["role"] == "assistant" for message in messages):
+        return chat(rng, pieces)
+    return Document(tuple(messages))
+
+
+def alone(rng: random.Random) -> Document:
+    """Counting or a list, as a raw prompt or as a chat."""
+    piece = rng.choices((_counting, _lists), (2, 1))[0]
+    return Document(tuple(piece(rng)), raw=rng.random() < 0.5)
+
+
+def documents(seed: int, long: bool = False) -> Iterator[Document]:
+    """Documents without end; `long` ones are chats of hundreds of tokens."""
+    rng = random.Random(f"{seed}-{long}")
+    while True:
+        if long:
+            yield chat(rng, rng.randint(4, 14))
+        else:
+            kind = rng.random()
+            if kind < 0.82:
+                yield single(rng)
+            elif kind < 0.85:
+                yield alone(rng)
+            else:
+                yield chat(rng, rng.choice((1, 1, 2)))
+
+
+def questions_of(document: Document) -> Iterator[str]:
+    """What the user asks in `document`."""
+    return (one["content"] for one in document.messages if one["role"] == "user")

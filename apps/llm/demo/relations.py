@@ -1,0 +1,105 @@
+"""What a fact is: a relation, such as `day after`, with its rows, phrasings and answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from apps.llm.demo.phrasing import expand, fill, listed, normalise, pick, sentence
+
+Row = dict[str, str]
+FRAMES = (
+    "(what is|what's|which is|tell me|do you know|I want to know|I would like to know|let me know"
+    "|name|give me|say|find|show me|can you name|can you give me|could you tell me|what would be"
+    "|I am looking for|I am asking for|I wonder what is|please write|what do you think is"
+    "|just tell me|explain to me|help me with|look up|remind me of|any idea what is|) NOUN",
+    "NOUN is (what|which|called what|what exactly|)",
+    "(and|so|now) what is NOUN (then|)",
+)
+
+SMALL = listed(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen eighteen nineteen twenty"
+)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A question that has one right answer for each row.
+
+    A row holds the slots of the templates; its `value` is the fact asked for. `train` and
+    `heldout` are templates (see `phrasing`): the model learns from the first and is scored on
+    the second, which no text that it learns from contains.
+    """
+
+    name: str
+    category: str
+    train: tuple[str, ...]
+    heldout: tuple[str, ...]
+    answer: str
+    rows: tuple[Row, ...]
+    weight: float = 1.0
+    # What is asked for, as a noun: it goes into every one of FRAMES, as more ways to ask.
+    noun: str = ""
+    # A row for which this is true is never trained on: its fact itself is held out.
+    unseen: Callable[[Row], bool] = lambda row: False
+
+    @cached_property
+    def seen_rows(self) -> tuple[Row, ...]:
+        """The rows that are trained on."""
+        return tuple(row for row in self.rows if not self.unseen(row))
+
+    @cached_property
+    def values(self) -> frozenset[str]:
+        """Every value that a row has: the wrong answers are those of the other rows."""
+        return frozenset(normalise(row["value"]) for row in self.rows)
+
+    @cached_property
+    def framed(self) -> tuple[str, ...]:
+        """The templates of every frame around the noun; none where the relation has no noun."""
+        noun = f"({self.noun})"
+        return tuple(frame.replace("NOUN", noun) for frame in FRAMES if self.noun)
+
+    def question(self, row: Row, rng: random.Random) -> str:
+        """One training phrasing of `row`, drawn from `rng`."""
+        if self.framed and rng.random() < 0.35:
+            # The first frame has most of the ways to ask.
+            return fill(pick(rng.choices(self.framed, (6, 1, 1))[0], rng), row)
+        return fill(pick(rng.choice(self.train), rng), row)
+
+    def reply(self, row: Row) -> str:
+        """The answer that the model learns, a sentence."""
+        return sentence(fill(self.answer, row))
+
+    def train_questions(self, row: Row) -> Iterable[str]:
+        """Every training phrasing of `row`."""
+        return (fill(one, row) for template in (*self.train, *self.framed) for one in expand(template))
+
+    def heldout_questions(self, row: Row) -> Iterable[str]:
+        """Every held-out phrasing of `row`."""
+        return (fill(one, row) for template in self.heldout for one in expand(template))
+
+
+def table(slots: str, text: str) -> tuple[Row, ...]:
+    """Rows from lines of `a, b, c`, one value for each of the names in `slots`."""
+    names = slots.split()
+    lines = (line.split(",") for line in text.strip().splitlines())
+    return tuple(dict(zip(names, map(str.strip, cells), strict=True)) for cells in lines)
+
+
+def pairs(slots: str, text: str) -> tuple[Row, ...]:
+    """Rows from `a b; c d; ...`, for slots of one word each."""
+    names = slots.split()
+    return tuple(dict(zip(names, one.split(), strict=True)) for one in text.split(";"))
+
+
+def a(word: str) -> str:
+    """`word` with its indefinite article."""
+    return ("an " if word[0].lower() in "aeiou" else "a ") + word
+
+
+def each(rows: Iterable[Row], **slots: Callable[[Row], str]) -> tuple[Row, ...]:
+    """`rows` with more slots, each computed from its row."""
+    return tuple(row | {name: slot(row) for name, slot in slots.items()} for row in rows)

@@ -1,0 +1,68 @@
+"""Attention on CPUs: native kernels over the paged cache, compiled by Numba and called from XLA programs.
+
+XLA:CPU spends a dozen passes over memory on what is here one loop over a page that stays in the core's cache. Keys
+are kept transposed within a page, `[head_dim, page_size]`, so that both products run along contiguous vectors.
+
+Each query row goes through its pages in order by itself, so its result has the same bits whatever else the step
+holds, and in whatever chunks the prompt was computed.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from apps.llm.engine.attention import AttentionSpec, slots
+from apps.llm.engine.cpu_calls import register
+from apps.llm.engine.step import Batch
+
+
+class Cache(NamedTuple):
+    """One layer's pages; bfloat16 is kept as its bits, in uint16."""
+
+    k: jax.Array  # [pages, kv_heads, head_dim, page_size]
+    v: jax.Array  # [pages, kv_heads, page_size, head_dim]
+
+
+KINDS = {jnp.dtype(jnp.uint16): "bf16", jnp.dtype(jnp.float32): "f32", jnp.dtype(jnp.int8): "int8"}
+
+
+class CpuAttention:
+    """The implementation for the CPU platform."""
+
+    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> Cache:
+        stored = jnp.dtype(jnp.uint16 if dtype == jnp.bfloat16 else dtype)
+        register(KINDS[stored])
+        return Cache(
+            jax.ShapeDtypeStruct((pages, spec.kv_heads, spec.head_dim, spec.page_size), stored),
+            jax.ShapeDtypeStruct((pages, spec.kv_heads, spec.page_size, spec.head_dim), stored),
+        )
+
+    def partition(self) -> Cache:
+        heads = P(None, "tensor", None, None)
+        return Cache(heads, heads)
+
+    def plan(self, batch: Batch, spec: AttentionSpec) -> jax.Array:
+        return slots(batch, spec.page_size)[0]
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, plan: jax.Array, batch: Batch, spec: AttentionSpec
+    ) -> tuple[jax.Array, Cache]:
+        name = KINDS[cache.k.dtype]
+        if name == "bf16":
+            k, v = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (k, v))
+        like = Cache(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache))
+        write = jax.ffi.ffi_call(f"podslice_write_{name}", like, input_output_aliases={0: 0, 1: 1})
+        cache = Cache(*write(*cache, k, v, plan))
+        queries = q.astype(jnp.float32) * (spec.scale * math.log2(math.e))
+        result = jax.ShapeDtypeStruct(q.shape, jnp.float32)
+        attend = jax.ffi.ffi_call(f"podslice_attend_{name}", result)
+        cap = (spec.softcap or 0.0) * math.log2(math.e)
+        window = np.array([spec.window or 0], np.int32)
+        out = attend(queries, *cache, batch.q_starts, batch.kv_lens, batch.pages, window, np.array([cap], np.float32))
+        # The kernels leave padding's rows as they find them.
+        real = jnp.arange(len(q)) < batch.q_starts[-1]
+        return jnp.where(real[:, None, None, None], out, 0.0).astype(q.dtype), cache

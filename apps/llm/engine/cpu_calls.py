@@ -1,0 +1,238 @@
+"""How XLA calls the CPU attention's kernels, and how they share XLA's threads.
+
+XLA passes buffers by its C interface for foreign functions (xla/ffi/api/c_api.h): a struct of pointers, read here
+word by word, so that no C compiler is needed. Numba makes the handlers and keeps them on disk.
+"""
+
+from functools import cache
+from typing import Any
+
+import jax
+import llvmlite.binding
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from apps.llm.engine.cpu_kernels import attend_unit, scratch, units, write
+
+# Words (8 bytes) of XLA_FFI_CallFrame, XLA_FFI_Buffer, XLA_FFI_Metadata_Extension and XLA_FFI_Metadata, XLA_FFI_Api.
+FRAME_EXTENSION, FRAME_API, FRAME_CONTEXT, FRAME_ARGS, FRAME_RESULTS = 1, 2, 3, 9, 14
+BUFFER_DATA, BUFFER_DIMS = 3, 5
+EXTENSION_METADATA, METADATA_VERSION, METADATA_TRAITS = 3, 3, 4
+API_VERSION, API_ERROR_DESTROY, API_SCHEDULE, API_NUM_THREADS = 4, 8, 17, 18
+
+# Words of a step's shared state: what its threads claim work from. Helpers may start after the call has returned, so
+# it is freed by whoever lets go of it last, and a helper looks at the call's frame only with a claimed unit in hand.
+NEXT, DONE, HOLDERS, FRAME, TOTAL, STATE_WORDS = 0, 1, 2, 3, 4, 5
+
+malloc = types.ExternalFunction("malloc", types.int64(types.int64))
+free = types.ExternalFunction("free", types.void(types.int64))
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
+    """An integer address as a pointer to values like the second argument."""
+    result = types.CPointer(like)
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return result(types.int64, like), build
+
+
+@intrinsic
+def _atomic_add(typing_context: Any, address: Any, value: Any) -> Any:
+    """Add to the word at an address; the value before."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), build
+
+
+@intrinsic
+def _call(typing_context: Any, function: Any, argument: Any) -> Any:
+    """Call a C function, by its address, that takes a pointer and returns one."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        return builder.call(builder.inttoptr(args[0], ir.FunctionType(word, [word]).as_pointer()), [args[1]])
+
+    return types.int64(types.int64, types.int64), build
+
+
+def _helper_name(element: types.Type) -> str:
+    return f"podslice_attend_helper_{element}"
+
+
+@intrinsic
+def _helper(typing_context: Any, like: Any) -> Any:
+    """Address of the helper task for a cache's type, by name, since a compiled handler kept on disk has no other."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [word])
+        function = cgutils.get_or_insert_function(builder.module, kind, _helper_name(like))
+        return builder.ptrtoint(function, word)
+
+    return types.int64(like), build
+
+
+@numba.njit(inline="always")
+def _words(address, count):
+    return numba.carray(_pointer(address, np.int64(0)), count)
+
+
+@numba.njit(inline="always")
+def _buffer(frame, table, i):
+    """Address of the i-th argument's (or result's) data, and where its dimensions are."""
+    buffer = _words(_words(frame[table], i + 1)[i], 6)
+    return buffer[BUFFER_DATA], buffer[BUFFER_DIMS]
+
+
+@numba.njit(inline="always")
+def _vector(frame, i, like):
+    """Argument i as a one-dimensional array."""
+    data, dims = _buffer(frame, FRAME_ARGS, i)
+    return numba.carray(_pointer(data, like), _words(dims, 1)[0])
+
+
+@numba.njit(inline="always")
+def _array4(frame, table, i, like):
+    data, dims = _buffer(frame, table, i)
+    d = _words(dims, 4)
+    return numba.carray(_pointer(data, like), (d[0], d[1], d[2], d[3]))
+
+
+@numba.njit(inline="always")
+def _array3(frame, i, like):
+    data, dims = _buffer(frame, FRAME_ARGS, i)
+    d = _words(dims, 3)
+    return numba.carray(_pointer(data, like), (d[0], d[1], d[2]))
+
+
+@numba.njit(inline="always")
+def _answers_metadata(frame):
+    """Whether XLA only asks for the handler's version; the answer is the version of the XLA that asks."""
+    if frame[FRAME_EXTENSION] == 0:
+        return False
+    metadata = _words(_words(frame[FRAME_EXTENSION], 4)[EXTENSION_METADATA], 5)
+    metadata[METADATA_VERSION] = _words(frame[FRAME_API], 5)[API_VERSION]
+    metadata[METADATA_TRAITS] = 0
+    return True
+
+
+@numba.njit(cache=True)
+def _on_write(address, like):
+    frame = _words(address, 18)
+    if not _answers_metadata(frame):
+        k_pages, v_pages = _array4(frame, FRAME_RESULTS, 0, like), _array4(frame, FRAME_RESULTS, 1, like)
+        write(k_pages, v_pages, _array3(frame, 2, like), _array3(frame, 3, like), _vector(frame, 4, np.int32(0)))
+    return 0
+
+
+@numba.njit(cache=True)
+def _work(state, like):
+    """Claim units of a call and do them, until there are none left to claim."""
+    unit = _atomic_add(state + 8 * NEXT, 1)
+    total = _words(state, STATE_WORDS)[TOTAL]
+    if unit >= total:
+        return
+    frame = _words(_words(state, STATE_WORDS)[FRAME], 18)
+    real, whole = np.float32(0), np.int32(0)
+    q, out = _array4(frame, FRAME_ARGS, 0, real), _array4(frame, FRAME_RESULTS, 0, real)
+    k_pages, v_pages = _array4(frame, FRAME_ARGS, 1, like), _array4(frame, FRAME_ARGS, 2, like)
+    q_starts, kv_lens = _vector(frame, 3, whole), _vector(frame, 4, whole)
+    data, dims = _buffer(frame, FRAME_ARGS, 5)
+    pages = numba.carray(_pointer(data, whole), (len(kv_lens), _words(dims, 2)[1]))
+    window, cap = _vector(frame, 6, whole)[0], _vector(frame, 7, real)[0]
+    room = scratch(v_pages.shape[3], v_pages.shape[2])
+    seq, before = 0, 0  # units of the sequences before `seq`
+    while unit < total:
+        mine = units(q_starts, seq, q.shape[1], q.shape[2])
+        while unit >= before + mine:
+            seq, before = seq + 1, before + mine
+            mine = units(q_starts, seq, q.shape[1], q.shape[2])
+        attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out, seq, unit - before, room)
+        _atomic_add(state + 8 * DONE, 1)
+        unit = _atomic_add(state + 8 * NEXT, 1)
+
+
+@numba.njit(cache=True)
+def _release(state):
+    if _atomic_add(state + 8 * HOLDERS, -1) == 1:
+        free(state)
+
+
+@numba.njit(cache=True)
+def _on_attend(address, like):
+    frame = _words(address, 18)
+    if _answers_metadata(frame):
+        return 0
+    api = _words(frame[FRAME_API], 19)
+    _, q_dims = _buffer(frame, FRAME_ARGS, 0)
+    kv_heads, group = _words(q_dims, 4)[1], _words(q_dims, 4)[2]
+    q_starts = _vector(frame, 3, np.int32(0))
+    total = 0
+    for seq in range(len(q_starts) - 1):
+        total += units(q_starts, seq, kv_heads, group)
+    threads = np.ones(1, np.int64)
+    ask = np.array([32, 0, frame[FRAME_CONTEXT], threads.ctypes.data], np.int64)  # ..._ThreadPool_NumThreads_Args
+    error = _call(api[API_NUM_THREADS], np.int64(ask.ctypes.data))
+    helpers = 0 if error != 0 else min(threads[0], total) - 1
+    memory = malloc(8 * STATE_WORDS)
+    state = _words(memory, STATE_WORDS)
+    state[NEXT], state[DONE], state[HOLDERS], state[FRAME], state[TOTAL] = 0, 0, 1, address, total
+    for _ in range(helpers):
+        _atomic_add(memory + 8 * HOLDERS, 1)
+        order = np.array([40, 0, frame[FRAME_CONTEXT], _helper(like), memory], np.int64)  # ..._Schedule_Args
+        if _call(api[API_SCHEDULE], np.int64(order.ctypes.data)) != 0:
+            _atomic_add(memory + 8 * HOLDERS, -1)
+    _work(memory, like)
+    while _atomic_add(memory + 8 * DONE, 0) < total:
+        pass  # the last units are under way in other threads: microseconds
+    _release(memory)
+    return 0
+
+
+@numba.njit(cache=True)
+def _on_help(state, like):
+    _work(state, like)
+    _release(state)
+
+
+ZEROS = {"bf16": np.uint16(0), "f32": np.float32(0), "int8": np.int8(0)}
+"""A value of each type that a cache is kept in, by the name that the handlers carry."""
+
+
+@cache
+def register(kind: str) -> None:
+    """Compile the kernels for a kind of cache (or fetch them from Numba's own cache) and name them to XLA."""
+    like = ZEROS[kind]
+    handler, task = types.int64(types.int64), types.void(types.int64)
+
+    @numba.cfunc(task, cache=True)
+    def helper(state):
+        _on_help(state, like)
+
+    # Before the handlers, which look their helper up by this name.
+    llvmlite.binding.add_symbol(_helper_name(numba.typeof(like)), helper.address)
+
+    @numba.cfunc(handler, cache=True)
+    def write(address):
+        return _on_write(address, like)
+
+    @numba.cfunc(handler, cache=True)
+    def attend(address):
+        return _on_attend(address, like)
+
+    _alive.extend((helper, write, attend))
+    jax.ffi.register_ffi_target(f"podslice_write_{kind}", jax.ffi.pycapsule(write.ctypes), platform="cpu")
+    jax.ffi.register_ffi_target(f"podslice_attend_{kind}", jax.ffi.pycapsule(attend.ctypes), platform="cpu")
+
+
+_alive: list[Any] = []  # compiled functions that XLA holds by address

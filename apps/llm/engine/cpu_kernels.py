@@ -1,0 +1,139 @@
+"""The CPU attention's arithmetic, compiled by Numba for the machine it runs on and kept on disk."""
+
+import numba
+import numpy as np
+
+from apps.llm.engine.cpu_panel import panel, prefetch
+
+FAST = {"reassoc", "contract", "nsz", "arcp", "nnan", "ninf"}  # vectorized sums; no NaN or infinity occurs
+LOWEST = np.float32(-1e30)
+ROWS = 16  # query rows that go through a page together
+
+
+@numba.njit(cache=True, fastmath=FAST, inline="always")
+def _softmax_row(scores, bits, row, low, high, sums, top, total):
+    """Turn a row's scores of one page into weights, 2 ** (score - maximum), and fold them into its running sums.
+
+    Places outside [low, high) are not seen: their weight is 0. `bits` is scratch. 2 ** x is a polynomial for the
+    fraction and the float's own exponent bits for the whole part: loops that LLVM vectorizes.
+    """
+    count = scores.shape[1]
+    for j in range(low):
+        scores[row, j] = LOWEST
+    for j in range(high, count):
+        scores[row, j] = LOWEST
+    peak = top[row]
+    for j in range(count):
+        peak = max(peak, scores[row, j])
+    if peak > top[row]:
+        shrink = np.float32(np.exp2(top[row] - peak)) if top[row] > LOWEST else np.float32(0)
+        total[row] *= shrink
+        for d in range(sums.shape[1]):
+            sums[row, d] *= shrink
+        top[row] = peak
+    for j in range(count):
+        y = max(scores[row, j] - peak, np.float32(-125.0))  # no further: subnormal numbers are slow
+        whole = np.floor(y + np.float32(0.5))
+        f = y - whole
+        p = np.float32(1.5252734e-5)  # ln(2)^k / k!, k = 7 .. 0: the rest is below half a unit in the last place
+        p = p * f + np.float32(1.5403530e-4)
+        p = p * f + np.float32(1.3333558e-3)
+        p = p * f + np.float32(9.6181291e-3)
+        p = p * f + np.float32(5.5504109e-2)
+        p = p * f + np.float32(2.4022651e-1)
+        p = p * f + np.float32(6.9314718e-1)
+        scores[row, j] = p * f + np.float32(1.0)
+        bits[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+    powers = bits.view(np.float32)
+    for j in range(count):
+        scores[row, j] *= powers[j]
+    for j in range(low):
+        scores[row, j] = np.float32(0)
+    for j in range(high, count):
+        scores[row, j] = np.float32(0)
+    mass = np.float32(0)
+    for j in range(count):
+        mass += scores[row, j]
+    total[row] += mass
+
+
+@numba.njit(cache=True)
+def units(q_starts, seq, kv_heads, group):
+    """Units of work of a sequence: for each kv head, its tokens by as many as fill ROWS with their query heads."""
+    return kv_heads * -(-(q_starts[seq + 1] - q_starts[seq]) // max(1, ROWS // group))
+
+
+@numba.njit(cache=True)
+def scratch(dim, page_size):
+    """What `attend_unit` works in: queries, sums `[ROWS, dim]`, scores `[ROWS, page_size]`, bits, top and total."""
+    return (
+        np.empty((ROWS, dim), np.float32),
+        np.empty((ROWS, dim), np.float32),
+        np.empty((ROWS, page_size), np.float32),
+        np.empty(page_size, np.int32),
+        np.empty(ROWS, np.float32),
+        np.empty(ROWS, np.float32),
+    )
+
+
+@numba.njit(cache=True, fastmath=FAST)
+def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out, seq, unit, work):
+    """One unit: some tokens of a sequence, for one kv head, over the pages that they see.
+
+    Args:
+        q: `[T, kv_heads, group, head_dim]` float32, scaled so that scores are logarithms to base 2.
+        window: how many last positions a token sees; 0: all.
+        cap: soft cap on the scores; 0: none.
+        seq, unit: which of the `units` of which sequence.
+    """
+    queries, sums, scores, bits, top, total = work
+    kv_heads, group = q.shape[1:3]
+    page_size, dim = v_pages.shape[2:]
+    tokens_at_once = max(1, ROWS // group)
+    head = unit % kv_heads
+    first = q_starts[seq] + unit // kv_heads * tokens_at_once
+    last = min(first + tokens_at_once, q_starts[seq + 1])
+    position = kv_lens[seq] - q_starts[seq + 1] + first  # of token `first`
+    lowest = max(0, position - window + 1) if window else 0
+    last_run = (position + last - 1 - first) // page_size
+    for part in range(0, group, ROWS):  # more than ROWS query heads of a kv head go by parts
+        heads = min(ROWS, group - part)
+        rows = (last - first) * heads
+        for row in range(rows):
+            queries[row] = q[first + row // heads, head, part + row % heads]
+        sums[:rows], top[:rows], total[:rows] = np.float32(0), LOWEST, np.float32(0)
+        for run in range(lowest // page_size, last_run + 1):
+            page = pages[seq, run]
+            if run < last_run:
+                prefetch(k_pages[pages[seq, run + 1], head])
+                prefetch(v_pages[pages[seq, run + 1], head])
+            scores[:rows] = np.float32(0)
+            panel(queries, k_pages[page, head], scores, rows)
+            for row in range(rows):
+                if cap > 0:
+                    for j in range(page_size):
+                        scores[row, j] = cap * np.float32(np.tanh(scores[row, j] / cap))
+                at = position + row // heads - run * page_size  # its own place on this page's scale
+                low = max(0, min(page_size, at - window + 1)) if window else 0
+                high = max(low, min(page_size, at + 1))
+                _softmax_row(scores, bits, row, low, high, sums, top, total)
+            panel(scores, v_pages[page, head], sums, rows)
+        for row in range(rows):
+            target = out[first + row // heads, head, part + row % heads]
+            inverse = np.float32(1) / total[row]
+            for d in range(dim):
+                target[d] = sums[row, d] * inverse
+
+
+@numba.njit(cache=True)
+def write(k_pages, v_pages, k, v, slot):
+    """Keys and values `[T, kv_heads, head_dim]` into their slots; page 0 is padding's, and nobody reads it."""
+    tokens, heads, dim = k.shape
+    page_size = v_pages.shape[2]
+    for t in range(tokens):
+        if slot[t] >= page_size:
+            page, at = slot[t] // page_size, slot[t] % page_size
+            for head in range(heads):
+                for d in range(dim):
+                    k_pages[page, head, d, at] = k[t, head, d]
+                    v_pages[page, head, at, d] = v[t, head, d]

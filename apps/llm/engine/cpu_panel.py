@@ -1,0 +1,143 @@
+"""A small matrix product in vector registers: the inner loop of the CPU attention's kernels.
+
+`out[rows, cols] += a[rows, n] @ b[n, cols]`, with `a` and `out` in float32 and `b` as the cache keeps it (bfloat16
+bits, float32 or int8), widened as it is loaded. Numba leaves vectorizing to LLVM's loop vectorizer, which would load
+and store every partial sum; this writes the vector instructions itself, through llvmlite.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16  # float32 in a vector of 512 bits; narrower machines use several registers
+
+FLOAT = ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+
+
+def _widen(builder: ir.IRBuilder, address: ir.Value, element: types.Type) -> ir.Value:
+    """Load LANES elements of `b` as float32."""
+    if element == types.float32:
+        return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
+    bits = ir.VectorType(ir.IntType(element.bitwidth), LANES)
+    loaded = builder.load(builder.inttoptr(address, bits.as_pointer()), align=1)
+    words = ir.VectorType(ir.IntType(32), LANES)
+    if element == types.uint16:
+        shift = ir.Constant(words, [16] * LANES)
+        return builder.bitcast(builder.shl(builder.zext(loaded, words), shift), VECTOR)
+    return builder.sitofp(loaded, VECTOR)
+
+
+def _tile(rows: int, groups: int) -> Any:
+    """The product for `rows` rows and `groups * LANES` columns: all sums stay in registers.
+
+    `tile(like_b, a, b, out, n, a_stride, b_stride, out_stride)`: a value of b's type, addresses, strides in elements.
+    """
+
+    @intrinsic
+    def tile(typing_context, like_b, a, b, out, n, a_stride, b_stride, out_stride):
+        def build(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+            _, a, b, out, n, a_stride, b_stride, out_stride = args
+            word = ir.IntType(64)
+            size = ir.Constant(word, like_b.bitwidth // 8)
+            four = ir.Constant(word, 4)
+            fma = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fma.v{LANES}f32"
+            )
+
+            def at(base: ir.Value, row: ir.Value, stride: ir.Value, column: int, size: ir.Constant) -> ir.Value:
+                index = builder.add(builder.mul(row, stride), ir.Constant(word, column))
+                return builder.add(base, builder.mul(index, size))
+
+            def splat(address: ir.Value) -> ir.Value:
+                scalar = builder.load(builder.inttoptr(address, FLOAT.as_pointer()), align=4)
+                undefined = ir.Constant(VECTOR, ir.Undefined)
+                first = builder.insert_element(undefined, scalar, ir.IntType(32)(0))
+                return builder.shuffle_vector(
+                    first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+                )
+
+            cells = [(r, g) for r in range(rows) for g in range(groups)]
+            places, sums = {}, {}
+            for r, g in cells:
+                address = at(out, ir.Constant(word, r), out_stride, g * LANES, four)
+                places[r, g] = builder.inttoptr(address, VECTOR.as_pointer())
+                sums[r, g] = cgutils.alloca_once(builder, VECTOR)
+                builder.store(builder.load(places[r, g], align=4), sums[r, g])
+            with cgutils.for_range(builder, n, intp=word) as loop:
+                vectors = [_widen(builder, at(b, loop.index, b_stride, g * LANES, size), like_b) for g in range(groups)]
+                for r in range(rows):
+                    row = at(a, ir.Constant(word, r), a_stride, 0, four)
+                    scalar = splat(builder.add(row, builder.mul(loop.index, four)))
+                    for g in range(groups):
+                        builder.store(builder.call(fma, (scalar, vectors[g], builder.load(sums[r, g]))), sums[r, g])
+            for cell in cells:
+                builder.store(builder.load(sums[cell]), places[cell], align=4)
+            return context.get_dummy_value()
+
+        return types.void(like_b, *[types.int64] * 7), build
+
+    return tile
+
+
+_tile_4x2, _tile_2x2, _tile_1x2, _tile_4x1, _tile_1x1 = _tile(4, 2), _tile(2, 2), _tile(1, 2), _tile(4, 1), _tile(1, 1)
+
+
+@numba.njit(cache=True)
+def panel(a, b, out, rows):
+    """`out[:rows] += a[:rows] @ b`: `a [rows, n]`, `b [n, cols]`, `out [rows, cols]`, cols a multiple of LANES.
+
+    A row's sum runs over n in order, whatever rows are computed beside it.
+    """
+    n, cols = b.shape
+    kind = b.dtype.type(0)
+    size = b.itemsize
+    a_stride, b_stride, out_stride = a.strides[0] // 4, b.strides[0] // size, out.strides[0] // 4
+    a_data, b_data, out_data = np.int64(a.ctypes.data), np.int64(b.ctypes.data), np.int64(out.ctypes.data)
+    column = 0
+    while column < cols:
+        x, to, y = a_data, out_data + column * 4, b_data + column * size
+        wide = cols - column >= 2 * LANES
+        row = 0
+        while row < rows:
+            step = 4 if rows - row >= 4 else (2 if wide and rows - row >= 2 else 1)
+            if wide and step == 4:
+                _tile_4x2(kind, x, y, to, n, a_stride, b_stride, out_stride)
+            elif wide and step == 2:
+                _tile_2x2(kind, x, y, to, n, a_stride, b_stride, out_stride)
+            elif wide:
+                _tile_1x2(kind, x, y, to, n, a_stride, b_stride, out_stride)
+            elif step == 4:
+                _tile_4x1(kind, x, y, to, n, a_stride, b_stride, out_stride)
+            else:
+                _tile_1x1(kind, x, y, to, n, a_stride, b_stride, out_stride)
+            row, x, to = row + step, x + step * a_stride * 4, to + step * out_stride * 4
+        column += 2 * LANES if wide else LANES
+
+
+@intrinsic
+def _prefetch_line(typing_context, address):
+    def build(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        number = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [pointer, number, number, number]), "llvm.prefetch.p0"
+        )
+        read, keep, data = number(0), number(3), number(1)
+        builder.call(function, (builder.inttoptr(args[0], pointer), read, keep, data))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), build
+
+
+@numba.njit(cache=True)
+def prefetch(b):
+    """Start to bring a contiguous array into the core's cache. (A page ends before the hardware notices it.)"""
+    address = np.int64(b.ctypes.data)
+    for line in range(0, b.size * b.itemsize, 64):
+        _prefetch_line(address + line)

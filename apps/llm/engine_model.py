@@ -1,0 +1,103 @@
+"""The Model whose engine runs in this process."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from apps.llm.engine import Engine, EngineStats, Generation, Output, SamplingParams
+from apps.llm.metrics import Metrics
+
+log = logging.getLogger("podslice")
+
+LONG_TEXT = 20_000
+"""Characters from which tokenizing takes long enough (milliseconds) to be kept off the event loop."""
+
+
+class EngineModel:
+    def __init__(self, name: str, engine: Engine, step_deadline_s: float):
+        self.name, self.created, self.max_model_len = name, int(time.time()), engine.max_model_len
+        self._engine, self._step_deadline_s = engine, step_deadline_s
+        self._metrics = Metrics(name)
+
+    async def encode(self, text: str) -> list[int]:
+        if len(text) > LONG_TEXT:
+            return await asyncio.to_thread(self._engine.tokenizer.encode, text)
+        return self._engine.tokenizer.encode(text)
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        return self._engine.tokenizer.decode(token_ids)
+
+    async def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if sum(len(message["content"]) for message in messages) > LONG_TEXT:
+            return await asyncio.to_thread(self._engine.chat_prompt, messages)
+        return self._engine.chat_prompt(messages)
+
+    async def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> "EngineStream":
+        began = time.monotonic()
+        if isinstance(prompt, str):
+            prompt = await self.encode(prompt)
+        loop = asyncio.get_running_loop()
+        if params.json_schema is None:
+            generation = self._engine.submit(prompt, params, loop)
+        else:  # compiling a schema can take long
+            submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop)
+            try:
+                generation = await asyncio.shield(submitted)
+            except asyncio.CancelledError:
+                submitted.add_done_callback(_abort_unread)
+                raise
+        return EngineStream(generation, self._metrics, began)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def check(self) -> None:
+        self._engine.check(self._step_deadline_s)
+
+    def shutdown(self) -> None:
+        self._engine.shutdown()
+
+    async def report_forever(self) -> None:
+        """Publishes the engine's counters every second, and logs a line every ten while there is work."""
+        try:
+            while True:
+                await asyncio.sleep(1)
+                self._metrics.publish(self._engine.stats())
+        except Exception:
+            log.exception("metrics are no longer published")
+
+
+def _abort_unread(submitted: "asyncio.Future[Generation]") -> None:
+    if not submitted.cancelled() and submitted.exception() is None:
+        submitted.result().abort()
+
+
+class EngineStream:
+    """A Generation whose reader's waiting times are measured."""
+
+    def __init__(self, generation: Generation, metrics: Metrics, began: float):
+        self._generation, self._metrics, self._began = generation, metrics, began
+        self.prompt_tokens = len(generation.prompt_ids)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._generation.cached_tokens
+
+    async def batches(self) -> AsyncIterator[list[Output]]:
+        first = last = None
+        tokens = 0
+        async for outputs in self._generation.batches():
+            last = time.monotonic()
+            if first is None:
+                first = last
+                self._metrics.first_token(first - self._began)
+            for output in outputs:
+                tokens += len(output.token_ids)
+            yield outputs
+        answers = self._generation.params.n
+        if first is not None and tokens > answers:
+            self._metrics.answered((last - first) / (tokens / answers - 1))
+
+    def abort(self) -> None:
+        self._generation.abort()

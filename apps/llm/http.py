@@ -1,0 +1,63 @@
+"""The HTTP application: the faces, side by side, and what belongs to none of them."""
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from apps.llm.api_keys import RequireKey
+from apps.llm.engine import EngineStopped
+from apps.llm.jetstream import jetstream_router
+from apps.llm.model import Models
+from apps.llm.openai import openai_router
+from apps.llm.openai_errors import OpenAIError
+
+log = logging.getLogger("podslice")
+
+
+def http_app(models: Models, key_digests: frozenset[bytes] = frozenset()) -> FastAPI:
+    """An ASGI application that answers for these models; with digests, only to those who hold a key."""
+    app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.")
+    app.include_router(openai_router(models), tags=["OpenAI"])
+    app.include_router(jetstream_router(models), tags=["JetStream"])
+
+    @app.get("/health", tags=["Server"])
+    @app.get("/healthz", include_in_schema=False)
+    async def health() -> Response:
+        """Whether each model can answer, and how busy it is."""
+        report: dict[str, Any] = {}
+        well = True
+        for name, model in models.items():
+            report[name] = asdict(model.stats())
+            try:
+                model.check()
+            except EngineStopped as error:
+                well, report[name]["failure"] = False, str(error)
+        return JSONResponse({"status": "ok" if well else "failed", "models": report}, 200 if well else 503)
+
+    @app.exception_handler(OpenAIError)
+    async def refused(request: Request, error: OpenAIError) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def not_found(request: Request, error: HTTPException) -> Response:
+        hint = {404: f"There is nothing at {request.url.path}.", 405: f"{request.url.path} has no {request.method}."}
+        message = hint.get(error.status_code, str(error.detail))
+        response = OpenAIError(error.status_code, message).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        return OpenAIError(500, "The server failed; its log says why.", None, "internal_error").response()
+
+    if key_digests:
+        app.add_middleware(
+            RequireKey,
+            digests=key_digests,
+            refused=lambda message: OpenAIError(401, message, None, "invalid_api_key").response(),
+        )
+    return app

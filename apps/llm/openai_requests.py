@@ -1,0 +1,181 @@
+"""Bodies of OpenAI's completions and chat completions, with vLLM's further sampling fields.
+
+Types are strict, as OpenAI's are ("0.5" is no number); null means absent; fields that are not named here are ignored.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from apps.llm.engine import SamplingParams
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat goes on as far as the context allows
+MAX_PROMPTS = 256
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class JsonSchema(Body):
+    name: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is needed with type json_schema")
+        return self
+
+    def constraint(self) -> dict[str, Any] | None:
+        """The JSON schema to follow; {} for any JSON object, None for free text."""
+        if self.type == "text":
+            return None
+        return self.json_schema.schema_ if self.json_schema else {}
+
+
+class SamplingBody(Body):
+    """The fields that both endpoints have. Ranges are the engine's to check."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    stop: str | list[str] | None = None
+    # From here on named as in SamplingParams:
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    n: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _of_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("stream_options may only be given with stream: true")
+        return value
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, **values: Any) -> SamplingParams:
+        """The engine's parameters; `values` are what the endpoints word each in its own way."""
+        for field in SAME_NAME:
+            if (value := getattr(self, field)) is not None:
+                values.setdefault(field, value)
+        if self.stop is not None:
+            values["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.response_format is not None:
+            values["json_schema"] = self.response_format.constraint()
+        if self.include_stop_str_in_output:
+            values["include_stop_text"] = True
+        return SamplingParams(**values)
+
+
+SAME_NAME = tuple(
+    field for field in SamplingBody.model_fields if field in SamplingParams.__dataclass_fields__ and field != "stop"
+)
+
+
+class CompletionBody(SamplingBody):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _some_prompts(cls, value: Any) -> Any:
+        if isinstance(value, list) and value and not isinstance(value[0], int) and len(value) > MAX_PROMPTS:
+            raise ValueError(f"at most {MAX_PROMPTS} prompts in a request")
+        return value
+
+    @field_validator("echo", "suffix", "best_of")
+    @classmethod
+    def _offered(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "suffix" and value:
+            raise ValueError("suffix is not supported: this server continues a text, it does not insert into it")
+        if info.field_name == "best_of" and value not in (None, info.data.get("n") or 1):
+            raise ValueError("best_of is not supported: ask for n answers and choose")
+        if info.field_name == "echo" and value and info.data.get("logprobs") is not None:
+            raise ValueError("echo is not supported together with logprobs")
+        return value
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Engine's field -> the client's, where they differ."""
+        return {"json_schema": "response_format"}
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry for each prompt of the request."""
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+    def params(self) -> SamplingParams:
+        return self.sampling(logprobs=self.logprobs)
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+
+    def plain(self) -> dict[str, str]:
+        content = self.content or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        # OpenAI's newer name for the system role; chat templates know the old one.
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatBody(SamplingBody):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+
+    @field_validator("tools", "top_logprobs")
+    @classmethod
+    def _offered(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "tools" and value:
+            raise ValueError("tools are not supported")
+        if info.field_name == "top_logprobs" and value is not None and not info.data.get("logprobs"):
+            raise ValueError("top_logprobs may only be given with logprobs: true")
+        return value
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Engine's field -> the client's, where they differ."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"json_schema": "response_format", "prompt": "messages", "logprobs": "top_logprobs", "max_tokens": limit}
+
+    def params(self) -> SamplingParams:
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)

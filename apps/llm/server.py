@@ -1,0 +1,91 @@
+"""The Serve deployment: one replica is one engine and the HTTP faces in front of it."""
+
+import asyncio
+import gc
+import logging
+import os
+from typing import Any
+
+from ray import serve
+
+from apps.llm.api_keys import digest, keys_from_environment
+from ray_configs.llm import LLMConfig
+
+RETRY_AFTER_S = 2.0
+
+
+def deployment(config: LLMConfig) -> serve.Application:
+    """Binds LLMServer with the deployment options that follow from the config."""
+    # Keys travel as digests: no pickle, log or process listing of the cluster holds one.
+    keys = frozenset(digest(key.get_secret_value()) for key in config.api_keys)
+    return LLMServer.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
+
+
+def options(config: LLMConfig) -> dict[str, Any]:
+    """What Serve needs to know of the config: how many replicas, what each takes, when it is full, ill or done."""
+    actor: dict[str, Any] = {"num_cpus": config.num_cpus}
+    if config.slice is not None:
+        actor["resources"] = {"TPU": config.slice.chips}
+    if config.max_replicas > config.min_replicas:
+        scale: dict[str, Any] = {
+            "autoscaling_config": {
+                "min_replicas": config.min_replicas,
+                "max_replicas": config.max_replicas,
+                "target_ongoing_requests": config.target_ongoing_requests,
+            }
+        }
+    else:
+        scale = {"num_replicas": config.min_replicas}
+    return scale | {
+        "ray_actor_options": actor,
+        "max_ongoing_requests": config.max_ongoing_requests,
+        "max_queued_requests": config.max_queued_requests,
+        "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
+        "health_check_period_s": 3,  # three failures in a row, and the replica is replaced
+        "health_check_timeout_s": 30,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_timeout_s": config.drain_timeout_s,
+        # One line of the server's own every few seconds says more than one for each request, and costs less.
+        "logging_config": {"enable_access_log": False},
+    }
+
+
+@serve.deployment
+@serve.ingress()
+class LLMServer:
+    """A replica. Serve makes it, asks `check_health` every few seconds, and deletes it when its requests are done."""
+
+    async def __init__(self, config: LLMConfig, key_digests: frozenset[bytes] = frozenset()):
+        log = logging.getLogger("podslice")
+        log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
+        log.setLevel(logging.INFO)
+        # Must be known before jax is imported. With TPUs, the CPU backend stays: some of jax's own code asks for it.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
+        self._keys = key_digests | keys_from_environment()
+        # In a thread: Serve's control calls share this event loop.
+        self._model = await asyncio.to_thread(self._load, config)
+        # What exists now lives as long as the replica: the garbage collector need not walk it again and again.
+        gc.collect()
+        gc.freeze()
+        self._reports = asyncio.create_task(self._model.report_forever())
+
+    @staticmethod
+    def _load(config: LLMConfig) -> Any:
+        from apps.llm.engine import Engine
+        from apps.llm.engine_model import EngineModel
+
+        return EngineModel(config.served_name, Engine.load(config), config.health_step_deadline_s)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        from apps.llm.http import http_app
+
+        return http_app({self._model.name: self._model}, self._keys)
+
+    async def check_health(self) -> None:
+        """Raises EngineStopped when the engine's loop is dead or stuck; after three times Serve replaces it."""
+        self._model.check()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_reports"):
+            self._reports.cancel()
+            self._model.shutdown()

@@ -1,0 +1,53 @@
+"""What tests of several rooms share: one Ray cluster with Serve, started when the first test asks for it."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+# Read when Ray is imported. Ray 2.60 guards a new local cluster with a token that it writes into the home directory.
+os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """Address of a Ray cluster on this machine, with this process connected. Logical CPUs are plenty."""
+    # Beside a server that someone runs on this machine, on the usual ports.
+    for name in ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT"):
+        os.environ[f"RAY_SERVE_{name}"] = str(free_port())
+    import ray
+
+    from apps.llm.direct_ingress import prefer_direct_ingress
+
+    prefer_direct_ingress()
+    context = ray.init(
+        address="local",
+        num_cpus=16,
+        include_dashboard=False,
+        log_to_driver=False,
+        namespace="serve",
+        object_store_memory=200 * 2**20,
+        _system_config={"metrics_report_interval_ms": 1000},
+    )
+    yield context.address_info["address"]
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def serve_url(ray_cluster: str) -> Iterator[str]:
+    """Where Serve's HTTP answers, on a port of its own; each application has its own route prefix under it."""
+    from ray import serve
+
+    port = free_port()
+    serve.start(http_options={"port": port})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()

@@ -1,0 +1,206 @@
+"""Both attentions against a dense one written down plainly, against each other, and in any company."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.sharding import Mesh
+
+from apps.llm.engine import attention
+from apps.llm.engine.attention import AttentionSpec, KVScales
+from apps.llm.engine.attention_pallas import PallasAttention
+from apps.llm.engine.attention_xla import XlaAttention
+from apps.llm.engine.step import StepShape
+
+MESH = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+SPEC = AttentionSpec(kv_heads=2, group=2, head_dim=32, page_size=16, scale=0.3)
+OTHER = {"softcap": 3.0, "window": 150, "page_size": 128}
+LONGEST = 384  # positions that a page table covers
+BATCHES = {  # (tokens in the cache after the step, tokens that the step computes), decodes first
+    "decodes": ((300, 1), (1, 1), (128, 1), (129, 1), (17, 1)),
+    "prefills": ((33, 33), (2, 2), (20, 20)),
+    "chunks": ((180, 30), (140, 13), (129, 16)),
+    "mixed": ((200, 1), (16, 1), (5, 1), (300, 37), (1, 1), (19, 19)),
+}
+
+
+@dataclass
+class Case:
+    """A step's queries, keys and values, and what the cache holds from before."""
+
+    lengths: Sequence[tuple[int, int]]  # (kv_len, q_len) of each sequence
+    q: list[np.ndarray]  # each [q_len, kv_heads, group, head_dim]
+    k: list[np.ndarray]  # each [kv_len, kv_heads, head_dim]
+    v: list[np.ndarray]
+
+
+def make(lengths: Sequence[tuple[int, int]], spec: AttentionSpec = SPEC) -> Case:
+    """A sequence's numbers follow from its lengths alone, so that they are the same in any batch."""
+
+    def draw(kind: int, length: int, kv_len: int, *shape: int) -> np.ndarray:
+        return np.random.default_rng([kind, kv_len]).normal(size=(length, *shape)).astype(np.float32) * 1.5
+
+    heads = spec.kv_heads, spec.head_dim
+    return Case(
+        lengths,
+        [draw(0, n, m, spec.kv_heads, spec.group, spec.head_dim) for m, n in lengths],
+        [draw(1, m, m, *heads) for m, _ in lengths],
+        [draw(2, m, m, *heads) for m, _ in lengths],
+    )
+
+
+def dense(case: Case, spec: AttentionSpec) -> list[np.ndarray]:
+    outputs = []
+    for (kv_len, q_len), q, k, v in zip(case.lengths, case.q, case.k, case.v):
+        scores = np.einsum("qhgd,khd->hgqk", q.astype(np.float64), k) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * np.tanh(scores / spec.softcap)
+        query, key = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None]
+        seen = key <= query
+        if spec.window is not None:
+            seen &= key > query - spec.window
+        weights = np.where(seen, np.exp(scores - scores.max(axis=-1, keepdims=True)), 0)
+        weights /= weights.sum(axis=-1, keepdims=True)
+        outputs.append(np.einsum("hgqk,khd->qhgd", weights, v))
+    return outputs
+
+
+@cache
+def program(impl: Any, spec: AttentionSpec, shape: StepShape):
+    @jax.jit
+    def run(q, k, v, pages, packed, scales):
+        batch = shape.unpack(packed)
+        return attention.attend(impl, q, k, v, pages, impl.plan(batch, spec), batch, spec, MESH, scales)
+
+    return run
+
+
+def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dtype=np.float32, scales=None):
+    """The same through the paged cache: past keys lie there already, the step's own are written by it."""
+    shape = StepShape(*shape, LONGEST // spec.page_size)
+    step, per_seq = shape.host(), LONGEST // spec.page_size
+    order = np.random.default_rng(3).permutation(np.arange(1, shape.seqs * per_seq + 1))
+    stored = np.int8 if scales is not None else dtype
+    past_k = np.zeros((len(order) + 1, spec.page_size, spec.kv_heads, spec.head_dim), stored)
+    past_v = np.zeros_like(past_k)
+
+    def keep(x: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
+        return x.astype(dtype) if scale is None else np.clip(np.round(x / np.asarray(scale)), -127, 127)
+
+    for i, (kv_len, q_len) in enumerate(case.lengths):
+        pages, at = order[i * per_seq : (i + 1) * per_seq], np.arange(kv_len - q_len)
+        slot = pages[at // spec.page_size], at % spec.page_size
+        past_k[slot] = keep(case.k[i][: len(at)], scales and scales.k)
+        past_v[slot] = keep(case.v[i][: len(at)], scales and scales.v)
+        step.add([0] * q_len, kv_len, pages[: -(-kv_len // spec.page_size)], q_len == 1)
+    if isinstance(impl, PallasAttention):
+        pages = np.stack([past_k, past_v], axis=3).reshape(*past_k.shape[:2], 2 * spec.kv_heads, -1)
+        want = impl.cache(spec, len(pages), jnp.dtype(stored))
+        pages = np.pad(pages, [(0, b - a) for a, b in zip(pages.shape, want.shape)])
+    else:
+        if stored == ml_dtypes.bfloat16:
+            past_k, past_v = past_k.view(np.uint16), past_v.view(np.uint16)
+        pages = attention_xla_cache(impl, spec, past_k, past_v)
+
+    def new(parts: list[np.ndarray]) -> np.ndarray:
+        tokens = np.concatenate([part[len(part) - n :] for part, (_, n) in zip(parts, case.lengths)])
+        return np.pad(tokens, ((0, shape.tokens - len(tokens)), *[(0, 0)] * (tokens.ndim - 1))).astype(dtype)
+
+    out, _ = program(impl, spec, shape)(new(case.q), new(case.k), new(case.v), pages, step.packed, scales)
+    cuts = np.cumsum([0, *(n for _, n in case.lengths)])
+    return [np.asarray(out[start:stop]) for start, stop in zip(cuts, cuts[1:])]
+
+
+def attention_xla_cache(impl: XlaAttention, spec: AttentionSpec, k: np.ndarray, v: np.ndarray) -> Any:
+    want = impl.cache(spec, len(k), jnp.dtype(jnp.bfloat16 if k.dtype == np.uint16 else k.dtype))
+    return type(want)(*(part.reshape(shape.shape) for part, shape in zip((k, v), want)))
+
+
+def assert_close(got: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
+    scale = max(np.abs(part).max() for part in wanted)
+    for mine, other in zip(got, wanted):
+        assert np.abs(mine.astype(np.float64) - other).max() <= tolerance * scale
+
+
+XLA, PALLAS = XlaAttention(), PallasAttention()
+SHAPES = {"decodes": (8, 8), "prefills": (64, 8), "chunks": (64, 8), "mixed": (64, 8)}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"window": 24, "page_size": 32}, OTHER, {"kv_heads": 1, "group": 3}],
+    ids=str,
+)
+def test_xla_is_the_dense_one(name: str, changes: dict) -> None:
+    spec = replace(SPEC, **changes)
+    case = make(BATCHES[name], spec)
+    assert_close(paged(case, XLA, spec, SHAPES[name]), dense(case, spec), 2e-6)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_int8_cache(name: str) -> None:
+    case, rng = make(BATCHES[name]), np.random.default_rng(0)
+    scales = KVScales(*(rng.uniform(0.03, 0.06, (SPEC.kv_heads, SPEC.head_dim)).astype(np.float32) for _ in "kv"))
+    rounded = replace(
+        case,
+        k=[np.clip(np.round(k / scales.k), -127, 127) * scales.k for k in case.k],
+        v=[np.clip(np.round(v / scales.v), -127, 127) * scales.v for v in case.v],
+    )
+    assert_close(paged(case, XLA, SPEC, SHAPES[name], scales=scales), dense(rounded, SPEC), 1e-5)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pallas kernels run on the CPU. (`force_tpu_interpret_mode` cannot reshape a reference, as this kernel does.)"""
+    monkeypatch.setattr(pl, "pallas_call", partial(pl.pallas_call, interpret=True))
+    # jax 0.10: the interpreter asks a literal index for its shape.
+    monkeypatch.setattr("jax._src.literals.TypedInt.shape", (), raising=False)
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=str)
+def test_pallas_kernel_agrees(name: str, changes: dict, interpreted: None) -> None:
+    spec = replace(SPEC, **changes)
+    case = make(BATCHES[name], spec)
+    kernel = paged(case, PALLAS, spec, SHAPES[name])
+    assert_close(kernel, dense(case, spec), 1e-5)
+    assert_close(kernel, paged(case, XLA, spec, SHAPES[name]), 1e-5)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_pallas_kernel_agrees_in_the_types_of_a_tpu(int8: bool, interpreted: None) -> None:
+    case, scale = make(BATCHES["mixed"]), np.full((SPEC.kv_heads, SPEC.head_dim), 0.05, np.float32)
+    scales = KVScales(scale, scale) if int8 else None
+    kernel, plain = (paged(case, impl, SPEC, (64, 8), ml_dtypes.bfloat16, scales) for impl in (PALLAS, XLA))
+    assert_close(kernel, [part.astype(np.float64) for part in plain], 0.02)
+    assert_close(kernel, dense(case, SPEC), 0.05)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_decode_gives_the_same_bits_in_any_batch(dtype: Any) -> None:
+    for mine in BATCHES["decodes"]:
+        (alone,) = paged(make([mine]), XLA, SPEC, (8, 8), dtype)
+        others = [other for other in BATCHES["decodes"] if other != mine]
+        for place, crowd in enumerate(((8, 8), (8, 8), (64, 8), (64, 8))):
+            batch = [*others[:place], mine, *others[place:]]
+            if crowd == (64, 8):
+                batch += [(300, 37), (19, 19)]
+            assert (paged(make(batch), XLA, SPEC, crowd, dtype)[place] == alone).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_position_gives_the_same_bits_however_the_prompt_is_cut(dtype: Any) -> None:
+    whole = paged(make([(60, 60)]), XLA, SPEC, (64, 8), dtype)[0]
+    full = make([(60, 60)])
+    for start, stop in ((0, 20), (20, 60), (31, 32), (59, 60), (7, 45)):
+        part = Case([(stop, stop - start)], [full.q[0][start:stop]], [full.k[0][:stop]], [full.v[0][:stop]])
+        for shape in ((64, 8), (8, 8)) if stop - start == 1 else ((64, 8),):
+            assert (paged(part, XLA, SPEC, shape, dtype)[0] == whole[start:stop]).all()

@@ -1,0 +1,102 @@
+"""Every family's logits against transformers' own float32 model: prefill in two chunks, then 16 decode steps."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from transformers import AutoModelForCausalLM
+
+from apps.llm.engine import architecture
+from apps.llm.engine.checkpoint import Checkpoint
+from apps.llm.engine.executor import LocalExecutor, use_compile_cache
+from apps.llm.engine.step import StepShape
+from ray_configs.llm import EngineConfig
+
+CHUNKS, DECODES = (90, 60), 16  # tokens: more than one block of keys, more than the sliding windows
+
+
+class Stepper:
+    """Runs one sequence through the decoder as the executor's step does, and shows every token's logits."""
+
+    def __init__(self, folder: Path, compile_cache: str, **settings: Any):
+        use_compile_cache(compile_cache)
+        config = EngineConfig(**(tiny_models.SMALL | {"model": str(folder), "max_model_len": 192} | settings))
+        checkpoint = Checkpoint(config.model)
+        arch = architecture.from_hf_config(checkpoint.json("config.json"))
+        self.executor = LocalExecutor(config, arch, checkpoint, config.max_model_len)
+        self.executor.make_cache([5, 6, 7])
+        self._run = jax.jit(self._step, static_argnames="shape", donate_argnums=1)
+        self.kv_len = 0
+
+    def _step(self, weights, caches, kv_scales, packed, shape: StepShape):
+        batch, decoder = shape.unpack(packed), self.executor.decoder
+        hidden, caches = decoder.hidden(weights, batch, batch.tokens, caches, kv_scales)
+        return decoder.logits(weights, hidden), caches
+
+    def __call__(self, tokens: list[int]) -> np.ndarray:
+        """`[tokens, vocab]` for the next tokens, which follow those of the calls before."""
+        size = 8 if len(tokens) == 1 else max(CHUNKS)
+        shape = StepShape(size, 8, self.executor.max_pages)
+        self.kv_len += len(tokens)
+        step = shape.host()
+        pages = range(3, 3 + -(-self.kv_len // self.executor.config.page_size))
+        step.add(tokens, self.kv_len, pages, decoding=False)
+        out, self.executor.caches = self._run(
+            self.executor.params, self.executor.caches, self.executor.kv_scales, step.packed, shape
+        )
+        return np.asarray(out)[: len(tokens)]
+
+
+def worst_error(stepper: Stepper, model: Any) -> float:
+    """Largest difference of a logit from the reference's, in parts of the largest logit, over all steps."""
+    ids = torch.randint(2, tiny_models.VOCAB, (sum(CHUNKS) + DECODES,), generator=torch.Generator().manual_seed(1))
+    ids = ids.tolist()
+    cuts = np.cumsum([0, *CHUNKS, *[1] * DECODES])
+    ours = np.concatenate([stepper(ids[start:stop]) for start, stop in zip(cuts, cuts[1:])])
+    reference = tiny_models.logits(model, ids).numpy()
+    return float(np.abs(ours - reference).max() / np.abs(reference).max())
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_logits(family: str, tmp_path: Path, compile_cache: str) -> None:
+    model = tiny_models.make(family)
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+
+
+def test_several_files(tmp_path: Path, compile_cache: str) -> None:
+    model = tiny_models.make("llama3")
+    tiny_models.save(model, tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+
+
+def test_bfloat16_checkpoint(tmp_path: Path, compile_cache: str) -> None:
+    tiny_models.save(tiny_models.make("llama3").to(torch.bfloat16), tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+    rough = worst_error(Stepper(tmp_path, compile_cache, dtype="bfloat16"), model)
+    assert 1e-4 < rough <= 0.06
+
+
+def test_biases_of_llama(tmp_path: Path, compile_cache: str) -> None:
+    model = tiny_models.make("llama3", attention_bias=True, mlp_bias=True)
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+
+
+def test_windows_of_qwen(tmp_path: Path, compile_cache: str) -> None:
+    model = tiny_models.make("qwen2", use_sliding_window=True, sliding_window=40, max_window_layers=1)
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+
+
+def test_linear_rope(tmp_path: Path, compile_cache: str) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    model = tiny_models.make("llama3", rope_parameters=rope)
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4

@@ -1,0 +1,103 @@
+"""The page pool: who holds a page, which contents can be found again, and that the books balance."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apps.llm.engine.pages import PagePool, page_hash
+
+
+def test_a_name_stands_for_the_whole_prefix() -> None:
+    assert page_hash(b"", [1, 2]) == page_hash(b"", (1, 2))
+    assert page_hash(page_hash(b"", [1]), [3]) != page_hash(page_hash(b"", [2]), [3])
+
+
+def test_page_zero_is_never_given_out() -> None:
+    pool = PagePool(5)
+    assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
+    assert pool.allocate(1) is None
+    assert pool.allocate(0) == []
+
+
+def test_all_or_nothing() -> None:
+    pool = PagePool(4)
+    assert pool.allocate(4) is None
+    assert (pool.free, pool.used) == (3, 0)
+
+
+def test_released_pages_are_found_by_name() -> None:
+    pool = PagePool(4)
+    (page,) = pool.allocate(1)
+    pool.publish(page, b"a")
+    pool.release([page])
+    assert pool.match([b"a", b"b"]) == [page]
+    assert pool.match([b"b", b"a"]) == [], "a match is a run from the first name on"
+    pool.check([page])
+
+
+def test_without_reuse_nothing_is_found() -> None:
+    pool = PagePool(4, reuse=False)
+    (page,) = pool.allocate(1)
+    pool.publish(page, b"a")
+    assert pool.match([b"a"]) == []
+
+
+def test_least_recently_used_contents_go_first_and_a_prefix_outlives_what_followed() -> None:
+    pool = PagePool(5)
+    first, second = pool.allocate(2), pool.allocate(2)
+    for page, name in zip(first + second, [b"a1", b"a2", b"b1", b"b2"]):
+        pool.publish(page, name)
+    pool.release(first)
+    pool.release(second)
+    assert pool.allocate(1) == [first[1]], "the end of the oldest sequence"
+    held = pool.match([b"a1", b"a2"])
+    assert held == first[:1]
+    assert pool.allocate(2) == [second[1], second[0]]
+
+
+def test_unnamed_pages_go_before_named_ones() -> None:
+    pool = PagePool(4)
+    pages = pool.allocate(3)
+    pool.publish(pages[0], b"a")
+    pool.release(pages)
+    assert set(pool.allocate(2)) == set(pages[1:])
+    assert pool.match([b"a"]) == pages[:1]
+
+
+def test_the_first_page_of_a_name_stays() -> None:
+    pool = PagePool(4)
+    first, second = pool.allocate(2)
+    pool.publish(first, b"a")
+    pool.publish(second, b"a")
+    pool.release([first, second])
+    assert pool.match([b"a"]) == [first]
+
+
+def test_check_sees_a_lost_page() -> None:
+    pool = PagePool(4)
+    pages = pool.allocate(2)
+    pool.check(pages)
+    with pytest.raises(AssertionError):
+        pool.check(pages[:1])
+    with pytest.raises(AssertionError):
+        pool.check([*pages, pages[0]])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["allocate", "release", "publish", "match"]), st.integers(0, 5)), max_size=60)
+)
+def test_books_balance(operations: list[tuple[str, int]]) -> None:
+    pool, holders = PagePool(8), []
+    for operation, number in operations:
+        if operation == "allocate":
+            if (pages := pool.allocate(number)) is not None:
+                assert len(set(pages)) == number
+                holders.append(pages)
+        elif operation == "match":
+            holders.append(pool.match([bytes([number]), bytes([number + 1])]))
+        elif holders and operation == "release":
+            pool.release(holders.pop(number % len(holders)))
+        elif holders and holders[-1]:
+            pool.publish(holders[-1][number % len(holders[-1])], bytes([number]))
+        pool.check(page for pages in holders for page in pages)

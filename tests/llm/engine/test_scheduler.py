@@ -1,0 +1,174 @@
+"""The scheduler against a pretended device, under random submits, aborts and shortage of pages.
+
+The device keeps, in each slot of each page, the whole prefix that the key there was computed from. So a wrong page,
+a page written by two, a position computed too late or a prefix wrongly shared shows at once as a wrong prefix.
+"""
+
+from collections import Counter, deque
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from apps.llm.engine.pages import PagePool
+from apps.llm.engine.request import Generation, SamplingParams
+from apps.llm.engine.scheduler import UNREAD, Scheduler, Sequence, Work
+
+PAGE = 4
+EOS = 0
+
+
+class Device:
+    """Computes steps in the order in which they are launched."""
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[int, int], tuple[int, ...]] = {}  # (page, offset) -> tokens up to and with this one
+        self.last_token: dict[int, int] = {}  # by row
+        self.truth: dict[Sequence, list[int]] = {}  # every token, sampled ones included
+
+    def launch(self, work: list[Work]) -> list[tuple[Work, int]]:
+        for item in work:
+            seq, tokens = item.seq, self.truth[item.seq]
+            known = [self.last_token[seq.row]] if item.decoding else seq.tokens[item.start : item.stop]
+            assert known == tokens[item.start : item.stop]
+            for position in range(item.start, item.stop):
+                slot = seq.pages[position // PAGE], position % PAGE
+                assert slot[0] != 0
+                self.slots[slot] = tuple(tokens[: position + 1])
+        samples = []
+        for item in work:
+            seq, tokens = item.seq, self.truth[item.seq]
+            for position in range(item.stop):
+                found = self.slots[seq.pages[position // PAGE], position % PAGE]
+                assert found == tuple(tokens[: position + 1]), "reads what another sequence wrote"
+            token = hash(tuple(tokens[: item.stop])) % 13
+            if item.samples:
+                assert len(tokens) == item.stop, "each token is sampled once"
+                tokens.append(token)
+                self.last_token[seq.row] = token
+            samples.append((item, token))
+        return samples
+
+
+class Serving(RuleBasedStateMachine):
+    @initialize(pages=st.integers(5, 14), batch=st.integers(1, 4), budget=st.integers(4, 20), reuse=st.booleans())
+    def start(self, pages: int, batch: int, budget: int, reuse: bool) -> None:
+        self.scheduler = Scheduler(PagePool(pages, reuse), PAGE, batch, max(budget, batch))
+        self.longest = (pages - 1) * PAGE
+        self.device = Device()
+        self.open: list[Sequence] = []
+        self.pending: list[tuple[Work, int]] = []
+        self.stops: dict[Sequence, int] = {}  # where the sequence's computed tokens end, since it last entered
+
+    @rule(
+        prompt=st.lists(st.sampled_from([7, 8]), min_size=1, max_size=30),
+        answer=st.integers(1, 20),
+        lockstep=st.booleans(),
+    )
+    def submit(self, prompt: list[int], answer: int, lockstep: bool) -> None:
+        prompt = prompt[: self.longest - 1]
+        limit = min(len(prompt) + answer, self.longest)
+        seq = Sequence(Generation(prompt, SamplingParams()), 0, limit, 0, list(prompt), len(prompt), lockstep=lockstep)
+        self.device.truth[seq] = list(prompt)
+        self.open.append(seq)
+        self.scheduler.add(seq)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 100))
+    def abort(self, which: int) -> None:
+        self.scheduler.finish(self.open.pop(which % len(self.open)))
+
+    @rule()
+    def step(self) -> None:
+        """One turn of the engine's loop: schedule, launch, read the step before."""
+        expected = [seq for seq in self.scheduler.running if seq.decoding and seq.ready]
+        preemptions = self.scheduler.preemptions
+        work = self.scheduler.schedule()
+        self.check_work(work, expected, preempted=self.scheduler.preemptions > preemptions)
+        launched = self.device.launch(work)
+        for item, token in self.pending:
+            seq = item.seq
+            if not item.samples or seq.done:
+                continue
+            self.scheduler.fill_in(seq, token)
+            known = [token for token in seq.tokens if token != UNREAD]
+            assert known == self.device.truth[seq][: len(known)]
+            if token == EOS or len(known) >= seq.limit:
+                self.scheduler.finish(seq)
+                self.open.remove(seq)
+        self.pending = launched
+
+    def check_work(self, work: list[Work], expected: list[Sequence], preempted: bool) -> None:
+        kinds = [item.decoding for item in work]
+        assert kinds == sorted(kinds, reverse=True), "decodes come first"
+        assert sum(item.stop - item.start for item in work) <= self.scheduler.max_step_tokens
+        rows = [item.seq.row for item in work]
+        assert len(set(rows)) == len(rows) <= self.scheduler.max_batch and None not in rows
+        planned = {item.seq for item in work}
+        assert preempted or set(expected) <= planned, "whoever can decode does"
+        for seq in self.scheduler.entered:
+            matched = next(item.start for item in work if item.seq is seq)
+            assert matched % PAGE == 0
+            self.stops[seq] = matched
+        self.scheduler.entered.clear()
+        for item in work:
+            assert item.start == self.stops[item.seq] < item.stop, "each position is computed once"
+            assert not item.decoding or item.stop == item.start + 1
+            self.stops[item.seq] = item.stop
+        holders = Counter(page for seq in self.scheduler.running for page in seq.pages)
+        written = [item.seq.pages[at // PAGE] for item in work for at in range(item.start, item.stop)]
+        assert all(holders[page] == 1 for page in written if self.fresh(page)), "nobody writes to a shared page"
+
+    def fresh(self, page: int) -> bool:
+        return page not in self.scheduler.pool._hash_of
+
+    @invariant()
+    def pages_add_up(self) -> None:
+        self.scheduler.check()
+        shared = Counter(page for seq in self.scheduler.running for page in seq.pages)
+        published = self.scheduler.pool._hash_of
+        assert all(page in published for page, count in shared.items() if count > 1)
+        assert len(self.scheduler.running) <= self.scheduler.max_batch
+
+    def teardown(self) -> None:
+        """No sequence starves, and nothing is held once all have ended."""
+        left = sum(seq.limit for seq in self.open)
+        for _ in range(20 * left + 20):
+            self.step()
+            self.pages_add_up()
+            if not self.open and not self.pending:
+                break
+        assert not self.open, "a sequence starves"
+        assert self.scheduler.pool.used == 0 and self.scheduler.pool.free == self.scheduler.pool.total - 1
+
+
+Serving.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestServing = Serving.TestCase
+
+
+def test_shortage_preempts_the_youngest_and_keeps_its_answer() -> None:
+    machine = Serving()
+    machine.start(pages=6, batch=3, budget=20, reuse=True)
+    for first in (7, 8, 9):
+        machine.submit([first] * 4, 15, False)
+    order: deque[Sequence] = deque()
+    for _ in range(200):
+        before = list(machine.open)
+        machine.step()
+        order += [seq for seq in before if seq not in machine.open]
+    assert machine.scheduler.preemptions > 0
+    assert len(order) == 3
+    machine.teardown()
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_known_prefix_is_not_computed_again(reuse: bool) -> None:
+    machine = Serving()
+    machine.start(pages=14, batch=2, budget=20, reuse=reuse)
+    for _ in range(2):
+        machine.submit([7] * 13, 2, False)
+        for _ in range(8):
+            machine.step()
+    assert machine.scheduler.prefix_hit_tokens == (12 if reuse else 0)
+    machine.teardown()

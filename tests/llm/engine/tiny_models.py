@@ -1,0 +1,117 @@
+"""Random models of every family, small enough to compile in a second, and their torch reference."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+VOCAB = 320  # 256 bytes, the special tokens and some merges
+SMALL: dict[str, Any] = {  # engine settings under which few programs compile
+    "dtype": "float32",
+    "page_size": 16,
+    "pages": 64,
+    "max_batch_size": 8,
+    "max_step_tokens": 16,
+    "max_model_len": 128,
+}
+LAYERS, HIDDEN = 2, 64
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+THETA_5E5 = {"rope_type": "default", "rope_theta": 500000.0}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, what differs from SIZES
+    "llama2": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
+    "llama3": ("Llama", {"rope_parameters": THETA_5E5, "tie_word_embeddings": False}),
+    "llama3.2": ("Llama", {"rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True, "head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": 40, "num_hidden_layers": 3}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh"}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 40,
+            "attn_logit_softcapping": 2.0,  # low, so that scores and logits reach it
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+}
+
+
+def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
+    """A float32 model in which every weight matters: matrices keep the signal's size, norms and biases vary."""
+    kind, differences = FAMILIES[family]
+    config = getattr(transformers, f"{kind}Config")(**(SIZES | differences | changes))
+    config._attn_implementation = "eager"  # the other implementations leave soft caps out
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=random)
+            if name.endswith("norm.weight"):
+                weight.copy_(noise * 0.3 + (0.0 if "gemma" in family else 1.0))
+            elif name.endswith("bias"):
+                weight.copy_(noise * 0.5)
+            else:
+                fan_in = HIDDEN if "embed" not in name else 1 if "gemma" not in family else HIDDEN
+                weight.copy_(noise * fan_in**-0.5)
+    return model
+
+
+def save(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> Path:
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def logits(model: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """The reference: `[tokens, vocab]` float32 of one pass over the whole sequence."""
+    with torch.no_grad():
+        return model(torch.tensor([ids]), use_cache=False).logits[0].float()
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A byte-level BPE that knows a few words, <s> before every prompt, </s> as the end."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog; the days of the week " * 3], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """For a test that needs a process of its own: this one's environment, the repository importable."""
+    root = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | changes

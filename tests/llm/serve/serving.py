@@ -1,0 +1,65 @@
+"""Ways to serve the demo model for a test: `serve run` as a user would, or without Ray where only HTTP matters."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+REPOSITORY = Path(__file__).parents[3]
+SMALL = {"max_batch_size": 4, "max_step_tokens": 64}  # few programs to compile, and the same ones everywhere
+MODEL = "podslice-demo"
+
+
+def serve_cli(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+    """Runs `serve` from the repository's root."""
+    command = [sys.executable, "-m", "ray.serve.scripts", *arguments]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout_s)
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """An engine and its HTTP application in this process."""
+
+    url: str
+    engine: Any
+    model: Any
+
+
+@contextmanager
+def local_server(**config: Any) -> Iterator[LocalServer]:
+    """The application without Ray around it: for what needs a hand on the engine."""
+    from apps.llm.engine import Engine
+    from apps.llm.engine_model import EngineModel
+    from apps.llm.http import http_app
+    from ray_configs.llm import EngineConfig
+
+    engine = Engine.load(EngineConfig(**SMALL, **config))
+    model = EngineModel(MODEL, engine, step_deadline_s=60)
+    server = uvicorn.Server(uvicorn.Config(http_app({MODEL: model}), port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield LocalServer(f"http://127.0.0.1:{port}", engine, model)
+    finally:
+        engine.shutdown()
+        server.should_exit = True
+        thread.join(10)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 10) -> Any:
+    """The first true value of the condition; fails the test after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return value

@@ -1,0 +1,45 @@
+"""A client that leaves frees its request, streamed or not, however its packets came."""
+
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+LONG = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
+
+
+def leave(url: str, path: str, body: dict, split: bool) -> None:
+    """Sends a request, waits until it runs, and closes the connection."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port)) as connection:
+        connection.sendall(head)
+        if split:
+            time.sleep(0.05)
+        connection.sendall(content)
+        deadline = time.monotonic() + 10
+        while not httpx.get(f"{url}/health").json()["models"]["podslice-demo"]["running"]:
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one packet", "body apart"])
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        ("/v1/completions", {"stream": True}),
+        ("/v1/completions", {"stream": False}),
+        ("/v1/completions", {"n": 2, "prompt": ["x", "y"]}),
+        ("/generate", {"prompt": "Count from one to ninety.", "stream": False}),
+    ],
+    ids=["stream", "whole", "many", "jetstream"],
+)
+def test_leaving_frees_the_request(llm_url, stats, path, extra, split):
+    before = stats()["generated_tokens"]
+    leave(llm_url, path, LONG | extra, split)
+    deadline = time.monotonic() + 2
+    while (now := stats())["running"] or now["waiting"]:
+        assert time.monotonic() < deadline, "still running"
+    assert now["pages_used"] == 0
+    assert now["generated_tokens"] - before < 2000  # of 1000 to 4000 that nobody would have read

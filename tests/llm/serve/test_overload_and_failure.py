@@ -1,0 +1,94 @@
+"""A full queue, an engine that fails, and API keys: without Ray, with a hand on the engine."""
+
+import asyncio
+import json
+
+import httpx
+import openai
+import pytest
+from serving import MODEL, local_server, wait_until
+
+from apps.llm.api_keys import digest, keys_from_environment
+from apps.llm.engine import EngineStopped
+from apps.llm.http import http_app
+
+ENDLESS = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with local_server(max_waiting=2) as server:
+        yield server
+
+
+def test_a_full_queue_answers_429(server):
+    url = f"{server.url}/v1/completions"
+    with httpx.stream("POST", url, json=ENDLESS | {"n": 4}) as running:
+        next(running.iter_lines())
+
+        async def overload() -> tuple[httpx.Response, httpx.Response]:
+            async with httpx.AsyncClient() as client:
+                queued = asyncio.create_task(client.post(url, json=ENDLESS | {"n": 2}))
+                while server.engine.stats().waiting < 2:
+                    await asyncio.sleep(0.01)
+                replies = await client.post(url, json=ENDLESS), await client.post(f"{server.url}/generate", json={})
+                queued.cancel()
+                return replies
+
+        openai_reply, jetstream = asyncio.run(overload())
+    assert openai_reply.status_code == 429 and int(openai_reply.headers["retry-after"]) >= 1
+    assert openai_reply.json()["error"]["code"] == "rate_limit_exceeded"
+    assert jetstream.status_code == 429 and jetstream.json()["detail"] and "retry-after" in jetstream.headers
+    wait_until(lambda: server.engine.stats().pages_used == 0)
+    assert httpx.post(url, json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_keys(server):
+    app = http_app({MODEL: server.model}, frozenset({digest("right"), digest("also right")}))
+
+    def ask(key: str | None, path: str = "/v1/models") -> httpx.Response:
+        async def call() -> httpx.Response:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+                return await client.get(path, headers={"Authorization": key} if key else {})
+
+        return asyncio.run(call())
+
+    assert ask("Bearer right").status_code == ask("bearer also right").status_code == 200
+    for refused in (None, "Bearer wrong", "Bearer", "Basic right", "Bearer righ", "Bearer rightright"):
+        reply = ask(refused)
+        assert reply.status_code == 401 and reply.headers["www-authenticate"] == "Bearer"
+        assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert ask(None, "/generate").status_code == 401  # not even which methods there are
+    assert ask(None, "/healthcheck").status_code == ask(None, "/health").status_code == 200
+
+
+def test_keys_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PODSLICE_API_KEYS", "one, two,")
+    assert keys_from_environment() == {digest("one"), digest("two")}
+    monkeypatch.delenv("PODSLICE_API_KEYS")
+    assert keys_from_environment() == frozenset()
+
+
+def test_an_engine_that_fails_says_so_to_everyone():
+    with local_server() as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        stream = client.completions.create(
+            model=MODEL, prompt="x", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
+        )
+        assert next(stream).choices[0] is not None
+
+        def broken(*_):
+            raise RuntimeError("the device is gone")
+
+        server.engine._executor.launch = broken
+        with pytest.raises(openai.APIError, match="the device is gone"):  # an event, not silence
+            list(stream)
+        with pytest.raises(EngineStopped, match="the device is gone"):
+            server.model.check()
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.completions.create(model=MODEL, prompt="x")
+        assert refused.value.status_code == 503 and int(refused.value.response.headers["retry-after"]) >= 1
+        health = httpx.get(f"{server.url}/health")
+        assert health.status_code == 503 and "device" in json.dumps(health.json())
+        assert httpx.get(f"{server.url}/healthcheck").status_code == 500
+        assert httpx.post(f"{server.url}/generate", json={}).status_code == 503
