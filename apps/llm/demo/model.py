@@ -7,7 +7,7 @@ loads the same files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,62 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 Params = dict[str, jax.Array]
+Matmul = Callable[[jax.Array, jax.Array], jax.Array]
+"""From [rows, in] and a weight [out, in] to [rows, out]."""
+
+
+def exact(x: jax.Array, w: jax.Array) -> jax.Array:
+    """x [rows, in] times w [out, in], in float32."""
+    return _dot(x, w, 1, 1)
+
+
+@jax.custom_vjp
+def fast(x: jax.Array, w: jax.Array) -> jax.Array:
+    """As `exact`, of operands rounded to bfloat16 and summed in float32, so are its gradients.
+
+    Two-dimensional dots of this kind are what XLA gives to the matrix units of a CPU (AMX): there they are
+    several times as fast as float32, and bfloat16 results or more dimensions are not.
+    """
+    return _dot(_half(x), _half(w), 1, 1)
+
+
+def _half(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.bfloat16)
+
+
+def _dot(x: jax.Array, y: jax.Array, of_x: int, of_y: int) -> jax.Array:
+    contracted = (((of_x,), (of_y,)), ((), ()))
+    return jax.lax.dot_general(x, y, contracted, preferred_element_type=jnp.float32)
+
+
+def _fast_forward(x, w):
+    x, w = _half(x), _half(w)
+    return _dot(x, w, 1, 1), (x, w)
+
+
+def _fast_backward(kept, dy):
+    x, w = kept
+    dy = _half(dy)
+    return _dot(dy, w, 1, 0), _dot(dy, x, 0, 0)
+
+
+fast.defvjp(_fast_forward, _fast_backward)
+
+
+def orthogonalised(x: jax.Array) -> jax.Array:
+    """About the nearest matrix to `x` [rows, columns] whose singular values are all one.
+
+    Five Newton-Schulz iterations with Muon's coefficients, which bring the values between 0.7 and 1.2 or so.
+    """
+    a, b, c = 3.4445, -4.7750, 2.0315
+    if x.shape[0] > x.shape[1]:
+        return orthogonalised(x.T).T
+    x = x / (jnp.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        gram = fast(x, x)
+        factor = b * gram + c * fast(gram, gram)  # gram is symmetric: times its transpose is times itself
+        x = a * x + _dot(_half(factor), _half(x), 1, 0)
+    return x
 
 
 @dataclass(frozen=True)
@@ -39,14 +95,13 @@ class ModelConfig:
 class Weight:
     """One parameter: shape as used here, initial standard deviation (None: ones), HF name.
 
-    Parameters of layers carry a leading [layers] axis here and one HF tensor for each layer;
-    matrices are [in, out] here and [out, in] in the HF files.
+    Parameters of layers carry a leading [layers] axis here and are one HF tensor for each layer;
+    matrices are [out, in], here and there.
     """
 
     shape: tuple[int, ...]
     std: float | None
     hf_name: str
-    transposed: bool = False
 
 
 def weights(config: ModelConfig) -> dict[str, Weight]:
@@ -61,14 +116,14 @@ def weights(config: ModelConfig) -> dict[str, Weight]:
         "embed": Weight((c.vocab_size, d), into, "model.embed_tokens.weight"),
         "final_norm": Weight((d,), None, "model.norm.weight"),
         "attn_norm": Weight((n, d), None, layer + "input_layernorm.weight"),
-        "wq": Weight((n, d, q), into, layer + "self_attn.q_proj.weight", True),
-        "wk": Weight((n, d, kv), into, layer + "self_attn.k_proj.weight", True),
-        "wv": Weight((n, d, kv), into, layer + "self_attn.v_proj.weight", True),
-        "wo": Weight((n, q, d), out, layer + "self_attn.o_proj.weight", True),
+        "wq": Weight((n, q, d), into, layer + "self_attn.q_proj.weight"),
+        "wk": Weight((n, kv, d), into, layer + "self_attn.k_proj.weight"),
+        "wv": Weight((n, kv, d), into, layer + "self_attn.v_proj.weight"),
+        "wo": Weight((n, d, q), out, layer + "self_attn.o_proj.weight"),
         "mlp_norm": Weight((n, d), None, layer + "post_attention_layernorm.weight"),
-        "gate": Weight((n, d, f), into, layer + "mlp.gate_proj.weight", True),
-        "up": Weight((n, d, f), into, layer + "mlp.up_proj.weight", True),
-        "down": Weight((n, f, d), out, layer + "mlp.down_proj.weight", True),
+        "gate": Weight((n, f, d), into, layer + "mlp.gate_proj.weight"),
+        "up": Weight((n, f, d), into, layer + "mlp.up_proj.weight"),
+        "down": Weight((n, d, f), out, layer + "mlp.down_proj.weight"),
     }
 
 
@@ -84,14 +139,15 @@ def init_params(config: ModelConfig, key: jax.Array) -> Params:
     return params
 
 
-def forward(
+def hidden_states(
     params: Params,
     config: ModelConfig,
     tokens: jax.Array,
     positions: jax.Array,
     segments: jax.Array,
+    matmul: Matmul,
 ) -> jax.Array:
-    """Logits [batch, seq, vocab] of tokens [batch, seq].
+    """What the last layer makes of tokens [batch, seq]: [batch * seq, hidden].
 
     `positions` [batch, seq] restart at 0 in every document; a token sees the tokens before it
     that have its own number in `segments` [batch, seq], so packed documents do not see
@@ -101,13 +157,24 @@ def forward(
     causal = jnp.tril(jnp.ones((seq, seq), bool))
     mask = causal & (segments[:, :, None] == segments[:, None, :])  # [batch, query, key]
     cos, sin = _rope(config, positions)
-    x = params["embed"][tokens]
+    x = params["embed"][tokens.reshape(-1)]
     # Unrolled: so few layers compile in seconds either way.
     for n in range(config.num_hidden_layers):
         layer = {name: value[n] for name, value in params.items() if name not in OUTER}
-        x = x + _attention(config, layer, _norm(x, layer["attn_norm"], config), cos, sin, mask)
-        x = x + _mlp(layer, _norm(x, layer["mlp_norm"], config))
-    return _norm(x, params["final_norm"], config) @ params["embed"].T
+        x = x + _attention(config, layer, _norm(x, layer["attn_norm"], config), cos, sin, mask, matmul)
+        x = x + _mlp(layer, _norm(x, layer["mlp_norm"], config), matmul)
+    return x
+
+
+def logits_of(params: Params, config: ModelConfig, hidden: jax.Array, matmul: Matmul) -> jax.Array:
+    """Logits [rows, vocab] of hidden states [rows, hidden]."""
+    return matmul(_norm(hidden, params["final_norm"], config), params["embed"])
+
+
+def forward(params: Params, config: ModelConfig, tokens, positions, segments, matmul: Matmul = exact) -> jax.Array:
+    """Logits [batch, seq, vocab] of tokens [batch, seq]; see `hidden_states`."""
+    hidden = hidden_states(params, config, tokens, positions, segments, matmul)
+    return logits_of(params, config, hidden, matmul).reshape(*tokens.shape, -1)
 
 
 OUTER = ("embed", "final_norm")
@@ -131,42 +198,43 @@ def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-def _attention(config, layer, x, cos, sin, mask) -> jax.Array:
-    batch, seq, _ = x.shape
+def _attention(config, layer, x, cos, sin, mask, matmul) -> jax.Array:
+    batch, seq = mask.shape[:2]
     kv, group = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
 
     def heads(w: jax.Array) -> jax.Array:  # [batch, heads, seq, head_dim]
-        return (x @ w).reshape(batch, seq, -1, config.head_dim).transpose(0, 2, 1, 3)
+        return matmul(x, w).reshape(batch, seq, -1, config.head_dim).transpose(0, 2, 1, 3)
 
     q = _rotate(heads(layer["wq"]), cos, sin).reshape(batch, kv, group * seq, config.head_dim)
     k, v = _rotate(heads(layer["wk"]), cos, sin), heads(layer["wv"])
+    # Batched dots so small are as fast in float32.
     scores = jnp.einsum("bkqd,bksd->bkqs", q, k) * config.head_dim**-0.5
     scores = scores.reshape(batch, kv, group, seq, seq)
     scores = jnp.where(mask[:, None, None], scores, -1e9)
     p = jax.nn.softmax(scores, axis=-1).reshape(batch, kv, group * seq, seq)
     out = jnp.einsum("bkqs,bksd->bkqd", p, v).reshape(batch, -1, seq, config.head_dim)
-    return out.transpose(0, 2, 1, 3).reshape(batch, seq, -1) @ layer["wo"]
+    return matmul(out.transpose(0, 2, 1, 3).reshape(batch * seq, -1), layer["wo"])
 
 
-def _mlp(layer, x) -> jax.Array:
-    return (jax.nn.silu(x @ layer["gate"]) * (x @ layer["up"])) @ layer["down"]
+def _mlp(layer, x, matmul) -> jax.Array:
+    return matmul(jax.nn.silu(matmul(x, layer["gate"])) * matmul(x, layer["up"]), layer["down"])
 
 
-def _hf_tensors(config: ModelConfig) -> Iterator[tuple[str, int | None, str, bool]]:
-    """(parameter, layer or None, HF tensor name, transposed) for each tensor of the files."""
+def _hf_tensors(config: ModelConfig) -> Iterator[tuple[str, int | None, str]]:
+    """(parameter, layer or None, HF tensor name) for each tensor of the files."""
     for name, weight in weights(config).items():
         layers = range(config.num_hidden_layers) if "{}" in weight.hf_name else (None,)
         for n in layers:
-            yield name, n, weight.hf_name.format(n), weight.transposed
+            yield name, n, weight.hf_name.format(n)
 
 
 def save_weights(folder: Path, config: ModelConfig, params: Params) -> None:
     """Writes `folder`/model.safetensors in bfloat16, in the Hugging Face Llama layout."""
     tensors = {}
-    for name, n, hf_name, transposed in _hf_tensors(config):
+    for name, n, hf_name in _hf_tensors(config):
         value = np.asarray(params[name].astype(jnp.bfloat16))
         value = value if n is None else value[n]
-        tensors[hf_name] = np.ascontiguousarray(value.T if transposed else value)
+        tensors[hf_name] = np.ascontiguousarray(value)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -176,8 +244,7 @@ def load_model(folder: Path) -> tuple[ModelConfig, Params]:
     config = ModelConfig(**{name: hf[name] for name in ModelConfig.__dataclass_fields__})
     tensors = load_file(folder / "model.safetensors")
     layers: dict[str, list[np.ndarray]] = {}
-    for name, _, hf_name, transposed in _hf_tensors(config):
-        value = tensors[hf_name].astype(np.float32)
-        layers.setdefault(name, []).append(value.T if transposed else value)
+    for name, _, hf_name in _hf_tensors(config):
+        layers.setdefault(name, []).append(tensors[hf_name].astype(np.float32))
     declared = weights(config)
     return config, {name: jnp.asarray(np.stack(parts).reshape(declared[name].shape)) for name, parts in layers.items()}

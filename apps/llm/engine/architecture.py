@@ -99,6 +99,13 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     if family not in FAMILIES:
         raise UnsupportedModel(f"config.json: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
 
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method")
+        raise UnsupportedModel(
+            f"config.json: quantization_config ({method}) is not supported: give the unquantized checkpoint, and ask "
+            "for int8 weights in the engine's config"
+        )
+
     def need(name: str, default: Any = None) -> Any:
         value = config.get(name, default)
         if value is None:
@@ -149,17 +156,20 @@ def _rope(config: Mapping[str, Any]) -> Rope:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(theta=theta)
-    if kind == "linear":
-        return Rope(theta=theta, kind="linear", factor=scaling["factor"])
-    if kind == "llama3":
-        return Rope(
-            theta=theta,
-            kind="llama3",
-            factor=scaling["factor"],
-            low_freq_factor=scaling["low_freq_factor"],
-            high_freq_factor=scaling["high_freq_factor"],
-            original_max_len=scaling["original_max_position_embeddings"],
-        )
+    try:
+        if kind == "linear":
+            return Rope(theta=theta, kind="linear", factor=scaling["factor"])
+        if kind == "llama3":
+            return Rope(
+                theta=theta,
+                kind="llama3",
+                factor=scaling["factor"],
+                low_freq_factor=scaling["low_freq_factor"],
+                high_freq_factor=scaling["high_freq_factor"],
+                original_max_len=scaling["original_max_position_embeddings"],
+            )
+    except KeyError as error:
+        raise UnsupportedModel(f"config.json: rope_type {kind!r} needs the field {error}") from error
     raise UnsupportedModel(f"config.json: rope_type {kind!r} is not supported; supported: default, linear, llama3")
 
 

@@ -59,6 +59,7 @@ class Checkpoint:
         self.location = _resolve(location)
         self._fs, self._root = fsspec.core.url_to_fs(self.location)
         self._local = isinstance(self._fs, fsspec.implementations.local.LocalFileSystem)
+        self._last_read: tuple[tuple[str, int, int] | None, bytes] = None, b""
         if not self._fs.isdir(self._root):
             raise CheckpointError(f"{location}: no such folder")
 
@@ -89,7 +90,10 @@ class Checkpoint:
         """All tensors by name, from the headers of all safetensors files."""
         index = self.json("model.safetensors.index.json", required=False)
         if index is not None:
-            files = sorted(set(index["weight_map"].values()))
+            try:
+                files = sorted(set(index["weight_map"].values()))
+            except (TypeError, AttributeError, KeyError) as error:
+                raise CheckpointError(f"{self.location}: model.safetensors.index.json has no weight_map") from error
         elif self._fs.isfile(f"{self._root}/model.safetensors"):
             files = ["model.safetensors"]
         else:
@@ -113,27 +117,33 @@ class Checkpoint:
             raise CheckpointError(f"{self.location}/{file} is no safetensors file or is cut short ({size} bytes)")
         try:
             header = json.loads(self._fs.cat_file(path, 8, 8 + length))
-        except ValueError as error:
-            raise CheckpointError(f"{self.location}/{file}: damaged safetensors header: {error}") from error
+            header.pop("__metadata__", None)
+            found = [
+                (name, info["dtype"], tuple(map(int, info["shape"])), 8 + length + first, 8 + length + last)
+                for name, info in header.items()
+                for first, last in [info["data_offsets"]]
+            ]
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(f"{self.location}/{file}: damaged safetensors header: {error!r}") from error
         entries = {}
-        for name, info in header.items():
-            if name == "__metadata__" or info["dtype"] not in DTYPES:
+        for name, kind, shape, start, stop in found:
+            if kind not in DTYPES:
                 continue  # integer tensors (position ids and the like) are never parameters here
-            dtype, shape = DTYPES[info["dtype"]], tuple(info["shape"])
-            start, stop = (8 + length + offset for offset in info["data_offsets"])
-            if stop > size or stop - start != math.prod(shape) * dtype.itemsize:
+            dtype = DTYPES[kind]
+            if start < 8 + length or stop > size or stop - start != math.prod(shape) * dtype.itemsize:
                 raise CheckpointError(
                     f"{self.location}/{file} is cut short or damaged: tensor {name} ends at byte {stop} of {size}"
                 )
             entries[name] = TensorEntry(file, dtype, shape, start, stop)
         return entries
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
-
-    def read(self, name: str, rows: slice = slice(None)) -> np.ndarray:
-        """Rows `[start, stop)` of a tensor. Local files are mapped, not copied: use or copy it before the next."""
+    def read(self, name: str, shape: tuple[int, ...], rows: slice = slice(None)) -> np.ndarray:
+        """Rows `[start, stop)` of a tensor of the given whole shape. Local files are mapped, not copied."""
         entry = self._entry(name)
+        if entry.shape != shape:
+            raise CheckpointError(
+                f"{self.location}/{entry.file}: tensor {name} has shape {entry.shape} where config.json means {shape}"
+            )
         first, last, _ = rows.indices(entry.shape[0])
         row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         start, count = entry.start + first * row_bytes, last - first
@@ -141,8 +151,10 @@ class Checkpoint:
         path = f"{self._root}/{entry.file}"
         if self._local:
             return np.memmap(path, np.uint8, "r", start, (count * row_bytes,)).view(entry.dtype).reshape(shape)
-        data = self._fs.cat_file(path, start, start + count * row_bytes)
-        return np.frombuffer(data, entry.dtype).reshape(shape)
+        # Devices that split a matrix by columns ask for the same rows one after the other.
+        if self._last_read[0] != (name, start, count):
+            self._last_read = (name, start, count), self._fs.cat_file(path, start, start + count * row_bytes)
+        return np.frombuffer(self._last_read[1], entry.dtype).reshape(shape)
 
     def _entry(self, name: str) -> TensorEntry:
         try:

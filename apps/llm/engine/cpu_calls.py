@@ -4,6 +4,8 @@ XLA passes buffers by its C interface for foreign functions (xla/ffi/api/c_api.h
 word by word, so that no C compiler is needed. Numba makes the handlers and keeps them on disk.
 """
 
+import logging
+import time
 from functools import cache
 from typing import Any
 
@@ -17,6 +19,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from apps.llm.engine.cpu_kernels import attend_unit, scratch, units, write
+
+log = logging.getLogger("podslice")
 
 # Words (8 bytes) of XLA_FFI_CallFrame, XLA_FFI_Buffer, XLA_FFI_Metadata_Extension and XLA_FFI_Metadata, XLA_FFI_Api.
 FRAME_EXTENSION, FRAME_API, FRAME_CONTEXT, FRAME_ARGS, FRAME_RESULTS = 1, 2, 3, 9, 14
@@ -212,6 +216,7 @@ ZEROS = {"bf16": np.uint16(0), "f32": np.float32(0), "int8": np.int8(0)}
 @cache
 def register(kind: str) -> None:
     """Compile the kernels for a kind of cache (or fetch them from Numba's own cache) and name them to XLA."""
+    began = time.monotonic()
     like = ZEROS[kind]
     handler, task = types.int64(types.int64), types.void(types.int64)
 
@@ -233,6 +238,7 @@ def register(kind: str) -> None:
     _alive.extend((helper, write, attend))
     jax.ffi.register_ffi_target(f"podslice_write_{kind}", jax.ffi.pycapsule(write.ctypes), platform="cpu")
     jax.ffi.register_ffi_target(f"podslice_attend_{kind}", jax.ffi.pycapsule(attend.ctypes), platform="cpu")
+    log.info("CPU attention kernels ready in %.1f s", time.monotonic() - began)
 
 
 _alive: list[Any] = []  # compiled functions that XLA holds by address

@@ -73,10 +73,12 @@ class Decoder:
             y = self._norm(x, layer["attention_norm"])
             qkv = linear(y, layer["qkv"], layer.get("qkv_bias"))
             qkv = qkv.reshape(len(y), self.heads.kv_heads, self.heads.group + 2, arch.head_dim)
-            q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
+            qk, v = qkv[:, :, :-1], qkv[:, :, -1]  # query heads and their key head turn by the same angles
             if arch.qk_norm:
-                q, k = self._norm(q, layer["q_norm"]), self._norm(k, layer["k_norm"])
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+                q_norm = jnp.broadcast_to(layer["q_norm"], (self.heads.group, arch.head_dim))
+                qk = self._norm(qk, jnp.concatenate([q_norm, layer["k_norm"][None]]))
+            qk = _rotate(qk, cos, sin)
+            q, k = qk[:, :, :-1], qk[:, :, -1]
             y, cache = attention.attend(self.impl, q, k, v, cache, plan, batch, spec, self.mesh, scales)
             y = linear(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"))
             if arch.post_norms:

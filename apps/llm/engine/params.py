@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.checkpoint import Checkpoint, CheckpointError
+from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.progress import bar
 from apps.llm.engine.quantization import QuantArray, Weight, quantize
 
@@ -76,7 +76,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
 
     def vector(name: str, size: int = hidden) -> Param:
         fill = 0.0 if arch.norm_plus_one or name.endswith("bias") else 1.0
-        return Param((size,), (None,), _plain(name), constant=fill)
+        return Param((size,), (None,), _plain(name, size), constant=fill)
 
     def layer(i: int) -> Params:
         prefix = f"model.layers.{i}"
@@ -86,18 +86,18 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             "qkv": Param(
                 (heads.kv_heads * (heads.group + 2) * dim, hidden),
                 ("kv_heads", "embed"),
-                _fused_qkv(attention, "weight", heads, dim),
+                _fused_qkv(attention, "weight", heads, dim, hidden),
                 matrix=True,
             ),
             "out": Param(
                 (hidden, heads.kv_heads * heads.group * dim),
                 ("embed", "kv_heads"),
-                _plain(f"{attention}.o_proj.weight"),
+                _plain(f"{attention}.o_proj.weight", hidden, heads.kv_heads * heads.group * dim),
                 matrix=True,
             ),
-            "gate": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.gate_proj.weight"), matrix=True),
-            "up": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.up_proj.weight"), matrix=True),
-            "down": Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight"), matrix=True),
+            "gate": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.gate_proj.weight", mlp, hidden), matrix=True),
+            "up": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.up_proj.weight", mlp, hidden), matrix=True),
+            "down": Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight", hidden, mlp), matrix=True),
         }
         if arch.post_norms:
             params["post_attention_norm"] = vector(f"{prefix}.post_attention_layernorm.weight")
@@ -119,34 +119,39 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params["out_bias"] = vector(f"{attention}.o_proj.bias")
         if arch.mlp_bias:
             for name in ("gate", "up"):
-                params[f"{name}_bias"] = Param((mlp,), ("mlp",), _plain(f"{feed}.{name}_proj.bias"), constant=0.0)
+                bias = _plain(f"{feed}.{name}_proj.bias", mlp)
+                params[f"{name}_bias"] = Param((mlp,), ("mlp",), bias, constant=0.0)
             params["down_bias"] = vector(f"{feed}.down_proj.bias")
         return params
 
     table = (arch.vocab_size, hidden)
     tree: Params = {
         # A table that is only looked up in, not multiplied with, gains nothing from int8.
-        "embed": Param(table, ("vocab", "embed"), _plain("model.embed_tokens.weight"), matrix=arch.tied_embeddings),
+        "embed": Param(
+            table, ("vocab", "embed"), _plain("model.embed_tokens.weight", *table), matrix=arch.tied_embeddings
+        ),
         "layers": [layer(i) for i in range(arch.num_layers)],
         "final_norm": vector("model.norm.weight"),
     }
     if not arch.tied_embeddings:
-        tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight"), matrix=True)
+        tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight", *table), matrix=True)
     return tree
 
 
-def _plain(name: str) -> Reader:
+def _plain(name: str, *shape: int) -> Reader:
     """One tensor as it lies in the file."""
 
     def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        return checkpoint.read(name, index[0])[(slice(None), *index[1:])]
+        return checkpoint.read(name, shape, index[0])[(slice(None), *index[1:])]
 
     return read
 
 
-def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int) -> Reader:
+def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int, *inputs: int) -> Reader:
     """q, k and v as one matrix, each key/value head after the query heads that use it."""
     rows_per_head = (heads.group + 2) * dim
+    q_shape = heads.kv_heads * heads.group * dim, *inputs
+    kv_shape = heads.kv_heads // heads.repeat * dim, *inputs
 
     def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
         first, last, _ = index[0].indices(heads.kv_heads * rows_per_head)
@@ -155,8 +160,8 @@ def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int) -> Reader
             source = kv_head // heads.repeat
             q = slice(kv_head * heads.group * dim, (kv_head + 1) * heads.group * dim)
             kv = slice(source * dim, (source + 1) * dim)
-            parts.append(checkpoint.read(f"{attention}.q_proj.{kind}", q))
-            parts.extend(checkpoint.read(f"{attention}.{name}_proj.{kind}", kv) for name in "kv")
+            parts.append(checkpoint.read(f"{attention}.q_proj.{kind}", q_shape, q))
+            parts.extend(checkpoint.read(f"{attention}.{name}_proj.{kind}", kv_shape, kv) for name in "kv")
         return np.concatenate(parts)[(slice(None), *index[1:])]
 
     return read
@@ -186,13 +191,7 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
         def read(param: Param) -> Weight:
             def shard(index: tuple[slice, ...] | None) -> np.ndarray:
                 index = index or (slice(None),) * len(param.shape)
-                part = param.read(checkpoint, index)
-                wanted = tuple(len(range(*s.indices(n))) for s, n in zip(index, param.shape))
-                if part.shape != wanted:
-                    raise CheckpointError(
-                        f"{checkpoint.location}: a tensor has shape {part.shape} where config.json means {wanted}"
-                    )
-                return np.ascontiguousarray(part).astype(dtype, copy=False)
+                return np.ascontiguousarray(param.read(checkpoint, index)).astype(dtype, copy=False)
 
             sharding = NamedSharding(mesh, param.spec(mesh))
             array = jax.make_array_from_callback(param.shape, sharding, shard)

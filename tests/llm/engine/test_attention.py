@@ -1,4 +1,4 @@
-"""Both attentions against a dense one written down plainly, against each other, and in any company."""
+"""The attentions against a dense one written down plainly, against each other, and in any company."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from apps.llm.engine import attention
 from apps.llm.engine.attention import AttentionSpec, KVScales
+from apps.llm.engine.attention_cpu import CpuAttention
 from apps.llm.engine.attention_pallas import PallasAttention
 from apps.llm.engine.attention_xla import XlaAttention
 from apps.llm.engine.step import StepShape
@@ -105,9 +106,10 @@ def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dt
         want = impl.cache(spec, len(pages), jnp.dtype(stored))
         pages = np.pad(pages, [(0, b - a) for a, b in zip(pages.shape, want.shape)])
     else:
-        if stored == ml_dtypes.bfloat16:
-            past_k, past_v = past_k.view(np.uint16), past_v.view(np.uint16)
-        pages = attention_xla_cache(impl, spec, past_k, past_v)
+        if isinstance(impl, CpuAttention):
+            past_k, past_v = past_k.transpose(0, 2, 3, 1), past_v.transpose(0, 2, 1, 3)
+        want = impl.cache(spec, len(past_k), jnp.dtype(stored))
+        pages = type(want)(*(np.ascontiguousarray(x).view(like.dtype) for x, like in zip((past_k, past_v), want)))
 
     def new(parts: list[np.ndarray]) -> np.ndarray:
         tokens = np.concatenate([part[len(part) - n :] for part, (_, n) in zip(parts, case.lengths)])
@@ -118,18 +120,14 @@ def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dt
     return [np.asarray(out[start:stop]) for start, stop in zip(cuts, cuts[1:])]
 
 
-def attention_xla_cache(impl: XlaAttention, spec: AttentionSpec, k: np.ndarray, v: np.ndarray) -> Any:
-    want = impl.cache(spec, len(k), jnp.dtype(jnp.bfloat16 if k.dtype == np.uint16 else k.dtype))
-    return type(want)(*(part.reshape(shape.shape) for part, shape in zip((k, v), want)))
-
-
 def assert_close(got: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
     scale = max(np.abs(part).max() for part in wanted)
     for mine, other in zip(got, wanted):
         assert np.abs(mine.astype(np.float64) - other).max() <= tolerance * scale
 
 
-XLA, PALLAS = XlaAttention(), PallasAttention()
+XLA, PALLAS, CPU = XlaAttention(), PallasAttention(), CpuAttention()
+HERE = pytest.mark.parametrize("impl", [XLA, CPU], ids=["xla", "cpu"])
 SHAPES = {"decodes": (8, 8), "prefills": (64, 8), "chunks": (64, 8), "mixed": (64, 8)}
 
 
@@ -139,14 +137,16 @@ SHAPES = {"decodes": (8, 8), "prefills": (64, 8), "chunks": (64, 8), "mixed": (6
     [{}, {"window": 24, "page_size": 32}, OTHER, {"kv_heads": 1, "group": 3}],
     ids=str,
 )
-def test_xla_is_the_dense_one(name: str, changes: dict) -> None:
+@HERE
+def test_it_is_the_dense_one(impl: Any, name: str, changes: dict) -> None:
     spec = replace(SPEC, **changes)
     case = make(BATCHES[name], spec)
-    assert_close(paged(case, XLA, spec, SHAPES[name]), dense(case, spec), 2e-6)
+    assert_close(paged(case, impl, spec, SHAPES[name]), dense(case, spec), 2e-6)
 
 
+@HERE
 @pytest.mark.parametrize("name", BATCHES)
-def test_int8_cache(name: str) -> None:
+def test_int8_cache(impl: Any, name: str) -> None:
     case, rng = make(BATCHES[name]), np.random.default_rng(0)
     scales = KVScales(*(rng.uniform(0.03, 0.06, (SPEC.kv_heads, SPEC.head_dim)).astype(np.float32) for _ in "kv"))
     rounded = replace(
@@ -154,7 +154,7 @@ def test_int8_cache(name: str) -> None:
         k=[np.clip(np.round(k / scales.k), -127, 127) * scales.k for k in case.k],
         v=[np.clip(np.round(v / scales.v), -127, 127) * scales.v for v in case.v],
     )
-    assert_close(paged(case, XLA, SPEC, SHAPES[name], scales=scales), dense(rounded, SPEC), 1e-5)
+    assert_close(paged(case, impl, SPEC, SHAPES[name], scales=scales), dense(rounded, SPEC), 1e-5)
 
 
 @pytest.fixture
@@ -184,23 +184,25 @@ def test_pallas_kernel_agrees_in_the_types_of_a_tpu(int8: bool, interpreted: Non
     assert_close(kernel, dense(case, SPEC), 0.05)
 
 
+@HERE
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_decode_gives_the_same_bits_in_any_batch(dtype: Any) -> None:
+def test_a_decode_gives_the_same_bits_in_any_batch(impl: Any, dtype: Any) -> None:
     for mine in BATCHES["decodes"]:
-        (alone,) = paged(make([mine]), XLA, SPEC, (8, 8), dtype)
+        (alone,) = paged(make([mine]), impl, SPEC, (8, 8), dtype)
         others = [other for other in BATCHES["decodes"] if other != mine]
         for place, crowd in enumerate(((8, 8), (8, 8), (64, 8), (64, 8))):
             batch = [*others[:place], mine, *others[place:]]
             if crowd == (64, 8):
                 batch += [(300, 37), (19, 19)]
-            assert (paged(make(batch), XLA, SPEC, crowd, dtype)[place] == alone).all()
+            assert (paged(make(batch), impl, SPEC, crowd, dtype)[place] == alone).all()
 
 
+@HERE
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_a_position_gives_the_same_bits_however_the_prompt_is_cut(dtype: Any) -> None:
-    whole = paged(make([(60, 60)]), XLA, SPEC, (64, 8), dtype)[0]
+def test_a_position_gives_the_same_bits_however_the_prompt_is_cut(impl: Any, dtype: Any) -> None:
+    whole = paged(make([(60, 60)]), impl, SPEC, (64, 8), dtype)[0]
     full = make([(60, 60)])
     for start, stop in ((0, 20), (20, 60), (31, 32), (59, 60), (7, 45)):
         part = Case([(stop, stop - start)], [full.q[0][start:stop]], [full.k[0][:stop]], [full.v[0][:stop]])
         for shape in ((64, 8), (8, 8)) if stop - start == 1 else ((64, 8),):
-            assert (paged(part, XLA, SPEC, shape, dtype)[0] == whole[start:stop]).all()
+            assert (paged(part, impl, SPEC, shape, dtype)[0] == whole[start:stop]).all()

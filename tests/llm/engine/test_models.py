@@ -24,11 +24,12 @@ class Stepper:
 
     def __init__(self, folder: Path, compile_cache: str, **settings: Any):
         use_compile_cache(compile_cache)
-        config = EngineConfig(**(tiny_models.SMALL | {"model": str(folder), "max_model_len": 192} | settings))
+        sizes = {"model": str(folder), "max_model_len": 192, "max_step_tokens": 512}
+        config = EngineConfig(**(tiny_models.SMALL | sizes | settings))
         checkpoint = Checkpoint(config.model)
         arch = architecture.from_hf_config(checkpoint.json("config.json"))
         self.executor = LocalExecutor(config, arch, checkpoint, config.max_model_len)
-        self.executor.make_cache([5, 6, 7])
+        self.executor.make_cache(list(range(2, tiny_models.VOCAB)))
         self._run = jax.jit(self._step, static_argnames="shape", donate_argnums=1)
         self.kv_len = 0
 

@@ -1,0 +1,215 @@
+"""Checkpoints wherever they lie, and whatever is wrong with them: each error names the file or the field."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import tiny_models
+from safetensors.numpy import load_file
+
+from apps.llm.engine import params
+from apps.llm.engine.architecture import UnsupportedModel, from_hf_config
+from apps.llm.engine.checkpoint import Checkpoint, CheckpointError
+from apps.llm.engine.params import HeadLayout
+
+
+@pytest.fixture
+def folder(llama: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return shutil.copytree(llama, tmp_path / "model")
+
+
+def config(folder: Path, **changes: object) -> None:
+    """Change config.json; a value of None takes the field out."""
+    file = folder / "config.json"
+    fields = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in fields.items() if value is not None}))
+
+
+def read(folder: Path | str) -> dict:
+    """Every parameter as numpy arrays, through the declarations, as loading does."""
+    checkpoint = Checkpoint(str(folder))
+    arch = from_hf_config(checkpoint.json("config.json"))
+    tree = params.declare(arch, HeadLayout.of(arch, 1))
+    return params._map(lambda param: np.array(param.read(checkpoint, (slice(None),) * len(param.shape))), tree)
+
+
+def rewrite_header(folder: Path, change: Callable[[dict], object]) -> None:
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header = json.dumps(change(header) or header).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+
+def truncate(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
+    "cut short": (lambda f: truncate(f / "model.safetensors", 30000), "model.safetensors is cut short.*tensor"),
+    "cut in the header": (lambda f: truncate(f / "model.safetensors", 100), "model.safetensors .*cut short"),
+    "empty": (lambda f: truncate(f / "model.safetensors", 0), "model.safetensors .*0 bytes"),
+    "damaged header": (
+        lambda f: (f / "model.safetensors").write_bytes((9).to_bytes(8, "little") + b'{"a": [}}' + b"x" * 99),
+        "model.safetensors: damaged",
+    ),
+    "a header of another form": (lambda f: rewrite_header(f, lambda h: ["x"]), "model.safetensors: damaged"),
+    "an entry without offsets": (
+        lambda f: rewrite_header(f, lambda h: h["lm_head.weight"].pop("data_offsets") and None),
+        "model.safetensors: damaged",
+    ),
+    "missing tensor": (
+        lambda f: rewrite_header(f, lambda h: h.pop("model.layers.1.mlp.up_proj.weight") and None),
+        "tensor model.layers.1.mlp.up_proj.weight is missing",
+    ),
+    "other sizes": (
+        lambda f: config(f, intermediate_size=97),
+        r"model.safetensors: tensor model.layers.0.mlp.down_proj.weight has shape \(64, 96\) .*\(64, 97\)",
+    ),
+    "fewer heads": (lambda f: config(f, num_attention_heads=2, num_key_value_heads=1), r"o_proj.weight has shape"),
+    "smaller vocabulary": (lambda f: config(f, vocab_size=300), r"embed_tokens.weight has shape \(320, 64\)"),
+    "pickled weights": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        "pickled weights are not read",
+    ),
+    "config that is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
+    "index without files": (
+        lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+        "model.safetensors.index.json",
+    ),
+    "index of an absent file": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002.safetensors"}}'),
+        "model-00002.safetensors, named in the index, is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_named(folder: Path, kind: str) -> None:
+    damage, message = DAMAGE[kind]
+    damage(folder)
+    with pytest.raises(CheckpointError, match=message):
+        read(folder)
+
+
+UNSUPPORTED = {
+    "model_type 'mixtral'": {"model_type": "mixtral"},
+    "rope_type 'llama3' needs the field 'factor'": {"rope_parameters": {"rope_type": "llama3"}},
+    "rope_type 'yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+    "hidden_act 'relu'": {"hidden_act": "relu"},
+    "'num_hidden_layers' is missing": {"num_hidden_layers": None},
+    "4 attention heads are no multiple of 3": {"num_key_value_heads": 3},
+    "quantization_config": {"quantization_config": {"quant_method": "gptq"}},
+}
+
+
+@pytest.mark.parametrize("message", UNSUPPORTED)
+def test_unsupported_models_are_named(folder: Path, message: str) -> None:
+    config(folder, **UNSUPPORTED[message])
+    with pytest.raises(UnsupportedModel, match=message):
+        read(folder)
+
+
+def test_configs_of_before_transformers_5() -> None:
+    old = {"model_type": "llama", "hidden_act": "silu"} | tiny_models.SIZES
+    scaling = {name: value for name, value in tiny_models.LLAMA3_ROPE.items() if name != "rope_theta"}
+    new = from_hf_config(old | {"rope_parameters": tiny_models.LLAMA3_ROPE})
+    assert from_hf_config(old | {"rope_theta": 500000.0, "rope_scaling": scaling}) == new
+    assert from_hf_config(old | {"rope_theta": 10000.0, "rope_scaling": None}) == from_hf_config(old)
+
+
+def test_no_such_place(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "absent"), "~/no/such/folder", "memory://absent"):
+        with pytest.raises(CheckpointError, match="no such folder"):
+            Checkpoint(place)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_remote_is_as_local(tmp_path: Path, shards: int) -> None:
+    options = {"max_shard_size": "100KB"} if shards > 1 else {}
+    tiny_models.save(tiny_models.make("qwen2"), tmp_path, **options)
+    tiny_models.save_tokenizer(tmp_path)
+    url = f"memory://models/{shards}"
+    fsspec.filesystem("memory").put(str(tmp_path), f"/models/{shards}", recursive=True)
+    local, remote = read(tmp_path), read(url)
+    params.jax.tree.map(np.testing.assert_array_equal, local, remote)
+    copied = Path(Checkpoint(url).tokenizer_folder())
+    assert (copied / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+
+
+def test_rows(llama: Path) -> None:
+    name = "model.layers.0.mlp.gate_proj.weight"
+    whole = load_file(llama / "model.safetensors")[name]
+    part = Checkpoint(str(llama)).read(name, (96, 64), slice(10, 30))
+    assert (part == whole[10:30]).all() and part.shape == (20, 64)
+
+
+class Hub(SimpleHTTPRequestHandler):
+    """Two of the hub's routes: a model's list of files, and the files."""
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def answer(self, body: bool) -> None:
+        path, files = self.path.split("?")[0], Path(self.directory)
+        headers = {"X-Repo-Commit": "c" * 40}
+        if path.startswith("/api/models/someone/tiny"):
+            siblings = [{"rfilename": file.name} for file in files.iterdir()]
+            sizes = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40} for f in files.iterdir()]
+            listing = {"id": "someone/tiny", "sha": "c" * 40, "siblings": siblings}
+            data = json.dumps(sizes if "/tree/" in path else listing).encode()
+            headers["Content-Type"] = "application/json"
+        elif path.startswith("/someone/tiny/resolve/") and (files / Path(path).name).is_file():
+            data = (files / Path(path).name).read_bytes()
+            headers["ETag"] = f'"{Path(path).name}"'
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        for name, value in (headers | {"Content-Length": str(len(data))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_hub_id(llama: Path, tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(llama)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    script = (
+        "from apps.llm.engine.checkpoint import Checkpoint, CheckpointError\n"
+        "print(Checkpoint('someone/tiny').read('model.norm.weight', (64,))[:3].tolist())\n"
+        "try:\n    Checkpoint('someone/else')\nexcept CheckpointError as error:\n    print(error)\n"
+    )
+    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env=tiny_models.environment(**hub, HF_HUB_DISABLE_XET="1", NO_PROXY="*"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    server.shutdown()
+    assert found.returncode == 0, found.stderr[-3000:]
+    weights, error = found.stdout.splitlines()[:2]
+    assert json.loads(weights) == load_file(llama / "model.safetensors")["model.norm.weight"][:3].tolist()
+    assert "someone/else: neither a local folder nor a model" in error

@@ -1,0 +1,55 @@
+"""The compiled step holds no second copy of the KV cache, on the CPU and on TPU slices that are not there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models
+import tpu_step
+from jax.sharding import Mesh
+
+from apps.llm.engine.architecture import from_hf_config
+from apps.llm.engine.step import StepShape
+
+NO_TPU_HERE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+
+
+def run(topology: str, *steps: str) -> subprocess.Popen:
+    """libtpu wants an environment of its own, set before JAX starts."""
+    command = [sys.executable, str(Path(tpu_step.__file__)), topology, *steps]
+    environment = tiny_models.environment(**NO_TPU_HERE)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.tpu_compile
+def test_the_whole_step_compiles_for_tpu_slices() -> None:
+    pytest.importorskip("libtpu")
+    slices = {"v5e:2x4": (8, "decode:int8", "prefill:bfloat16"), "v6e:2x2": (4, "decode:bfloat16", "prefill:int8")}
+    running = {name: run(name, *steps) for name, (_, *steps) in slices.items()}
+    for name, process in running.items():
+        out, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors[-3000:]
+        devices, *steps = slices[name]
+        found = [json.loads(line) for line in out.splitlines()]
+        assert [step["step"] for step in found] == steps
+        for step in found:
+            assert step["devices"] == devices
+            assert step["alias"] >= step["cache"], "the cache is donated"
+            assert step["temp"] < step["cache"] / 3, "and nowhere copied"
+
+
+@pytest.mark.parametrize("attention", ["auto", "xla"])
+@pytest.mark.parametrize("tokens", [64, 128])
+def test_the_cpu_keeps_one_cache(attention: str, tokens: int) -> None:
+    arch = from_hf_config(tpu_step.LLAMA3 | tiny_models.SIZES | {"head_dim": 64})
+    mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
+    found = tpu_step.memory(arch, mesh, attention, jnp.dtype(jnp.bfloat16), False, StepShape(tokens, tpu_step.BATCH, 16))
+    assert found["alias"] >= found["cache"]
+    assert found["temp"] < found["cache"]
+
+

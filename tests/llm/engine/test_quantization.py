@@ -1,0 +1,49 @@
+"""int8 weights and int8 KV cache: how far from full precision, and what they save."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_models
+from test_models import Stepper
+
+from apps.llm.engine.params import nbytes
+from apps.llm.engine.quantization import QuantArray, linear, quantize, rows
+
+
+def test_rounding() -> None:
+    weight = np.random.default_rng(0).normal(size=(24, 40)).astype(np.float32)
+    weight[3] = 0
+    quantized = quantize(jnp.array(weight))
+    assert quantized.values.dtype == jnp.int8 and quantized.scale.shape == (24,)
+    back = np.asarray(quantized.values * quantized.scale[:, None])
+    assert (np.abs(back - weight) <= np.abs(weight).max(axis=1, keepdims=True) / 254 + 1e-7).all()
+    x = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
+    assert np.allclose(linear(jnp.array(x), quantized), x @ back.T, rtol=1e-4, atol=1e-4)
+    assert np.allclose(rows(quantized, jnp.array([2, 7]), jnp.float32), back[[2, 7]], atol=1e-6)
+
+
+def outputs(folder: Path, compile_cache: str, **settings: str) -> tuple[np.ndarray, Stepper]:
+    stepper = Stepper(folder, compile_cache, **settings)
+    ids = np.random.default_rng(2).integers(2, tiny_models.VOCAB, 96).tolist()
+    return np.concatenate([stepper(ids[:90]), *(stepper([token]) for token in ids[90:])]), stepper
+
+
+@pytest.mark.parametrize("family", ["llama3", "gemma2"])
+def test_logits_stay_close(family: str, tmp_path: Path, compile_cache: str) -> None:
+    tiny_models.save(tiny_models.make(family), tmp_path)
+    plain, full = outputs(tmp_path, compile_cache)
+    for settings, bound in (
+        ({"quantize_weights": "int8"}, 0.03),
+        ({"quantize_kv_cache": "int8"}, 0.03),
+        ({"quantize_weights": "int8", "quantize_kv_cache": "int8"}, 0.05),
+    ):
+        got, stepper = outputs(tmp_path, compile_cache, **settings)
+        error = np.sqrt(np.mean((got - plain) ** 2)) / np.sqrt(np.mean(plain**2))
+        assert 1e-4 < error < bound, settings
+        if "quantize_weights" in settings:
+            assert nbytes(stepper.executor.params) < 0.5 * nbytes(full.executor.params)
+            assert isinstance(stepper.executor.params["layers"][0]["qkv"], QuantArray)
+        if "quantize_kv_cache" in settings:
+            assert nbytes(stepper.executor.caches) == nbytes(full.executor.caches) / 4

@@ -1,0 +1,54 @@
+"""A model split over four devices: each reads its own rows, and the answer is the one that a single device gives."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import tiny_models
+
+from apps.llm.engine.architecture import from_hf_config
+from apps.llm.engine.params import HeadLayout
+
+
+@cache
+def loaded(folder: Path, kind: str) -> dict:
+    script = Path(__file__).with_name("sharded_load.py")
+    found = subprocess.run(
+        [sys.executable, str(script), str(folder), kind],
+        env=tiny_models.environment(XLA_FLAGS="--xla_force_host_platform_device_count=4"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_the_same_logits(llama: Path, kind: str) -> None:
+    assert loaded(llama, kind)["error"] < (1e-5 if kind == "float32" else 1e-2)
+
+
+def test_each_device_reads_its_own_rows(llama: Path) -> None:
+    found = loaded(llama, "float32")
+    rows = found["rows"]
+    prefix = "model.layers.0"
+    assert rows[f"{prefix}.self_attn.q_proj.weight"] == 64, "each row once, over all devices"
+    assert rows[f"{prefix}.self_attn.k_proj.weight"] == 2 * 32, "two heads for four devices: each is read twice"
+    assert rows[f"{prefix}.mlp.gate_proj.weight"] == 96
+    assert rows["lm_head.weight"] == rows["model.embed_tokens.weight"] == 320
+    assert found["heads"] == [4, 2]
+    assert found["shards"] == {"qkv": [(1 + 2) * 16, 64], "out": [64, 16], "down": [64, 24]}
+    assert found["cache"] == [8, 16, 1, 16]
+
+
+def test_layouts() -> None:
+    arch = from_hf_config({"model_type": "llama", "hidden_act": "silu"} | tiny_models.SIZES)
+    assert HeadLayout.of(arch, 1) == HeadLayout(2, 2, 1)
+    assert HeadLayout.of(arch, 2) == HeadLayout(2, 2, 1)
+    assert HeadLayout.of(arch, 4) == HeadLayout(4, 1, 2)
+    with pytest.raises(ValueError, match=r"tensor_parallel 3 .* one of \[1, 2, 4\]"):
+        HeadLayout.of(arch, 3)
