@@ -37,7 +37,19 @@ def shown(out, title):
 
 
 def test_times_and_counts(server, measure):
-    flags = ["--concurrency", "1,2", "--requests", "4", "--prompt-tokens", "3:9", "--output-tokens", "6", "--repeat", "2", "--ignore-eos"]
+    flags = [
+        "--concurrency",
+        "1,2",
+        "--requests",
+        "4",
+        "--prompt-tokens",
+        "3:9",
+        "--output-tokens",
+        "6",
+        "--repeat",
+        "2",
+        "--ignore-eos",
+    ]
     code, out, err, report = measure("steady", *flags, "--pid", str(os.getpid()))
     assert code == 0
     assert [(level["concurrency"], len(level["repeats"])) for level in report["levels"]] == [(1, 2), (2, 2)]
@@ -73,9 +85,20 @@ def test_times_and_counts(server, measure):
 
 
 def test_synthetic_work(server, measure):
-    flags = (
-        ["--concurrency", "4,8", "--requests", "8", "--prompt-tokens", "20:40", "--output-tokens", "1:4", "--vocab-size", "500", "--warmup", "2"]
-    )
+    flags = [
+        "--concurrency",
+        "4,8",
+        "--requests",
+        "8",
+        "--prompt-tokens",
+        "20:40",
+        "--output-tokens",
+        "1:4",
+        "--vocab-size",
+        "500",
+        "--warmup",
+        "2",
+    ]
     for _ in range(2):
         assert measure("quick-ids", *flags, "--seed", "5")[0] == 0
     bodies = server.sent("quick-ids")
@@ -93,7 +116,9 @@ def test_synthetic_work(server, measure):
 
 
 def test_rate(measure):
-    code, out, _, report = measure("quick", *["--rate", "40,400", "--requests", "12", "--output-tokens", "2", "--prompt", "text"])
+    code, out, _, report = measure(
+        "quick", *["--rate", "40,400", "--requests", "12", "--output-tokens", "2", "--prompt", "text"]
+    )
     assert code == 0
     assert shown(out, "requests/s sent") == ["40/s", "400/s"]
     gaps, due = random.Random(0), 0.0

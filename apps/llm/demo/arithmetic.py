@@ -1,14 +1,14 @@
 """Numbers: sums, differences, products, comparisons, counting on and back.
 
-Some sums and differences are never trained on (`unseen`), so that the evaluation can tell
-arithmetic from memory.
+Every sum of two numbers up to 10, and every difference that takes at most 10 from at most 20, is trained on:
+a model so small learns them by heart, and adds no others (`BEYOND`; the evaluation shows that apart).
 """
 
 from __future__ import annotations
 
 from apps.llm.demo.relations import SMALL, Relation, Row
 
-LARGEST = 20
+LARGEST = 10
 
 
 def spoken(number: str) -> str:
@@ -26,17 +26,12 @@ def _rows(numbers: list[tuple[int, int, int]]) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-def _held_out(row: Row) -> bool:
-    # One pair in thirteen, spread over the table; a sum and its mirror image go together.
-    x, y = sorted((int(row["x"]), int(row["y"])))
-    return (3 * x + 5 * y) % 13 == 4 and x > 1
-
-
-SUMS = _rows([(x, y, x + y) for x in range(LARGEST + 1) for y in range(LARGEST + 1 - x)])
-DIFFERENCES = _rows([(x, y, x - y) for x in range(LARGEST + 1) for y in range(x + 1)])
+SUMS = _rows([(x, y, x + y) for x in range(LARGEST + 1) for y in range(LARGEST + 1)])
+BEYOND = _rows([(x, y, x + y) for x in range(11, 19) for y in (4, 7, 13)])
+DIFFERENCES = _rows([(x, y, x - y) for x in range(2 * LARGEST + 1) for y in range(min(x, LARGEST) + 1)])
 PRODUCTS = _rows([(x, y, x * y) for x in range(7) for y in range(7)])
-COMPARED = _rows([(x, y, max(x, y)) for x in range(31) for y in range(31) if x != y])
-LESSER = _rows([(x, y, min(x, y)) for x in range(31) for y in range(31) if x != y])
+COMPARED = _rows([(x, y, max(x, y)) for x in range(21) for y in range(21) if x != y])
+LESSER = _rows([(x, y, min(x, y)) for x in range(21) for y in range(21) if x != y])
 NEIGHBOURS = _rows([(x, 0, x + 1) for x in range(100)])
 PREVIOUS = _rows([(x, 0, x - 1) for x in range(1, 101)])
 
@@ -61,7 +56,7 @@ ARITHMETIC = (
             "the sum of {x} and {y} equals",
             "work out {x} + {y} for me",
         ),
-        "{x} plus {y} is {value}.", SUMS, 3.0, unseen=_held_out,
+        "{x} plus {y} is {value}.", SUMS, 2.6,
         noun=(
             "{x} + {y}|{x} plus {y}|the sum of {x} and {y}|{x} and {y} added|"
             "{x} and {y} in all|{x} and {y} together|the result of {x} + {y}|"
@@ -87,7 +82,7 @@ ARITHMETIC = (
             "if {y} is taken from {x}, what is left",
             "work out {x} - {y} for me",
         ),
-        "{x} minus {y} is {value}.", DIFFERENCES, 2.5, unseen=_held_out,
+        "{x} minus {y} is {value}.", DIFFERENCES, 2.6,
         noun=(
             "{x} - {y}|{x} minus {y}|the difference of {x} and {y}|{x} less {y}|"
             "the result of {x} - {y}|the answer to {x} minus {y}|"
@@ -104,7 +99,7 @@ ARITHMETIC = (
             "{x} times {y} (is|equals|makes) (what|how much|)",
         ),
         ("what does {x} times {y} come to", "work out {x} times {y} for me"),
-        "{x} times {y} is {value}.", PRODUCTS, 0.8,
+        "{x} times {y} is {value}.", PRODUCTS, 1.0,
         noun=(
             "{x} times {y}|{x} * {y}|the product of {x} and {y}|the result of {x} times {y}|"
             "the answer to {x} * {y}"
@@ -125,7 +120,7 @@ ARITHMETIC = (
             "between {x} and {y}, which one is bigger",
             "{x} or {y}: which is more",
         ),
-        "{value} is larger.", COMPARED, 0.6,
+        "{value} is larger.", COMPARED, 1.0,
         noun=(
             "the larger of {x} and {y}|the bigger of {x} and {y}|"
             "the bigger number of {x} or {y}|the larger one, {x} or {y}|"
@@ -147,7 +142,7 @@ ARITHMETIC = (
             "between {x} and {y}, which one is smaller",
             "{x} or {y}: which is less",
         ),
-        "{value} is smaller.", LESSER, 0.6,
+        "{value} is smaller.", LESSER, 1.0,
         noun=(
             "the smaller of {x} and {y}|the lower of {x} and {y}|"
             "the smaller number of {x} or {y}|the smaller one, {x} or {y}|"
@@ -165,7 +160,7 @@ ARITHMETIC = (
             "after {x} comes (what|which number)",
         ),
         ("I count to {x}, and then comes which number", "the number that follows {x} is"),
-        "{value} comes after {x}.", NEIGHBOURS, 0.8,
+        "{value} comes after {x}.", NEIGHBOURS, 1.4,
         noun=(
             "the number after {x}|the next number after {x}|the number following {x}|"
             "the number right after {x}|what comes after {x} when you count"
@@ -182,7 +177,7 @@ ARITHMETIC = (
             "before {x} comes (what|which number)",
         ),
         ("which number is it just before {x}", "the number that precedes {x} is"),
-        "{value} comes before {x}.", PREVIOUS, 0.8,
+        "{value} comes before {x}.", PREVIOUS, 1.4,
         noun=(
             "the number before {x}|the number preceding {x}|the number right before {x}|"
             "what comes before {x} when you count"

@@ -10,17 +10,24 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
+from apps.llm.demo import heldout
 from apps.llm.demo.arithmetic import ARITHMETIC
 from apps.llm.demo.dates import CALENDAR, DAYS, MONTHS
-from apps.llm.demo.phrasing import ask, fill, listed, pick, sentence
+from apps.llm.demo.phrasing import ask, expand, fill, listed, normalise, pick, sentence, without_noise
 from apps.llm.demo.project import RELATIONS as PROJECT
 from apps.llm.demo.relations import Relation, Row
+from apps.llm.demo.widened import MORE
+from apps.llm.demo.widened_project import MORE as MORE_PROJECT
 from apps.llm.demo.words import WORDS
 from apps.llm.demo.world import WORLD
 
-RELATIONS: tuple[Relation, ...] = CALENDAR + WORLD + WORDS + ARITHMETIC + PROJECT
+_WIDER = MORE | MORE_PROJECT
+RELATIONS: tuple[Relation, ...] = tuple(
+    replace(one, train=one.train + _WIDER.get(one.name, ())) for one in CALENDAR + WORLD + WORDS + ARITHMETIC + PROJECT
+)
 Message = dict[str, str]
 
 NAMES = listed(
@@ -29,7 +36,27 @@ NAMES = listed(
     "Marta Noah Olga Peter Rita Simon Tom Vera Walter Minho Jisoo Sofia Lucas Mateo Camila Diego "
     "Lucia Pedro Joao Beatriz Rafael Mina Hana Jun Aisha Ali Fatima Priya Ravi Chen Li Wei Anna"
 )
-NAMES_HELDOUT = listed("Oscar Lena Marco Sara Ivy Theo Nora Max")
+NAMES_DEVELOPMENT = listed("Oscar Lena Marco Sara")
+NAMES_HELDOUT = listed("Ivy Theo Nora Max Selma Bruno Kasper Amelie")
+_STARTS = listed("B Br C Ch D Dr F G Gr H J K Kr L M N P Pr R S Sh St T Th Tr V W Y Z A E I O U")
+_VOWELS = listed("a e i o u a e i o ai ee ia ie io ua")
+_MIDDLES = listed("b d f g k l ll m n nn p r rr s t th v z nd rt sk lm")
+_ENDS = (*listed("n s l r x m t ck th ra na la ne us"), "", "", "")
+
+
+def a_name(rng: random.Random) -> str:
+    """A name for the user: often one made of random syllables, so that what is learnt is to copy."""
+    while True:
+        name = rng.choice(NAMES)
+        if rng.random() < 0.75:
+            name = rng.choice(_STARTS)
+            name += rng.choice(_VOWELS[:5]) if len(name) > 1 or name not in "AEIOU" else ""
+            for _ in range(rng.choice((0, 1, 1, 1, 2))):
+                name += rng.choice(_MIDDLES) + rng.choice(_VOWELS)
+            name += rng.choice(_ENDS)
+        if len(name) > 1 and name not in NAMES_HELDOUT + NAMES_DEVELOPMENT:
+            return name
+
 
 SYSTEMS = {
     "plain": (
@@ -58,14 +85,18 @@ FOLLOW_UPS = {
     1: (
         "and (then|next|after that)", "and (what|which one) (comes|is) (next|after that)",
         "what comes (next|after that)", "what about the (next|following) one", "and the next one",
-        "and the one after that", "next",
+        "and the one after that", "next", "(and|so|) what (comes|is|follows) (then|after it|after this)",
+        "(and|) (which|what) (one|) (is|comes) (the next|the following|after this) (one|)", "go on", "continue",
+        "(and|) (which|what) one (follows|is after it|is after that|comes after it)", "(and|so) then what",
     ),
     -1: (
         "and before (that|it)", "and (what|which one) (comes|is) before (that|it)",
         "what comes before that", "and the (previous one|one before|one before that)",
+        "(and|) (which|what) (one|) (is|comes|was) (the previous|before this|before it) (one|)", "(and|so) before (this|it) what",
+        "(and|) which one precedes (it|that|this)",
     ),
 }  # fmt: skip
-FOLLOW_UPS_HELDOUT = {1: ("and after that one", "and what follows"), -1: ("and the one before it",)}
+FOLLOW_UPS_DEVELOPMENT = {1: ("and after that one", "and what follows"), -1: ("and the one before it",)}
 SAME_AGAIN = ("(and|what about|and what about|how about|and for|now) {topic}",)
 TOPICS = {
     "capital": "country", "opposite": "word", "plural": "word", "young": "a_animal",
@@ -75,12 +106,52 @@ TOPICS = {
 MY_NAME = (
     "my name is {name}", "I am {name}", "I'm {name}", "call me {name}", "hello, my name is {name}",
     "hi, I am {name}", "hey, {name} here", "I am called {name}", "please call me {name}",
+    "you can call me {name}", "the name is {name}", "it is {name} here", "{name} is my name", "this is {name}",
+    "good morning, I am {name}", "hello, I'm {name}", "people call me {name}",
 )  # fmt: skip
 WHO_AM_I = (
     "what is my name", "what's my name", "who am I", "do you (remember|know) my name",
     "(tell me|say) my name", "what am I called", "how am I called", "what did I say my name was",
+    "(can|could|would) you (say|repeat|remember|recall) (my name|what I am called|who I am)",
+    "(which|what) name (do I have|have I got|is mine|did I say|did I mention|have I told you|have I given you)",
+    "(do you|can you) (still|) (know|remember|recall) (my name|who I am|what my name was|the name I gave)",
+    "(I forgot|remind me of|now say|repeat) my name", "my name is (what|)", "who (is it|do you talk to|are you talking to)",
+    "how (do you call me|did I introduce myself|should you call me)", "(and|so|now) (what is my name|who am I)",
 )  # fmt: skip
-WHO_AM_I_HELDOUT = ("which name did I give you", "can you still tell me what my name is")
+WHO_AM_I_DEVELOPMENT = ("which name did I give you", "can you still tell me what my name is")
+
+KEPT_OUT = frozenset(
+    chain.from_iterable(
+        without_noise(one)
+        for template in (
+            *chain.from_iterable(relation.development for relation in RELATIONS),
+            *chain.from_iterable(heldout.HELDOUT.values()),
+            *WHO_AM_I_DEVELOPMENT, *heldout.WHO_AM_I,
+            *chain(*FOLLOW_UPS_DEVELOPMENT.values(), *heldout.FOLLOW_UPS.values()),
+        )
+        for one in expand(template)
+    )
+)  # fmt: skip
+"""Phrasings of both question sets, normalised, with the noise that they may carry and without."""
+
+
+def kept_out(phrasing: str) -> bool:
+    """True if the model is asked in this way when it is scored: no training text may ask so."""
+    return normalise(phrasing) in KEPT_OUT
+
+
+def drawn(templates: tuple[str, ...], rng: random.Random) -> str:
+    """One training phrasing of one of `templates`."""
+    while kept_out(one := pick(rng.choice(templates), rng)):
+        pass
+    return one
+
+
+def question(relation: Relation, row: Row, rng: random.Random) -> str:
+    """One training question about `row`."""
+    while kept_out(one := relation.phrasing(rng)):
+        pass
+    return fill(one, row)
 
 
 @dataclass(frozen=True)
@@ -108,14 +179,14 @@ def styled(relation: Relation, row: Row, style: str) -> str:
 
 def _draw(rng: random.Random) -> tuple[Relation, Row]:
     relation = rng.choices(RELATIONS, _WEIGHTS)[0]
-    return relation, rng.choice(relation.seen_rows)
+    return relation, rng.choice(relation.rows)
 
 
 # Between even over relations (phrasings are learnt) and even over rows (facts are).
-_WEIGHTS = tuple(r.weight * (4 + len(r.seen_rows) ** 0.5) for r in RELATIONS)
+_WEIGHTS = tuple(r.weight * (4 + len(r.rows) ** 0.5) for r in RELATIONS)
 # Only facts with a short value have one to give alone.
 _STYLED = tuple(r for r in RELATIONS if r.category not in ("podslice", "manners", "programming"))
-_STYLED_WEIGHTS = tuple(r.weight * (4 + len(r.seen_rows) ** 0.5) for r in _STYLED)
+_STYLED_WEIGHTS = tuple(r.weight * (4 + len(r.rows) ** 0.5) for r in _STYLED)
 
 
 def single(rng: random.Random) -> Document:
@@ -125,16 +196,16 @@ def single(rng: random.Random) -> Document:
         relation, row = _draw(rng)
     else:
         relation = rng.choices(_STYLED, _STYLED_WEIGHTS)[0]
-        row = rng.choice(relation.seen_rows)
-    question = ask(relation.question(row, rng), rng)
+        row = rng.choice(relation.rows)
+    asked = ask(question(relation, row, rng), rng)
     answer = styled(relation, row, style)
     raw = rng.random() < 0.5
     system = []
     if style != "plain" and (raw or rng.random() < 0.5):
-        question = f"{sentence(rng.choice(REQUESTS[style]))} {question}"
+        asked = f"{sentence(rng.choice(REQUESTS[style]))} {asked}"
     elif style != "plain" or (not raw and rng.random() < 0.15):
         system = [say("system", rng.choice(SYSTEMS[style]))]
-    return Document((*system, say("user", question), say("assistant", answer)), raw)
+    return Document((*system, say("user", asked), say("assistant", answer)), raw)
 
 
 def _in_order(rng: random.Random) -> Iterator[Message]:
@@ -145,13 +216,13 @@ def _in_order(rng: random.Random) -> Iterator[Message]:
     at = rng.randrange(2, len(names) - 2)
     relation = next(r for r in RELATIONS if r.name == _IN_ORDER[kind, step])
     row = next(r for r in relation.rows if r.get("item", r.get("x")) == names[at])
-    yield say("user", ask(relation.question(row, rng), rng))
+    yield say("user", ask(question(relation, row, rng), rng))
     yield say("assistant", relation.reply(row))
     for _ in range(rng.randint(1, 4)):
         at += step
         if kind == "number" and not 1 <= at + step < len(names):
             return
-        follow = pick(rng.choice(FOLLOW_UPS[step]), rng)
+        follow = drawn(FOLLOW_UPS[step], rng)
         yield say("user", ask(follow, rng))
         after = names[(at + step) % len(names)]
         yield say("assistant", f"{after} comes {word} {names[at % len(names)]}.")
@@ -166,8 +237,8 @@ _IN_ORDER = {
 
 def _same_again(rng: random.Random) -> Iterator[Message]:
     relation = rng.choice([r for r in RELATIONS if TOPICS.get(r.name)])
-    rows = rng.sample(relation.seen_rows, k=min(len(relation.seen_rows), rng.randint(2, 4)))
-    yield say("user", ask(relation.question(rows[0], rng), rng))
+    rows = rng.sample(relation.rows, k=min(len(relation.rows), rng.randint(2, 4)))
+    yield say("user", ask(question(relation, rows[0], rng), rng))
     yield say("assistant", relation.reply(rows[0]))
     for row in rows[1:]:
         topic = fill(pick(rng.choice(SAME_AGAIN), rng), {"topic": row[TOPICS[relation.name]]})
@@ -178,7 +249,7 @@ def _same_again(rng: random.Random) -> Iterator[Message]:
 def _questions(rng: random.Random) -> Iterator[Message]:
     for _ in range(rng.randint(1, 4)):
         relation, row = _draw(rng)
-        yield say("user", ask(relation.question(row, rng), rng))
+        yield say("user", ask(question(relation, row, rng), rng))
         yield say("assistant", relation.reply(row))
 
 
@@ -210,6 +281,32 @@ PIECES: tuple[tuple[Callable[[random.Random], Iterator[Message]], float], ...] =
 )  # fmt: skip
 
 
+def _hello(name: str, rng: random.Random) -> Iterator[Message]:
+    text = sentence(fill(rng.choice(MY_NAME), {"name": name})) + rng.choice((".", ".", "", "!"))
+    yield say("user", text if rng.random() < 0.85 else text.replace(name, "@").lower().replace("@", name))
+    yield say("assistant", f"Hello {name}! How can I help you?")
+
+
+def _recall(name: str, rng: random.Random) -> Iterator[Message]:
+    yield say("user", ask(drawn(WHO_AM_I, rng), rng))
+    yield say("assistant", f"Your name is {name}.")
+
+
+def introduction(rng: random.Random) -> Document:
+    """A short chat in which the user gives a name and asks for it, with a question or none between."""
+    name = a_name(rng)
+    messages = list(_hello(name, rng))
+    for _ in range(rng.choice((0, 1, 1))):
+        relation, row = _draw(rng)
+        messages += [say("user", ask(question(relation, row, rng), rng)), say("assistant", relation.reply(row))]
+    return Document((*messages, *_recall(name, rng)))
+
+
+def follow_up(rng: random.Random) -> Document:
+    """A short chat that goes on along days, months or numbers."""
+    return Document(tuple(_in_order(rng)))
+
+
 def chat(rng: random.Random, pieces: int) -> Document:
     """A chat of some pieces; often the user says a name early and asks for it later."""
     messages: list[Message] = []
@@ -219,18 +316,15 @@ def chat(rng: random.Random, pieces: int) -> Document:
     for _ in range(pieces):
         if rng.random() < 0.35:
             if name is None or rng.random() < 0.1:
-                name = rng.choice(NAMES)
-                messages.append(say("user", ask(fill(rng.choice(MY_NAME), {"name": name}), rng)))
-                messages.append(say("assistant", f"Hello {name}! How can I help you?"))
+                name = a_name(rng)
+                messages.extend(_hello(name, rng))
             else:
-                messages.append(say("user", ask(pick(rng.choice(WHO_AM_I), rng), rng)))
-                messages.append(say("assistant", f"Your name is {name}."))
+                messages.extend(_recall(name, rng))
         else:
             piece = rng.choices([one for one, _ in PIECES], [weight for _, weight in PIECES])[0]
             messages.extend(piece(rng))
     if name is not None and rng.random() < 0.6:
-        messages.append(say("user", ask(pick(rng.choice(WHO_AM_I), rng), rng)))
-        messages.append(say("assistant", f"Your name is {name}."))
+        messages.extend(_recall(name, rng))
     if not any(message["role"] == "assistant" for message in messages):
         return chat(rng, pieces)
     return Document(tuple(messages))
@@ -250,10 +344,14 @@ def documents(seed: int, long: bool = False) -> Iterator[Document]:
             yield chat(rng, rng.randint(4, 14))
         else:
             kind = rng.random()
-            if kind < 0.82:
+            if kind < 0.83:
                 yield single(rng)
             elif kind < 0.85:
                 yield alone(rng)
+            elif kind < 0.91:
+                yield introduction(rng)
+            elif kind < 0.93:
+                yield follow_up(rng)
             else:
                 yield chat(rng, rng.choice((1, 1, 2)))
 

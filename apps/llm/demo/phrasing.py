@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 PREFIXES = (
@@ -61,6 +61,15 @@ def fill(template: str, row: Mapping[str, str]) -> str:
 def normalise(text: str) -> str:
     """Lower case, words and numbers only, one space between them."""
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+
+def without_noise(question: str) -> Iterator[str]:
+    """`question`, normalised, as it is and without each opening and closing that `ask` may give it."""
+    text = normalise(question)
+    for prefix in ("", *map(normalise, PREFIXES)):
+        for suffix in ("", *map(normalise, SUFFIXES)):
+            if text.startswith(prefix) and text.endswith(suffix):
+                yield text[len(prefix) : len(text) - len(suffix)].strip()
 
 
 def sentence(text: str) -> str:

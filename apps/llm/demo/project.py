@@ -7,9 +7,9 @@ from apps.llm.demo.relations import Relation
 NAME = "Podslice"
 
 
-def _fact(name, category, answer, value, train, heldout, weight=1.0) -> Relation:
+def _fact(name, category, answer, value, train, development, weight=1.0) -> Relation:
     """A relation of one row."""
-    return Relation(name, category, train, heldout, answer, ({"value": value},), weight)
+    return Relation(name, category, train, development, answer, ({"value": value},), 1.6 * weight)
 
 
 PROJECT = (
@@ -135,7 +135,7 @@ PROJECT = (
         ("who is answering me here", "what sort of thing are you"), 2.0,
     ),
     _fact(
-        "size", "podslice", "I have about three million parameters.", "three million",
+        "size", "podslice", "I have about four million parameters.", "four million",
         (
             "how (big|large|small) are you", "how many parameters do you have",
             "what is your size", "(tell me|what is) your number of parameters",
@@ -195,7 +195,7 @@ PROGRAMMING = (
             {"topic": "SQL", "value": "asking databases"},
             {"topic": "HTML", "value": "the structure of web pages"},
             {"topic": "Bash", "value": "commands in a terminal"},
-        ),
+        ), 1.6,
     ),
     Relation(
         "library use", "programming",
@@ -216,7 +216,7 @@ PROGRAMMING = (
             {"topic": "Stable Diffusion", "value": "a model that makes images from text"},
             {"topic": "a language model", "value": "a program that predicts the next word"},
             {"topic": "a token", "value": "a piece of text that a language model reads"},
-        ),
+        ), 1.6,
     ),
 )  # fmt: skip
 

@@ -17,6 +17,15 @@ FRAMES = (
     "|just tell me|explain to me|help me with|look up|remind me of|any idea what is|) NOUN",
     "NOUN is (what|which|called what|what exactly|)",
     "(and|so|now) what is NOUN (then|)",
+    "(I|we) (need|want|need to know|am looking for|forgot|have forgotten|can't remember|want to find|must find|asked for"
+    "|have to write|would love to know) NOUN (, what is it|, help me|please|)",
+    "(could|can|would|will) you (please|) (tell|show|give|name|find|remind|teach) me NOUN",
+    "(do|can|could) you (know|remember|guess|see) NOUN",
+    "(what|which) (would|should|will|could|might|must) NOUN be",
+    "NOUN, (what is it|what is that|do you know it|please|can you help)",
+    "(my|the|a) (teacher|friend|child|boss|book|quiz) (asks for|wants|needs|asks me) NOUN",
+    "(figure out|work out|find out|write down|type|complete:) NOUN",
+    "how about NOUN",
 )
 
 SMALL = listed(
@@ -30,26 +39,20 @@ class Relation:
     """A question that has one right answer for each row.
 
     A row holds the slots of the templates; its `value` is the fact asked for. `train` and
-    `heldout` are templates (see `phrasing`): the model learns from the first and is scored on
-    the second, which no text that it learns from contains.
+    `development` are templates (see `phrasing`): the model learns from the first, and what is wrong
+    with it is looked up with the second, which no text that it learns from contains. The phrasings
+    that it is scored on stand apart, in `heldout`.
     """
 
     name: str
     category: str
     train: tuple[str, ...]
-    heldout: tuple[str, ...]
+    development: tuple[str, ...]
     answer: str
     rows: tuple[Row, ...]
     weight: float = 1.0
     # What is asked for, as a noun: it goes into every one of FRAMES, as more ways to ask.
     noun: str = ""
-    # A row for which this is true is never trained on: its fact itself is held out.
-    unseen: Callable[[Row], bool] = lambda row: False
-
-    @cached_property
-    def seen_rows(self) -> tuple[Row, ...]:
-        """The rows that are trained on."""
-        return tuple(row for row in self.rows if not self.unseen(row))
 
     @cached_property
     def values(self) -> frozenset[str]:
@@ -62,24 +65,20 @@ class Relation:
         noun = f"({self.noun})"
         return tuple(frame.replace("NOUN", noun) for frame in FRAMES if self.noun)
 
-    def question(self, row: Row, rng: random.Random) -> str:
-        """One training phrasing of `row`, drawn from `rng`."""
+    def phrasing(self, rng: random.Random) -> str:
+        """One training phrasing, drawn from `rng`, its slots unfilled."""
         if self.framed and rng.random() < 0.35:
             # The first frame has most of the ways to ask.
-            return fill(pick(rng.choices(self.framed, (6, 1, 1))[0], rng), row)
-        return fill(pick(rng.choice(self.train), rng), row)
+            return pick(rng.choices(self.framed, (6, *[1] * (len(self.framed) - 1)))[0], rng)
+        return pick(rng.choice(self.train), rng)
 
     def reply(self, row: Row) -> str:
         """The answer that the model learns, a sentence."""
         return sentence(fill(self.answer, row))
 
-    def train_questions(self, row: Row) -> Iterable[str]:
-        """Every training phrasing of `row`."""
-        return (fill(one, row) for template in (*self.train, *self.framed) for one in expand(template))
-
-    def heldout_questions(self, row: Row) -> Iterable[str]:
-        """Every held-out phrasing of `row`."""
-        return (fill(one, row) for template in self.heldout for one in expand(template))
+    def phrasings(self) -> Iterable[str]:
+        """Every training phrasing, its slots unfilled."""
+        return (one for template in (*self.train, *self.framed) for one in expand(template))
 
 
 def table(slots: str, text: str) -> tuple[Row, ...]:

@@ -67,7 +67,7 @@ WORDS = (
             "if something is not {word} but the opposite, what is it",
             "I need an antonym for {word}",
         ),
-        "The opposite of {word} is {value}.", OPPOSITES, 1.3,
+        "The opposite of {word} is {value}.", OPPOSITES, 1.8,
         noun=(
             "the opposite of {word}|the opposite of the word {word}|the antonym of {word}|"
             "the word opposite to {word}|the contrary of {word}|an opposite for {word}"
@@ -94,7 +94,7 @@ WORDS = (
             "{word} becomes what in the plural",
             "which plural does the word {word} have",
         ),
-        "The plural of {word} is {value}.", PLURALS, 1.3,
+        "The plural of {word} is {value}.", PLURALS, 1.8,
         noun=(
             "the plural of {word}|the plural form of {word}|the plural of the word {word}|"
             "the word for two of one {word}|the plural for {word}|"
@@ -119,7 +119,7 @@ WORDS = (
             "{word} is spelled how",
             "go through {word} one letter at a time and spell it",
         ),
-        "{word} is spelled {spelled}.", _asking("spelled"), 1.5,
+        "{word} is spelled {spelled}.", _asking("spelled"), 2.2,
         noun=(
             "the spelling of {word}|how to spell {word}|how {word} is spelled|"
             "the letters of {word}|all the letters in {word} one by one|"
@@ -173,7 +173,7 @@ WORDS = (
             "how many letters long is {word}",
         ),
         ("the word {word} consists of how many letters", "if I count the letters of {word}, how many"),
-        "The word {word} has {value} letters.", _asking("length"),
+        "The word {word} has {value} letters.", _asking("length"), 1.3,
         noun=(
             "the number of letters in {word}|how many letters {word} has|"
             "how many letters are in {word}|the length of the word {word}|"

@@ -186,7 +186,7 @@ COLORS = (
             "{thing} usually comes in which color",
             "which color would {thing} be",
         ),
-        "The color of {thing} is {value}.", THINGS,
+        "The color of {thing} is {value}.", THINGS, 1.3,
         noun=(
             "the color of {thing}|the usual color of {thing}|the colour that {thing} have|"
             "what color {thing} is|the color {thing} comes in"
@@ -209,7 +209,7 @@ COLORS = (
             "which color results from {one} together with {two}",
         ),
         "Mixing {one} and {two} gives {value}.",
-        MIXES + tuple(row | {"one": row["two"], "two": row["one"]} for row in MIXES),
+        MIXES + tuple(row | {"one": row["two"], "two": row["one"]} for row in MIXES), 1.3,
         noun=(
             "the mix of {one} and {two}|the color made from {one} and {two}|"
             "what {one} and {two} make|the color that comes from mixing {one} with {two}|"

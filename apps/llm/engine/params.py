@@ -56,9 +56,15 @@ class HeadLayout:
     kv_heads: int
     group: int
     repeat: int
+    devices: int
 
     @classmethod
     def of(cls, arch: Architecture, tensor_parallel: int) -> "HeadLayout":
+        if arch.intermediate_size % tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel {tensor_parallel} does not divide the model's intermediate_size "
+                f"{arch.intermediate_size}; choose a divisor of it"
+            )
         repeat = math.lcm(arch.num_kv_heads, tensor_parallel) // arch.num_kv_heads
         kv_heads = arch.num_kv_heads * repeat
         if arch.num_heads % kv_heads:
@@ -67,7 +73,7 @@ class HeadLayout:
                 f"tensor_parallel {tensor_parallel} cannot split {arch.num_heads} attention heads with "
                 f"{arch.num_kv_heads} key/value heads evenly; it can be one of {fits}"
             )
-        return cls(kv_heads, arch.num_heads // kv_heads, repeat)
+        return cls(kv_heads, arch.num_heads // kv_heads, repeat, tensor_parallel)
 
 
 def declare(arch: Architecture, heads: HeadLayout) -> Params:
@@ -95,9 +101,12 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
                 _plain(f"{attention}.o_proj.weight", hidden, heads.kv_heads * heads.group * dim),
                 matrix=True,
             ),
-            "gate": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.gate_proj.weight", mlp, hidden), matrix=True),
-            "up": Param((mlp, hidden), ("mlp", "embed"), _plain(f"{feed}.up_proj.weight", mlp, hidden), matrix=True),
-            "down": Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight", hidden, mlp), matrix=True),
+            "gate_up": Param(
+                (2 * mlp, hidden), ("mlp", "embed"), _gate_up(feed, "weight", heads, mlp, hidden), matrix=True
+            ),
+            "down": Param(
+                (hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight", hidden, mlp), matrix=True
+            ),
         }
         if arch.post_norms:
             params["post_attention_norm"] = vector(f"{prefix}.post_attention_layernorm.weight")
@@ -118,9 +127,8 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         if arch.output_bias:
             params["out_bias"] = vector(f"{attention}.o_proj.bias")
         if arch.mlp_bias:
-            for name in ("gate", "up"):
-                bias = _plain(f"{feed}.{name}_proj.bias", mlp)
-                params[f"{name}_bias"] = Param((mlp,), ("mlp",), bias, constant=0.0)
+            bias = _gate_up(feed, "bias", heads, mlp)
+            params["gate_up_bias"] = Param((2 * mlp,), ("mlp",), bias, constant=0.0)
             params["down_bias"] = vector(f"{feed}.down_proj.bias")
         return params
 
@@ -143,6 +151,21 @@ def _plain(name: str, *shape: int) -> Reader:
 
     def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
         return checkpoint.read(name, shape, index[0])[(slice(None), *index[1:])]
+
+    return read
+
+
+def _gate_up(feed: str, kind: str, heads: HeadLayout, *shape: int) -> Reader:
+    """The two projections into the MLP as one matrix: each device's rows of the gate, then its rows of the other."""
+    share = shape[0] // heads.devices
+
+    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
+        first, last, _ = index[0].indices(2 * shape[0])
+        parts = []
+        for device in range(first // (2 * share), last // (2 * share)):
+            rows = slice(device * share, (device + 1) * share)
+            parts.extend(checkpoint.read(f"{feed}.{name}_proj.{kind}", shape, rows) for name in ("gate", "up"))
+        return np.concatenate(parts)[(slice(None), *index[1:])]
 
     return read
 

@@ -5,6 +5,7 @@ is exact and costs a few dozen passes. Work that no sequence of the step asks fo
 so that there is one program for a shape, whatever its requests want.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -55,8 +56,8 @@ def sample(logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras
     position = batch.kv_lens  # the sampled token's own position: with the seed it fixes the random number
     tokens = jax.lax.cond(
         jnp.any(rows.temperature > 0),
-        lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), jnp.argmax(adjusted, -1)),
-        lambda: jnp.argmax(adjusted, axis=-1),
+        lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), _likeliest(adjusted)),
+        lambda: _likeliest(adjusted),
     ).astype(jnp.int32)
     present = batch.kv_lens > 0
     # Padding writes to the last row, which belongs to no sequence.
@@ -65,6 +66,16 @@ def sample(logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras
         state.last_token.at[row].set(tokens), state.counts.at[row, tokens].add(present.astype(jnp.int16))
     )
     return _with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0)), state
+
+
+def _likeliest(logits: jax.Array) -> jax.Array:
+    """`argmax(logits, axis=-1)` in two stages: XLA:CPU finds a maximum eight times quicker than its place."""
+    rows, vocab = logits.shape
+    width = math.gcd(vocab, 128)
+    blocks = logits.reshape(rows, vocab // width, width)
+    block = jnp.argmax(blocks.max(axis=-1), axis=-1)
+    best = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return block * width + jnp.argmax(best, axis=-1)
 
 
 def _penalized(logits: jax.Array, rows: SamplingRows, counts: jax.Array, row: jax.Array) -> jax.Array:

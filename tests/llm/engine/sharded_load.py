@@ -28,7 +28,7 @@ SETTINGS = {
     "max_step_tokens": 16,
     "quantize_weights": "int8" if kind == "int8" else "none",
     "quantize_kv_cache": "int8" if kind == "int8" else "none",
-    "attention": "xla",
+    "attention": "auto",
 }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -117,7 +118,7 @@ def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dt
 
     out, _ = program(impl, spec, shape)(new(case.q), new(case.k), new(case.v), pages, step.packed, scales)
     cuts = np.cumsum([0, *(n for _, n in case.lengths)])
-    return [np.asarray(out[start:stop]) for start, stop in zip(cuts, cuts[1:])]
+    return [np.asarray(out[start:stop]) for start, stop in pairwise(cuts)]
 
 
 def assert_close(got: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:

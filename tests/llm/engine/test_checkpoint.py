@@ -171,7 +171,9 @@ class Hub(SimpleHTTPRequestHandler):
         headers = {"X-Repo-Commit": "c" * 40}
         if path.startswith("/api/models/someone/tiny"):
             siblings = [{"rfilename": file.name} for file in files.iterdir()]
-            sizes = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40} for f in files.iterdir()]
+            sizes = [
+                {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40} for f in files.iterdir()
+            ]
             listing = {"id": "someone/tiny", "sha": "c" * 40, "siblings": siblings}
             data = json.dumps(sizes if "/tree/" in path else listing).encode()
             headers["Content-Type"] = "application/json"

@@ -1,5 +1,6 @@
 """Every family's logits against transformers' own float32 model: prefill in two chunks, then 16 decode steps."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def worst_error(stepper: Stepper, model: Any) -> float:
     ids = torch.randint(2, tiny_models.VOCAB, (sum(CHUNKS) + DECODES,), generator=torch.Generator().manual_seed(1))
     ids = ids.tolist()
     cuts = np.cumsum([0, *CHUNKS, *[1] * DECODES])
-    ours = np.concatenate([stepper(ids[start:stop]) for start, stop in zip(cuts, cuts[1:])])
+    ours = np.concatenate([stepper(ids[start:stop]) for start, stop in pairwise(cuts)])
     reference = tiny_models.logits(model, ids).numpy()
     return float(np.abs(ours - reference).max() / np.abs(reference).max())
 

@@ -136,9 +136,10 @@ def test_penalties() -> None:
     settings = {"presence": 0.7, "frequency": 0.4, "repetition": 1.3, "row": 2, "temperature": 1.0, "top_k": 1}
     count = np.bincount(answer[:6], minlength=VOCAB)
     known = (count > 0) | np.isin(np.arange(VOCAB), prompt[:5])
-    for seed in range(20):
-        logits = np.random.default_rng(seed).normal(size=VOCAB).astype(np.float32) * 0.5
-        logits[[0, 1, 3, 4, 49]] += 0.8
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(size=VOCAB).astype(np.float32) * 0.5
+        logits[[0, 1, 3, 4, 49]] += rng.uniform(0.5, 4, 5)  # so that the penalties decide
         expected = np.where(known, np.where(logits > 0, logits / 1.3, logits * 1.3), logits)
         expected = expected - 0.4 * count - 0.7 * (count > 0)
         sampled, after = draw([settings, {"row": 5, "temperature": 0.0}], logits, state)

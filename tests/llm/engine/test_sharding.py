@@ -42,13 +42,13 @@ def test_each_device_reads_its_own_rows(llama: Path) -> None:
     assert rows["lm_head.weight"] == rows["model.embed_tokens.weight"] == 320
     assert found["heads"] == [4, 2]
     assert found["shards"] == {"qkv": [(1 + 2) * 16, 64], "out": [64, 16], "down": [64, 24]}
-    assert found["cache"] == [8, 16, 1, 16]
+    assert found["cache"] == [8, 1, 16, 16]
 
 
 def test_layouts() -> None:
     arch = from_hf_config({"model_type": "llama", "hidden_act": "silu"} | tiny_models.SIZES)
-    assert HeadLayout.of(arch, 1) == HeadLayout(2, 2, 1)
-    assert HeadLayout.of(arch, 2) == HeadLayout(2, 2, 1)
-    assert HeadLayout.of(arch, 4) == HeadLayout(4, 1, 2)
+    assert HeadLayout.of(arch, 1) == HeadLayout(2, 2, 1, 1)
+    assert HeadLayout.of(arch, 2) == HeadLayout(2, 2, 1, 2)
+    assert HeadLayout.of(arch, 4) == HeadLayout(4, 1, 2, 4)
     with pytest.raises(ValueError, match=r"tensor_parallel 3 .* one of \[1, 2, 4\]"):
         HeadLayout.of(arch, 3)

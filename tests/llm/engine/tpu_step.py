@@ -36,6 +36,7 @@ LLAMA3 = {
     "hidden_act": "silu",
 }
 BATCH, PAGE, PAGES = 64, 32, 4096
+EVERYWHERE = P()
 SHAPES = {"decode": StepShape(64, BATCH, 64), "prefill": StepShape(512, BATCH, 64)}
 
 
@@ -46,7 +47,7 @@ def memory(arch: Architecture, mesh: Mesh, implementation: str, dtype: jnp.dtype
         arch, heads, PAGE, dtype, attention.implementation(implementation, mesh, arch.head_dim, PAGE), mesh
     )
 
-    def abstract(shape: tuple[int, ...], dtype: jnp.dtype, spec: P = P()) -> jax.ShapeDtypeStruct:
+    def abstract(shape: tuple[int, ...], dtype: jnp.dtype, spec: P = EVERYWHERE) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
     layer = decoder.impl.cache(decoder.attention_spec(0), PAGES, jnp.dtype(jnp.int8) if int8 else dtype)
