@@ -6,7 +6,6 @@ formats. What answers is one function from prompts to texts, so that anything el
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -9,13 +9,11 @@ from __future__ import annotations
 HELDOUT: dict[str, tuple[str, ...]] = {
     # the calendar
     "day after": (
-        "which day will it be a day after {item}",
-        "my trip starts one day later than {item}, on what day is that",
+        "which day will it be a day after {item}", "my trip starts one day later than {item}, on what day is that",
     ),
     "day before": ("what day was it a day before {item}", "one day earlier than {item} is which day"),
     "month after": (
-        "when {item} ends, which month begins",
-        "the month that comes straight after {item} is called",
+        "when {item} ends, which month begins", "the month that comes straight after {item} is called",
     ),
     "month before": ("which month ends when {item} begins", "one month earlier than {item} is what month"),
     "season after": ("when {item} ends, which season begins", "the season that begins once {item} is gone is which"),
@@ -24,18 +22,15 @@ HELDOUT: dict[str, tuple[str, ...]] = {
     "nth day": ("which day do we call the {nth} one of the week", "the week's {nth} day is which"),
     # units and the world
     "parts": (
-        "a full {whole} has how many {parts}",
-        "could you say how many {parts} go into {a_whole}",
+        "a full {whole} has how many {parts}", "could you say how many {parts} go into {a_whole}",
         "what is the count of {parts} in one {whole}",
     ),
     "sides": ("a {shape} is a shape with how many sides", "could you say how many corners a {shape} has got"),
     "color of": (
-        "could you say what color {thing} normally have",
-        "I want to paint {thing}, which color do I need",
+        "could you say what color {thing} normally have", "I want to paint {thing}, which color do I need",
     ),
     "color mix": (
-        "what color will I have after mixing {one} with {two}",
-        "put {one} and {two} paint together, which color is it",
+        "what color will I have after mixing {one} with {two}", "put {one} and {two} paint together, which color is it",
     ),
     "sound": ("could you say what noise {a_animal} makes", "what sound comes from {a_animal}"),
     "young": ("what's the right word for a {animal} that is still a baby", "a little {animal} is known as what"),
@@ -48,8 +43,7 @@ HELDOUT: dict[str, tuple[str, ...]] = {
     "planet": ("which planet do we find {nth} from the sun", "the sun's {nth} planet is which one"),
     # words and spelling
     "opposite": (
-        "the exact opposite of {word} would be which word",
-        "what's a word that means the opposite of {word}",
+        "the exact opposite of {word} would be which word", "what's a word that means the opposite of {word}",
     ),
     "plural": ("if there is more than one {word}, what do I write", "could you say the plural of the noun {word}"),
     "spell": ("could you write out the letters of {word}", "I do not know how {word} is spelled, help me"),
@@ -59,13 +53,11 @@ HELDOUT: dict[str, tuple[str, ...]] = {
     "article": ("do I put a or an before {word}", "which is correct before {word}, a or an"),
     # numbers
     "sum": (
-        "what will {x} plus {y} give me",
-        "could you add up {x} and {y}",
+        "what will {x} plus {y} give me", "could you add up {x} and {y}",
         "I had {x} coins and found {y} more, how many coins do I have",
     ),
     "difference": (
-        "what will {x} minus {y} give me",
-        "could you subtract {y} from {x}",
+        "what will {x} minus {y} give me", "could you subtract {y} from {x}",
         "I had {x} coins and lost {y}, how many coins are left",
     ),
     "product": ("what will {x} times {y} give me", "could you multiply {x} by {y}"),
@@ -87,7 +79,10 @@ HELDOUT: dict[str, tuple[str, ...]] = {
     "size": ("could you say how many parameters you have", "what number of parameters do you have"),
     "skills": ("tell me on which subjects you can answer questions", "what would you be able to do for me"),
     # programming
-    "top languages": ("please list the five programming languages that are most popular", "what five programming languages are used the most"),
+    "top languages": (
+        "please list the five programming languages that are most popular",
+        "what five programming languages are used the most",
+    ),
     "language use": ("what are people doing with {topic}", "why would somebody choose {topic}"),
     "library use": ("could you explain what {topic} is", "what exactly is {topic}"),
     # manners
@@ -99,5 +94,9 @@ HELDOUT: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Templates by the name of the relation that they ask about."""
 
-WHO_AM_I = ("could you tell me my name", "what name did I tell you", "do you still know what I am called")
+WHO_AM_I = (
+    "could you tell me my name",
+    "what name did I tell you",
+    "do you still know what I am called",
+)
 FOLLOW_UPS = {1: ("and which comes after that one", "so what is next"), -1: ("and which comes before that one",)}
