@@ -13,7 +13,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str], keep_stop: bool):
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=list(prompt_ids[-CONTEXT:]), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=_context(tokenizer, prompt_ids), skip_special_tokens=True)
         self._stop, self._keep_stop = [s for s in stop if s], keep_stop
         self._longest = max(map(len, self._stop), default=0)
         self._held = ""
@@ -55,3 +55,17 @@ class Detokenizer:
             if any(s.startswith(self._held[-length:]) for s in self._stop):
                 return length
         return 0
+
+
+def _context(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
+    """The prompt's last tokens, from where they begin with a whole character; none if they have no such place.
+
+    Half a character would stand as errors in the decoder's idea of what it has already given out.
+    """
+    for length in range(CONTEXT, 3 * CONTEXT):
+        ids = list(prompt_ids[-length:])
+        if "\ufffd" not in tokenizer.decode(ids):
+            return ids
+        if length >= len(prompt_ids):
+            break
+    return []
