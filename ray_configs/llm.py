@@ -31,7 +31,7 @@ class EngineConfig(BaseModel):
     """Sequences that decode together in one step."""
     max_step_tokens: int = Field(512, ge=16)
     """Token budget of a step: decodes first, the rest goes to chunks of prefill."""
-    page_size: int = Field(32, ge=8, le=256)
+    page_size: int = Field(32, ge=8, le=128)
     """Tokens in a KV cache page; whole pages are what a shared prefix reuses. A power of two."""
     pages: int | None = Field(None, ge=2)
     """KV cache pages; default: what fits in `memory_fraction` of the free memory, at most what a full batch needs."""

@@ -169,7 +169,7 @@ class LocalExecutor:
 
     def _calibrate(self, ids: list[int]) -> list[KVScales]:
         """Scales of an int8 KV cache from the largest keys and values over some text, with a tenth to spare."""
-        ids = (ids * (64 // max(1, len(ids)) + 1))[: self.config.max_step_tokens]
+        ids = ids[: self.max_pages * self.config.page_size]
         pages = -(-len(ids) // self.config.page_size)
         shape = StepShape(len(ids), 1, pages)
         step = shape.host()

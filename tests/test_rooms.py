@@ -1,0 +1,20 @@
+"""Who imports whom: each room stays usable without what only another one needs."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("ray_configs.llm", ("jax", "ray", "torch", "kubernetes", "numpy")),
+        ("apps.llm.engine", ("ray", "torch", "fastapi")),
+        ("apps.llm", ("jax", "ray", "torch", "transformers")),
+    ],
+)
+def test_a_room_does_not_pull_in_another(module: str, absent: tuple[str, ...]) -> None:
+    program = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
