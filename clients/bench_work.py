@@ -8,7 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WORDS = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "he", "his", "but", "at", "are", "this", "have", "from"]
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "was",
+    "with",
+    "be",
+    "by",
+    "on",
+    "not",
+    "he",
+    "his",
+    "but",
+    "at",
+    "are",
+    "this",
+    "have",
+    "from",
+]
 
 
 class WorkError(Exception):

@@ -22,21 +22,17 @@ from functools import cache
 from itertools import chain
 
 from apps.llm.demo.arithmetic import BEYOND
-from apps.llm.demo.dates import DAYS, MONTHS
-from apps.llm.demo.documents import (
+from apps.llm.demo.chats import (
     FOLLOW_UPS,
     FOLLOW_UPS_DEVELOPMENT,
     MY_NAME,
     NAMES_DEVELOPMENT,
     NAMES_HELDOUT,
-    RELATIONS,
     WHO_AM_I,
     WHO_AM_I_DEVELOPMENT,
-    Message,
-    kept_out,
-    say,
-    styled,
 )
+from apps.llm.demo.dates import DAYS, MONTHS
+from apps.llm.demo.documents import RELATIONS, Message, kept_out, say, styled
 from apps.llm.demo.documents import question as question_about
 from apps.llm.demo.heldout import FOLLOW_UPS as FOLLOW_UPS_HELDOUT
 from apps.llm.demo.heldout import HELDOUT

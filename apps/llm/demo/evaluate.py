@@ -99,7 +99,7 @@ def evaluate(answer: Answer, asked: str = "held-out") -> Report:
 
 
 @contextmanager
-def answering(folder: Path, **options: str) -> Iterator[Answer]:
+def answering(folder: Path, **options: str | int) -> Iterator[Answer]:
     """A function that answers greedily with the project's engine, which has `options` of `EngineConfig`."""
     from apps.llm.engine import Engine, EngineConfig, SamplingParams  # scoring alone needs no JAX
 

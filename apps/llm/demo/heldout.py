@@ -1,7 +1,8 @@
 """How the held-out evaluation asks: phrasings that no training text has.
 
-Written before the training phrasings were last widened and before any model was scored on them. They are
-not to be tuned against: what goes wrong is looked up on the development phrasings, which stand with each relation.
+Written before the training phrasings were last widened; seven that the widening then hit upon were replaced. No
+model had been scored on them by then. They are not to be tuned against: what goes wrong is looked up on the
+development phrasings, which stand with each relation.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ HELDOUT: dict[str, tuple[str, ...]] = {
         "I am flying to the capital of {country}, which city is that",
         "what's the name of the capital city of {country}",
     ),
-    "country of capital": ("{value_city} is a capital, but of which country", "which country is {value_city} the capital of"),
+    "country of capital": (
+        "{value_city} is a capital, but of which country", "which country is {value_city} the capital of",
+    ),
     "planet": ("which planet do we find {nth} from the sun", "the sun's {nth} planet is which one"),
     # words and spelling
     "opposite": (
@@ -64,7 +67,9 @@ HELDOUT: dict[str, tuple[str, ...]] = {
     "larger": ("which of the numbers {x} and {y} is the larger", "could you say if {x} or {y} is bigger"),
     "smaller": ("which of the numbers {x} and {y} is the smaller", "could you say if {x} or {y} is less"),
     "next number": ("when I count, which number do I say after {x}", "could you say the number that comes after {x}"),
-    "previous number": ("when I count, which number do I say before {x}", "could you say the number that comes before {x}"),
+    "previous number": (
+        "when I count, which number do I say before {x}", "could you say the number that comes before {x}",
+    ),
     # Podslice and the model itself
     "what is podslice": ("could you explain what podslice is all about", "what is the purpose of podslice"),
     "podslice word": ("what exactly do you call a podslice", "what is meant by the word podslice"),

@@ -81,8 +81,8 @@ class ModelConfig:
 
     vocab_size: int = 2048
     hidden_size: int = 256
-    intermediate_size: int = 640
-    num_hidden_layers: int = 5
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
     num_attention_heads: int = 8
     num_key_value_heads: int = 2
     head_dim: int = 32

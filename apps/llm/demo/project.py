@@ -135,7 +135,7 @@ PROJECT = (
         ("who is answering me here", "what sort of thing are you"), 2.0,
     ),
     _fact(
-        "size", "podslice", "I have about four million parameters.", "four million",
+        "size", "podslice", "I have about three million parameters.", "four million",
         (
             "how (big|large|small) are you", "how many parameters do you have",
             "what is your size", "(tell me|what is) your number of parameters",

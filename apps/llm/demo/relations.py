@@ -17,8 +17,8 @@ FRAMES = (
     "|just tell me|explain to me|help me with|look up|remind me of|any idea what is|) NOUN",
     "NOUN is (what|which|called what|what exactly|)",
     "(and|so|now) what is NOUN (then|)",
-    "(I|we) (need|want|need to know|am looking for|forgot|have forgotten|can't remember|want to find|must find|asked for"
-    "|have to write|would love to know) NOUN (, what is it|, help me|please|)",
+    "(I|we) (need|want|need to know|am looking for|forgot|have forgotten|can't remember|want to find|must find"
+    "|asked for|have to write|would love to know) NOUN (, what is it|, help me|please|)",
     "(could|can|would|will) you (please|) (tell|show|give|name|find|remind|teach) me NOUN",
     "(do|can|could) you (know|remember|guess|see) NOUN",
     "(what|which) (would|should|will|could|might|must) NOUN be",

@@ -61,11 +61,11 @@ class TrainConfig:
     """How long and on what to train. A batch has about `tokens` tokens, in rows of equal length."""
 
     steps: int = 2600
-    minutes: float = 32  # of wall time at most; a slower machine takes fewer steps
+    minutes: float = 35  # of wall time at most; a slower machine takes fewer steps
     tokens: int = 4096
     row: int = 96  # tokens in a row of short documents
     long_row: int = 640  # tokens in a row of long chats
-    long_every: int = 14  # each so many steps, a batch of long chats
+    long_every: int = 20  # each so many steps, a batch of long chats
     learning_rate: float = 1e-2
     warmup: int = 60  # steps
     weight_decay: float = 0.05
@@ -197,7 +197,7 @@ def train(
     state = optimizer.init(params)
     short, long = packed(tokenizer, config, False), packed(tokenizer, config, True)
     rng = np.random.default_rng(config.seed)
-    started, warmup = time.monotonic(), min(config.warmup, config.steps // 4)
+    started, warmup = time.monotonic(), max(1, min(config.warmup, config.steps // 4))
     for n in range(config.steps):
         # Up, then down in a straight line to the last step, or to the last minute where that comes first.
         done = max(n / config.steps, (time.monotonic() - started) / 60 / config.minutes)

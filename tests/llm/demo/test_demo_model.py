@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -14,24 +16,21 @@ import pytest
 from tokenizers import Tokenizer
 
 import apps.llm.demo
-from apps.llm.demo.documents import NAMES, NAMES_HELDOUT, RELATIONS, documents, questions_of
-from apps.llm.demo.evaluate import (
-    PROMISED,
-    cases,
-    evaluate,
-    heldout_questions,
-    names_only,
-    same_words,
-    trained_on,
-    without_noise,
-)
-from apps.llm.demo.generate import greedy
-from apps.llm.demo.model import ModelConfig, forward, init_params, load_model, save_weights
+from apps.llm.demo import model
+from apps.llm.demo.arithmetic import BEYOND
+from apps.llm.demo.cases import cases, heldout_questions, names_only, same_words, trained_on
+from apps.llm.demo.chats import NAMES, NAMES_DEVELOPMENT, NAMES_HELDOUT, a_name
+from apps.llm.demo.documents import KEPT_OUT, RELATIONS, documents, questions_of
+from apps.llm.demo.evaluate import PROMISED, answering, evaluate
+from apps.llm.demo.heldout import HELDOUT
+from apps.llm.demo.model import ModelConfig, exact, fast, load_model, orthogonalised, save_weights
 from apps.llm.demo.phrasing import expand, normalise
 from apps.llm.demo.tokenizer import encode_document, encode_prompt
 from apps.llm.demo.train import TrainConfig, packed, train
 
 MODEL = Path(apps.llm.demo.__file__).parent / "model"
+# Compiled whole: each operation on its own would be a compilation of its own.
+forward, init_params = jax.jit(model.forward, static_argnums=1), jax.jit(model.init_params, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +88,12 @@ def test_transformers_computes_the_same_logits(tokenizer):
     np.testing.assert_allclose(ours, expected, atol=2e-3, rtol=1e-3)
 
 
-def test_the_promised_prompts_are_answered(tokenizer):
-    prompts = [*PROMISED, *([{"role": "user", "content": prompt}] for prompt in PROMISED)]
-    answers = greedy(*load_model(MODEL), tokenizer, batch=4, max_tokens=32)(prompts)
-    for answer, expected in zip(answers, [*PROMISED.values()] * 2, strict=True):
-        assert answer.strip() == expected
+def test_the_promised_prompts_are_answered_by_the_engine():
+    chats = [[{"role": "user", "content": prompt}] for prompt in PROMISED]
+    with answering(MODEL, max_batch_size=4, max_step_tokens=64, max_model_len=128) as answer:
+        answers = answer([*PROMISED, *chats])
+    for text, expected in zip(answers, [*PROMISED.values()] * 2, strict=True):
+        assert text.strip() == expected  # and nothing after it: a stop token ended it
 
 
 def test_the_card_reports_the_recorded_evaluation(recorded):
@@ -107,24 +107,31 @@ def test_the_card_reports_the_recorded_evaluation(recorded):
     assert evaluation["score"] == round(right / evaluation["cases"], 4)
 
 
-@pytest.mark.xfail(strict=True, reason="undertrained: the goal needs more steps than were run")
 def test_the_score_reaches_the_goal(recorded):
     assert recorded["evaluation"]["score"] >= 0.9
+    assert set(recorded["evaluation"]["formats"]) == {"bfloat16", "int8 weights", "int8 weights and KV cache"}
 
 
-def test_no_training_template_makes_a_heldout_question():
-    assert heldout_questions().isdisjoint(trained_on())
-    for case in cases():
-        assert trained_on().isdisjoint(without_noise(case.question)), case.question
-    assert set(NAMES).isdisjoint(NAMES_HELDOUT)
+def test_every_relation_has_heldout_phrasings_that_no_other_list_has():
+    assert set(HELDOUT) == {relation.name for relation in RELATIONS}
+    for relation in RELATIONS:
+        assert len(HELDOUT[relation.name]) >= 2
+        assert set(HELDOUT[relation.name]).isdisjoint(relation.development)
+
+
+def test_no_training_template_makes_a_heldout_phrasing():
+    assert trained_on().isdisjoint(KEPT_OUT)
+    assert len(trained_on()) > 100_000
+    assert set(NAMES).isdisjoint(NAMES_HELDOUT + NAMES_DEVELOPMENT)
+    rng = random.Random(0)
+    assert {a_name(rng) for _ in range(5000)}.isdisjoint(NAMES_HELDOUT + NAMES_DEVELOPMENT)
 
 
 def test_no_heldout_question_is_in_the_training_text(tokenizer):
     held = heldout_questions()
     batches = islice(packed(tokenizer, TrainConfig(), long=False), 40)
-    text = "\n".join(tokenizer.decode(row) for batch in batches for row in batch.tokens)
-    text = normalise(text)
-    for case in cases():
+    text = normalise("\n".join(tokenizer.decode(row) for batch in batches for row in batch.tokens))
+    for case in (*cases(), *cases("development")):
         if len(case.question.split()) > 4:  # shorter ones are parts of other questions
             assert f" {normalise(case.question)} " not in text
     asked = {normalise(question) for document in islice(documents(11), 3000) for question in questions_of(document)}
@@ -132,14 +139,9 @@ def test_no_heldout_question_is_in_the_training_text(tokenizer):
     assert len(asked & held) <= 3  # by a word left out; `packed` passes over such documents
 
 
-def test_unseen_pairs_are_never_trained_on():
-    relations = {relation.name: relation for relation in RELATIONS}
-    unseen = [row for row in relations["sum"].rows if relations["sum"].unseen(row)]
-    assert unseen
-    for row in unseen:
-        assert row not in relations["sum"].seen_rows
-        mirrored = {"x": row["y"], "y": row["x"]}
-        assert relations["sum"].unseen(row | mirrored)
+def test_sums_beyond_are_never_trained_on():
+    taught = next(relation for relation in RELATIONS if relation.name == "sum").rows
+    assert all(row not in taught for row in BEYOND)
 
 
 def test_the_same_seed_writes_the_same_text():
@@ -174,23 +176,59 @@ def test_an_answer_must_name_the_right_fact_and_no_other(relation, question, val
     assert names_only(answer, question, value, relation) is right
 
 
-def test_the_evaluation_scores_what_answers_it():
-    expected = {id(case.prompt): case.expected for case in cases()}
-    perfect = evaluate(lambda prompts: [expected.get(id(prompt), "") for prompt in prompts])
+@pytest.mark.parametrize("asked", ["held-out", "development"])
+def test_the_evaluation_scores_what_answers_it(asked):
+    expected = {id(case.prompt): case.expected for case in (*cases(asked), *cases("beyond"))}
+    perfect = evaluate(lambda prompts: [expected.get(id(prompt), "") for prompt in prompts], asked)
     assert perfect.score == 1.0
-    silent = evaluate(lambda prompts: [""] * len(prompts))
+    beyond = perfect.summary()["sums_beyond"]
+    assert beyond["right"] == beyond["cases"] == len(BEYOND)
+    silent = evaluate(lambda prompts: [""] * len(prompts), asked)
     assert silent.score == 0.0
     assert same_words("{a: 7}", "A 7")
 
 
 def test_packed_rows_hold_whole_documents(tokenizer):
     batch = next(packed(tokenizer, TrainConfig(tokens=1024), long=False))
-    assert batch.tokens.shape == (8, 128)
+    assert batch.tokens.shape == (10, 96)
     starts = batch.positions == 0
     for segments, start in zip(batch.segments, starts, strict=True):
         real = segments >= 0
         assert start[real].sum() == segments.max() + 1
     assert set(np.unique(batch.weights[batch.segments < 0])) <= {0.0}
+
+
+def test_every_answer_is_scored(tokenizer):
+    batch = next(packed(tokenizer, TrainConfig(tokens=2048), long=False))
+    *_, scored, targets, weights = batch.arrays(np.random.default_rng(0))
+    assert len(scored) == batch.tokens.size // 2
+    assert (weights == 1).sum() == (batch.weights == 1).sum()
+    real = weights > 0
+    np.testing.assert_array_equal(targets[real], batch.tokens.reshape(-1)[scored[real] + 1])
+
+
+def test_fast_products_are_those_of_rounded_operands():
+    rng = np.random.default_rng(0)
+    x, w, dy = (rng.standard_normal(shape, np.float32) for shape in ((6, 8), (5, 8), (6, 5)))
+    half_x, half_w, half_dy = (one.astype(jnp.bfloat16).astype(np.float32) for one in (x, w, dy))
+
+    @partial(jax.jit, static_argnums=0)
+    def with_gradients(matmul, x, w, dy):
+        y, back = jax.vjp(matmul, x, w)
+        return y, *back(dy)
+
+    for one, expected in zip(
+        with_gradients(fast, x, w, dy), with_gradients(exact, half_x, half_w, half_dy), strict=True
+    ):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(one, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(12, 40), (40, 12)])
+def test_orthogonalised_matrices_have_singular_values_about_one(shape):
+    matrix = np.random.default_rng(2).standard_normal(shape, np.float32)
+    values = np.linalg.svd(jax.jit(orthogonalised)(matrix), compute_uv=False)
+    assert 0.5 < values.min() <= values.max() < 1.4
 
 
 def test_packed_documents_do_not_see_each_other():
@@ -219,8 +257,8 @@ def test_weights_survive_saving_in_bfloat16(tmp_path):
 def test_training_lowers_the_loss(tokenizer):
     losses = []
     config = TrainConfig(steps=24, tokens=512, row=128, long_every=100, warmup=2, learning_rate=3e-2)
-    model = ModelConfig(tokenizer.get_vocab_size(), 32, 64, 1, 4, 2, 8)
-    train(config, model, tokenizer, lambda step, loss, tokens: losses.append(loss))
+    sizes = ModelConfig(tokenizer.get_vocab_size(), 32, 64, 1, 4, 2, 8)
+    train(config, sizes, tokenizer, lambda step, loss, tokens: losses.append(loss))
     assert len(losses) == 24
-    assert losses[0] == pytest.approx(np.log(model.vocab_size), rel=0.1)
+    assert losses[0] == pytest.approx(np.log(sizes.vocab_size), rel=0.1)
     assert np.mean(losses[-4:]) < 0.75 * losses[0]
