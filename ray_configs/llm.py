@@ -42,7 +42,7 @@ class EngineConfig(BaseModel):
     tensor_parallel: int | None = Field(None, ge=1)
     """Devices over which each layer is split; default: every local device, or 1 on a CPU."""
     attention: Literal["auto", "xla", "pallas", "cpu"] = "auto"
-    """auto: the Pallas ragged paged attention kernel on TPU, plain XLA elsewhere."""
+    """auto: the Pallas kernel on TPU, native kernels on CPU (if head_dim is a multiple of 16), plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache: the second start compiles nothing. None turns it off."""
     max_waiting: int = Field(256, ge=1)

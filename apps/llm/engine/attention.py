@@ -1,7 +1,8 @@
 """Attention over the paged KV cache: write the step's keys and values, then let each token look back.
 
-Two implementations of one function, tested against each other: Pallas' ragged paged attention kernel on TPU, and
-plain XLA elsewhere. Each owns the layout of its cache; the rest of the engine only knows page numbers.
+Three implementations of one function, tested against each other: Pallas' ragged paged attention kernel on TPU, native
+kernels on CPU, and plain XLA elsewhere. Each owns the layout of its cache; the rest of the engine knows only
+page numbers.
 """
 
 from dataclasses import dataclass
