@@ -1,19 +1,18 @@
 """Configs of a language model: the engine's, and the Serve application's around it."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
-from ray_configs.tpu import SliceField
+from ray_configs.base import Config
+from ray_configs.replicas import AppConfig
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(Config):
     """What one engine (one replica's JAX program) loads and how large it may grow."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model: str = DEMO_MODEL
     """Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL (gs://...)."""
@@ -65,23 +64,21 @@ class EngineConfig(BaseModel):
         return self
 
 
-class LLMConfig(EngineConfig):
+class LLMConfig(AppConfig, EngineConfig):
     """One language model as a Serve application: `serve run apps.llm:build model=PATH max_batch_size=64 ...`."""
+
+    import_path: ClassVar[str] = "apps.llm:build"
+    image_name: ClassVar[str] = "llm"
+    default_name: ClassVar[str] = "llm"
 
     model_id: str | None = None
     """Name in /v1/models and in requests' `model`; default: the last part of `model` (the demo is `podslice-demo`)."""
-    slice: SliceField | None = None
-    """The TPU slice that each replica owns, such as `v5e:2x4`; None serves on the CPU."""
-    min_replicas: int = Field(1, ge=0)
-    max_replicas: int = Field(1, ge=1)
     target_ongoing_requests: float = Field(24, gt=0)
     """Autoscaling aims at this many requests in flight for each replica."""
     max_ongoing_requests: int = Field(512, ge=1)
     """Requests in flight at one replica (running and waiting, streams included); beyond it Serve's queue fills."""
     max_queued_requests: int = Field(256, ge=0)
     """Requests that Serve's queue holds; one more is refused with 503 and Retry-After."""
-    num_cpus: float = Field(1, ge=0)
-    """CPUs that Ray sets aside for a replica (accounting, not a limit)."""
     api_keys: tuple[SecretStr, ...] = ()
     """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them.
 
@@ -96,17 +93,6 @@ class LLMConfig(EngineConfig):
     @classmethod
     def _comma_separated(cls, value: Any) -> Any:
         return [key for key in value.split(",") if key] if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _replica_range(self) -> "LLMConfig":
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas})")
-        if self.slice is not None and not self.slice.single_host:
-            raise ValueError(
-                f"slice {self.slice.generation}:{self.slice.topology} spans several hosts, which a replica cannot "
-                "own yet; choose a single-host topology such as v5e:2x4 or v4:2x2x1"
-            )
-        return self
 
     @property
     def served_name(self) -> str:

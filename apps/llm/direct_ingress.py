@@ -8,20 +8,15 @@ ingress", a token costs less than a tenth of that, and a start takes no longer.
 import os
 from pathlib import Path
 
+from ray_configs.ingress import DIRECT_INGRESS
+
 WITHOUT_SPLICING = Path(__file__).with_name("haproxy")
 """Starts HAProxy; says itself why it is there."""
 
-DIRECT_INGRESS = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    # Requests run in the event loop that reads their sockets: no hop between threads for each token.
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    # How long a stopping replica still accepts connections (Serve: 30 s). HAProxy learns of it at once and retries
-    # refused connections, so a Ctrl-C need not take half a minute.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+def environment() -> dict[str, str]:
+    """Environment of every Ray process: where a cluster runs already, its nodes must have been started with it."""
     # A thread of HAProxy passes on some 100,000 tokens a second; more of them than cores only cost.
-    "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, max(1, (os.cpu_count() or 1) // 2))),
-}
-"""Environment of every Ray process: where a cluster runs already, its nodes must have been started with it."""
+    return DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, max(1, (os.cpu_count() or 1) // 2)))}
 
 
 def prefer_direct_ingress() -> None:
@@ -42,5 +37,5 @@ def prefer_direct_ingress() -> None:
     if "RAY_SERVE_HAPROXY_BINARY_PATH" not in os.environ and os.access(WITHOUT_SPLICING, os.X_OK):
         os.environ["PODSLICE_HAPROXY_BINARY"] = binary
         os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(WITHOUT_SPLICING)
-    for name, value in DIRECT_INGRESS.items():
+    for name, value in environment().items():
         os.environ.setdefault(name, value)

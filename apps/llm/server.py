@@ -16,6 +16,11 @@ RETRY_AFTER_S = 2.0
 
 def deployment(config: LLMConfig) -> serve.Application:
     """Binds LLMServer with the deployment options that follow from the config."""
+    if config.slice is not None and not config.slice.single_host:
+        raise ValueError(
+            f"slice {config.slice} spans {config.slice.hosts} hosts, which a replica cannot own yet; "
+            "choose a single-host one such as v5e:2x4:8t, v6e:2x4:8t or v4:2x2x1"
+        )
     # Keys travel as digests: no pickle, log or process listing of the cluster holds one.
     keys = frozenset(digest(key.get_secret_value()) for key in config.api_keys)
     return LLMServer.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
@@ -25,7 +30,9 @@ def options(config: LLMConfig) -> dict[str, Any]:
     """What Serve needs to know of the config: how many replicas, what each takes, when it is full, ill or done."""
     actor: dict[str, Any] = {"num_cpus": config.num_cpus}
     if config.slice is not None:
-        actor["resources"] = {"TPU": config.slice.chips}
+        actor["resources"] = {"TPU": config.slice.chips_per_host}
+        # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
+        actor["label_selector"] = {"ray.io/tpu-pod-type": config.slice.ray_pod_type}
     if config.max_replicas > config.min_replicas:
         scale: dict[str, Any] = {
             "autoscaling_config": {

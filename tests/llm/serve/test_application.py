@@ -18,6 +18,7 @@ from ray_configs.llm import LLMConfig
         ("max_batch_size=many", "max_batch_size"),
         ("batch_size=4", "Extra inputs are not permitted"),
         ("slice=v5e", "GENERATION:TOPOLOGY"),
+        ("slice=v5e:2x4", "write v5e:2x4:8t"),
     ],
 )
 def test_serve_run_refuses_a_bad_argument_in_pydantics_words(argument, said):
@@ -48,11 +49,17 @@ def test_options_on_a_cpu():
 
 
 def test_options_on_a_slice_that_scales():
-    config = LLMConfig(slice="v5e:2x4", min_replicas=0, max_replicas=3, target_ongoing_requests=10)
+    config = LLMConfig(slice="v5e:2x4:8t", min_replicas=0, max_replicas=3, target_ongoing_requests=10)
     tpu = options(config)
     assert tpu["ray_actor_options"]["resources"] == {"TPU": 8}
+    assert tpu["ray_actor_options"]["label_selector"] == {"ray.io/tpu-pod-type": "v5litepod-8"}
     assert tpu["autoscaling_config"] == {"min_replicas": 0, "max_replicas": 3, "target_ongoing_requests": 10}
     assert "num_replicas" not in tpu
+
+
+def test_a_slice_of_several_hosts_is_refused_before_anything_starts():
+    with pytest.raises(ValueError, match="v5e:4x8 spans 8 hosts"):
+        deployment(LLMConfig(slice="v5e:4x8"))
 
 
 def test_keys_do_not_travel():

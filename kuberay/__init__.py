@@ -1,0 +1,1 @@
+"""Typed configs -> Kubernetes: what is rendered, checked and applied."""

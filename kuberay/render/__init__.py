@@ -1,0 +1,21 @@
+"""Configs to Kubernetes objects: `render(config)` makes them, `to_yaml(objects)` writes them.
+
+Objects are plain dicts, as the Kubernetes API takes them, in the order in which to apply them. A key may carry a
+comment (see notes.py) for whoever reads the YAML. The same config always gives the same bytes.
+"""
+
+from typing import Any
+
+from kuberay.render.jobs import job_objects
+from kuberay.render.ray_service import service_objects
+from kuberay.render.serve_config import serve_config
+from kuberay.render.yaml import to_yaml
+from ray_configs.job import Job
+from ray_configs.service import Service
+
+__all__ = ["render", "serve_config", "to_yaml"]
+
+
+def render(config: Service | Job) -> list[dict[str, Any]]:
+    """Everything that the config needs in its namespace, first what others refer to."""
+    return service_objects(config) if isinstance(config, Service) else job_objects(config)

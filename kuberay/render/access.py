@@ -1,0 +1,110 @@
+"""Who a config's Pods are to Google Cloud, and how clients reach a service."""
+
+from typing import Any
+
+from kuberay.render.pods import Config
+from kuberay.render.serve_config import SERVE_PORT
+from ray_configs.exposure import Gateway, LoadBalancer
+from ray_configs.service import Service
+
+
+def metadata(config: Config, name: str | None = None, **more: Any) -> dict[str, Any]:
+    """Metadata of an object that belongs to the config."""
+    labels = {"app.kubernetes.io/managed-by": "podslice", "app.kubernetes.io/instance": config.name}
+    return {
+        "name": name or config.name,
+        "namespace": config.namespace,
+        **more,
+        "labels": labels | more.get("labels", {}),
+    }
+
+
+def service_account(config: Config) -> list[dict[str, Any]]:
+    """The Kubernetes service account that acts as an IAM service account (Workload Identity)."""
+    identity = config.service_account
+    if identity is None:
+        return []
+    email = f"{identity.service_account}@{config.cloud.project}.iam.gserviceaccount.com"
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            # Several configs of a namespace may share it: no instance label.
+            "metadata": {
+                "name": identity.service_account,
+                "namespace": config.namespace,
+                "labels": {"app.kubernetes.io/managed-by": "podslice"},
+                "annotations": {"iam.gke.io/gcp-service-account": email},
+            },
+        }
+    ]
+
+
+def serve_service(exposure: LoadBalancer) -> dict[str, Any]:
+    """What KubeRay makes NAME-serve-svc of, in place of a ClusterIP on 8000."""
+    service: dict[str, Any] = {
+        "spec": {
+            "type": "LoadBalancer",
+            "ports": [{"name": "serve", "port": exposure.port, "targetPort": SERVE_PORT}],
+        }
+    }
+    if exposure.internal:
+        service = {"metadata": {"annotations": {"networking.gke.io/load-balancer-type": "Internal"}}, **service}
+    return service
+
+
+def gateway_objects(service: Service, exposure: Gateway) -> list[dict[str, Any]]:
+    """A Gateway, the route from it to Serve, and the health check that it goes by."""
+    backend = f"{service.name}-serve-svc"
+    listener: dict[str, Any] = {"name": "http", "protocol": "HTTP", "port": 80}
+    if exposure.certificate:
+        listener = {
+            "name": "https",
+            "protocol": "HTTPS",
+            "port": 443,
+            "tls": {"mode": "Terminate", "certificateRefs": [{"name": exposure.certificate}]},
+        }
+    route: dict[str, Any] = {
+        "parentRefs": [{"name": service.name}],
+        "rules": [{"backendRefs": [{"name": backend, "port": SERVE_PORT}]}],
+    }
+    if exposure.hostname:
+        route = {"hostnames": [exposure.hostname], **route}
+    return [
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "Gateway",
+            "metadata": metadata(service),
+            "spec": {"gatewayClassName": exposure.gateway_class, "listeners": [listener]},
+        },
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": metadata(service),
+            "spec": route,
+        },
+        {
+            "apiVersion": "networking.gke.io/v1",
+            "kind": "HealthCheckPolicy",
+            "metadata": metadata(service),
+            "spec": {
+                "default": {
+                    "config": {
+                        "type": "HTTP",
+                        "httpHealthCheck": {"port": SERVE_PORT, "requestPath": "/-/healthz"},
+                    }
+                },
+                "targetRef": {"group": "", "kind": "Service", "name": backend},
+            },
+        },
+        {
+            # A long answer streams for minutes; the load balancer's own limit is 30 seconds.
+            "apiVersion": "networking.gke.io/v1",
+            "kind": "GCPBackendPolicy",
+            "metadata": metadata(service),
+            "spec": {
+                "default": {"timeoutSec": 3600},
+                "targetRef": {"group": "", "kind": "Service", "name": backend},
+            },
+        },
+    ]

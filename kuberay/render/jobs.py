@@ -1,0 +1,90 @@
+"""A job as a Job (one host), an Indexed Job with a headless Service (several hosts) or a RayJob."""
+
+import shlex
+from typing import Any
+
+from kuberay.render.access import metadata, service_account
+from kuberay.render.kueue import queue_labels, queue_objects
+from kuberay.render.monitoring import pod_monitoring
+from kuberay.render.notes import noted
+from kuberay.render.pods import host_address, machine_quantities, plain, pod_template, quantities, secrets
+from kuberay.render.ray_cluster import ray_cluster_spec
+from ray_configs.capacity import FlexStart, Queued
+from ray_configs.job import Job
+
+
+def job_objects(job: Job) -> list[dict[str, Any]]:
+    """What the job refers to, then the job."""
+    objects = [*service_account(job), *queue_objects(job)]
+    if job.ray:
+        return [*objects, _ray_job(job), *pod_monitoring(job)]
+    if job.hosts > 1:
+        objects.append(_headless_service(job))
+    return [*objects, _batch_job(job)]
+
+
+def _ray_job(job: Job) -> dict[str, Any]:
+    spec: dict[str, Any] = {"entrypoint": shlex.join(job.command)}
+    if not isinstance(job.capacity, FlexStart | Queued):
+        # With those, the time would run while the job still waits for machines, which have an end of their own.
+        spec["activeDeadlineSeconds"] = int(job.max_run_hours * 3600)
+    spec |= {
+        "backoffLimit": job.retries,
+        noted("shutdownAfterJobFinishes", "The slices go back at once; the RayJob stays, with its status."): True,
+        "rayClusterSpec": ray_cluster_spec(job, job.container_image, elastic=False),
+    }
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job, **queue_labels(job)), "spec": spec}
+
+
+def _headless_service(job: Job) -> dict[str, Any]:
+    """Gives each host of the slice a name that the others can look up."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job),
+        "spec": {
+            "clusterIP": "None",
+            noted("publishNotReadyAddresses", "Hosts look each other up before any of them is ready."): True,
+            "selector": {"job-name": job.name},
+        },
+    }
+
+
+def _batch_job(job: Job) -> dict[str, Any]:
+    several = job.hosts > 1
+    spec: dict[str, Any] = {}
+    if several:
+        spec[noted("completions", f"The hosts of {job.slice}: all start together, each with its own index.")] = (
+            job.hosts
+        )
+        spec["parallelism"] = job.hosts
+        spec["completionMode"] = "Indexed"
+        spec[noted("backoffLimit", "One host alone cannot start again: the others wait for the one that died.")] = 0
+    else:
+        spec["backoffLimit"] = job.retries
+    spec["ttlSecondsAfterFinished"] = int(job.keep_hours * 3600)
+    spec["template"] = _template(job, several)
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job, **queue_labels(job)), "spec": spec}
+
+
+def _template(job: Job, several: bool) -> dict[str, Any]:
+    scratch = f"{job.scratch_gb}G"
+    if job.slice is not None:
+        requests = machine_quantities(job.slice, scratch)
+    else:
+        requests = {"cpu": str(job.cpus), "memory": f"{job.memory_gb}G", "ephemeral-storage": scratch}
+    container: dict[str, Any] = {"name": "job", "image": job.container_image, "command": list(job.command)}
+    if several:
+        container[noted("ports", "By which the hosts of a slice talk, and their runtime's metrics.")] = [
+            {"containerPort": 8471, "name": "tpu"},
+            {"containerPort": 8431, "name": "tpu-metrics"},
+        ]
+    if env := plain(job.env) + secrets(job) + host_address(job.slice):
+        container["env"] = env
+    container["resources"] = quantities(requests)
+    spec: dict[str, Any] = {"restartPolicy": "Never" if several else "OnFailure"}
+    if several:
+        spec["subdomain"] = job.name
+    seconds = int(job.max_run_hours * 3600)
+    spec[noted("activeDeadlineSeconds", "Counts from the Pod's start, not while it waits for machines.")] = seconds
+    return pod_template(job, container, job.worker_groups[0], requests["memory"], **spec)

@@ -1,0 +1,95 @@
+"""Queued provisioning: Kueue holds a workload back until GKE has all its machines at once.
+
+The queue's objects are the same whichever config renders them, so several configs can share one queue.
+"""
+
+from typing import Any
+
+from kuberay.render.pods import Config
+from ray_configs.capacity import Queued
+
+ANY = 1_000_000_000
+"""A quota that never binds: what limits the queue is whether GKE gets the machines."""
+
+
+def queued(config: Config) -> Queued | None:
+    """The queue that the config waits in, if it does."""
+    return next((g.capacity for g in config.worker_groups if isinstance(g.capacity, Queued)), None)
+
+
+def queue_labels(config: Config, *, elastic: bool = False) -> dict[str, dict[str, str]]:
+    """Labels and annotations that put the workload into its queue; empty where there is none."""
+    capacity = queued(config)
+    if capacity is None:
+        return {}
+    annotations = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": str(capacity.max_run_hours * 3600)}
+    if elastic:
+        annotations["kueue.x-k8s.io/elastic-job"] = "true"
+    return {"labels": {"kueue.x-k8s.io/queue-name": capacity.queue}, "annotations": annotations}
+
+
+def queue_objects(config: Config) -> list[dict[str, Any]]:
+    """The LocalQueue and all that it stands on."""
+    capacity = queued(config)
+    if capacity is None or not capacity.create_queue:
+        return []
+    name = capacity.queue
+    ordinary, dynamic = f"{name}-ordinary", f"{name}-queued"
+
+    def kueue(kind: str, name: str, spec: dict[str, Any], namespace: str | None = None) -> dict[str, Any]:
+        meta: dict[str, Any] = {"name": name} | ({"namespace": namespace} if namespace else {})
+        meta["labels"] = {"app.kubernetes.io/managed-by": "podslice"}
+        return {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": kind, "metadata": meta, "spec": spec}
+
+    def quota(tpus: int) -> list[dict[str, Any]]:
+        return [
+            {"name": "cpu", "nominalQuota": ANY},
+            {"name": "memory", "nominalQuota": f"{ANY}Gi"},
+            {"name": "ephemeral-storage", "nominalQuota": f"{ANY}Gi"},
+            {"name": "google.com/tpu", "nominalQuota": tpus},
+        ]
+
+    return [
+        # No TPU fits the first flavor, so the head takes it and the slices take the second.
+        kueue("ResourceFlavor", ordinary, {}),
+        kueue(
+            "ResourceFlavor",
+            dynamic,
+            {
+                "tolerations": [
+                    {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"},
+                ]
+            },
+        ),
+        kueue(
+            "ProvisioningRequestConfig",
+            name,
+            {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": ["google.com/tpu"]},
+        ),
+        kueue(
+            "AdmissionCheck",
+            name,
+            {
+                "controllerName": "kueue.x-k8s.io/provisioning-request",
+                "parameters": {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": name},
+            },
+        ),
+        kueue(
+            "ClusterQueue",
+            name,
+            {
+                "namespaceSelector": {},
+                "resourceGroups": [
+                    {
+                        "coveredResources": ["cpu", "memory", "ephemeral-storage", "google.com/tpu"],
+                        "flavors": [
+                            {"name": ordinary, "resources": quota(0)},
+                            {"name": dynamic, "resources": quota(ANY)},
+                        ],
+                    }
+                ],
+                "admissionChecksStrategy": {"admissionChecks": [{"name": name, "onFlavors": [dynamic]}]},
+            },
+        ),
+        kueue("LocalQueue", name, {"clusterQueue": name}, config.namespace),
+    ]

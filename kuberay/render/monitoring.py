@@ -1,0 +1,26 @@
+"""Metrics for Google Cloud Managed Service for Prometheus."""
+
+from typing import Any
+
+from kuberay.render.access import metadata
+from kuberay.render.pods import INSTANCE_LABEL, Config
+
+METRICS_PORT = 8080
+"""Where every Ray node answers, as KubeRay starts it."""
+
+
+def pod_monitoring(config: Config) -> list[dict[str, Any]]:
+    """Scrapes every Ray Pod of the config."""
+    if not config.observability.pod_monitoring:
+        return []
+    return [
+        {
+            "apiVersion": "monitoring.googleapis.com/v1",
+            "kind": "PodMonitoring",
+            "metadata": metadata(config),
+            "spec": {
+                "selector": {"matchLabels": {INSTANCE_LABEL: config.name}},
+                "endpoints": [{"port": METRICS_PORT, "interval": f"{config.observability.scrape_interval_s}s"}],
+            },
+        }
+    ]

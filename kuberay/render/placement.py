@@ -1,0 +1,43 @@
+"""Which nodes a Pod may run on: the slice's selectors and what each kind of capacity adds to them."""
+
+from typing import Any
+
+from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
+from ray_configs.tpu import TpuSlice
+
+TPU_RESOURCE = "google.com/tpu"
+
+
+def node_selector(slice: TpuSlice | None, capacity: Capacity) -> dict[str, str]:
+    """Labels that the node must have."""
+    return (slice.node_selectors if slice else {}) | _selector_of(capacity)
+
+
+def tolerations(slice: TpuSlice | None, capacity: Capacity) -> list[dict[str, Any]]:
+    """Taints that the Pod does not mind."""
+    tolerated = []
+    if slice is not None:
+        tolerated.append({"key": TPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
+    match capacity:
+        case Spot():
+            tolerated.append({"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"})
+        case Queued():
+            tolerated.append({"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"})
+    return tolerated
+
+
+def _selector_of(capacity: Capacity) -> dict[str, str]:
+    match capacity:
+        case OnDemand():
+            return {}
+        case Spot():
+            return {"cloud.google.com/gke-spot": "true"}
+        case Reservation(name=name, project=None):
+            return {"cloud.google.com/reservation-name": name}
+        case Reservation(name=name, project=project):
+            return {"cloud.google.com/reservation-name": name, "cloud.google.com/reservation-project": project}
+        case FlexStart():
+            return {"cloud.google.com/gke-flex-start": "true"}
+        case Queued():
+            # Kueue's provisioning request pins the Pods to the nodes that it got.
+            return {}

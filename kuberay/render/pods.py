@@ -1,0 +1,149 @@
+"""Pod templates: what a container asks for, sees and mounts."""
+
+from typing import Any
+
+from kuberay.render.notes import noted
+from kuberay.render.placement import TPU_RESOURCE, node_selector, tolerations
+from ray_configs.cloud import Bucket, SecretKey
+from ray_configs.job import Job
+from ray_configs.service import Service
+from ray_configs.tpu import TpuSlice
+from ray_configs.workers import WorkerGroup
+
+Config = Service | Job
+
+SHARE_OF_MACHINE = 0.8
+"""Of a TPU machine's CPUs and memory that its one Pod asks for: the rest is the kubelet's and the daemons'."""
+SHARED_MEMORY = 0.3
+"""Of a Pod's memory for /dev/shm, where Ray keeps its object store: Ray's own default share."""
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+RAY_USER, RAY_GROUP = 1000, 100
+"""Who runs in Ray's images."""
+CPU_POD_MEMORY_GB = 8
+SCRATCH_TPU_WORKER = "40G"
+
+
+def quantities(requests: dict[str, str]) -> dict[str, Any]:
+    """Requests equal to limits: the Pod is evicted last, and Autopilot wants it so."""
+    return {"limits": dict(requests), "requests": dict(requests)}
+
+
+def machine_quantities(slice: TpuSlice, ephemeral_storage: str) -> dict[str, str]:
+    """What the one Pod of a TPU machine takes of it."""
+    machine = slice.machine
+    return {
+        "cpu": str(int(machine.vcpus * SHARE_OF_MACHINE)),
+        "memory": f"{int(machine.memory_gb * SHARE_OF_MACHINE)}G",
+        "ephemeral-storage": ephemeral_storage,
+        TPU_RESOURCE: str(slice.chips_per_host),
+    }
+
+
+def worker_quantities(group: WorkerGroup) -> dict[str, str]:
+    """What one Pod of the group asks for."""
+    if group.slice is not None:
+        return machine_quantities(group.slice, SCRATCH_TPU_WORKER)
+    return {
+        "cpu": str(max(2, round(group.cpus + 0.5))),
+        "memory": f"{CPU_POD_MEMORY_GB}G",
+        "ephemeral-storage": "10G",
+    }
+
+
+def shared_memory(memory: str) -> dict[str, Any]:
+    """The volume for /dev/shm; `memory` is the Pod's, such as `200G`."""
+    size = max(1, int(int(memory.removesuffix("G")) * SHARED_MEMORY))
+    return {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size}G"}}
+
+
+def bucket_volume(bucket: Bucket) -> dict[str, Any]:
+    """The bucket as a folder, by GKE's GCSFuse driver."""
+    return {
+        "name": "bucket",
+        "csi": {
+            "driver": "gcsfuse.csi.storage.gke.io",
+            "readOnly": bucket.read_only,
+            "volumeAttributes": {
+                "bucketName": bucket.name,
+                noted(
+                    "mountOptions", "Folders without an object of their own show; the image's user owns the files."
+                ): (f"implicit-dirs,uid={RAY_USER},gid={RAY_GROUP}"),
+            },
+        },
+    }
+
+
+def secret(name: str, entry: SecretKey) -> dict[str, Any]:
+    """An environment variable whose value comes from a Secret."""
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": entry.secret, "key": entry.key}}}
+
+
+def plain(env: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in env.items()]
+
+
+def secrets(config: Config) -> list[dict[str, Any]]:
+    """Environment variables from Secrets: for the Pods that load models and answer requests."""
+    env = []
+    if config.hugging_face_token:
+        env.append(secret("HF_TOKEN", config.hugging_face_token))
+    if isinstance(config, Service) and config.api_keys:
+        env.append(secret("PODSLICE_API_KEYS", config.api_keys))
+    return env
+
+
+def pod_template(
+    config: Config,
+    container: dict[str, Any],
+    group: WorkerGroup | None,
+    memory: str,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A template of one container, with the volumes, identity and placement that the config asks for.
+
+    `group` None: a Pod without chips, on any ordinary node. `memory` is the container's, such as `200G`.
+    """
+    volumes = [shared_memory(memory)]
+    mounts = [{"name": "dshm", "mountPath": "/dev/shm"}]
+    # The Pod cannot be moved: the cluster autoscaler must not empty its node to save money.
+    annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    if config.bucket and config.bucket.mount:
+        annotations["gke-gcsfuse/volumes"] = "true"
+        volumes.append(bucket_volume(config.bucket))
+        mounts.append({"name": "bucket", "mountPath": config.bucket.mount, "readOnly": config.bucket.read_only})
+    pod: dict[str, Any] = dict(spec)
+    if config.service_account:
+        pod["serviceAccountName"] = config.service_account.service_account
+    if group is not None and (selector := node_selector(group.slice, group.capacity)):
+        pod["nodeSelector"] = selector
+    if group is not None and (tolerated := tolerations(group.slice, group.capacity)):
+        pod["tolerations"] = tolerated
+    pod["containers"] = [container | {"volumeMounts": mounts}]
+    pod["volumes"] = volumes
+    return {"metadata": {"labels": {INSTANCE_LABEL: config.name}, "annotations": annotations}, "spec": pod}
+
+
+def host_address(slice: TpuSlice | None) -> list[dict[str, Any]]:
+    """What libtpu of v6e asks for across hosts: the node's address, for its link controller."""
+    if slice is None or slice.hosts == 1 or slice.generation != "v6e":
+        return []
+    return [
+        {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+        {"name": "VBAR_CONTROL_SERVICE_URL", "value": "$(NODE_IP):8353"},
+    ]
+
+
+def slice_ports() -> list[dict[str, Any]]:
+    """Ports by which the hosts of a slice find each other, and several slices do."""
+    return [{"containerPort": 8471, "name": "tpu"}, {"containerPort": 8081, "name": "mxla"}]
+
+
+def raylet_probe() -> dict[str, Any]:
+    """Ready means that Ray runs. KubeRay's own probe asks for a Serve proxy too."""
+    return {
+        "httpGet": {"path": "/api/local_raylet_healthz", "port": 52365},
+        "initialDelaySeconds": 10,
+        "periodSeconds": 5,
+        "timeoutSeconds": 2,
+        noted("failureThreshold", "A minute: a host of a large slice may be slow to join."): 12,
+    }

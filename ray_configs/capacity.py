@@ -1,0 +1,58 @@
+"""How a slice's machines are bought. Each kind has its own node pool flags, node selectors and tolerations."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ray_configs.base import Config, Name
+
+MAX_RUN_HOURS = 7 * 24
+"""Dynamic Workload Scheduler's limit for one run."""
+
+
+class OnDemand(Config):
+    """Ordinary machines, if the zone has them."""
+
+    kind: Literal["on-demand"] = "on-demand"
+
+
+class Spot(Config):
+    """Cheaper, and taken away with 30 seconds' notice."""
+
+    kind: Literal["spot"] = "spot"
+
+
+class Reservation(Config):
+    """Machines that were reserved."""
+
+    kind: Literal["reservation"] = "reservation"
+    name: str = Field(min_length=1)
+    """The reservation's name."""
+    project: str | None = None
+    """Project that shares it; None: the cluster's own."""
+
+
+class FlexStart(Config):
+    """Machines for at most seven days, when the Dynamic Workload Scheduler has them; no quota to plan, no reservation.
+
+    The node pool scales from zero, so a slice starts to cost when its Pods ask for it.
+    """
+
+    kind: Literal["flex-start"] = "flex-start"
+    max_run_hours: int = Field(MAX_RUN_HOURS, ge=1, le=MAX_RUN_HOURS)
+    """Hours after which the machines are taken back; their longest life, and so the bill's upper bound."""
+
+
+class Queued(Config):
+    """Flex-start through a Kueue queue: nothing starts until all machines of the slice are there at once."""
+
+    kind: Literal["queued"] = "queued"
+    queue: Name = "podslice"
+    """The LocalQueue that the workload waits in."""
+    create_queue: bool = True
+    """Render the queue too, with its ClusterQueue and ProvisioningRequestConfig; False: the cluster has it."""
+    max_run_hours: int = Field(MAX_RUN_HOURS, ge=1, le=MAX_RUN_HOURS)
+    """Hours after which the machines are taken back."""
+
+
+Capacity = Annotated[OnDemand | Spot | Reservation | FlexStart | Queued, Field(discriminator="kind")]

@@ -1,0 +1,42 @@
+"""How a service is reached from outside its cluster."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ray_configs.base import Config
+
+
+class ClusterIP(Config):
+    """From inside the cluster alone; from a laptop by `kubectl port-forward svc/NAME-serve-svc 8000`."""
+
+    kind: Literal["cluster-ip"] = "cluster-ip"
+
+
+class LoadBalancer(Config):
+    """An address of its own: a passthrough load balancer in front of the Serve port."""
+
+    kind: Literal["load-balancer"] = "load-balancer"
+    port: int = Field(8000, ge=1, le=65535)
+    """Port that clients use; Saxml's tutorials use 8888."""
+    internal: bool = True
+    """Reached from the VPC alone. False puts it on the internet: set `api_keys` first."""
+
+
+class Gateway(Config):
+    """An HTTP(S) load balancer through the Gateway API, with GKE's health check pointed at Serve's."""
+
+    kind: Literal["gateway"] = "gateway"
+    gateway_class: str = "gke-l7-rilb"
+    """gke-l7-rilb is internal; gke-l7-global-external-managed is on the internet: set `api_keys` first."""
+    hostname: str | None = None
+    """Host that the route answers for; None: any."""
+    certificate: str | None = None
+    """Secret of type kubernetes.io/tls for HTTPS on port 443; None: HTTP on port 80."""
+
+    @property
+    def internal(self) -> bool:
+        return self.gateway_class == "gke-l7-rilb"
+
+
+Exposure = Annotated[ClusterIP | LoadBalancer | Gateway, Field(discriminator="kind")]

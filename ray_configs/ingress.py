@@ -1,0 +1,14 @@
+"""Serve's direct ingress: HAProxy in front, the replica's own HTTP server behind it, no Python proxy between.
+
+A streamed token through Serve's default proxy costs about half a millisecond of CPU; by this way, a tenth of it.
+"""
+
+DIRECT_INGRESS = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    # Requests run in the event loop that reads their sockets: no hop between threads for each token.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    # How long a stopping replica still accepts connections (Serve: 30 s). HAProxy learns of it at once and retries
+    # refused connections, so a Ctrl-C need not take half a minute.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+}
+"""Environment of every Ray process, on the head and on all workers: Serve reads it when it is imported."""

@@ -1,0 +1,104 @@
+"""A job: a command that runs to its end, on one host or on all hosts of a slice."""
+
+from pydantic import Field, model_validator
+
+from ray_configs.base import Config, Name
+from ray_configs.capacity import Capacity, OnDemand
+from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
+from ray_configs.observability import Observability
+from ray_configs.release import RAY_VERSION, image
+from ray_configs.service import MAX_NAME, MAX_NAME_MULTI_HOST, Head
+from ray_configs.tpu import SliceField
+from ray_configs.workers import WorkerGroup, group_name, refuse_unsold
+
+MAX_INDEXED_JOB_NAME = 57
+"""Host names of an Indexed Job's Pods are NAME-INDEX, a DNS label of 63 characters at most."""
+
+
+class Job(Config):
+    """Rendered as a Job (one host), an Indexed Job with a headless Service (several), or a RayJob (`ray=True`)."""
+
+    name: Name
+    command: tuple[str, ...] = Field(min_length=1)
+    """Program and arguments; every host runs it. With `ray`, the driver: it runs once, on the head."""
+    slice: SliceField | None = None
+    """The TPU slice that it runs on; None: CPUs."""
+    slices: int = Field(1, ge=1)
+    """How many such slices a Ray job has; others run on one."""
+    capacity: Capacity = OnDemand()
+    ray: bool = False
+    """Run it in a Ray cluster that is made for it and goes with it."""
+    image: str | None = None
+    """Container image; None: the project's own for language models, which has jax[tpu] and Ray."""
+    retries: int = Field(0, ge=0, le=100)
+    """Times to start again after a failure. Several hosts need ray=True for it: they can only restart together."""
+    max_run_hours: float = Field(24, gt=0)
+    """Hours after which it is stopped and counts as failed."""
+    keep_hours: float = Field(24, ge=0)
+    """Hours that the finished job stays to be looked at (a RayJob: until it is deleted). Its machines go at once."""
+    cpus: int = Field(2, ge=1)
+    """CPUs of a Pod without TPUs; with a slice the machine's own are taken."""
+    memory_gb: int = Field(8, ge=1)
+    """Memory of a Pod without TPUs, 10^9 bytes."""
+    scratch_gb: int = Field(10, ge=1)
+    """Local disk that a Pod may fill, 10^9 bytes."""
+    cloud: GoogleCloud = GoogleCloud()
+    namespace: Name = "default"
+    identity: Identity | None = None
+    """Workload Identity; None: made where `bucket` needs it."""
+    bucket: Bucket | None = None
+    hugging_face_token: SecretKey | None = None
+    """Secret entry that becomes HF_TOKEN: needed for gated models."""
+    observability: Observability = Observability(pod_monitoring=False)
+    head: Head = Head()
+    """Of a Ray job's cluster."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """More environment variables. Secrets do not belong here."""
+    ray_version: str = RAY_VERSION
+
+    @model_validator(mode="after")
+    def _placeable(self) -> "Job":
+        refuse_unsold(self.slice, self.capacity)
+        if self.ray and self.slice is not None and (refusal := self.slice.ray_refusal):
+            raise ValueError(f"{refusal}. Without ray=True the slice can be used")
+        if self.slices > 1 and not self.ray:
+            raise ValueError("slices above 1 need ray=True: a Kubernetes Job has the hosts of one slice")
+        if self.retries and self.hosts > 1 and not self.ray:
+            raise ValueError(
+                "retries must be 0 on a slice of several hosts, which a Kubernetes Job cannot restart together; "
+                "set ray=True to have them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _name_fits(self) -> "Job":
+        several = self.hosts > 1
+        most = (MAX_NAME_MULTI_HOST if several else MAX_NAME) if self.ray else (MAX_INDEXED_JOB_NAME if several else 63)
+        if len(self.name) > most:
+            raise ValueError(
+                f"name {self.name!r} has {len(self.name)} characters; {most} are what its Pods' names leave"
+            )
+        return self
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one slice."""
+        return self.slice.hosts if self.slice else 1
+
+    @property
+    def container_image(self) -> str:
+        return self.image or image("llm", self.cloud.project)
+
+    @property
+    def service_account(self) -> Identity | None:
+        return self.identity or (Identity() if self.bucket else None)
+
+    @property
+    def worker_groups(self) -> tuple[WorkerGroup, ...]:
+        """The kind of worker that it needs, as a service has them."""
+        count = self.slices
+        return (
+            WorkerGroup(
+                group_name(self.slice), self.slice, self.capacity, self.container_image, count, count, self.cpus
+            ),
+        )

@@ -1,0 +1,98 @@
+"""Finds the config that a command was given: a module of the catalog, a file of one's own."""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import ValidationError
+
+from ray_configs.job import Job
+from ray_configs.service import Service
+
+
+class ConfigError(ValueError):
+    """The config cannot be had; the text says why and what to write."""
+
+
+def load(source: str) -> Service | Job:
+    """The one Service or Job that a module path (`ray_configs.catalog.local`) or file (`my_service.py`) defines.
+
+    `SOURCE:NAME` picks one of several by its variable's name. Raises ConfigError.
+    """
+    path, _, wanted = source.partition(":")
+    try:
+        module = _from_file(Path(path)) if path.endswith(".py") else _from_module(path)
+    except ConfigError:
+        raise
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not a valid config:\n{explained(error)}") from error
+    except Exception as error:
+        raise ConfigError(f"{path} failed while it was read: {type(error).__name__}: {error}{_place(error)}") from error
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Service | Job)}
+    if wanted:
+        if wanted not in found:
+            raise ConfigError(f"{path} has no Service or Job named {wanted!r}; it has {', '.join(found) or 'none'}")
+        return found[wanted]
+    if not found:
+        raise ConfigError(
+            f"{path} defines no Service or Job; write, say, service = Service(name=..., applications=...)"
+        )
+    if len({id(value) for value in found.values()}) > 1:
+        raise ConfigError(f"{path} defines several configs; choose one: {', '.join(f'{path}:{n}' for n in found)}")
+    return next(iter(found.values()))
+
+
+def catalog() -> list[str]:
+    """Module paths of the ready configs."""
+    import ray_configs.catalog as package
+
+    return [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+
+
+def explained(error: ValidationError) -> str:
+    """A line for each complaint: the field, then what is wrong with it."""
+    return "\n".join(
+        f"  {error.title}{''.join(f'.{part}' for part in item['loc'])}: {item['msg'].removeprefix('Value error, ')}"
+        + (f" (got {item['input']!r})" if isinstance(item["input"], str | int | float) else "")
+        for item in error.errors(include_url=False)
+    )
+
+
+def _from_module(path: str) -> ModuleType:
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name and path != error.name and not path.startswith(error.name + "."):
+            raise ConfigError(f"{path} needs the module {error.name}, which is not installed") from error
+        near = [name for name in catalog() if name.rsplit(".", 1)[-1] in path or path in name]
+        raise ConfigError(
+            f"there is no module {path!r}. Give a Python module or file that defines a Service or Job; ready ones: "
+            + ", ".join(near or catalog())
+        ) from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ValidationError):
+            raise
+        raise ConfigError(f"{path!r} is not a module path such as ray_configs.catalog.local") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"podslice_config_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # pydantic looks up annotations there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _place(error: Exception) -> str:
+    """` (my_service.py, line 12)`: the innermost line of the traceback."""
+    if isinstance(error, SyntaxError):
+        return ""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return f" ({traceback.tb_frame.f_code.co_filename}, line {traceback.tb_lineno})" if traceback else ""

@@ -1,0 +1,24 @@
+"""What a running service lets one see."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ray_configs.base import Config
+
+
+class Observability(Config):
+    """Metrics and logs."""
+
+    pod_monitoring: bool = True
+    """Google Cloud Managed Service for Prometheus scrapes every Ray Pod (podslice_* and ray_* metrics)."""
+    scrape_interval_s: int = Field(30, ge=5, le=3600)
+    """Seconds between two scrapes; each costs samples."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Of Serve and its applications."""
+    log_encoding: Literal["TEXT", "JSON"] = "JSON"
+    """JSON lets Cloud Logging filter by application, replica and request id."""
+    dashboard_auth: Literal["token", "disabled"] = "token"
+    """token: Ray's dashboard and job API ask for the token that KubeRay keeps in a Secret named like the cluster.
+
+    Whoever reaches an open dashboard can run code in the cluster."""

@@ -1,0 +1,33 @@
+"""What every Serve application's config says of its replicas."""
+
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from ray_configs.base import Config
+from ray_configs.tpu import SliceField
+
+
+class AppConfig(Config):
+    """A Serve application whose replicas each own a slice, or run on CPUs."""
+
+    import_path: ClassVar[str]
+    """Serve's name of the typed builder that reads this config back, `module:attribute`."""
+    image_name: ClassVar[str]
+    """Which of the project's images holds what it needs: a target of the Dockerfile."""
+    default_name: ClassVar[str]
+
+    slice: SliceField | None = None
+    """The TPU slice that each replica owns, such as `v4:2x2x1` or `v5e:2x4:8t`; None runs on the CPU."""
+    min_replicas: int = Field(1, ge=0)
+    """Replicas kept when nobody asks; 0 gives the slices back, and the next request waits for a start."""
+    max_replicas: int = Field(1, ge=1)
+    """Replicas at most, and so slices at most. Equal to `min_replicas`: no autoscaling."""
+    num_cpus: float = Field(1, ge=0)
+    """CPUs that Ray sets aside for a replica (accounting, not a limit)."""
+
+    @model_validator(mode="after")
+    def _replica_range(self) -> "AppConfig":
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas})")
+        return self

@@ -1,0 +1,173 @@
+"""A service: one Ray cluster and the Serve applications in it, with the slices that they need."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from ray_configs.base import Config, Name
+from ray_configs.capacity import Capacity, OnDemand, Queued
+from ray_configs.cell import CellConfig
+from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
+from ray_configs.exposure import ClusterIP, Exposure
+from ray_configs.llm import LLMConfig
+from ray_configs.observability import Observability
+from ray_configs.release import RAY_VERSION, image
+from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.workers import WorkerGroup, group_name, refuse_unsold
+
+MAX_NAME = 47
+"""KubeRay appends a random part and the service's kind to the name."""
+MAX_NAME_MULTI_HOST = 35
+"""GKE's TPU webhook cuts NAME-xxxxx-headless at 50 characters, and hosts of a slice would not find each other."""
+
+
+class Application(Config):
+    """One Serve application of a service."""
+
+    config: LLMConfig | StableDiffusionConfig | CellConfig
+    """What runs; its slice and replicas say what is bought for it."""
+    name: Name | None = None
+    """Name in Serve and its metrics; None: `llm`, `stable-diffusion` or `cell`."""
+    route_prefix: Annotated[str, Field(pattern=r"^/(\S*[^/\s])?$")] = "/"
+    """Path under which it answers. Several applications need one each."""
+    capacity: Capacity = OnDemand()
+    """How its slices are bought."""
+    image: str | None = None
+    """Container image of its workers; None: the project's own image for this kind of application."""
+
+    @model_validator(mode="after")
+    def _placeable(self) -> "Application":
+        refuse_unsold(self.config.slice, self.capacity)
+        if self.config.slice is not None and (refusal := self.config.slice.ray_refusal):
+            raise ValueError(refusal)
+        if getattr(self.config, "api_keys", ()):
+            raise ValueError(
+                "api_keys must not be written into a service: everyone who reads the manifest would have "
+                "them. Put them into a Secret and name it in Service(api_keys=SecretKey(...))"
+            )
+        return self
+
+    @property
+    def serve_name(self) -> str:
+        return self.name or self.config.default_name
+
+
+class Head(Config):
+    """The Ray head's Pod: the cluster's brain (GCS, dashboard, Serve controller); no replica runs on it."""
+
+    cpus: int = Field(2, ge=1)
+    memory_gb: int = Field(8, ge=4)
+    """10^9 bytes, asked for and the limit; Ray's own processes take 2 to 4."""
+
+
+class Service(Config):
+    """Everything about a service: rendered as one RayService and what it needs around it."""
+
+    name: Name
+    applications: tuple[Application, ...] = Field(min_length=1)
+    cloud: GoogleCloud = GoogleCloud()
+    namespace: Name = "default"
+    identity: Identity | None = None
+    """Workload Identity; None: made where `bucket` needs it."""
+    bucket: Bucket | None = None
+    hugging_face_token: SecretKey | None = None
+    """Secret entry that becomes HF_TOKEN: needed for gated models."""
+    api_keys: SecretKey | None = None
+    """Secret entry that becomes PODSLICE_API_KEYS, comma-separated; None: everyone who reaches it may use it."""
+    exposure: Exposure = ClusterIP()
+    observability: Observability = Observability()
+    head: Head = Head()
+    env: dict[str, str] = Field(default_factory=dict)
+    """More environment variables of every Ray container. Secrets do not belong here."""
+    ray_version: str = RAY_VERSION
+    """Ray in the images; KubeRay decides by it what it may ask of the cluster."""
+
+    @model_validator(mode="after")
+    def _names_and_routes_differ(self) -> "Service":
+        for what, values in (
+            ("name", [a.serve_name for a in self.applications]),
+            ("route_prefix", [a.route_prefix for a in self.applications]),
+        ):
+            if twice := sorted({v for v in values if values.count(v) > 1}):
+                raise ValueError(f"two applications have {what} {twice[0]!r}; give each its own {what}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_kind_of_worker_for_a_slice(self) -> "Service":
+        """Ray places a replica by its slice: on any worker of that shape, whatever its image or price."""
+        kinds: dict[str, tuple[object, object, object]] = {}
+        for app in self.applications:
+            slice = app.config.slice
+            shape = "CPU" if slice is None else f"{slice.generation} {slice.topology}"
+            kind = (slice, app.capacity, self._image(app))
+            if kinds.setdefault(shape, kind) != kind:
+                raise ValueError(
+                    f"two applications use {shape} workers of different machine type, capacity or image; Ray would "
+                    "place either's replicas on both. Give them the same, or put them into two services"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _name_fits(self) -> "Service":
+        groups = [group for group in self.worker_groups if group.hosts > 1]
+        most, why = MAX_NAME, "KubeRay allows for a RayService"
+        if groups:
+            most, why = (
+                MAX_NAME_MULTI_HOST,
+                f"the host names of {groups[0].name}, a slice of several hosts, leave room for",
+            )
+        if len(self.name) > most:
+            raise ValueError(f"name {self.name!r} has {len(self.name)} characters, and {most} are what {why}")
+        return self
+
+    @model_validator(mode="after")
+    def _one_queue(self) -> "Service":
+        if len({a.capacity.queue for a in self.applications if isinstance(a.capacity, Queued)}) > 1:
+            raise ValueError("a service waits in one Kueue queue as a whole; name the same queue in every application")
+        return self
+
+    @model_validator(mode="after")
+    def _mounted_models(self) -> "Service":
+        for app in self.applications:
+            model = getattr(app.config, "model", "")
+            if self.bucket is None and model.startswith("/gcs/"):
+                raise ValueError(
+                    f"model {model!r} is in a mounted bucket, but the service has none; set bucket=Bucket(...)"
+                )
+        return self
+
+    def _image(self, app: Application) -> str:
+        return app.image or image(app.config.image_name, self.cloud.project)
+
+    @property
+    def head_image(self) -> str:
+        """The head builds every application, so any application's image will do: they differ in heavy packages only."""
+        return self._image(self.applications[0])
+
+    @property
+    def service_account(self) -> Identity | None:
+        return self.identity or (Identity() if self.bucket else None)
+
+    @property
+    def worker_groups(self) -> tuple[WorkerGroup, ...]:
+        """One for each kind of worker, in the applications' order."""
+        groups: dict[str, WorkerGroup] = {}
+        for app in self.applications:
+            config = app.config
+            name = group_name(config.slice)
+            before = groups.get(name)
+            groups[name] = WorkerGroup(
+                name=name,
+                slice=config.slice,
+                capacity=app.capacity,
+                image=self._image(app),
+                minimum=config.min_replicas + (before.minimum if before else 0),
+                maximum=config.max_replicas + (before.maximum if before else 0),
+                cpus=max(config.num_cpus, before.cpus if before else 0),
+            )
+        return tuple(groups.values())
+
+    @property
+    def elastic(self) -> bool:
+        """Whether anything is left to an autoscaler."""
+        return any(group.maximum > group.minimum for group in self.worker_groups)

@@ -1,0 +1,73 @@
+"""Config of Stable Diffusion as a Serve application."""
+
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from ray_configs.replicas import AppConfig
+
+
+class StableDiffusionConfig(AppConfig):
+    """One Stable Diffusion 1.x, 2.x or XL pipeline: `serve run apps.stable_diffusion:build model=PATH ...`."""
+
+    import_path: ClassVar[str] = "apps.stable_diffusion:build"
+    image_name: ClassVar[str] = "stable-diffusion"
+    default_name: ClassVar[str] = "stable-diffusion"
+
+    model: str = "CompVis/stable-diffusion-v1-4"
+    """diffusers layout, safetensors: a local folder, a hub id, or an fsspec URL (gs://...)."""
+    model_id: str | None = None
+    """Name in requests and in the pictures' metadata; default: the last part of `model`."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of weights and activations; float32 compares backends."""
+    backend: Literal["auto", "jax", "torch", "torch_xla"] = "auto"
+    """auto: one jitted JAX program on TPU; on a CPU or GPU whichever was measured to be the faster."""
+    scheduler: Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"] = "ddim"
+    """Default sampler; a request may name another."""
+    sizes: tuple[str, ...] = ("512x512",)
+    """Picture sizes, WIDTHxHEIGHT in pixels. Each is compiled before the replica is ready; others are refused."""
+    num_inference_steps: int = Field(50, ge=1, le=1000)
+    """Default denoising steps; 50 is what the model was published with."""
+    max_inference_steps: int = Field(100, ge=1, le=1000)
+    """Denoising steps that a request may ask for."""
+    guidance_scale: float = Field(7.5, ge=0, le=50)
+    """Default weight of the prompt against the empty one; 0 to 1 turns guidance off (Turbo models)."""
+    max_batch_size: int = Field(8, ge=1, le=256)
+    """Pictures made together in one pass; the batch is split over the slice's chips."""
+    batch_wait_timeout_s: float = Field(0.05, ge=0, le=60)
+    """Seconds that the first request of a batch waits for others."""
+    max_images_per_request: int = Field(4, ge=1, le=256)
+    """Largest `n` of a request."""
+    target_ongoing_requests: float = Field(8, gt=0)
+    """Autoscaling aims at this many requests in flight for each replica."""
+    max_ongoing_requests: int = Field(64, ge=1)
+    """Requests in flight at one replica; beyond it Serve's queue fills."""
+    max_queued_requests: int = Field(128, ge=0)
+    """Requests that Serve's queue holds; one more is refused with 503 and Retry-After."""
+    compile_cache: str | None = "~/.cache/podslice/jax"
+    """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None turns it off."""
+    drain_timeout_s: float = Field(120, ge=0)
+    """Longest time that a replica about to stop waits for the pictures it has begun."""
+
+    @field_validator("sizes")
+    @classmethod
+    def _multiples_of_eight(cls, sizes: tuple[str, ...]) -> tuple[str, ...]:
+        for size in sizes:
+            match = re.fullmatch(r"(\d+)x(\d+)", size)
+            if match is None or any(int(n) % 8 or not 64 <= int(n) <= 2048 for n in match.groups()):
+                raise ValueError(
+                    f"size {size!r} must be WIDTHxHEIGHT in multiples of 8 from 64 to 2048, such as 512x512"
+                )
+        if not sizes:
+            raise ValueError("sizes must name at least one size, such as 512x512")
+        return sizes
+
+    @model_validator(mode="after")
+    def _default_steps_allowed(self) -> "StableDiffusionConfig":
+        if self.num_inference_steps > self.max_inference_steps:
+            raise ValueError(
+                f"num_inference_steps ({self.num_inference_steps}) is above max_inference_steps "
+                f"({self.max_inference_steps})"
+            )
+        return self
