@@ -1,6 +1,6 @@
 """Where on Google Cloud a config runs, and what it may reach there."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -18,8 +18,8 @@ class GoogleCloud(Config):
     location: str = "us-central1"
     """Region of a regional cluster, or zone of a zonal one."""
     zones: tuple[str, ...] = ()
-    """Zones of the TPU node pools: where the chips are. Needed when `location` is a region; one for each slice."""
-    cluster: Name = "podslice"
+    """Zones of the TPU node pools: where the chips are; slices take them in turn. A region needs them."""
+    cluster: Annotated[Name, Field(max_length=40)] = "podslice"
     cluster_version: str | None = None
     """GKE version or channel version of the cluster; None: the release channel's."""
     head_machine_type: str = "n2-standard-8"
@@ -61,7 +61,7 @@ HUGGING_FACE_TOKEN = SecretKey(secret="huggingface-secret", key="HUGGINGFACE_TOK
 class Identity(Config):
     """Workload Identity: the Kubernetes service account of the Pods acts as the IAM service account."""
 
-    service_account: Name = "podslice"
+    service_account: Annotated[Name, Field(min_length=6, max_length=30)] = "podslice"
     """Name of both: the Kubernetes service account, and NAME@PROJECT.iam.gserviceaccount.com."""
     bucket_role: Literal["roles/storage.objectViewer", "roles/storage.objectUser", "roles/storage.admin"] = (
         "roles/storage.objectUser"

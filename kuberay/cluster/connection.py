@@ -1,0 +1,275 @@
+"""The one boundary to the Kubernetes API: the official dynamic client, with time limits, retries and plain errors."""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import urllib3
+from kubernetes.client import ApiClient
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic import DynamicClient
+from kubernetes.dynamic.discovery import LazyDiscoverer
+from kubernetes.dynamic.exceptions import NotFoundError, ResourceNotFoundError, ResourceNotUniqueError
+from kubernetes.dynamic.resource import Resource
+
+from kuberay.cluster import credentials
+from kuberay.cluster.errors import ClusterError, UnknownKind, Where, explained
+from kuberay.cluster.gke import remedy_for_missing
+from kuberay.cluster.manifests import Manifest, title, without_server_fields
+from kuberay.cluster.watch_stream import WatchStream
+
+MANAGER = "podslice"
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+LONGEST_RETRY_AFTER_S = 30
+PAGE = 500
+
+# Applying and deleting with a uid are idempotent: every request may be sent again.
+RETRIES = urllib3.Retry(
+    total=4,
+    connect=2,
+    backoff_factor=0.2,
+    backoff_jitter=0.1,
+    allowed_methods=None,
+    status_forcelist=(429, 500, 502, 503, 504),
+    raise_on_status=False,  # the last answer says why
+    respect_retry_after_header=True,
+    retry_after_max=LONGEST_RETRY_AFTER_S,
+)
+CLIENT_ERRORS = (ApiException, urllib3.exceptions.HTTPError, OSError, ValueError)
+
+
+class Outcome(StrEnum):
+    CREATED = "created"
+    CONFIGURED = "configured"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What applying one object did, or with dry_run would do."""
+
+    name: str  # RayService llama3-8b
+    outcome: Outcome
+    before: Manifest | None
+    after: Manifest
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.outcome}"
+
+
+class _Discovery(LazyDiscoverer):
+    """Asks the cluster which kinds it has in every process anew.
+
+    The client would keep the answer in a file in the temporary folder, named after the server's address: after an
+    add-on is installed, or a cluster made anew, it would be wrong, and another user of the machine could write it.
+    """
+
+    def __init__(self, client: DynamicClient, cache_file: str | None):
+        super().__init__(client, os.path.join(os.devnull, "no cache"))
+
+    def _write_cache(self) -> None:
+        pass
+
+
+class _Client(DynamicClient):
+    """Every request has a time limit, discovery's own too."""
+
+    def request(self, method: str, path: str, body: Any = None, **params: Any) -> Any:
+        params.setdefault("_request_timeout", (CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
+        return super().request(method, path, body, **params)
+
+
+class Cluster:
+    """A cluster and the namespace to work in. Every method raises ClusterError, and nothing else, when it fails."""
+
+    def __init__(self, client: ApiClient, namespace: str, context: str | None):
+        self.namespace = namespace
+        self.where = Where(client.configuration.host, context)
+        self._lock = threading.Lock()  # discovery is shared by the threads that watch
+        self._lacks: set[tuple[str, str]] = set()
+        with self._explains("connecting"):
+            self._client = _Client(client, discoverer=_Discovery)
+
+    @classmethod
+    def connect(
+        cls, context: str | None = None, namespace: str | None = None, kubeconfig: str | None = None
+    ) -> "Cluster":
+        """Connects as kubectl would, or as the Pod that this runs in. The namespace is the context's unless named."""
+        found = credentials.load(context, kubeconfig)
+        found.configuration.retries = RETRIES
+        found.configuration.connection_pool_maxsize = 16  # a watch holds its connection
+        # What it would say at each retry, the error says at the end.
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+        client = ApiClient(found.configuration)
+        client.user_agent = MANAGER
+        return cls(client, namespace or found.namespace, found.context)
+
+    def apply(self, manifest: Manifest, dry_run: bool = False, force_conflicts: bool = False) -> Applied:
+        """Server-side apply. Raises Refused (Conflict, UnknownKind, NoNamespace) if the server says no."""
+        resource = self._resource(manifest["apiVersion"], manifest["kind"])
+        namespace = self.namespace_of(manifest) if resource.namespaced else None
+        before = self.get(manifest)
+        with self._explains(f"{'checking' if dry_run else 'applying'} {title(manifest)}"):
+            response = self._client.server_side_apply(
+                resource,
+                body=manifest,
+                namespace=namespace,
+                field_manager=MANAGER,
+                force_conflicts=force_conflicts,
+                dry_run="All" if dry_run else None,
+                query_params=[("fieldValidation", "Strict")],  # a misspelt field is an error, not silence
+                serialize=False,
+            )
+            after = json.loads(response.data)
+        if before is None:
+            outcome = Outcome.CREATED
+        elif without_server_fields(before) == without_server_fields(after):
+            outcome = Outcome.UNCHANGED
+        else:
+            outcome = Outcome.CONFIGURED
+        return Applied(title(manifest), outcome, before, after)
+
+    def get(self, manifest: Manifest) -> Manifest | None:
+        """The live object of this kind, namespace and name; None if there is none."""
+        resource = self._resource(manifest["apiVersion"], manifest["kind"])
+        namespace = self.namespace_of(manifest) if resource.namespaced else None
+        with self._explains(f"reading {title(manifest)}"):
+            try:
+                response = self._client.get(
+                    resource, name=manifest["metadata"]["name"], namespace=namespace, serialize=False
+                )
+            except NotFoundError:
+                return None
+            return json.loads(response.data)
+
+    def list(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None = None,
+        labels: str | None = None,
+        fields: str | None = None,
+    ) -> "list[Manifest]":
+        """Every object of a kind, page by page, in a namespace (this cluster's unless named; all, if cluster-wide)."""
+        return self.list_with_version(api_version, kind, namespace, labels, fields)[0]
+
+    def list_with_version(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None = None,
+        labels: str | None = None,
+        fields: str | None = None,
+    ) -> "tuple[list[Manifest], str]":
+        """Also the resourceVersion from which a watch goes on."""
+        resource = self._resource(api_version, kind)
+        items: list[Manifest] = []
+        follow: str | None = None
+        while True:
+            with self._explains(f"listing {resource.name}"):
+                response = self._client.get(
+                    resource,
+                    namespace=(namespace or self.namespace) if resource.namespaced else None,
+                    label_selector=labels,
+                    field_selector=fields,
+                    limit=PAGE,
+                    _continue=follow,
+                    serialize=False,
+                )
+                page = json.loads(response.data)
+            # In a list, the items leave out what the list says for all of them.
+            items += [{"apiVersion": api_version, "kind": kind} | item for item in page["items"]]
+            follow = page["metadata"].get("continue")
+            if not follow:
+                return items, page["metadata"]["resourceVersion"]
+
+    def watch(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None = None,
+        labels: str | None = None,
+        fields: str | None = None,
+    ) -> WatchStream:
+        """What there is, then each change, for as long as it is iterated; see WatchStream."""
+        resource = self._resource(api_version, kind)
+
+        def listed() -> "tuple[list[Manifest], str]":
+            return self.list_with_version(api_version, kind, namespace, labels, fields)
+
+        def stream(version: str, watcher: Any, timeout_s: int) -> Iterator[Manifest]:
+            with self._explains(f"watching {resource.name}"):
+                yield from self._client.watch(
+                    resource,
+                    namespace=(namespace or self.namespace) if resource.namespaced else None,
+                    label_selector=labels,
+                    field_selector=fields,
+                    resource_version=version,
+                    timeout=timeout_s,
+                    watcher=watcher,
+                )
+
+        return WatchStream(listed, stream)
+
+    def delete(self, live: Manifest, propagation: str = "Foreground") -> bool:
+        """Deletes this very object, and not one of the same name made since. False if it is gone already."""
+        resource = self._resource(live["apiVersion"], live["kind"])
+        with self._explains(f"deleting {title(live)}"):
+            try:
+                self._client.delete(
+                    resource,
+                    name=live["metadata"]["name"],
+                    namespace=live["metadata"].get("namespace"),
+                    body={
+                        "apiVersion": "v1",
+                        "kind": "DeleteOptions",
+                        "propagationPolicy": propagation,
+                        "preconditions": {"uid": live["metadata"]["uid"]},
+                    },
+                )
+            except NotFoundError:
+                return False
+            return True
+
+    def knows(self, api_version: str, kind: str) -> bool:
+        """Whether the cluster has this kind. A no holds for this connection: to ask again reads all of discovery."""
+        if (api_version, kind) in self._lacks:
+            return False
+        try:
+            self._resource(api_version, kind)
+        except UnknownKind:
+            self._lacks.add((api_version, kind))
+            return False
+        return True
+
+    def namespace_of(self, manifest: Manifest) -> str:
+        return manifest["metadata"].get("namespace") or self.namespace
+
+    def _resource(self, api_version: str, kind: str) -> Resource:
+        group, _, version = api_version.rpartition("/")
+        with self._lock, self._explains(f"asking for the kind {api_version} {kind}"):
+            try:
+                # With a prefix, only this group is asked for, not each one that has a v1.
+                if group:
+                    return self._client.resources.get(prefix="apis", group=group, api_version=version, kind=kind)
+                return self._client.resources.get(prefix="api", api_version=version, kind=kind)
+            except (ResourceNotFoundError, ResourceNotUniqueError) as error:
+                remedy = remedy_for_missing(group, self.where.context)
+                raise UnknownKind(f"the cluster does not know {api_version} {kind}: {remedy}") from error
+
+    @contextmanager
+    def _explains(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except ClusterError:
+            raise
+        except CLIENT_ERRORS as error:
+            raise explained(error, doing, self.where) from error

@@ -1,0 +1,117 @@
+"""Deletes what was applied, last first, and waits until it is gone; touches nothing that podslice did not apply."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from kuberay.cluster.connection import MANAGER, Cluster
+from kuberay.cluster.errors import ClusterError, Interrupted, Refused, UnknownKind
+from kuberay.cluster.manifests import Manifest, managers, title
+
+POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+def delete(
+    cluster: Cluster,
+    objects: Sequence[Manifest],
+    wait: bool = True,
+    timeout_s: float | None = 600.0,
+    force: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[str]:
+    """Deletes these objects in reverse order, in the foreground: an object goes after everything that it owns.
+
+    Returns the names of what was deleted; what was gone already is only said. `progress` hears a line whenever there
+    is news. Raises Refused, with nothing deleted, if an object is there that podslice has not applied (unless `force`);
+    ClusterError if something is still there after timeout_s (None: wait for ever); Interrupted on Ctrl-C.
+    """
+    found: list[Manifest] = []
+    deleted: list[Manifest] = []
+    try:
+        found = _found(cluster, objects, progress)
+        if not force:
+            _refuse_foreign(found)
+        for live in found:
+            if cluster.delete(live):
+                progress(f"{title(live)}: deleting")
+                deleted.append(live)
+            else:
+                progress(f"{title(live)}: already gone")
+        if wait:
+            _wait(cluster, deleted, timeout_s, progress)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Interrupted. The cluster goes on deleting: {_names(deleted)}. "
+            f"Not deleted: {_names(live for live in found if live not in deleted)}. Deleting again is safe."
+        ) from None
+    return [title(live) for live in deleted]
+
+
+def _found(cluster: Cluster, objects: Sequence[Manifest], progress: Callable[[str], None]) -> list[Manifest]:
+    """The live objects, last first."""
+    found: list[Manifest] = []
+    for manifest in reversed(objects):
+        try:
+            live = cluster.get(manifest)
+        except UnknownKind:  # no such kind, so none of its objects
+            live = None
+        if live is None:
+            progress(f"{title(manifest)}: already gone")
+        else:
+            found.append(live)
+    return found
+
+
+def _refuse_foreign(found: Sequence[Manifest]) -> None:
+    foreign = [live for live in found if MANAGER not in managers(live)]
+    if foreign:
+        owners = "; ".join(
+            f"{title(live)} is managed by {', '.join(managers(live)) or 'nobody known'}" for live in foreign
+        )
+        raise Refused(
+            f"Not applied by podslice: {owners}. Nothing was deleted. Is this the right cluster and namespace? "
+            "If so, delete them all the same with --force."
+        )
+
+
+def _wait(
+    cluster: Cluster, deleted: Sequence[Manifest], timeout_s: float | None, progress: Callable[[str], None]
+) -> None:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    left = list(deleted)
+    said: dict[str, str] = {}
+    turn = 0
+    while True:
+        still: list[Manifest] = []
+        for live in left:
+            now = cluster.get(live)
+            if now is None or now["metadata"]["uid"] != live["metadata"]["uid"]:
+                progress(f"{title(live)}: gone")
+                continue
+            still.append(live)
+            holds = _what_holds(now)
+            if said.get(title(live)) != holds:
+                said[title(live)] = holds
+                progress(f"{title(live)}: {holds}")
+        left = still
+        if not left:
+            return
+        if deadline is not None and time.monotonic() > deadline:
+            reasons = "; ".join(f"{title(live)} {said[title(live)]}" for live in left)
+            raise ClusterError(
+                f"Not gone after {timeout_s:g} s: {reasons}. The cluster goes on deleting. A finalizer that stays is "
+                "held by a controller that is not running; is the operator up?"
+            )
+        time.sleep(POLL_S[min(turn, len(POLL_S) - 1)])
+        turn += 1
+
+
+def _what_holds(live: Manifest) -> str:
+    finalizers = live["metadata"].get("finalizers") or []
+    own = [name for name in finalizers if name != "foregroundDeletion"]
+    if own:
+        return f"waits for {', '.join(own)}"
+    return "waits for what it owns" if finalizers else "waits"
+
+
+def _names(objects: Iterable[Manifest]) -> str:
+    return ", ".join(title(item) for item in objects) or "nothing"

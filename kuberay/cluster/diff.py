@@ -1,0 +1,57 @@
+"""What applying would change, as the server itself reckons it: defaults and webhooks included."""
+
+import difflib
+from collections.abc import Sequence
+from copy import deepcopy
+from hashlib import sha256
+from typing import Any
+
+import yaml
+
+from kuberay.cluster.apply import rehearse
+from kuberay.cluster.connection import Applied, Cluster
+from kuberay.cluster.manifests import Manifest, without_server_fields
+
+
+def diff(cluster: Cluster, objects: Sequence[Manifest], force_conflicts: bool = False) -> str:
+    """A unified diff from the live objects to what applying would make of them; empty if nothing would change.
+
+    Raises Refused as `apply` would. What Secrets hold is masked: that a value changes is seen, not the value.
+    """
+    return "".join(_changes(applied) for applied in rehearse(cluster, objects, force_conflicts))
+
+
+def _changes(applied: Applied) -> str:
+    before, after = _readable(applied.before), _readable(applied.after)
+    return "".join(difflib.unified_diff(before, after, f"live/{applied.name}", f"applied/{applied.name}"))
+
+
+def _readable(manifest: Manifest | None) -> list[str]:
+    if manifest is None:
+        return []
+    shown = without_server_fields(manifest)
+    if shown.get("kind") == "Secret":
+        shown = _masked(shown)
+    return yaml.dump(shown, Dumper=_BlockDumper, sort_keys=True, width=1000, allow_unicode=True).splitlines(
+        keepends=True
+    )
+
+
+def _masked(secret: Manifest) -> Manifest:
+    """Four digits of a digest tell two values apart and give neither away."""
+    masked: dict[str, Any] = deepcopy(secret)
+    for field in ("data", "stringData"):
+        for key, value in (masked.get(field) or {}).items():
+            masked[field][key] = f"*** ({sha256(str(value).encode()).hexdigest()[:4]})"
+    return masked
+
+
+class _BlockDumper(yaml.SafeDumper):
+    """Writes text of several lines, such as serveConfigV2, line by line, so that a diff shows the lines that differ."""
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_BlockDumper.add_representer(str, _string)

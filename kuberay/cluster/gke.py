@@ -1,0 +1,35 @@
+"""The gcloud commands that mend what a cluster lacks, with the cluster's own name where the context tells it."""
+
+RAY = "install the Ray operator add-on: {update} --update-addons=RayOperator=ENABLED"
+KUEUE = (
+    "install Kueue: kubectl apply --server-side -f "
+    "https://github.com/kubernetes-sigs/kueue/releases/latest/download/manifests.yaml"
+)
+MONITORING = "turn on managed Prometheus: {update} --enable-managed-prometheus"
+GATEWAY = "turn on the Gateway API: {update} --gateway-api=standard"
+
+REMEDIES = {
+    "ray.io": RAY,
+    "kueue.x-k8s.io": KUEUE,
+    "monitoring.googleapis.com": MONITORING,
+    "gateway.networking.k8s.io": GATEWAY,
+}
+
+
+def cluster_flags(context: str | None) -> str:
+    """`NAME --location=LOCATION --project=PROJECT`, read from a context that gcloud wrote, else to be filled in."""
+    parts = (context or "").split("_")
+    if len(parts) == 4 and parts[0] == "gke":
+        return f"{parts[3]} --location={parts[2]} --project={parts[1]}"
+    return "CLUSTER --location=LOCATION"
+
+
+def get_credentials(context: str | None) -> str:
+    return f"gcloud container clusters get-credentials {cluster_flags(context)}"
+
+
+def remedy_for_missing(group: str, context: str | None) -> str:
+    """What brings this API group to a cluster that does not know it."""
+    update = f"gcloud container clusters update {cluster_flags(context)}"
+    default = "install what defines it, or look for a misspelt apiVersion or kind"
+    return REMEDIES.get(group, default).format(update=update)

@@ -1,0 +1,100 @@
+"""RayJobs and Jobs in words: waiting, at work, ended well or badly, and why."""
+
+from kuberay.cluster import pods, queueing, ray_cluster, slices
+from kuberay.cluster.events import one_line, since
+from kuberay.cluster.manifests import Manifest, condition, is_true
+from kuberay.cluster.ray_cluster import opening
+from kuberay.cluster.state import Finding, Phase, Step, Workload
+from kuberay.cluster.surroundings import Surroundings
+
+
+def read_ray_job(live: Manifest, around: Surroundings) -> Workload:
+    name = live["metadata"]["name"]
+    views = [ray_cluster.view(item, around) for item in around.ray_clusters_of(live)]
+    submitters = [pods.read(pod, around.events, around.nodes) for pod in around.pods_of_job(name)]
+    findings = [found for view in views for found in view.findings]
+    findings += [
+        Finding(Phase.TROUBLE, f"the submitter {state.words}") for state in submitters if state.step == Step.ERROR
+    ]
+    phase, verdict = _ray_job_verdict(live, max(findings, key=lambda found: found.phase, default=None), around)
+    details = [line for view in views for line in view.lines]
+    details += [f"submitter {state.words}" for state in submitters]
+    return Workload("RayJob", name, phase, f"{name} {verdict}", tuple(details))
+
+
+def _ray_job_verdict(live: Manifest, found: Finding | None, around: Surroundings) -> tuple[Phase, str]:
+    status = live.get("status") or {}
+    reason, message = status.get("reason", ""), one_line(status.get("message"))
+    why = ": ".join(part for part in (reason, message) if part) or "no reason given"
+    if live["metadata"].get("deletionTimestamp"):
+        return Phase.DELETING, "is being deleted"
+    match status.get("jobDeploymentStatus", ""):
+        case "Complete" if status.get("jobStatus") == "SUCCEEDED":
+            return Phase.DONE, f"has succeeded{since(status.get('endTime'))}"
+        case "Complete" if status.get("jobStatus") == "STOPPED":
+            return Phase.FAILED, f"was stopped before it ended ({why})"
+        case "Failed" | "Complete":
+            return Phase.FAILED, f"has failed ({why})"
+        case "ValidationFailed":
+            return Phase.FAILED, f"was refused by the operator: {message or reason}"
+    held = queueing.finding(live, around)
+    if held is not None:
+        return held.phase, f"waits for quota: {held.text}"
+    match status.get("jobDeploymentStatus", ""):
+        case "Suspended" | "Suspending":
+            return Phase.SUSPENDED, "is suspended (spec.suspend)"
+        case "Running" if found is None or found.phase < Phase.WAITING:
+            return Phase.RUNNING, f"runs ({status.get('jobStatus') or 'PENDING'}){since(status.get('startTime'))}"
+        case "Running":
+            return found.phase, f"runs ({status.get('jobStatus') or 'PENDING'}), but {found.text}"
+        case "Retrying":
+            return Phase.STARTING, f"has failed {status.get('failed', 1)} times and is tried again ({why})"
+        case "Waiting":
+            return Phase.STARTING, "waits for its entrypoint to be submitted (interactive mode)"
+        case "":
+            return Phase.STARTING, (
+                "is applied, and no operator has picked it up yet; "
+                "if that stays, the Ray operator add-on is off or down"
+            )
+    if found is not None:
+        return found.phase, opening(found)
+    return Phase.STARTING, "is starting: its Ray cluster is up, and the job is being submitted"
+
+
+def read_job(live: Manifest, around: Surroundings) -> Workload:
+    name = live["metadata"]["name"]
+    mine = around.pods_of_job(name)
+    whole = slices.of_job(live, mine, around.events, around.nodes)
+    failed = [pods.read(pod, around.events, around.nodes) for pod in mine if pod["status"].get("phase") == "Failed"]
+    phase, verdict = _job_verdict(live, whole.finding(), around)
+    if phase == Phase.FAILED and failed:
+        verdict += f"; its last Pod {failed[-1].words}"
+    details = [whole.line(), *(f"Pod {state.name} {state.words}" for state in failed)]
+    return Workload("Job", name, phase, f"{name} {verdict}", tuple(details))
+
+
+def _job_verdict(live: Manifest, found: Finding | None, around: Surroundings) -> tuple[Phase, str]:
+    status = live.get("status") or {}
+    wanted = live["spec"].get("completions") or live["spec"].get("parallelism") or 1
+    done = f"{status.get('succeeded', 0)} of {wanted} completions"
+    if live["metadata"].get("deletionTimestamp"):
+        return Phase.DELETING, "is being deleted"
+    if is_true(live, "Complete"):
+        return Phase.DONE, f"has succeeded ({done}){since(status.get('completionTime'))}"
+    for kind in ("Failed", "FailureTarget"):
+        if is_true(live, kind):
+            why = condition(live, kind)
+            return Phase.FAILED, f"has failed ({why.get('reason')}: {one_line(why.get('message'))})"
+    held = queueing.finding(live, around)
+    if held is not None:
+        return held.phase, f"waits for quota: {held.text}"
+    if live["spec"].get("suspend"):
+        return Phase.SUSPENDED, "is suspended (spec.suspend)"
+    if found is not None and found.phase >= Phase.WAITING:
+        return found.phase, opening(found)
+    if status.get("active"):
+        failures = f", {status['failed']} Pods have failed so far" if status.get("failed") else ""
+        if found is not None and status.get("ready", 0) == 0:
+            return found.phase, f"{opening(found)}{failures}"
+        return Phase.RUNNING, f"runs ({done}{failures}){since(status.get('startTime'))}"
+    return Phase.STARTING, "is applied, and has no Pod yet"

@@ -1,0 +1,37 @@
+"""What every command needs of a manifest: what it is called, and how it reads without the server's own fields."""
+
+from copy import deepcopy
+from typing import Any
+
+Manifest = dict[str, Any]
+
+SERVER_FIELDS = ("managedFields", "resourceVersion", "uid", "generation", "creationTimestamp", "selfLink")
+
+
+def title(manifest: Manifest) -> str:
+    """How a person names it: `RayService llama3-8b`."""
+    return f"{manifest['kind']} {manifest['metadata']['name']}"
+
+
+def without_server_fields(manifest: Manifest) -> Manifest:
+    """A copy of what was asked for: no status, and no metadata that the server writes."""
+    asked = deepcopy({key: value for key, value in manifest.items() if key != "status"})
+    for field in SERVER_FIELDS:
+        asked.get("metadata", {}).pop(field, None)
+    return asked
+
+
+def managers(manifest: Manifest) -> list[str]:
+    """Who wrote fields of a live object, without those who only write its status."""
+    entries = manifest.get("metadata", {}).get("managedFields", [])
+    return sorted({entry["manager"] for entry in entries if "manager" in entry and not entry.get("subresource")})
+
+
+def condition(manifest: Manifest, kind: str) -> Manifest:
+    """The status condition of this type, or an empty dict."""
+    conditions = manifest.get("status", {}).get("conditions") or []
+    return next((item for item in conditions if item.get("type") == kind), {})
+
+
+def is_true(manifest: Manifest, kind: str) -> bool:
+    return condition(manifest, kind).get("status") == "True"

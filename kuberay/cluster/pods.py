@@ -1,0 +1,122 @@
+"""What one Pod is doing, or what it waits for, read from its status and its events."""
+
+from collections.abc import Sequence
+
+from kuberay.cluster.events import Events, one_line, since
+from kuberay.cluster.manifests import Manifest, condition
+from kuberay.cluster.placement import capacity, wanted_node
+from kuberay.cluster.state import PodState, Step
+
+IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+MOUNT_TROUBLE = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
+
+
+def read(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> PodState:
+    """`nodes` are the cluster's, or None where we may not list them."""
+    step, words = _read(pod, events, nodes)
+    return PodState(pod["metadata"]["name"], step, words)
+
+
+def _read(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> tuple[Step, str]:
+    status = pod.get("status", {})
+    if pod["metadata"].get("deletionTimestamp"):
+        return Step.LEAVING, f"is being deleted{since(pod['metadata']['deletionTimestamp'])}"
+    if status.get("phase") == "Succeeded":
+        return Step.DONE, "has ended well"
+    if status.get("phase") == "Failed":
+        return Step.ERROR, _failed(pod)
+    if not pod.get("spec", {}).get("nodeName"):
+        return _unscheduled(pod, events, nodes)
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    for container in containers:
+        trouble = _container_trouble(container)
+        if trouble:
+            return Step.ERROR, trouble
+    if is_ready(pod):
+        return Step.READY, "is ready"
+    if status.get("phase") == "Running":
+        return Step.NOT_READY, _not_ready(pod, containers, events)
+    return Step.CREATING, _creating(pod, events)
+
+
+def is_ready(pod: Manifest) -> bool:
+    return condition(pod, "Ready").get("status") == "True"
+
+
+def _unscheduled(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> tuple[Step, str]:
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("reason") == "SchedulingGated":
+        gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates", [])) or "a scheduling gate"
+        return Step.GATED, f"is held back by {gates}{since(scheduled.get('lastTransitionTime'))}"
+    if scheduled.get("status") == "False":
+        waits = since(scheduled.get("lastTransitionTime"))
+        return Step.NO_NODE, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, events, nodes)})"
+    return Step.CREATING, "has not been looked at by the scheduler yet"
+
+
+def _container_trouble(container: Manifest) -> str:
+    waiting = container.get("state", {}).get("waiting") or {}
+    reason, message = waiting.get("reason", ""), one_line(waiting.get("message"))
+    if reason in IMAGE_TROUBLE:
+        return f"cannot pull the image {container.get('image', '')}: {message or reason}"
+    if reason in CONFIG_TROUBLE:
+        return f"cannot start container {container['name']} ({reason}): {message}"
+    if reason == "CrashLoopBackOff":
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        times = container.get("restartCount", 0)
+        return f"crashes again and again ({times} restarts): container {container['name']} {ending(last)}"
+    ended = container.get("state", {}).get("terminated") or {}
+    if ended and ended.get("exitCode") != 0:
+        return f"crashed: container {container['name']} {ending(ended)}"
+    return ""
+
+
+def ending(terminated: Manifest) -> str:
+    """`was killed for memory (OOMKilled, exit code 137)`, and the last lines that it left."""
+    code, reason = terminated.get("exitCode", "unknown"), terminated.get("reason", "")
+    if reason == "OOMKilled":
+        words = f"was killed for memory (OOMKilled, exit code {code}): raise its memory limit"
+    elif reason and reason not in ("Error", "Completed"):
+        words = f"ended with exit code {code} ({reason})"
+    else:
+        words = f"ended with exit code {code}"
+    said = one_line(terminated.get("message"))
+    return f"{words}: {said}" if said else words
+
+
+def _failed(pod: Manifest) -> str:
+    status = pod["status"]
+    ended = [
+        f"container {container['name']} {ending(container['state']['terminated'])}"
+        for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+        if (container.get("state", {}).get("terminated") or {}).get("exitCode")
+    ]
+    disrupted = condition(pod, "DisruptionTarget")
+    if disrupted.get("status") == "True":
+        ended.insert(0, f"its node was taken away ({disrupted.get('reason')}: {one_line(disrupted.get('message'))})")
+    elif status.get("reason"):
+        ended.insert(0, f"{status['reason']}: {one_line(status.get('message'))}")
+    return f"failed: {'; '.join(ended) or 'no reason given'}"
+
+
+def _not_ready(pod: Manifest, containers: Sequence[Manifest], events: Events) -> str:
+    words = f"runs but is not ready{since(condition(pod, 'Ready').get('lastTransitionTime'))}"
+    probe = events.last(pod, "Unhealthy")
+    if probe is not None:
+        words += f": {one_line(probe.get('message'))}"
+    for container in containers:
+        last = (container.get("lastState") or {}).get("terminated")
+        if last and container.get("restartCount"):
+            words += f"; container {container['name']} restarted {container['restartCount']} times, {ending(last)}"
+    return words
+
+
+def _creating(pod: Manifest, events: Events) -> str:
+    trouble = events.last_warning(pod)
+    if trouble is not None and trouble.get("reason") in MOUNT_TROUBLE:
+        return f"cannot start on its node yet: {one_line(trouble.get('message'))}"
+    pulling, pulled = events.last(pod, "Pulling"), events.last(pod, "Pulled")
+    if pulling is not None and pulled is None:
+        return f"is {one_line(pulling.get('message')) or 'pulling its image'}".replace("is Pulling", "is pulling")
+    return f"is starting on node {pod['spec']['nodeName']}"

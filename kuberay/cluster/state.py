@@ -1,0 +1,84 @@
+"""How things stand, as data: what status observes, and what decides which words come first."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """How a workload stands. The greater, the more a person should look at it first."""
+
+    DONE = 0  # a job that ended well
+    READY = 1
+    RUNNING = 2  # a job at work
+    STARTING = 3
+    SUSPENDED = 4
+    DELETING = 5
+    WAITING = 6  # for nodes or for quota
+    TROUBLE = 7  # will not come right without a change, or may not
+    ABSENT = 8
+    FAILED = 9  # over, and badly
+
+
+class Step(IntEnum):
+    """How far one Pod has come. The greater, the more it explains why the rest does not work."""
+
+    DONE = 0
+    READY = 1
+    NOT_READY = 2  # runs, and its readiness probe says no
+    CREATING = 3
+    LEAVING = 4
+    MISSING = 5  # the operator has not made it
+    GATED = 6
+    NO_NODE = 7
+    ERROR = 8  # image, configuration, crash
+
+
+@dataclass(frozen=True)
+class PodState:
+    """`words` go on from the Pod's name: "is ready", "needs a node with ..."."""
+
+    name: str
+    step: Step
+    words: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason why something is not ready, as a sentence without its full stop."""
+
+    phase: Phase
+    text: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A RayService, RayJob, RayCluster or Job. The verdict is one sentence, the details are lines below it."""
+
+    kind: str
+    name: str
+    phase: Phase
+    verdict: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """Of everything that was asked about; `missing` names the plain objects (Services ...) that are not there."""
+
+    workloads: tuple[Workload, ...]
+    missing: tuple[str, ...] = ()
+
+    @property
+    def phase(self) -> Phase:
+        absent = [Phase.ABSENT] if self.missing else []
+        return max([workload.phase for workload in self.workloads] + absent, default=Phase.READY)
+
+    @property
+    def ready(self) -> bool:
+        """Services serve and jobs have ended well."""
+        return self.phase <= Phase.READY
+
+    @property
+    def failed(self) -> bool:
+        """Waiting longer will not help."""
+        return self.phase == Phase.FAILED

@@ -1,0 +1,12 @@
+"""What a config needs on Google Cloud before its manifests can run: `python -m kuberay node-pools CONFIG`.
+
+`pools` plans the TPU node pools; `commands` and `teardown` write them, and all around them, as bash scripts to read and
+run, `terraform` as HCL.
+"""
+
+from kuberay.node_pools.deletion import teardown
+from kuberay.node_pools.pools import Pool, pools
+from kuberay.node_pools.script import commands
+from kuberay.node_pools.terraform import terraform
+
+__all__ = ["Pool", "commands", "pools", "teardown", "terraform"]

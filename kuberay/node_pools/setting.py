@@ -1,0 +1,61 @@
+"""What the creating and the deleting script agree on: names, variables, and what of a config lies where."""
+
+import re
+
+from kuberay.node_pools.bash import comment, quote
+from kuberay.node_pools.pools import Pool, in_default_pool
+from ray_configs.job import Job
+from ray_configs.release import PODSLICE_VERSION, REGISTRY
+from ray_configs.service import Service
+
+REPOSITORY = "podslice"
+LOCATED = '--location="${LOCATION}"'
+CLUSTER_FLAGS = f'--cluster="${{CLUSTER_NAME}}" {LOCATED}'
+SPARE_CPU_NODES = 4
+"""Nodes that the default pool may grow to for Ray heads, operators and gateways."""
+
+
+def apis(planned: tuple[Pool, ...]) -> list[str]:
+    """Google Cloud's services that a project must have turned on, without their .googleapis.com."""
+    tpus = any(pool.slice for pool in planned)
+    return ["container", "compute", "iam", "storage", "artifactregistry", "cloudbuild", *(["tpu"] if tpus else [])]
+
+
+def kind(config: Service | Job) -> str:
+    return "job" if isinstance(config, Job) else "service"
+
+
+def variables(config: Service | Job) -> str:
+    """The config's names, as the rest of a script refers to them."""
+    cloud, identity = config.cloud, config.service_account
+    values = {
+        "PROJECT_ID": quote(cloud.project),
+        "CLUSTER_NAME": quote(cloud.cluster),
+        "LOCATION": quote(cloud.location),
+        "NAMESPACE": quote(config.namespace),
+    }
+    if config.bucket is not None:
+        values["BUCKET_NAME"] = quote(config.bucket.name)
+    if identity is not None:
+        values["SERVICE_ACCOUNT_EMAIL"] = f'"{identity.service_account}@${{PROJECT_ID}}.iam.gserviceaccount.com"'
+    assigned = "".join(f"{name}={value}\n" for name, value in values.items())
+    return assigned + comment("The --project of every gcloud below.") + 'export CLOUDSDK_CORE_PROJECT="${PROJECT_ID}"\n'
+
+
+def cpu_nodes(config: Service | Job) -> int:
+    """The most nodes of the default pool: each Pod without a TPU may need one of its own."""
+    return SPARE_CPU_NODES + sum(group.maximum for group in config.worker_groups if in_default_pool(group))
+
+
+def own_images(config: Service | Job) -> list[str]:
+    """Words of a script for the images that the project's own build makes: its names, at its version."""
+    own = re.compile(
+        re.escape(f"{REGISTRY}/{config.cloud.project}/{REPOSITORY}/") + rf"([a-z-]+:{re.escape(PODSLICE_VERSION)})"
+    )
+    found = {match[1] for group in config.worker_groups if (match := own.fullmatch(group.image))}
+    return [f'"{REGISTRY}/${{PROJECT_ID}}/{REPOSITORY}/{image}"' for image in sorted(found)]
+
+
+def registry_location() -> str:
+    """`us` of us-docker.pkg.dev."""
+    return REGISTRY.removesuffix("-docker.pkg.dev")

@@ -1,0 +1,46 @@
+"""The GKE version that a config needs. Sources: GKE's tables of TPU availability, flex-start and the Ray operator."""
+
+import re
+
+from ray_configs.capacity import FlexStart, Queued
+from ray_configs.job import Job
+from ray_configs.loading import ConfigError
+from ray_configs.service import Service
+
+RAY_OPERATOR = "1.30.0-gke.1747000"
+"""First with the Ray operator add-on. v4, v5e and v5p came before it."""
+FLEX_START = "1.33.0-gke.1712000"
+"""First that flex-starts TPUs, queued or not."""
+GENERATIONS = {
+    "v3": "1.31.0",
+    "v6e": "1.31.2-gke.1115000",
+    "7x": "1.34.0-gke.2201000",
+}
+
+
+def minimum_version(config: Service | Job) -> tuple[str, str]:
+    """The lowest GKE version that will do, and what needs it."""
+    needs = {"the Ray operator add-on": RAY_OPERATOR}
+    for group in config.worker_groups:
+        if group.slice and group.slice.generation in GENERATIONS:
+            needs[f"TPU {group.slice.generation}"] = GENERATIONS[group.slice.generation]
+        if isinstance(group.capacity, FlexStart | Queued):
+            needs["flex-start of TPUs"] = FLEX_START
+    reason = max(needs, key=lambda name: _numbers(needs[name]))
+    return needs[reason], reason
+
+
+def refuse_old_version(config: Service | Job) -> None:
+    """Raises ConfigError where the version asked for is too old. `1.34` means the newest 1.34, and `latest` is left."""
+    asked = config.cloud.cluster_version
+    if asked is None or not (numbers := _numbers(asked)):
+        return
+    least, reason = minimum_version(config)
+    if numbers < _numbers(least)[: len(numbers)]:
+        raise ConfigError(f"cloud.cluster_version {asked} is too old: {reason} needs GKE {least} or later")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`1.34.0-gke.2201000` -> (1, 34, 0, 2201000), as many as are given."""
+    found = re.match(r"(\d+)(?:\.(\d+)(?:\.(\d+)(?:-gke\.(\d+))?)?)?", version)
+    return tuple(int(part) for part in found.groups() if part is not None) if found else ()
