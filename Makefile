@@ -4,7 +4,7 @@ VENV := .venv
 SERVE_STAMP := $(VENV)/.installed
 TEST_STAMP := $(VENV)/.installed-test
 
-.PHONY: serve test lint demo-model clean
+.PHONY: serve test lint demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
@@ -19,6 +19,9 @@ lint: $(TEST_STAMP) ## Check style
 
 demo-model: $(TEST_STAMP) ## Train the demo model again (about 40 minutes on two cores)
 	@. $(VENV)/bin/activate && python -m apps.llm.demo.train
+
+manifests: $(SERVE_STAMP) ## Render the catalog into kuberay/manifests/ again
+	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names) -o kuberay/manifests
 
 clean: ## Remove the virtual environment
 	rm -rf $(VENV)

@@ -4,25 +4,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ray_configs.base import Config, Name
+from ray_configs.base import Kind, Name
 
 MAX_RUN_HOURS = 7 * 24
 """Dynamic Workload Scheduler's limit for one run."""
 
 
-class OnDemand(Config):
+class OnDemand(Kind):
     """Ordinary machines, if the zone has them."""
 
     kind: Literal["on-demand"] = "on-demand"
 
 
-class Spot(Config):
+class Spot(Kind):
     """Cheaper, and taken away with 30 seconds' notice."""
 
     kind: Literal["spot"] = "spot"
 
 
-class Reservation(Config):
+class Reservation(Kind):
     """Machines that were reserved."""
 
     kind: Literal["reservation"] = "reservation"
@@ -32,7 +32,7 @@ class Reservation(Config):
     """Project that shares it; None: the cluster's own."""
 
 
-class FlexStart(Config):
+class FlexStart(Kind):
     """Machines for at most seven days, when the Dynamic Workload Scheduler has them; no quota to plan, no reservation.
 
     The node pool scales from zero, so a slice starts to cost when its Pods ask for it.
@@ -43,7 +43,7 @@ class FlexStart(Config):
     """Hours after which the machines are taken back; their longest life, and so the bill's upper bound."""
 
 
-class Queued(Config):
+class Queued(Kind):
     """Flex-start through a Kueue queue: nothing starts until all machines of the slice are there at once."""
 
     kind: Literal["queued"] = "queued"

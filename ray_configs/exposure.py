@@ -4,16 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ray_configs.base import Config
+from ray_configs.base import Kind
 
 
-class ClusterIP(Config):
+class ClusterIP(Kind):
     """From inside the cluster alone; from a laptop by `kubectl port-forward svc/NAME-serve-svc 8000`."""
 
     kind: Literal["cluster-ip"] = "cluster-ip"
 
 
-class LoadBalancer(Config):
+class LoadBalancer(Kind):
     """An address of its own: a passthrough load balancer in front of the Serve port."""
 
     kind: Literal["load-balancer"] = "load-balancer"
@@ -23,7 +23,7 @@ class LoadBalancer(Config):
     """Reached from the VPC alone. False puts it on the internet: set `api_keys` first."""
 
 
-class Gateway(Config):
+class Gateway(Kind):
     """An HTTP(S) load balancer through the Gateway API, with GKE's health check pointed at Serve's."""
 
     kind: Literal["gateway"] = "gateway"

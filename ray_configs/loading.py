@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
@@ -28,9 +30,10 @@ def load(source: str) -> Service | Job:
     except ConfigError:
         raise
     except ValidationError as error:
-        raise ConfigError(f"{path} is not a valid config:\n{explained(error)}") from error
-    except Exception as error:
-        raise ConfigError(f"{path} failed while it was read: {type(error).__name__}: {error}{_place(error)}") from error
+        raise ConfigError(f"{path} is not a valid config{_place(error, path)}:\n{explained(error)}") from error
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {error}{_place(error, path)}"
+        raise ConfigError(f"{path} failed while it was read: {what}") from error
     found = {name: value for name, value in vars(module).items() if isinstance(value, Service | Job)}
     if wanted:
         if wanted not in found:
@@ -62,6 +65,8 @@ def explained(error: ValidationError) -> str:
 
 
 def _from_module(path: str) -> ModuleType:
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(f"{path!r} is neither a .py file nor a module path such as ray_configs.catalog.local")
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError as error:
@@ -72,10 +77,6 @@ def _from_module(path: str) -> ModuleType:
             f"there is no module {path!r}. Give a Python module or file that defines a Service or Job; ready ones: "
             + ", ".join(near or catalog())
         ) from error
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ValidationError):
-            raise
-        raise ConfigError(f"{path!r} is not a module path such as ray_configs.catalog.local") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -84,15 +85,21 @@ def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"podslice_config_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pydantic looks up annotations there
-    spec.loader.exec_module(module)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # as for any script: it may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
     return module
 
 
-def _place(error: Exception) -> str:
-    """` (my_service.py, line 12)`: the innermost line of the traceback."""
+def _place(error: BaseException, path: str) -> str:
+    """` (my_service.py, line 12)`: the config's own innermost line in the traceback, or else the innermost of all."""
     if isinstance(error, SyntaxError):
         return ""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return f" ({traceback.tb_frame.f_code.co_filename}, line {traceback.tb_lineno})" if traceback else ""
+    name = path if path.endswith(".py") else path.replace(".", os.sep) + ".py"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.endswith(name)]
+    frame = (own or frames)[-1]
+    return f" ({frame.filename}, line {frame.lineno})"

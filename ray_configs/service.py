@@ -1,8 +1,8 @@
 """A service: one Ray cluster and the Serve applications in it, with the slices that they need."""
 
-from typing import Annotated
+import re
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ray_configs.base import Config, Name
 from ray_configs.capacity import Capacity, OnDemand, Queued
@@ -28,12 +28,19 @@ class Application(Config):
     """What runs; its slice and replicas say what is bought for it."""
     name: Name | None = None
     """Name in Serve and its metrics; None: `llm`, `stable-diffusion` or `cell`."""
-    route_prefix: Annotated[str, Field(pattern=r"^/(\S*[^/\s])?$")] = "/"
+    route_prefix: str = "/"
     """Path under which it answers. Several applications need one each."""
     capacity: Capacity = OnDemand()
     """How its slices are bought."""
     image: str | None = None
     """Container image of its workers; None: the project's own image for this kind of application."""
+
+    @field_validator("route_prefix")
+    @classmethod
+    def _is_route(cls, prefix: str) -> str:
+        if not re.fullmatch(r"/([^\s{}]*[^/\s{}])?", prefix):
+            raise ValueError("must start with /, not end with one, and hold no spaces or braces, such as /pictures")
+        return prefix
 
     @model_validator(mode="after")
     def _placeable(self) -> "Application":
@@ -103,7 +110,8 @@ class Service(Config):
             if kinds.setdefault(shape, kind) != kind:
                 raise ValueError(
                     f"two applications use {shape} workers of different machine type, capacity or image; Ray would "
-                    "place either's replicas on both. Give them the same, or put them into two services"
+                    "place either's replicas on both. Give them the same (Application(image=...) names one for "
+                    "both), or make two services"
                 )
         return self
 
@@ -130,9 +138,9 @@ class Service(Config):
     def _mounted_models(self) -> "Service":
         for app in self.applications:
             model = getattr(app.config, "model", "")
-            if self.bucket is None and model.startswith("/gcs/"):
+            if model.startswith("/gcs/") and (self.bucket is None or self.bucket.mount != "/gcs"):
                 raise ValueError(
-                    f"model {model!r} is in a mounted bucket, but the service has none; set bucket=Bucket(...)"
+                    f"model {model!r} is in a mounted bucket, but the service has none at /gcs; set bucket=Bucket(...)"
                 )
         return self
 

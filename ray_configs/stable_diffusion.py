@@ -1,7 +1,7 @@
 """Config of Stable Diffusion as a Serve application."""
 
 import re
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -49,6 +49,11 @@ class StableDiffusionConfig(AppConfig):
     """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None turns it off."""
     drain_timeout_s: float = Field(120, ge=0)
     """Longest time that a replica about to stop waits for the pictures it has begun."""
+
+    @field_validator("sizes", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
 
     @field_validator("sizes")
     @classmethod

@@ -228,9 +228,11 @@ class TpuSlice(BaseModel):
             raise ValueError(f"no TPU generation {self.generation!r}; choose one of {', '.join(GENERATIONS)}")
         machines = known.machines_for(self.topology)
         if not machines:
-            raise ValueError(
-                f"{self.generation} has no topology {self.topology!r}; choose one of {_listed(known.topologies)}"
-            )
+            advice = f"choose one of {_listed(known.topologies)}"
+            ascending = "x".join(sorted(self.topology.split("x"), key=lambda axis: (len(axis), axis)))
+            if known.machines_for(ascending):
+                advice = f"write {ascending}: shorter axes come first"
+            raise ValueError(f"{self.generation} has no topology {self.topology!r}; {advice}")
         if self.machine_type is None:
             if len(machines) > 1:
                 choices = " or ".join(

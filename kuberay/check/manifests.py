@@ -1,0 +1,243 @@
+"""What rules look at: an object, the Ray cluster in it, the worker groups of that, the Pods and Jobs that follow."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kuberay.check.nodes import Document, Node, version
+from kuberay.check.pods import Pod
+from kuberay.check.reading import file_of
+
+RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")
+
+_CLUSTER_SPEC = {
+    "RayCluster": ("spec",),
+    "RayService": ("spec", "rayClusterConfig"),
+    "RayJob": ("spec", "rayClusterSpec"),
+    "RayCronJob": ("spec", "jobTemplate", "rayClusterSpec"),
+}
+_POD_TEMPLATE = {
+    "Deployment": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "DaemonSet": ("spec", "template"),
+    "ReplicaSet": ("spec", "template"),
+    "PodTemplate": ("template",),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """One Kubernetes object."""
+
+    document: Document
+    others: list["Manifest"] = field(default_factory=list)
+    """All objects that are checked together, this one too."""
+
+    @property
+    def node(self) -> Node:
+        return self.document.node
+
+    @cached_property
+    def kind(self) -> str:
+        return self.node["kind"].text or ""
+
+    @cached_property
+    def group(self) -> str:
+        """`ray.io` of ray.io/v1, empty for core kinds."""
+        api_version = self.node["apiVersion"].text or ""
+        return api_version.rpartition("/")[0]
+
+    @property
+    def ray(self) -> bool:
+        return self.kind in RAY_KINDS and self.group == "ray.io"
+
+    @property
+    def metadata(self) -> Node:
+        return self.node["metadata"]
+
+    @property
+    def spec(self) -> Node:
+        return self.node["spec"]
+
+    @property
+    def name(self) -> str | None:
+        return self.metadata["name"].text
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata["namespace"].text or "default"
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """The RayCluster that an object is or makes."""
+
+    manifest: Manifest
+    node: Node
+
+    @property
+    def head(self) -> Node:
+        return self.node["headGroupSpec"]
+
+    @cached_property
+    def head_pod(self) -> Pod:
+        return Pod(self.head["template"], "head")
+
+    @cached_property
+    def groups(self) -> list["Group"]:
+        return [Group(self, node) for node in self.node["workerGroupSpecs"]]
+
+    @cached_property
+    def ray_version(self) -> tuple[int, ...] | None:
+        return version(self.node["rayVersion"].text)
+
+    @property
+    def autoscaling(self) -> bool:
+        return self.node["enableInTreeAutoscaling"].true
+
+    @property
+    def autoscaler_version(self) -> str | None:
+        """`v1` or `v2`, where it is written down."""
+        return self.node.at("autoscalerOptions", "version").text
+
+    @property
+    def head_env(self) -> dict[str, Node]:
+        """Environment of the head's Ray container."""
+        return self.head_pod.env(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A worker group; each replica of it is `numOfHosts` Pods."""
+
+    cluster: Cluster
+    node: Node
+
+    @property
+    def name(self) -> str:
+        return self.node["groupName"].text or ""
+
+    @property
+    def hosts(self) -> int | None:
+        """numOfHosts, 1 where it is left out; None where it is a placeholder or no number."""
+        return self.node["numOfHosts"].number if self.node["numOfHosts"].present else 1
+
+    @cached_property
+    def pod(self) -> Pod:
+        return Pod(self.node["template"], "worker")
+
+    @property
+    def tpu(self) -> bool:
+        return self.pod.asks_tpu
+
+    @property
+    def multi_host(self) -> bool:
+        return (self.hosts or 1) > 1
+
+    @property
+    def least(self) -> int:
+        return self.node["minReplicas"].number or 0
+
+    @property
+    def most(self) -> int | None:
+        """maxReplicas; None where it is left out, which means no bound."""
+        return self.node["maxReplicas"].number
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A batch Job, alone or in a CronJob or JobSet."""
+
+    manifest: Manifest
+    node: Node
+    in_job_set: bool = False
+
+    @property
+    def spec(self) -> Node:
+        return self.node["spec"]
+
+    @cached_property
+    def pod(self) -> Pod:
+        return Pod(self.spec["template"], "job")
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """A Deployment, StatefulSet, LeaderWorkerSet ...: Pods that run until they are deleted."""
+
+    manifest: Manifest
+    pod: Pod
+
+
+def manifests_of(objects: Iterable[Any]) -> list[Manifest]:
+    """The objects, those inside of `kind: List` one by one."""
+    flat: list[tuple[Any, str | None]] = []
+    for value in objects:
+        is_list = isinstance(value, dict) and isinstance(value.get("items"), list)
+        if is_list and str(value.get("kind", "")).endswith("List"):
+            flat.extend((item, file_of(value)) for item in value["items"])
+        else:
+            flat.append((value, file_of(value)))
+    others: list[Manifest] = []
+    for value, file in flat:
+        others.append(Manifest(Document(value, _title(value), file), others))
+    return others
+
+
+def subjects_of(manifest: Manifest) -> Iterator[Any]:
+    """The object itself and everything in it that some rule may be about."""
+    from kuberay.check.serve_documents import serve_config  # which builds on this module
+
+    yield manifest
+    node, kind = manifest.node, manifest.kind
+    if manifest.ray:
+        cluster = Cluster(manifest, node.at(*_CLUSTER_SPEC[kind]))
+        if cluster.node.present:
+            yield cluster
+            yield cluster.head_pod
+            for group in cluster.groups:
+                yield group
+                yield group.pod
+            config = serve_config(cluster)
+            if config is not None:
+                yield config
+        job = {"RayJob": node["spec"], "RayCronJob": node.at("spec", "jobTemplate")}.get(kind)
+        if job is not None and job["submitterPodTemplate"].present:
+            yield Pod(job["submitterPodTemplate"], "submitter")
+    elif kind == "Pod":
+        yield from _workload(manifest, node)
+    elif kind in _POD_TEMPLATE:
+        yield from _workload(manifest, node.at(*_POD_TEMPLATE[kind]))
+    elif kind == "Job":
+        yield from _job(Job(manifest, node))
+    elif kind == "CronJob":
+        yield from _job(Job(manifest, node.at("spec", "jobTemplate")))
+    elif kind == "JobSet":
+        for replicated in node.at("spec", "replicatedJobs"):
+            yield from _job(Job(manifest, replicated["template"], in_job_set=True))
+    elif kind == "LeaderWorkerSet":
+        for name in ("leaderTemplate", "workerTemplate"):
+            template = node.at("spec", "leaderWorkerTemplate", name)
+            if template.present:
+                yield from _workload(manifest, template)
+
+
+def _job(job: Job) -> Iterator[Any]:
+    yield job
+    yield job.pod
+
+
+def _workload(manifest: Manifest, template: Node) -> Iterator[Any]:
+    pod = Pod(template, "workload")
+    yield Workload(manifest, pod)
+    yield pod
+
+
+def _title(value: Any) -> str:
+    if not isinstance(value, dict):
+        return "document"
+    metadata = value.get("metadata")
+    name = (metadata.get("name") or metadata.get("generateName")) if isinstance(metadata, dict) else None
+    kind = value.get("kind")
+    return f"{kind if isinstance(kind, str) else 'object'}/{name if isinstance(name, str) else '(no name)'}"

@@ -1,0 +1,163 @@
+"""A place in an object: its value, its path and its line, asked for without fear of what is there."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kuberay.check.reading import first_line_of, line_of
+
+_PLACEHOLDER = re.compile(
+    r"\$\{?[A-Za-z_]|\{\{|^<[^<>]+>$|^\[\[|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$"
+    r"|^(TOPOLOGY|ACCELERATOR|NAME|NAMESPACE|PORT|REPLICAS|IMAGE|VERSION|HOSTS|CHIPS|ZONE|REGION|PROJECT|BUCKET)$"
+)
+"""What a shell, a template or a reader is to fill in: $X, ${X}, {{ x }}, <x>, ACCELERATOR_TYPE."""
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """A tree of values: an object, or YAML inside a string of one."""
+
+    root: Any
+    title: str
+    """`RayService/llama3-8b`."""
+    file: str | None = None
+    prefix: str = ""
+    """Path of the string that this document was parsed from, such as `spec.serveConfigV2`."""
+    lines_above: int | None = 0
+    """To add to line numbers; None: every line is `line`."""
+    line: int | None = None
+
+    @property
+    def node(self) -> "Node":
+        return Node(self, (), self.root)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A value in a document. A child that does not exist is a Node too, whose value is None."""
+
+    document: Document
+    path: tuple[str | int, ...]
+    value: Any
+
+    def __getitem__(self, key: str) -> "Node":
+        value = self.value.get(key) if isinstance(self.value, dict) else None
+        return Node(self.document, (*self.path, key), value)
+
+    def at(self, *keys: str) -> "Node":
+        """Several keys deep."""
+        node = self
+        for key in keys:
+            node = node[key]
+        return node
+
+    def __iter__(self) -> Iterator["Node"]:
+        """Items of a list; nothing for anything else."""
+        if isinstance(self.value, list):
+            for index, item in enumerate(self.value):
+                yield Node(self.document, (*self.path, index), item)
+
+    @property
+    def fields(self) -> dict[str, "Node"]:
+        """Children of a mapping by key; none for anything else."""
+        return {key: self[key] for key in self.value if isinstance(key, str)} if isinstance(self.value, dict) else {}
+
+    @property
+    def present(self) -> bool:
+        """Whether something was written; Kubernetes takes null for nothing."""
+        return self.value is not None
+
+    @property
+    def placeholder(self) -> bool:
+        """Whether the value is yet to be filled in, so that nothing can be said about it."""
+        if isinstance(self.value, str):
+            return bool(_PLACEHOLDER.search(self.value))
+        # An unquoted {{ x }} is a mapping whose key is a mapping.
+        scalars = str | int | float | None
+        return isinstance(self.value, dict) and any(not isinstance(key, scalars) for key in self.value)
+
+    @property
+    def text(self) -> str | None:
+        """A string, if it is one and no placeholder."""
+        return str(self.value) if isinstance(self.value, str) and not self.placeholder else None
+
+    @property
+    def number(self) -> int | None:
+        """An integer, if it is one."""
+        is_number = isinstance(self.value, int) and not isinstance(self.value, bool)
+        return int(self.value) if is_number else None
+
+    @property
+    def true(self) -> bool:
+        return self.value is True
+
+    @property
+    def where(self) -> str:
+        """`RayService/llama3-8b spec.rayClusterConfig.workerGroupSpecs[0].numOfHosts`."""
+        dotted = ""
+        for key in self.path:
+            if isinstance(key, int) or "." in key or "/" in key:
+                dotted += f"[{key}]"
+            else:
+                dotted += f".{key}" if dotted else key
+        inner = f"{self.document.prefix} -> {dotted}" if self.document.prefix and dotted else self.document.prefix
+        return f"{self.document.title} {inner or dotted}".rstrip()
+
+    @property
+    def line(self) -> int | None:
+        """Line of the key in the file; of its nearest ancestor where the key is missing."""
+        above = self.document.lines_above
+        if above is None:
+            return self.document.line
+        value, line = self.document.root, first_line_of(self.document.root)
+        for key in self.path:
+            found = line_of(value, key)
+            if found is None:
+                break
+            line = found
+            try:
+                value = value[key]
+            except (KeyError, IndexError, TypeError):
+                break
+        return None if line is None else line + above
+
+
+_QUANTITY = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([EPTGMk]i|[numkMGTPE]|Ki)?)$")
+_UNITS = {
+    "": 1.0,
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+    "Ei": 2.0**60,
+}
+
+
+def quantity(node: Node) -> float | None:
+    """A Kubernetes quantity such as 8, "500m" or 200Gi, in units; None if there is none, or it is no quantity."""
+    if isinstance(node.value, bool):
+        return None
+    if isinstance(node.value, int | float):
+        return float(node.value)
+    match = _QUANTITY.match(node.value) if isinstance(node.value, str) else None
+    if match is None:
+        return None
+    number, exponent, unit = match.groups()
+    return float(number + (exponent or "")) * _UNITS[unit or ""]
+
+
+def version(text: str | None) -> tuple[int, ...] | None:
+    """(2, 52, 0) of `2.52.0` and of `2.52.0rc1`; None for anything else."""
+    match = re.match(r"^v?(\d+)\.(\d+)(?:\.(\d+))?", text or "")
+    return tuple(int(part or 0) for part in match.groups()) if match else None

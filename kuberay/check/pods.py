@@ -1,0 +1,144 @@
+"""A Pod template, and what it asks of a TPU: the slice that it is a host of, as far as the template says."""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from kuberay.check.nodes import Node, quantity
+from ray_configs.tpu import GENERATIONS, Generation, MachineType
+
+TPU = "google.com/tpu"
+ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+
+GENERATION_OF: dict[str, Generation] = {
+    machine.accelerator: generation for generation in GENERATIONS.values() for machine in generation.machines
+}
+"""GKE's accelerator names to generations."""
+
+RARE_ACCELERATORS = frozenset({"tpu-v4-lite-device", "tpu-v5-lite-device", "tpu7"})
+"""Accelerators that GKE knows and Podslice's table of generations leaves out: nothing is said about their sizes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pod:
+    """A Pod template (or a Pod), wherever it was written."""
+
+    node: Node
+    role: str
+    """`head` or `worker` of a RayCluster, `submitter` of a RayJob, `job`, or `workload` for all others."""
+
+    @property
+    def spec(self) -> Node:
+        return self.node["spec"]
+
+    @cached_property
+    def containers(self) -> list[Node]:
+        return list(self.spec["containers"])
+
+    @cached_property
+    def init_containers(self) -> list[Node]:
+        return list(self.spec["initContainers"])
+
+    @property
+    def accelerator(self) -> Node:
+        return self.spec["nodeSelector"][ACCELERATOR]
+
+    @property
+    def topology(self) -> Node:
+        return self.spec["nodeSelector"][TOPOLOGY]
+
+    def env(self, container: int) -> dict[str, Node]:
+        """Environment variables of a container, by name: the item with its name, value and valueFrom."""
+        if container >= len(self.containers):
+            return {}
+        return {
+            item["name"].value: item
+            for item in self.containers[container]["env"]
+            if isinstance(item["name"].value, str)
+        }
+
+    @cached_property
+    def tpu_containers(self) -> list[Node]:
+        """Containers that ask for chips, by a request or a limit."""
+        return [container for container in self.containers if asks_tpu(container)]
+
+    @property
+    def asks_tpu(self) -> bool:
+        return bool(self.tpu_containers)
+
+    @cached_property
+    def chips(self) -> int | None:
+        """Chips that the Pod asks for, all containers together; None where that is not known or makes no sense."""
+        counts = [quantity(tpu_amount(container)) for container in self.tpu_containers]
+        whole = [int(count) for count in counts if count is not None and count == int(count)]
+        return sum(whole) if whole and len(whole) == len(counts) else None
+
+    @cached_property
+    def generation(self) -> Generation | None:
+        return GENERATION_OF.get(self.accelerator.text or "")
+
+    @cached_property
+    def axes(self) -> tuple[int, ...] | None:
+        """(4, 8) of 4x8; None where no topology is written, or something else."""
+        text = self.topology.text
+        return tuple(map(int, text.split("x"))) if text and re.fullmatch(r"\d{1,4}(x\d{1,4})+", text) else None
+
+    @property
+    def topology_chips(self) -> int | None:
+        """Chips of the whole slice."""
+        return math.prod(self.axes) if self.axes else None
+
+    @cached_property
+    def machines(self) -> tuple[MachineType, ...]:
+        """Machine types that such a slice can be made of."""
+        if self.generation is None or self.topology.text is None:
+            return ()
+        return tuple(
+            m for m in self.generation.machines_for(self.topology.text) if m.accelerator == self.accelerator.text
+        )
+
+    @cached_property
+    def machine(self) -> MachineType | None:
+        """The machine type of the host, if topology and chips leave one."""
+        fitting = [machine for machine in self.machines if machine.chips == self.chips]
+        return fitting[0] if len(fitting) == 1 else None
+
+    @property
+    def misfit(self) -> bool:
+        """Whether no machine makes such a slice, which is a finding of its own: nothing else can be said then."""
+        return self.generation is not None and self.topology.text is not None and self.machine is None
+
+    @cached_property
+    def slice_hosts(self) -> int | None:
+        """Hosts of the slice, as the webhook reckons them but without its rounding."""
+        if not self.topology_chips or not self.chips or self.topology_chips % self.chips:
+            return None
+        return self.topology_chips // self.chips
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether something else than the two node selectors chooses the nodes: a compute class, dynamic slicing."""
+        selector = self.spec["nodeSelector"].fields
+        classed = "cloud.google.com/compute-class" in selector or "cloud.google.com/gke-nodepool" in selector
+        carved = self.node.at("metadata", "annotations", "cloud.google.com/gke-tpu-slice-topology").present
+        return classed or carved or self.spec.at("affinity", "nodeAffinity").present
+
+    @cached_property
+    def tolerates_tpu(self) -> bool:
+        """Whether the taint of TPU nodes is tolerated, by its key or with all others."""
+        return any(item["key"].text in (TPU, None) for item in self.spec["tolerations"])
+
+
+def tpu_amount(container: Node) -> Node:
+    """What a container asks for: its request, else its limit, as the webhook counts."""
+    request = container.at("resources", "requests", TPU)
+    return request if request.present and quantity(request) != 0 else container.at("resources", "limits", TPU)
+
+
+def asks_tpu(container: Node) -> bool:
+    return any(
+        container.at("resources", part, TPU).present and quantity(container.at("resources", part, TPU)) != 0
+        for part in ("requests", "limits")
+    )

@@ -1,0 +1,166 @@
+"""YAML files as objects that remember their lines, and one clear error for a file that is none."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from kuberay.check.findings import Finding
+
+MOST_BYTES = 4 * 2**20
+"""Larger files are not read: the API server stores no object of more than 1.5 MiB."""
+MOST_VALUES = 100_000
+"""Values in one document with its aliases expanded, which a few lines of nested aliases can make explode."""
+
+MOST_LEVELS = 200
+_TOO_DEEP = f"nests more than {MOST_LEVELS} levels deep"
+
+
+class UnreadableYaml(ValueError):
+    """A file that cannot be read as Kubernetes YAML; its text is `file:line: why`."""
+
+    def __init__(self, file: str, line: int | None, why: str, instead: str) -> None:
+        self.finding = Finding("unreadable", "error", file, why, instead, line, file)
+        super().__init__(f"{self.finding.place}: {why}; {instead}")
+
+
+def read_yaml(path: str | Path) -> list[Any]:
+    """The objects of a YAML or JSON file, in order, empty documents left out. They know their file and their lines.
+
+    Raises UnreadableYaml, a ValueError, for what kubectl could not read either.
+    """
+    file = str(path)
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UnreadableYaml(file, None, f"cannot be opened: {error.strerror}", "check the path") from error
+    if len(content) > MOST_BYTES:
+        raise UnreadableYaml(
+            file, None, f"has {len(content) / 2**20:.0f} MiB", f"split it into files below {MOST_BYTES >> 20} MiB"
+        )
+    return parse_yaml(_decoded(content, file), file)
+
+
+def parse_yaml(text: str, file: str) -> list[Any]:
+    """`read_yaml` of text that is at hand already; `file` is the name to report."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    yaml = YAML()
+    yaml.preserve_quotes = True  # tells yes from "yes"
+    if re.search(rf"(?:[\[{{]\s*){{{MOST_LEVELS}}}", text):
+        raise UnreadableYaml(file, None, _TOO_DEEP, "write it with fewer levels")
+    objects = []
+    # kubectl takes tabs before the end of a line, this parser does not; nothing that is checked depends on them.
+    text = re.sub(r"[ \t]*\t[ \t]*$", "", text, flags=re.MULTILINE)
+    try:
+        for document in yaml.load_all(io.StringIO(text)):
+            if document is None:
+                continue
+            if not isinstance(document, dict):
+                raise UnreadableYaml(
+                    file,
+                    None,
+                    f"holds a document that is a {type_name(document)}, not an object",
+                    "start each document with apiVersion and kind",
+                )
+            _refuse_explosion(document, file)
+            document._file = file  # what is read keeps its origin, as ruamel keeps its lines
+            objects.append(document)
+    except MarkedYAMLError as error:
+        raise UnreadableYaml(file, *_explained(error, text)) from error
+    except RecursionError as error:
+        raise UnreadableYaml(file, None, _TOO_DEEP, "write it with fewer levels") from error
+    except (YAMLError, ValueError, NotImplementedError) as error:
+        if isinstance(error, UnreadableYaml):
+            raise
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableYaml(file, None, f"is not valid YAML: {why}", "correct it") from error
+    return objects
+
+
+def file_of(value: Any) -> str | None:
+    """The file that an object was read from."""
+    return getattr(value, "_file", None)
+
+
+def line_of(value: Any, key: Any) -> int | None:
+    """The line, from 1, of a key or item of something that was read from a file."""
+    marks = getattr(getattr(value, "lc", None), "data", None)
+    return marks[key][0] + 1 if marks and key in marks else None
+
+
+def first_line_of(value: Any) -> int | None:
+    """The line, from 1, on which a mapping or list starts."""
+    line = getattr(getattr(value, "lc", None), "line", None)
+    return None if line is None else line + 1
+
+
+def type_name(value: Any) -> str:
+    """YAML's word for the type of a value."""
+    if value is None:
+        return "null"
+    for kinds, name in (
+        (dict, "mapping"),
+        (list, "list"),
+        (str, "string"),
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+    ):
+        if isinstance(value, kinds):
+            return name
+    return "date" if "date" in type(value).__name__.lower() or "time" in type(value).__name__.lower() else "value"
+
+
+def _decoded(content: bytes, file: str) -> str:
+    for mark, encoding in ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
+        if content.startswith(mark):
+            content = content.decode(encoding, errors="replace").encode()
+    if b"\0" in content:
+        raise UnreadableYaml(file, None, "is binary, not text", "give a YAML or JSON file")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UnreadableYaml(file, line, "is not UTF-8 text", "save it as UTF-8") from error
+
+
+def _explained(error: Any, text: str) -> tuple[int | None, str, str]:
+    """Line, why and what instead, for the mistakes that people make most."""
+    mark = error.problem_mark or error.context_mark
+    lines = text.splitlines()
+    if mark and error.context_mark and mark.line >= len(lines):
+        mark = error.context_mark  # what was never closed, rather than the end of the file
+    line = mark.line + 1 if mark else None
+    written = lines[mark.line] if mark and mark.line < len(lines) else ""
+    problem = " ".join((error.problem or str(error)).split())
+    templated = next((n for n, row in enumerate(lines, 1) if re.match(r"\s*\{\{", row)), None)
+    if "duplicate key" in problem:
+        key = re.search(r'duplicate key "?([^" ]+)', problem)
+        name = key.group(1) if key else "a key"
+        return line, f"has the key {name} twice in one mapping: the second would silently win", f"keep one {name}"
+    if templated:
+        return (
+            templated,
+            "is a Helm or Go template, not YAML yet",
+            "render it first (helm template) and check the result",
+        )
+    if re.match(r"[ ]*\t", written):
+        return line, "indents with a tab, which YAML does not allow", "indent with spaces"
+    return line, f"is not valid YAML: {problem}", "correct the indentation, quotes or colons on this line or above it"
+
+
+def _refuse_explosion(document: Any, file: str) -> None:
+    left = MOST_VALUES
+    stack = [(document, 0)]
+    while stack:
+        value, depth = stack.pop()
+        left -= 1
+        if left < 0 or depth > MOST_LEVELS:
+            why = (
+                f"expands to more than {MOST_VALUES} values through its anchors and aliases" if left < 0 else _TOO_DEEP
+            )
+            raise UnreadableYaml(file, first_line_of(value), why, "write the repeated parts out, or split the file")
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        stack.extend((child, depth + 1) for child in children)

@@ -1,0 +1,61 @@
+"""serveConfigV2: the YAML inside a RayService, as a document of its own that knows its lines in the file."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kuberay.check.manifests import Cluster
+from kuberay.check.nodes import Document, Node
+
+
+@dataclass(frozen=True, eq=False)
+class ServeConfig:
+    """The Serve config of a RayService; `node` is what it says, `source` the string that says it."""
+
+    cluster: Cluster
+    source: Node
+    node: Node | None
+    """None where the string is no YAML."""
+    unreadable: str = ""
+
+    @property
+    def applications(self) -> list[Node]:
+        return list(self.node["applications"]) if self.node else []
+
+
+def serve_config(cluster: Cluster) -> ServeConfig | None:
+    """The Serve config of a cluster's RayService; None for other kinds, and where it is no string."""
+    source = cluster.manifest.spec["serveConfigV2"]
+    if cluster.manifest.kind != "RayService" or not (source.value is None or isinstance(source.value, str)):
+        return None
+    outer = source.document
+    # A literal block starts on the line below its key; other styles do not keep lines.
+    literal = source.line if "Literal" in type(source.value).__name__ else None
+    prefix = source.where.removeprefix(outer.title).strip()
+    try:
+        root = _parsed(source.value or "")
+    except ValueError as error:
+        return ServeConfig(cluster, source, None, str(error))
+    document = Document(root, outer.title, outer.file, prefix, lines_above=literal, line=source.line)
+    return ServeConfig(cluster, source, document.node)
+
+
+def applications_and_deployments(config: ServeConfig) -> Iterator[tuple[Node, Node]]:
+    for application in config.applications:
+        for deployment in application["deployments"]:
+            yield application, deployment
+
+
+def _parsed(text: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        return YAML().load(io.StringIO(text))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f", on its line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{' '.join((error.problem or 'it').split())}{line}") from error
+    except (YAMLError, RecursionError, ValueError, NotImplementedError) as error:
+        raise ValueError(" ".join(str(error).split())) from error

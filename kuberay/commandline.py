@@ -1,0 +1,359 @@
+"""The command line. Each command reads a config (or YAML), does one thing, and says in words what it did.
+
+Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 2 the command could not be carried out.
+"""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kuberay.source import Placeholders, Source, read
+from ray_configs.loading import ConfigError, catalog
+
+if TYPE_CHECKING:
+    from kuberay.check import Finding
+    from kuberay.cluster import Cluster
+
+app = typer.Typer(
+    help="From one Python config to GKE: render, check and apply.\n\n"
+    "CONFIG is a module such as ray_configs.catalog.llama3_8b_v5e, a file such as my_service.py (CONFIG:NAME picks one "
+    "of several in it), or, where a cluster or a check is concerned, YAML that is there already. "
+    "`python -m kuberay catalog` lists the ready ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Config = Annotated[str, typer.Argument(help="Module or file of a config; see above.", show_default=False)]
+Project = Annotated[
+    str | None,
+    typer.Option(help="Put in for PROJECT_ID.", envvar="PODSLICE_PROJECT", show_default=False),
+]
+Bucket = Annotated[
+    str | None,
+    typer.Option(help="Put in for BUCKET_NAME (no gs://).", envvar="PODSLICE_BUCKET", show_default=False),
+]
+Context = Annotated[str | None, typer.Option(help="kubectl context; default: the current one.", show_default=False)]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="For objects that name none.", show_default=False)
+]
+Kubeconfig = Annotated[str | None, typer.Option(help="Default: $KUBECONFIG or ~/.kube/config.", show_default=False)]
+Crds = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of KubeRay's CRD schemas (rayservices.v1.json ...), to find every unknown field.",
+        envvar="PODSLICE_KUBERAY_CRDS",
+        show_default=False,
+    ),
+]
+
+
+class Refusal(Exception):
+    """The command cannot be carried out; the text is for the person."""
+
+
+class Format(StrEnum):
+    gcloud = "gcloud"
+    terraform = "terraform"
+
+
+@app.command("catalog")
+def list_catalog(
+    names: Annotated[bool, typer.Option("--names", help="Only the names, for scripts.")] = False,
+) -> None:
+    """List the ready configs."""
+    from importlib import import_module
+
+    modules = catalog()
+    for module in modules:
+        about = (import_module(module).__doc__ or "").strip().splitlines()
+        typer.echo(module if names else f"{module:{max(map(len, modules))}}  {about[0] if about else ''}")
+
+
+@app.command()
+def render(
+    configs: Annotated[list[str], typer.Argument(help="Modules or files of configs; see above.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for CONFIG.yaml instead of standard output.", show_default=False),
+    ] = None,
+    serve_config: Annotated[
+        bool, typer.Option("--serve-config", help="Only Serve's part: what `serve run FILE` takes.")
+    ] = False,
+    project: Project = None,
+    bucket: Bucket = None,
+) -> None:
+    """Print the manifests as YAML.
+
+    python -m kuberay render ray_configs.catalog.stable_diffusion_v4 --project my-project | kubectl apply -f -
+    """
+    from kuberay.render.manifests import file_name, manifest
+
+    placeholders = Placeholders(project, bucket)
+    texts = {}
+    for config in configs:  # all of them, before the first is written
+        source = _config(config, placeholders)
+        texts[config] = _serve_config(source, placeholders) if serve_config else manifest(config, source.objects)
+    if output is None:
+        typer.echo("---\n".join(texts.values()), nl=False)
+        return
+    for config, text in texts.items():
+        path = output / file_name(config)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        except OSError as error:
+            raise Refusal(f"cannot write {path}: {error.strerror}") from error
+        typer.echo(f"wrote {path}", err=True)
+
+
+@app.command("node-pools")
+def node_pools(
+    config: Config,
+    project: Project = None,
+    bucket: Bucket = None,
+    format: Annotated[Format, typer.Option(help="A script of gcloud commands, or Terraform's HCL.")] = Format.gcloud,
+    delete: Annotated[bool, typer.Option("--delete", help="The commands that take it all down again.")] = False,
+) -> None:
+    """Print the commands that make the cluster, its node pools, bucket and permissions.
+
+    python -m kuberay node-pools ray_configs.catalog.spmd_175b --project my-project > create.sh
+    """
+    from kuberay.node_pools import commands, teardown, terraform
+
+    placeholders = Placeholders(project, bucket)
+    filled = placeholders.fill_config(_config(config, placeholders).config)
+    if format is Format.terraform:
+        if delete:
+            raise Refusal("Terraform takes down what it made: terraform destroy")
+        text = terraform(filled)
+    else:
+        text = (teardown if delete else commands)(filled)
+    typer.echo(text, nl=False)
+
+
+@app.command()
+def check(
+    configs: Annotated[
+        list[str], typer.Argument(help="Configs, YAML files, folders of them, or - for standard input.")
+    ],
+    crds: Crds = None,
+    project: Project = None,
+    bucket: Bucket = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+) -> None:
+    """Say what KubeRay, GKE or Ray would refuse or silently get wrong, without a cluster.
+
+    python -m kuberay check some-rayservice.yaml
+    """
+    from kuberay.check import ordered
+
+    found = []
+    for name in configs:
+        try:
+            found += _findings(_read(name, Placeholders(project, bucket)), crds)
+        except Refusal as refusal:
+            if len(configs) == 1:
+                raise
+            raise Refusal(f"{name}: {refusal}") from refusal
+    found = ordered(found)
+    _show(found)
+    counts = {grade: sum(finding.severity == grade for finding in found) for grade in ("error", "warning", "note")}
+    said = [f"{count} {grade}{'' if count == 1 else 's'}" for grade, count in counts.items() if count]
+    typer.echo(", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of", err=bool(said))
+    if counts["error"] or (strict and counts["warning"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def apply(
+    config: Config,
+    project: Project = None,
+    bucket: Bucket = None,
+    dry_run: Annotated[
+        str, typer.Option("--dry-run", help="server: let the cluster check everything and change nothing.")
+    ] = "none",
+    force: Annotated[bool, typer.Option("--force", help="Apply what `check` calls an error.")] = False,
+    force_conflicts: Annotated[
+        bool, typer.Option("--force-conflicts", help="Take over fields that someone else has set.")
+    ] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    crds: Crds = None,
+) -> None:
+    """Check, then apply to the cluster (server-side apply, field manager podslice). Applying twice changes nothing."""
+    from kuberay.cluster import apply as apply_objects
+
+    if dry_run not in ("none", "server"):
+        raise Refusal(f"--dry-run={dry_run} is not known: server, or leave it out")
+    source = _read(config, Placeholders(project, bucket))
+    if (open_ones := source.open_placeholders()) and not force:
+        options = {"PROJECT_ID": "--project", "BUCKET_NAME": "--bucket"}
+        raise Refusal(
+            f"{' and '.join(open_ones)} must be filled in: add "
+            + " ".join(f"{options[name]} YOUR_{name}" for name in open_ones)
+        )
+    found = _findings(source, crds)
+    grave = [finding for finding in found if finding.severity == "error"]
+    _show(found, err=True)
+    if grave and not force:
+        raise Refusal(f"not applied: {len(grave)} error{'' if len(grave) == 1 else 's'} above (--force applies anyway)")
+    cluster = _connect(context, namespace, kubeconfig)
+    said = " (dry run)" if dry_run == "server" else ""
+    apply_objects(
+        cluster,
+        source.objects,
+        dry_run=dry_run == "server",
+        force_conflicts=force_conflicts,
+        on_applied=lambda applied: typer.echo(f"{applied}{said}"),
+    )
+
+
+@app.command()
+def diff(
+    config: Config,
+    project: Project = None,
+    bucket: Bucket = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what `apply` would change. Exit status 1 if anything."""
+    from kuberay.cluster import diff as difference
+
+    source = _read(config, Placeholders(project, bucket))
+    text = difference(_connect(context, namespace, kubeconfig), source.objects)
+    typer.echo(text or "no difference", nl=not text, err=not text)
+    if text:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    config: Config,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until Ctrl-C.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Follow until it is ready (or a job has ended).")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which --wait gives up; default: never.", show_default=False)
+    ] = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Say in words how it is: which slice waits for which node pool, which replica is loading.
+
+    Exit status 1 if it is not ready.
+    """
+    from kuberay.cluster import observe
+    from kuberay.cluster import watch as follow
+    from kuberay.progress import Board
+
+    source = _read(config, Placeholders())
+    cluster = _connect(context, namespace, kubeconfig)
+    with Board() as board:
+        if watch or wait:
+            state = follow(cluster, source.objects, board.show, until_ready=wait, timeout_s=timeout)
+        else:
+            state = observe(cluster, source.objects)
+            board.show(state)
+    if not state.ready:
+        raise typer.Exit(1)
+
+
+@app.command()
+def delete(
+    config: Config,
+    wait: Annotated[bool, typer.Option(help="Wait until everything is gone.")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 600,
+    force: Annotated[bool, typer.Option("--force", help="Delete also what podslice did not apply.")] = False,
+    context: Context = None,
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Delete from the cluster what the config rendered. Node pools stay: `node-pools --delete` names their commands."""
+    from kuberay.cluster import delete as delete_objects
+
+    source = _read(config, Placeholders())
+    cluster = _connect(context, namespace, kubeconfig)
+    delete_objects(cluster, source.objects, wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
+
+
+def main() -> None:
+    """Runs a command. What a person can mend is said in one line, without a traceback."""
+    try:
+        app(prog_name="python -m kuberay", standalone_mode=True)
+    except (Refusal, ConfigError) as refusal:
+        _fail(str(refusal))
+    except KeyboardInterrupt:
+        _fail("interrupted", status=130)
+    except BrokenPipeError:  # `| head`
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if "kuberay.cluster" in sys.modules:
+            from kuberay.cluster import ClusterError, Interrupted
+
+            if isinstance(error, ClusterError):
+                _fail(str(error), status=130 if isinstance(error, Interrupted) else 2)
+        raise
+
+
+def _fail(text: str, status: int = 2) -> None:
+    typer.secho(f"podslice: {text}", err=True, fg="red" if sys.stderr.isatty() else None)
+    sys.exit(status)
+
+
+def _read(source: str, placeholders: Placeholders) -> Source:
+    try:
+        return read(source, placeholders)
+    except (ConfigError, ValueError) as error:
+        raise Refusal(str(error)) from error
+
+
+def _config(source: str, placeholders: Placeholders) -> Source:
+    """A source that must be a typed config."""
+    found = _read(source, placeholders)
+    if found.config is None:
+        raise Refusal(f"{source} is YAML already; this command needs a Python config")
+    return found
+
+
+def _serve_config(source: Source, placeholders: Placeholders) -> str:
+    from kuberay.render import serve_config, to_yaml
+    from ray_configs.service import Service
+
+    if not isinstance(source.config, Service):
+        raise Refusal(f"{source.name} is a job; only a service has a Serve config")
+    return to_yaml([placeholders.fill(serve_config(source.config))])
+
+
+def _findings(source: Source, crds: Path | None) -> list["Finding"]:
+    from kuberay.check import check as check_objects
+    from kuberay.check.configs import check_config
+
+    found = check_objects(source.objects, crds)
+    return (check_config(source.config) if source.config else []) + found
+
+
+def _show(found: list["Finding"], err: bool = False) -> None:
+    from rich.console import Console
+
+    from kuberay.check import to_lines, to_terminal
+
+    console = Console(stderr=err)
+    if console.is_terminal:
+        console.print(to_terminal(found))
+    else:
+        for line in to_lines(found):
+            typer.echo(line, err=err)
+
+
+def _connect(context: str | None, namespace: str | None, kubeconfig: str | None) -> "Cluster":
+    from kuberay.cluster import Cluster
+
+    return Cluster.connect(context, namespace, kubeconfig)

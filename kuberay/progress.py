@@ -1,0 +1,48 @@
+"""Shows a cluster's state while it changes: redrawn in place on a terminal, new lines elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from kuberay.cluster import State
+
+
+class Board:
+    """`with Board() as board: board.show(state)`, as often as there is something new."""
+
+    def __init__(self) -> None:
+        self._console = Console(soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        self._last: list[str] = []
+
+    def __enter__(self) -> "Board":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, state: "State") -> None:
+        from kuberay.cluster import describe
+
+        lines = describe(state)
+        if lines == self._last:
+            return
+        if self._live:
+            self._live.update(Text("\n".join(lines)), refresh=True)
+        else:
+            # In a log each line says when; what was said before is not said again.
+            stamp = time.strftime("%H:%M:%S ") if self._last else ""
+            for line in lines:
+                if line not in self._last:
+                    self._console.print(stamp + line, markup=False, highlight=False)
+            sys.stdout.flush()
+        self._last = lines

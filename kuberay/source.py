@@ -1,0 +1,87 @@
+"""What a command was pointed at: a typed config to render, or YAML that is there already."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kuberay.render import render
+from ray_configs.cloud import BUCKET_PLACEHOLDER, PROJECT_PLACEHOLDER
+from ray_configs.job import Job
+from ray_configs.loading import load
+from ray_configs.service import Service
+
+Objects = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Placeholders:
+    """Values for what a config leaves open; None leaves the placeholder."""
+
+    project: str | None = None
+    bucket: str | None = None
+
+    def fill_config(self, config: Service | Job) -> Service | Job:
+        """The same config with its project and bucket named, where they were not."""
+        update: dict[str, Any] = {}
+        if self.project and config.cloud.project == PROJECT_PLACEHOLDER:
+            update["cloud"] = config.cloud.model_copy(update={"project": self.project})
+        if self.bucket and config.bucket and config.bucket.name == BUCKET_PLACEHOLDER:
+            update["bucket"] = config.bucket.model_copy(update={"name": self.bucket})
+        return config.model_copy(update=update)
+
+    def fill(self, value: Any) -> Any:
+        """The same value with the placeholders in its strings replaced. Keys, and comments on them, stay."""
+        if isinstance(value, dict):
+            return {key: self.fill(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.fill(inner) for inner in value]
+        if isinstance(value, str):
+            for placeholder, text in ((PROJECT_PLACEHOLDER, self.project), (BUCKET_PLACEHOLDER, self.bucket)):
+                value = value.replace(placeholder, text) if text else value
+        return value
+
+
+LEFT_OPEN = Placeholders()
+YAML_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Objects in the order to apply them, and the config that they come from, if they do."""
+
+    name: str
+    objects: Objects
+    config: Service | Job | None = None
+
+    def open_placeholders(self) -> list[str]:
+        """Placeholders that are still in the objects, such as PROJECT_ID."""
+        text = repr(self.objects)
+        return [name for name in (PROJECT_PLACEHOLDER, BUCKET_PLACEHOLDER) if name in text]
+
+
+def read(source: str, placeholders: Placeholders = LEFT_OPEN) -> Source:
+    """A config by module path or .py file, or manifests by .yaml file, folder of them, or `-` for standard input.
+
+    Raises ray_configs.loading.ConfigError, or ValueError with file and line for YAML that cannot be read.
+    """
+    path = Path(source)
+    if source == "-" or path.suffix in YAML_SUFFIXES or path.is_dir():
+        return Source(source, _manifests(path, placeholders))
+    config = load(source)
+    return Source(source, placeholders.fill(render(config)), config)
+
+
+def _manifests(path: Path, placeholders: Placeholders) -> Objects:
+    from kuberay.check.reading import read_yaml
+
+    if str(path) == "-":
+        files = [Path("/dev/stdin")]
+    elif path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in YAML_SUFFIXES)
+        if not files:
+            raise ValueError(f"there is no .yaml file in the folder {path}")
+    else:
+        files = [path]
+    objects = [item for file in files for item in read_yaml(file)]
+    # As they were read, objects know their lines, which findings name; filled in, they are plain ones.
+    return objects if placeholders == LEFT_OPEN else placeholders.fill(objects)

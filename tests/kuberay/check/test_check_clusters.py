@@ -1,0 +1,223 @@
+"""What the KubeRay operator refuses in a RayCluster, and what it takes and should not."""
+
+from typing import Any
+
+import good_manifests as good
+import pytest
+from good_manifests import REMOVED, Change, changed, expect
+
+CLUSTER = "spec rayClusterConfig"
+HEAD = "spec headGroupSpec"
+HEAD_BOX = f"{HEAD} template spec containers 0"
+GROUP = "spec workerGroupSpecs 0"
+BOX = f"{GROUP} template spec containers 0"
+SCALING: list[Change] = [("spec enableInTreeAutoscaling", True), ("spec autoscalerOptions version", "v2")]
+
+
+def env(name: str, value: Any = "x") -> dict[str, Any]:
+    return {"name": name, "value": value}
+
+
+@pytest.mark.parametrize("manifest", good.ALL)
+def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
+    assert good.grave(manifest()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "severity", "words"),
+    [
+        ([("metadata name", "r" * 54)], "name", "error", ["54", "more than 53"]),
+        ([("metadata name", "Research")], "name", "error", ["no DNS label"]),
+        ([("metadata name", "r" * 42)], "name-multi-host", "error", ["-headless", "shorten it to 41"]),
+        ([("metadata name", REMOVED)], "object", "error", ["no name"]),
+        ([("apiVersion", "ray.io/v1alpha1")], "object", "error", ["v1alpha1 is gone", "ray.io/v1"]),
+        ([(f"{GROUP} groupName", "TPU_Group")], "group-name", "error", ["hostnames", "lower-case"]),
+        ([(f"{GROUP} groupName", "")], "group-name", "error", ["no groupName"]),
+        ([(f"{GROUP} groupName", "t" * 60)], "group-name", "error", ["64 characters", "more than 63"]),
+        ([(f"{BOX} ports 1", {"containerPort": 8265, "name": "x"})], "duplicate-port", "error", ["8265", "twice"]),
+        ([(f"{BOX} ports 0 name", "a-name-of-18-chars")], "duplicate-port", "error", ["15 lower-case"]),
+        ([(f"{GROUP} template spec containers", [])], "containers", "error", ["no container"]),
+        ([(f"{GROUP} minReplicas", 3)], "replicas", "error", ["more than maxReplicas 2"]),
+        ([(f"{GROUP} minReplicas", -1)], "replicas", "error", ["negative"]),
+        ([(f"{GROUP} replicas", 1)], "replicas", "warning", ["below minReplicas", "makes 2"]),
+        ([(f"{GROUP} replicas", 5)], "replicas", "warning", ["above maxReplicas"]),
+        (
+            [(f"{GROUP} replicas", REMOVED), (f"{GROUP} minReplicas", 0)],
+            "replicas",
+            "warning",
+            ["neither replicas nor minReplicas", "empty"],
+        ),
+        ([*SCALING, (f"{GROUP} maxReplicas", REMOVED)], "replicas", "warning", ["2147483647"]),
+        ([*SCALING, (f"{GROUP} suspend", True)], "suspended-group", "error", ["refuses"]),
+        ([(f"{GROUP} rayStartParams labels", "a=b")], "start-params", "error", ["labels", "own field"]),
+        (
+            [(f"{GROUP} rayStartParams num-cpus", "4"), (f"{GROUP} resources", {"CPU": "4"})],
+            "start-params",
+            "error",
+            ["both resources and rayStartParams.num-cpus"],
+        ),
+        ([(f"{HEAD} rayStartParams num_cpus", "1")], "start-params", "error", ["--num_cpus", "num-cpus"]),
+        ([(f"{GROUP} resources", {"TPU": "8"})], "ray-resources", "warning", ["8 TPUs", "has 4"]),
+        (
+            [(f"{GROUP} rayStartParams resources", '"{\\"TPU\\": 1}"')],
+            "ray-resources",
+            "warning",
+            ["1 TPUs", "has 4"],
+        ),
+        ([(f"{HEAD} labels", {"a/b/c": "d"})], "group-labels", "error", ["no label key"]),
+        ([(f"{HEAD} labels", {"team": "a b"})], "group-labels", "error", ["no label value"]),
+        ([("spec rayVersion", "2.59.0")], "ray-version", "warning", ["runs Ray 2.60.0", "rayVersion: 2.60.0"]),
+        ([("spec rayVersion", "latest")], "ray-version", "error", ["no version"]),
+        ([(f"{BOX} image", "rayproject/ray:2.60.0-py312")], "ray-version", "error", ["Python 312", "311"]),
+        ([(f"{BOX} image", "rayproject/ray:latest")], "image-tag", "warning", ["latest moves", "digest"]),
+        ([(f"{BOX} image", "ghcr.io/me/ray")], "image-tag", "warning", ["latest"]),
+        ([("spec authOptions", {})], "auth", "warning", ["does not turn authentication on", "mode: token"]),
+        (
+            [("spec authOptions mode", "token"), ("spec rayVersion", REMOVED)],
+            "auth",
+            "error",
+            ["without rayVersion"],
+        ),
+        (
+            [("spec authOptions", {"enableK8sTokenAuth": True, "mode": "disabled"})],
+            "auth",
+            "error",
+            ["without mode: token"],
+        ),
+        (
+            [("spec authOptions", {"enableK8sTokenAuth": True, "mode": "token", "secretName": "s"})],
+            "auth",
+            "error",
+            ["secretName"],
+        ),
+        ([(f"{HEAD_BOX} env 0", env("RAY_REDIS_ADDRESS"))], "gcs-fault-tolerance", "error", ["redisAddress"]),
+        ([(f"{HEAD_BOX} env 0", env("REDIS_USERNAME"))], "gcs-fault-tolerance", "error", ["redisUsername"]),
+        (
+            [("spec gcsFaultToleranceOptions redisAddress", "r:6379"), (f"{HEAD_BOX} env 0", env("REDIS_PASSWORD"))],
+            "gcs-fault-tolerance",
+            "error",
+            ["redisPassword"],
+        ),
+        (
+            [("spec gcsFaultToleranceOptions", {"redisAddress": "r:6379", "storage": {"size": "1Gi"}})],
+            "gcs-fault-tolerance",
+            "error",
+            ["rocksdb"],
+        ),
+        (
+            [("spec gcsFaultToleranceOptions", {"backend": "rocksdb", "redisAddress": "r:6379"})],
+            "gcs-fault-tolerance",
+            "error",
+            ["beside backend: rocksdb"],
+        ),
+        (
+            [
+                ("spec gcsFaultToleranceOptions redisAddress", "r:6379"),
+                ("metadata annotations", {"ray.io/ft-enabled": "true"}),
+            ],
+            "gcs-fault-tolerance",
+            "error",
+            ["annotation"],
+        ),
+        (
+            [("spec tlsOptions enabled", True), (f"{BOX} env 0", env("RAY_USE_TLS", "1"))],
+            "tls",
+            "error",
+            ["RAY_USE_TLS", "operator sets it"],
+        ),
+        ([("spec networkPolicy mode", "DenyAll")], "network-policy", "warning", ["DNS", "port 53"]),
+        (
+            [("spec networkPolicy", {"mode": "DenyAllIngress", "head": {"egressRules": [{}]}})],
+            "network-policy",
+            "error",
+            ["open", "refuses"],
+        ),
+        (
+            [("spec networkPolicy", {"mode": "DenyAllIngress", "workerGroups": [{"groupName": "gpu"}]})],
+            "network-policy",
+            "error",
+            ["no worker group gpu", "tpu"],
+        ),
+        ([("spec historyServerOptions", {"collectorOptions": {}})], "history-server", "error", ["image"]),
+        ([("spec managedBy", "me")], "managed-by", "error", ["me is no controller"]),
+        (
+            [(f"{HEAD_BOX} env 0", env("RAY_enable_autoscaler_v2", "1"))],
+            "autoscaler-version",
+            "error",
+            ["without enableInTreeAutoscaling"],
+        ),
+        (
+            [*SCALING, (f"{HEAD_BOX} env 0", env("RAY_enable_autoscaler_v2", "1"))],
+            "autoscaler-version",
+            "error",
+            ["both together"],
+        ),
+        (
+            [*SCALING, ("spec autoscalerOptions idleTimeoutSeconds", -1)],
+            "autoscaler-version",
+            "error",
+            ["negative"],
+        ),
+        (
+            [*SCALING, ("spec autoscalerOptions env", [env("KUBERAY_GEN_AUTOSCALER_START_CMD")])],
+            "autoscaler-version",
+            "error",
+            ["the operator's own"],
+        ),
+        ([*SCALING, (f"{GROUP} template spec restartPolicy", "Always")], "restart-policy", "error", ["Never"]),
+        ([(f"{GROUP} idleTimeoutSeconds", 60)], "autoscaler-v2-field", "error", ["version: v2", "Ray's default"]),
+        (
+            [*SCALING, (f"{GROUP} priority", 1), ("spec rayVersion", REMOVED)],
+            "autoscaler-v2-field",
+            "error",
+            ["2.56.0"],
+        ),
+        ([*SCALING, (f"{GROUP} minReplicas", 0)], "autoscaler-multi-host", "warning", ["ray#39781", "ray#38595"]),
+        (
+            [*SCALING, ("spec autoscalerOptions version", "v1")],
+            "autoscaler-multi-host",
+            "warning",
+            ["replicaIndex", "v2"],
+        ),
+    ],
+)
+def test_a_spoilt_cluster(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:
+    expect(changed(good.cluster(), *changes), rule, severity, *words)
+
+
+def test_two_groups_of_one_name() -> None:
+    objects = good.cluster()
+    objects[0]["spec"]["workerGroupSpecs"] *= 2
+    finding = expect(objects, "group-name", "error", "two worker groups are named tpu", "TPU_NAME")
+    assert finding.where == "RayCluster/research spec.workerGroupSpecs[1].groupName"
+
+
+def test_two_objects_of_one_name() -> None:
+    expect(good.cluster() * 2, "duplicate-object", "error", "another RayCluster of this name")
+    other = changed(good.cluster(), ("metadata namespace", "elsewhere"))
+    assert good.grave(good.cluster() + other) == []
+
+
+def test_another_ray_in_the_head() -> None:
+    objects = changed(good.cluster(), ("spec rayVersion", REMOVED), (f"{HEAD_BOX} image", "rayproject/ray:2.53.0"))
+    expect(objects, "ray-version", "error", "runs Ray 2.60.0", "head runs 2.53.0")
+
+
+def test_an_upgrade_strategy_is_for_clusters_that_stand_alone() -> None:
+    assert good.grave(changed(good.cluster(), ("spec upgradeStrategy type", "Recreate"))) == []
+    objects = changed(good.service(), (f"{CLUSTER} upgradeStrategy type", "Recreate"))
+    expect(objects, "cluster-upgrade", "error", "refuses upgradeStrategy", "RayService's own spec")
+
+
+def test_kueue_takes_a_fixed_size() -> None:
+    queued = ("metadata labels", {"kueue.x-k8s.io/queue-name": "tpus"})
+    assert good.grave(changed(good.cluster(), queued)) == []
+    assert [finding.rule for finding in good.check(changed(good.cluster(), queued))] == ["kueue-toleration"]
+    expect(changed(good.cluster(), queued, *SCALING), "kueue", "error", "elastic-job")
+    elastic = ("metadata annotations", {"kueue.x-k8s.io/elastic-job": "true"})
+    assert good.grave(changed(good.cluster(), queued, elastic, *SCALING)) == []
+
+
+def test_gates_that_are_off_are_a_note() -> None:
+    objects = changed(good.cluster(), ("spec tlsOptions enabled", True))
+    assert [(f.rule, f.severity) for f in good.check(objects)] == [("feature-gate", "note")]

@@ -1,0 +1,268 @@
+"""RayJobs, batch Jobs, JobSets and other workloads."""
+
+from typing import Any
+
+import good_manifests as good
+import pytest
+from good_manifests import REMOVED, Change, changed, expect
+
+POD = "spec template spec"
+BOX = f"{POD} containers 0"
+TOPOLOGY = "nodeSelector cloud.google.com/gke-tpu-topology"
+GROUP = "spec rayClusterSpec workerGroupSpecs 0"
+HEAD = "spec rayClusterSpec headGroupSpec"
+
+
+def rule(policy: str, ttl: int = 0, status: str = "SUCCEEDED") -> dict[str, Any]:
+    return {"policy": policy, "condition": {"jobStatus": status, "ttlSeconds": ttl}}
+
+
+def deletion(*rules: dict[str, Any]) -> list[Change]:
+    return [
+        ("spec shutdownAfterJobFinishes", False),
+        ("spec ttlSecondsAfterFinished", 0),
+        ("spec deletionStrategy deletionRules", list(rules)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "severity", "words"),
+    [
+        ([("metadata name", "j" * 48)], "name", "error", ["RayJob of more than 47"]),
+        ([("spec rayClusterSpec", REMOVED)], "ray-job-cluster", "error", ["neither rayClusterSpec"]),
+        ([("spec entrypoint", REMOVED)], "ray-job-cluster", "warning", ["no entrypoint"]),
+        ([("spec submissionMode", "HttpMode")], "ray-job-submission", "error", ["HTTPMode"]),
+        (
+            [("spec submissionMode", "SidecarMode"), ("spec submitterConfig backoffLimit", 1)],
+            "ray-job-submission",
+            "error",
+            ["submitterConfig with SidecarMode"],
+        ),
+        (
+            [
+                ("spec submissionMode", "SidecarMode"),
+                (f"{HEAD} template spec restartPolicy", "OnFailure"),
+                ("spec rayClusterSpec enableInTreeAutoscaling", False),
+                ("spec rayClusterSpec autoscalerOptions", REMOVED),
+            ],
+            "ray-job-submission",
+            "error",
+            ["restartPolicy is OnFailure"],
+        ),
+        (
+            [("spec submissionMode", "InteractiveMode"), ("spec backoffLimit", 2)],
+            "ray-job-submission",
+            "error",
+            ["backoffLimit with InteractiveMode"],
+        ),
+        ([("spec activeDeadlineSeconds", 0)], "ray-job-limits", "error", ["is 0"]),
+        ([("spec backoffLimit", -1)], "ray-job-limits", "error", ["is -1"]),
+        (
+            [
+                ("spec shutdownAfterJobFinishes", False),
+                ("spec deletionStrategy deletionRules", [rule("DeleteCluster")]),
+            ],
+            "ray-job-limits",
+            "error",
+            ["no shutdownAfterJobFinishes"],
+        ),
+        (
+            [("spec shutdownAfterJobFinishes", REMOVED), ("spec ttlSecondsAfterFinished", REMOVED)],
+            "ray-job-leftover",
+            "warning",
+            ["paying for"],
+        ),
+        ([("spec deletionStrategy", {})], "deletion-strategy", "error", ["is empty"]),
+        (
+            [("spec deletionStrategy deletionRules", [rule("DeleteCluster")])],
+            "deletion-strategy",
+            "error",
+            ["shutdownAfterJobFinishes beside deletionRules"],
+        ),
+        (
+            [("spec deletionStrategy onSuccess policy", "DeleteCluster")],
+            "deletion-strategy",
+            "error",
+            ["only one of"],
+        ),
+        (deletion(rule("DeleteWorkers")), "deletion-strategy", "error", ["DeleteWorkers with autoscaling"]),
+        (deletion(rule("DeleteSelf"), rule("DeleteSelf")), "deletion-strategy", "error", ["twice for SUCCEEDED"]),
+        (
+            deletion(rule("DeleteSelf", 10), rule("DeleteCluster", 60)),
+            "deletion-strategy",
+            "error",
+            ["DeleteSelf after 10 s", "before DeleteCluster after 60 s"],
+        ),
+        (deletion({"policy": "DeleteSelf", "condition": {}}), "deletion-strategy", "error", ["not both"]),
+        (
+            [
+                ("metadata labels", {"kueue.x-k8s.io/queue-name": "q"}),
+                ("spec rayClusterSpec enableInTreeAutoscaling", False),
+                *deletion(rule("DeleteCluster")),
+            ],
+            "kueue",
+            "error",
+            ["Kueue refuses"],
+        ),
+        (
+            [
+                ("spec rayClusterSpec", REMOVED),
+                ("spec clusterSelector", {"ray.io/cluster": "a"}),
+                ("spec submissionMode", "SidecarMode"),
+            ],
+            "ray-job-submission",
+            "error",
+            ["clusterSelector with SidecarMode"],
+        ),
+        (
+            [("spec rayClusterSpec", REMOVED), ("spec clusterSelector", {"app": "a"})],
+            "ray-job-cluster",
+            "error",
+            ["names no cluster"],
+        ),
+        (
+            [
+                (f"{GROUP} template spec nodeSelector cloud.google.com/gke-flex-start", "true"),
+            ],
+            "tpu-capacity",
+            "error",
+            ["flex-start does not sell ct4p-hightpu-4t"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_spoilt_ray_job(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:
+    expect(changed(good.ray_job(), *changes), rule, severity, *words)
+
+
+def test_good_deletion_rules() -> None:
+    rules = deletion(rule("DeleteCluster", 60), rule("DeleteSelf", 600), rule("DeleteCluster", 0, "FAILED"))
+    assert good.grave(changed(good.ray_job(), *rules)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "word"),
+    [
+        (("metadata name", "n" * 37), "name", "more than 36"),
+        (("spec schedule", "every night"), "cron", "five fields"),
+        (("spec schedule", "TZ=UTC 0 3 * * *"), "cron", "timeZone"),
+        (("spec timeZone", ""), "cron", "is empty"),
+    ],
+)
+def test_a_spoilt_cron_job(change: Change, rule: str, word: str) -> None:
+    expect(changed(good.cron_job(), change), rule, "error", word)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "severity", "words"),
+    [
+        ([("spec completions", 4)], "job-hosts", "error", ["slice of 8 hosts", "completions: 8"]),
+        ([("spec parallelism", REMOVED)], "job-hosts", "error", ["parallelism is 1"]),
+        ([("spec completions", 16), ("spec parallelism", 16)], "job-hosts", "warning", ["2 slices", "JobSet"]),
+        ([("spec completionMode", REMOVED)], "job-indexed", "error", ["worker 0", "Indexed"]),
+        ([("spec backoffLimit", REMOVED)], "job-retries", "warning", ["6, the default"]),
+        ([(f"{POD} restartPolicy", "OnFailure")], "job-restart", "warning", ["write Never"]),
+        ([(f"{POD} restartPolicy", REMOVED)], "job-restart", "error", ["means Always"]),
+        ([(f"{POD} subdomain", REMOVED)], "job-service", "error", ["no subdomain"]),
+        ([(f"{POD} subdomain", "elsewhere")], "job-service", "warning", ["no Service elsewhere"]),
+        ([("Service spec clusterIP", REMOVED)], "job-service", "error", ["clusterIP: None"]),
+        ([("Service spec selector", {"job-name": "other"})], "job-service", "error", ["have 'train'"]),
+        ([("Service spec selector", {"app": "train"})], "job-service", "error", ["no such label"]),
+        ([("Service spec selector", {})], "job-service", "error", ["selects no Pods"]),
+        (
+            [(f"{BOX} env 0", {"name": "TPU_WORKER_ID", "value": "0"})],
+            "job-environment",
+            "error",
+            ["same on every host"],
+        ),
+        ([(f"{POD} {TOPOLOGY}", "4x7")], "tpu-topology", "error", ["4x7"]),
+        ([("Service spec ports", [{"port": 1}, {"port": 1}])], "duplicate-port", "error", ["TCP port 1"]),
+    ],
+)
+def test_a_spoilt_indexed_job(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:
+    expect(changed(good.indexed_job(), *changes), rule, severity, *words)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "severity", "word"),
+    [
+        ((f"{POD} restartPolicy", "Always"), "job-restart", "error", "Never or OnFailure"),
+        ((f"{POD} {TOPOLOGY}", REMOVED), "tpu-selectors", "warning", "Autopilot"),
+        ((f"{POD} {TOPOLOGY}", "2x4"), "job-indexed", "error", "no numbers"),
+        ((f"{POD} nodeSelector cloud.google.com/gke-spot", "true"), "tpu-capacity", "error", "bought both ways"),
+    ],
+)
+def test_a_spoilt_job(change: Change, rule: str, severity: str, word: str) -> None:
+    found = good.grave(changed(good.job(), change))
+    assert (rule, severity) in [(f.rule, f.severity) for f in found]
+    assert any(word in f.why + f.instead for f in found if f.rule == rule)
+
+
+def test_a_job_that_lacks_its_service_among_the_objects() -> None:
+    expect(good.indexed_job()[1:], "job-service", "warning", "unless it exists already")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "severity", "word"),
+    [
+        ([("spec replicatedJobs 0 template spec parallelism", 4)], "job-hosts", "error", "parallelism: 8"),
+        ([("spec replicatedJobs 0 template spec backoffLimit", 4)], "job-retries", "warning", "backoffLimit: 0"),
+        (
+            [("spec replicatedJobs 0 template spec completionMode", "NonIndexed")],
+            "job-indexed",
+            "error",
+            "Indexed",
+        ),
+        ([("spec replicatedJob", [])], "unknown-field", "error", "replicatedJobs"),
+    ],
+)
+def test_a_spoilt_job_set(changes: list[Change], rule: str, severity: str, word: str) -> None:
+    expect(changed(good.job_set(), *changes), rule, severity, word)
+
+
+def test_hosts_counted_as_slices() -> None:
+    counted = [
+        ("spec replicatedJobs 0 replicas", 8),
+        ("spec replicatedJobs 0 template spec parallelism", 1),
+        ("spec replicatedJobs 0 template spec completions", 1),
+    ]
+    found = good.grave(changed(good.job_set(), *counted))
+    assert ("job-slices", "warning") in [(f.rule, f.severity) for f in found]
+
+
+def test_a_deployment_cannot_be_a_wide_slice() -> None:
+    expect(changed(good.deployment(), (f"{POD} {TOPOLOGY}", "4x4")), "tpu-workload", "error", "no stable names")
+
+
+def test_a_stateful_set_of_part_of_a_slice() -> None:
+    objects = changed(
+        good.deployment(),
+        ("kind", "StatefulSet"),
+        (f"{POD} {TOPOLOGY}", "4x4"),
+        ("spec replicas", 6),
+        ("spec serviceName", "a"),
+    )
+    expect(objects, "tpu-workload", "error", "multiple of 4")
+    assert good.grave(changed(objects, ("spec replicas", 8))) == []
+
+
+def test_a_leader_worker_set_is_one_slice() -> None:
+    pod = changed(good.deployment(), (f"{POD} {TOPOLOGY}", "4x4"))[0]["spec"]["template"]
+    objects = [
+        {
+            "apiVersion": "leaderworkerset.x-k8s.io/v1",
+            "kind": "LeaderWorkerSet",
+            "metadata": {"name": "lws"},
+            "spec": {"replicas": 1, "leaderWorkerTemplate": {"size": 4, "workerTemplate": pod}},
+        }
+    ]
+    assert good.grave(objects) == []
+    expect(changed(objects, ("spec leaderWorkerTemplate size", 3)), "tpu-workload", "error", "size: 4")
+
+
+def test_part_of_a_host_is_a_warning_outside_of_ray() -> None:
+    part = [(f"{BOX} resources {part} google.com/tpu", 1) for part in ("limits", "requests")]
+    expect(changed(good.deployment(), *part), "tpu-chips", "warning", "chips are left idle")
+
+
+def test_unknown_kinds_pass() -> None:
+    assert good.check([{"apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "x"}, "spec": 7}]) == []

@@ -1,0 +1,81 @@
+"""Whatever a manifest holds, a check answers with findings: never an exception, and soon."""
+
+import copy
+import random
+import time
+from typing import Any
+
+import good_manifests as good
+import pytest
+
+from kuberay.check import RULES, Finding, check
+
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 10**12, 1.5, "", "x", "-", "$X", "{{ x }}", "0x0", "a" * 5000, [], {}, [None], [[]],
+    ["a", 1], {"a": None}, {"name": []}, [{}], [{"name": 1}], {1: 2}, {None: {}}, [{"groupName": ["a"]}], "2x2x2x2x2",
+    "applications: 7", "applications: [7, [], {deployments: 3}, {deployments: [4, {ray_actor_options: 5}]}]",
+)  # fmt: skip
+"""Values that do not belong, to be put everywhere."""
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, child in children for place in places(child, (*path, key)))]
+
+
+def replaced(objects: list[Any], path: tuple[Any, ...], value: Any) -> list[Any]:
+    if not path:
+        return [value]
+    objects = copy.deepcopy(objects)
+    target: Any = objects
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value
+    return objects
+
+
+@pytest.mark.parametrize("manifest", good.ALL)
+def test_odd_values_everywhere(manifest: Any) -> None:
+    objects, chance = manifest(), random.Random(manifest.__name__)
+    for path in places(objects):
+        for value in chance.sample(ODD, 4):
+            for finding in check(replaced(objects, path, copy.deepcopy(value))):
+                assert isinstance(finding, Finding)
+                assert finding.why and finding.instead and finding.where
+
+
+def test_odd_objects() -> None:
+    for value in ODD:
+        check([value])
+        check([{"apiVersion": value, "kind": value, "metadata": value, "spec": value}])
+        for kind in ("RayService", "RayCluster", "RayJob", "RayCronJob"):
+            check([{"apiVersion": "ray.io/v1", "kind": kind, "metadata": value, "spec": value}])
+
+
+def test_a_check_changes_nothing() -> None:
+    for manifest in good.ALL:
+        objects = manifest()
+        check(objects)
+        assert objects == manifest()
+
+
+def test_a_check_is_quick() -> None:
+    objects = good.wide_service()
+    check(objects)
+    started = time.perf_counter()
+    for _ in range(5):
+        check(objects)
+    assert (time.perf_counter() - started) / 5 < 0.15
+
+
+def test_every_rule_says_where_it_comes_from_and_why() -> None:
+    for rule in RULES:
+        assert rule.source, rule.name
+        assert rule.find.__doc__, rule.name
+
+
+def test_findings_do_not_repeat() -> None:
+    objects = good.cluster()
+    objects[0]["spec"]["workerGroupSpecs"][0]["numOfHosts"] = 3
+    found = check(objects * 1)
+    assert len(found) == len(set(found))

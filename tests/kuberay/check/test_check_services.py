@@ -1,0 +1,208 @@
+"""RayServices: upgrades, readiness, and the Serve config inside of them."""
+
+from typing import Any
+
+import good_manifests as good
+import pytest
+from good_manifests import REMOVED, Change, changed, expect
+
+CLUSTER = "spec rayClusterConfig"
+GROUP = f"{CLUSTER} workerGroupSpecs 0"
+BOX = f"{GROUP} template spec containers 0"
+STRATEGY = "spec upgradeStrategy"
+OPTIONS = {"stepSizePercent": 10, "intervalSeconds": 30, "gatewayClassName": "gke-l7-rilb"}
+SERVE = good.service()[0]["spec"]["serveConfigV2"]
+
+
+def incremental(**options: Any) -> Change:
+    kept = {key: value for key, value in {**OPTIONS, **options}.items() if value is not None}
+    return (STRATEGY, {"type": "NewClusterWithIncrementalUpgrade", "clusterUpgradeOptions": kept})
+
+
+def serve(old: str, new: str) -> list[Change]:
+    assert old in SERVE
+    return [("spec serveConfigV2", SERVE.replace(old, new))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "severity", "words"),
+    [
+        ([("metadata name", "s" * 48)], "name", "error", ["more than 47"]),
+        ([(STRATEGY, REMOVED)], "upgrade-capacity", "warning", ["left out", "kuberay#1476", "type: None"]),
+        ([(f"{STRATEGY} type", "NewCluster")], "upgrade-capacity", "warning", ["again", "Pending"]),
+        ([(f"{STRATEGY} type", "Incremental")], "upgrade-options", "error", ["no upgrade of a RayService"]),
+        ([incremental(stepSizePercent=None)], "missing-field", "error", ["stepSizePercent"]),
+        ([incremental(maxSurgePercent=5)], "upgrade-options", "error", ["10 % is more than maxSurgePercent 5"]),
+        ([incremental(maxSurgePercent=200)], "upgrade-options", "error", ["percentage from 0 to 100"]),
+        ([incremental(intervalSeconds=0)], "upgrade-options", "error", ["more than 0"]),
+        ([incremental(gatewayClassName="")], "upgrade-options", "error", ["gatewayClassName is empty"]),
+        (
+            [incremental(), (f"{CLUSTER} enableInTreeAutoscaling", False)],
+            "upgrade-options",
+            "error",
+            ["without enableInTreeAutoscaling"],
+        ),
+        (
+            [(f"{CLUSTER} headGroupSpec headService", {"metadata": {"name": "head"}})],
+            "head-service-name",
+            "error",
+            ["refuses a name"],
+        ),
+        (
+            [("metadata annotations", {"ray.io/initializing-timeout": "soon"})],
+            "service-timing",
+            "error",
+            ["no positive duration"],
+        ),
+        ([("spec rayClusterDeletionDelaySeconds", -5)], "service-timing", "error", ["negative"]),
+        (
+            [(f"{CLUSTER} authOptions", {"enableK8sTokenAuth": True, "mode": "token"})],
+            "auth",
+            "error",
+            ["RayService", "kuberay#2586"],
+        ),
+        ([("spec serveConfigV2", "")], "serve-config", "error", ["400 for ever"]),
+        ([("spec serveConfigV2", REMOVED)], "serve-config", "error", ["is empty"]),
+        ([("spec serveConfigV2", "applications: [")], "serve-config", "error", ["not valid YAML"]),
+        ([("spec serveConfigV2", "- name: llm")], "serve-config", "error", ["no mapping"]),
+        ([("spec serveConfigV2", "target_capacity: 50")], "serve-config", "error", ["no list of applications"]),
+        ([("spec serveConfigV2", "applications: []")], "serve-config", "error", ["no application"]),
+        (serve("proxy_location", "proxy_loc"), "serve-keys", "error", ["write proxy_location"]),
+        (serve("  import_path", "  num_replicas: 2\n  import_path"), "serve-keys", "error", ["to a deployment"]),
+        (serve("num_cpus: 1", "num_tpus: 4"), "serve-keys", "warning", ["resources: {TPU: n}"]),
+        (serve("num_cpus: 1", "num_cpu: 1"), "serve-keys", "error", ["num_cpus"]),
+        (serve("num_replicas: 2", "max_concurrent_queries: 2"), "serve-keys", "warning", ["max_ongoing_requests"]),
+        (serve("  route_prefix: /", "  port: 80"), "serve-application", "error", ["no port of its own"]),
+        (serve("route_prefix: /", "route_prefix: llm"), "serve-application", "error", ["no route", "start with /"]),
+        (serve("apps.llm:build", "apps/llm.py:build"), "serve-application", "error", ["no import path"]),
+        (serve("apps.llm:build", "apps.llm.py:build"), "serve-application", "error", ["without .py"]),
+        (serve("  import_path: apps.llm:build\n", ""), "serve-application", "error", ["no import_path"]),
+        (
+            serve("applications:\n", "applications:\n- {name: other, import_path: 'a:b'}\n"),
+            "serve-application",
+            "error",
+            ["route_prefix /"],
+        ),
+        (
+            serve("applications:\n", "applications:\n- {name: llm, import_path: 'a:b', route_prefix: /b}\n"),
+            "serve-application",
+            "error",
+            ["two applications are named llm"],
+        ),
+        (
+            serve("num_replicas: 2", "num_replicas: 2\n    autoscaling_config: {max_replicas: 2}"),
+            "serve-deployment",
+            "error",
+            ["beside autoscaling_config"],
+        ),
+        (
+            serve("num_replicas: 2", "autoscaling_config: {min_replicas: 3, max_replicas: 2}"),
+            "serve-deployment",
+            "error",
+            ["min_replicas 3"],
+        ),
+        (serve("num_replicas: 2", "num_replicas: many"), "serve-deployment", "error", ["many"]),
+        (
+            serve("  deployments:", "  runtime_env: {working_dir: ./src}\n  deployments:"),
+            "serve-runtime-env",
+            "error",
+            ["./src is a local path", "local://"],
+        ),
+        (
+            serve("  deployments:", "  runtime_env: {working_dir: 'https://github.com/a/b'}\n  deployments:"),
+            "serve-runtime-env",
+            "warning",
+            [".zip"],
+        ),
+        (
+            serve("num_replicas: 2", "num_replicas: 2\n    gang_scheduling_config: {gang_size: 4}"),
+            "serve-deployment",
+            "error",
+            ["no whole gangs of 4"],
+        ),
+        (serve("TPU: 8", "TPU: 3"), "serve-tpu", "error", ["1, 2, 4 or 8"]),
+        ([*serve("num_replicas: 2", "num_replicas: 3")], "serve-capacity", "error", ["24 TPU chips", "16 at most"]),
+        (
+            serve("num_replicas: 2", "autoscaling_config: {min_replicas: 1, max_replicas: 5}"),
+            "serve-capacity",
+            "warning",
+            ["40 TPU chips"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_spoilt_service(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:
+    expect(changed(good.service(), *changes), rule, severity, *words)
+
+
+def test_a_good_incremental_upgrade() -> None:
+    assert good.grave(changed(good.service(), incremental())) == []
+
+
+@pytest.mark.parametrize("timeout", ["30m", "1h30m", "90", "1.5h"])
+def test_good_timeouts(timeout: str) -> None:
+    assert good.grave(changed(good.service(), ("metadata annotations", {"ray.io/initializing-timeout": timeout}))) == []
+
+
+def test_a_replica_that_no_host_has_room_for() -> None:
+    selectors = [
+        (f"{GROUP} template spec nodeSelector cloud.google.com/gke-tpu-topology", "2x2"),
+        (f"{GROUP} labels", {"ray.io/accelerator-type": "TPU-V5LITEPOD"}),
+        *[(f"{BOX} resources {part} google.com/tpu", 4) for part in ("limits", "requests")],
+        ("spec serveConfigV2", SERVE.replace("num_replicas: 2", "num_replicas: 1")),
+    ]
+    expect(changed(good.service(), *selectors), "serve-tpu", "error", "the largest host has 4")
+
+
+def test_tpus_without_a_group_that_has_them() -> None:
+    objects = good.service()
+    pod = objects[0]["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
+    del pod["nodeSelector"]
+    for part in pod["containers"][0]["resources"].values():
+        del part["google.com/tpu"]
+    expect(objects, "serve-tpu", "error", "no worker group has any")
+
+
+def test_bundles_of_one_replica_and_slices() -> None:
+    bundles = "placement_group_bundles: [" + ", ".join(["{CPU: 1, TPU: 4}"] * 4) + "]"
+    objects = changed(
+        good.wide_service(),
+        ("spec serveConfigV2", SERVE.replace("ray_actor_options:\n      num_cpus: 1\n      resources:\n        TPU: 8",
+                                            bundles)),
+    )  # fmt: skip
+    expect(objects, "serve-slices", "warning", "hosts of two", "ray#63101", "slice_placement_group")
+    selected = "placement_group_bundle_label_selector: [{ray.io/tpu-slice-name: a}]\n    placement_group_bundles:"
+    objects[0]["spec"]["serveConfigV2"] = objects[0]["spec"]["serveConfigV2"].replace(
+        "placement_group_bundles:", selected
+    )
+    assert good.grave(objects) == []
+    objects[0]["spec"]["serveConfigV2"] = objects[0]["spec"]["serveConfigV2"].replace("TPU: 4", "TPU: 8")
+    expect(changed(objects, ("spec rayClusterConfig workerGroupSpecs 0 maxReplicas", 9)), "serve-tpu", "error", "has 4")
+
+
+def test_workers_of_a_wide_slice_need_their_own_readiness() -> None:
+    objects = changed(good.wide_service(), (f"{BOX} readinessProbe", REMOVED))
+    finding = expect(objects, "serve-readiness", "warning", "kuberay#2552", "#4994", "/api/healthz")
+    assert finding.where.endswith("containers[0].readinessProbe")
+    assert good.grave(good.service()) == []  # one host a slice, a proxy on each
+    own = changed(good.wide_service(), (f"{BOX} readinessProbe httpGet port", 8000))
+    expect(own, "serve-readiness", "warning", "this probe asks every worker")
+
+
+def test_head_only_proxies() -> None:
+    objects = changed(good.service(), *serve("EveryNode", "HeadOnly"))
+    expect(objects, "serve-readiness", "warning", "HeadOnly starts no Serve proxy on workers")
+    probe = (f"{BOX} readinessProbe", {"httpGet": {"path": "/api/healthz", "port": 52365}})
+    excluded = ("spec excludeHeadPodFromServeSvc", True)
+    expect(changed(objects, probe, excluded), "service-endpoints", "error", "no endpoint")
+
+
+def test_a_config_that_is_no_text() -> None:
+    finding = expect(changed(good.service(), ("spec serveConfigV2", {"applications": []})), "wrong-type", "error", "|")
+    assert finding.where == "RayService/llama spec.serveConfigV2"
+
+
+def test_places_inside_of_a_config() -> None:
+    finding = expect(changed(good.service(), *serve("num_cpus: 1", "num_cpu: 1")), "serve-keys", "error")
+    assert finding.where == (
+        "RayService/llama spec.serveConfigV2 -> applications[0].deployments[0].ray_actor_options.num_cpu"
+    )

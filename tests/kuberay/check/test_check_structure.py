@@ -1,0 +1,150 @@
+"""Fields that do not exist, are missing or have the wrong type, with KubeRay's CRD schemas and without."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import good_manifests as good
+import pytest
+from good_manifests import REMOVED, Change, changed
+
+from kuberay.check import check
+from kuberay.check.field_tables import _RAY_TYPES
+
+BESIDE = Path(__file__).parents[4] / "shared" / "kuberay-crds"
+FOLDER = Path(os.environ.get("PODSLICE_KUBERAY_CRDS", BESIDE))
+NEEDS_SCHEMAS = pytest.mark.skipif(not FOLDER.exists(), reason="no CRD schemas")
+
+GROUP = "spec workerGroupSpecs 0"
+POD = f"{GROUP} template spec"
+BOX = f"{POD} containers 0"
+
+
+@pytest.fixture(params=[None, pytest.param(FOLDER, marks=NEEDS_SCHEMAS)], ids=["table", "schemas"])
+def crds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path | None:
+    monkeypatch.delenv("PODSLICE_KUBERAY_CRDS", raising=False)
+    return request.param
+
+
+@pytest.mark.parametrize("manifest", good.ALL)
+def test_good_manifests(manifest: Any, crds: Path | None) -> None:
+    assert [finding for finding in check(manifest(), crds) if finding.severity != "note"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "words"),
+    [
+        (("spec workerGroupSpec", []), "unknown-field", ["workerGroupSpecs"]),
+        (("spec serveConfigV2", "a"), "unknown-field", ["RayServiceSpec"]),
+        ((f"{GROUP} numOfHost", 4), "unknown-field", ["write numOfHosts"]),
+        ((f"{GROUP} nodeSelector", {"a": "b"}), "unknown-field", ["move it", "PodSpec"]),
+        ((f"{GROUP} template specs", {}), "unknown-field", ["write spec"]),
+        ((f"{POD} nodeSelectors", {"a": "b"}), "unknown-field", ["write nodeSelector"]),
+        ((f"{POD} toleration", []), "unknown-field", ["write tolerations"]),
+        ((f"{BOX} resource", {}), "unknown-field", ["write resources"]),
+        ((f"{BOX} resources limit", {}), "unknown-field", ["write limits"]),
+        ((f"{BOX} volumeMount", []), "unknown-field", ["write volumeMounts"]),
+        ((f"{BOX} env 0", {"name": "A", "values": "b"}), "unknown-field", ["write value"]),
+        ((f"{BOX} readinessProbe", {"httpget": {}}), "unknown-field", ["write httpGet"]),
+        (("spec headGroupSpec template spec tolerations", [{"keys": "a"}]), "unknown-field", ["write key"]),
+        ((f"{BOX} env 0", {"name": "A", "value": 8265}), "wrong-type", ['"8265"', "quotes"]),
+        ((f"{POD} nodeSelector cloud.google.com/gke-spot", True), "wrong-type", ['"true"']),
+        ((f"{GROUP} rayStartParams", {"num-cpus": 4}), "wrong-type", ['"4"']),
+        ((f"{GROUP} labels", {"tier": 1}), "wrong-type", ['"1"']),
+        ((f"{GROUP} replicas", "2"), "wrong-type", ["take the quotes away"]),
+        (("spec enableInTreeAutoscaling", "true"), "wrong-type", ["true or false", "take the quotes away"]),
+        (("spec rayVersion", 2.6), "wrong-type", ['"2.6"']),
+        ((f"{BOX} resources limits memory", "40 GB"), "wrong-type", ["quantity"]),
+        ((f"{BOX} args", "python"), "wrong-type", ["a list is wanted"]),
+        ((f"{BOX} ports 0 containerPort", "8265"), "wrong-type", ["an integer"]),
+        ((f"{BOX} name", REMOVED), "missing-field", ["name is required"]),
+        ((f"{GROUP} template", REMOVED), "missing-field", ["template is required"]),
+        ((f"{GROUP} groupName", REMOVED), "missing-field", ["groupName"]),
+        (("spec headGroupSpec", REMOVED), "missing-field", ["headGroupSpec"]),
+        (("spec upgradeStrategy type", "Recreated"), "wrong-value", ["write Recreate"]),
+        (("spec authOptions mode", "tokens"), "wrong-value", ["write token"]),
+        (("spec autoscalerOptions version", "V2"), "wrong-value", ["write v2"]),
+    ],
+)
+def test_a_spoilt_structure(change: Change, rule: str, words: list[str], crds: Path | None) -> None:
+    structural = ("unknown-field", "wrong-type", "missing-field", "wrong-value")
+    found = [f for f in check(changed(good.cluster(), change), crds) if f.rule in structural]
+    assert [f.rule for f in found] == [rule], [f"{f.rule} {f.where}: {f.why}" for f in found]
+    said = f"{found[0].why} {found[0].instead}"
+    assert [word for word in words if word not in said] == [], said
+
+
+def test_fields_beyond_the_everyday_ones(crds: Path | None) -> None:
+    rare = (
+        f"{POD} topologySpreadConstraints",
+        [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}],
+    )
+    assert [f for f in check(changed(good.cluster(), rare), crds) if f.severity != "note"] == []
+    typo = (f"{POD} topologySpreadConstraint", [])
+    (found,) = [f for f in check(changed(good.cluster(), typo), crds) if f.severity != "note"]
+    assert (found.rule, found.instead) == ("unknown-field", "write topologySpreadConstraints")
+
+
+@pytest.mark.parametrize(
+    ("objects", "path", "near"),
+    [
+        (good.indexed_job(), "spec completion", "completions"),
+        (good.indexed_job(), "Service spec selectors", "selector"),
+        (good.job(), "spec template spec restartpolicy", "restartPolicy"),
+        (good.deployment(), "spec replica", "replicas"),
+        (good.job_set(), "spec replicatedJobs 0 template spec parallel", "parallelism"),
+    ],
+)
+def test_core_kinds(objects: list[Any], path: str, near: str) -> None:
+    (found,) = [f for f in check(changed(objects, (path, "1"))) if f.severity != "note"]
+    assert found.rule == "unknown-field"
+    assert near in found.instead or "completionMode" in found.instead
+
+
+def test_without_the_kubernetes_client_rare_fields_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kuberay.check import field_tables, schemas
+
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
+    for cached in (field_tables.all_fields_of, schemas._tabled):
+        cached.cache_clear()
+    rare = (f"{POD} topologySpreadConstraints", [])
+    assert [f for f in check(changed(good.cluster(), rare)) if f.severity != "note"] == []
+    typo = (f"{GROUP} numOfHost", 4)  # KubeRay's own types need no client
+    assert [f.rule for f in check(changed(good.cluster(), typo)) if f.severity != "note"] == ["unknown-field"]
+    for cached in (field_tables.all_fields_of, schemas._tabled):
+        cached.cache_clear()
+
+
+def test_a_missing_timestamp_is_no_field() -> None:
+    objects = changed(good.cluster(), (f"{GROUP} template metadata", {"creationTimestamp": None}))
+    assert good.grave(objects) == []
+
+
+@NEEDS_SCHEMAS
+def test_the_environment_names_the_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PODSLICE_KUBERAY_CRDS", str(FOLDER))
+    # A field of Pods that is younger than KubeRay's CRDs: only these know that it would be dropped.
+    objects = changed(good.cluster(), ("spec headServiceAnnotation", {"a": "b"}))
+    assert [f.instead for f in good.grave(objects)] == ["write headServiceAnnotations"]
+
+
+@NEEDS_SCHEMAS
+def test_the_table_has_the_fields_of_the_schemas() -> None:
+    import json
+
+    schema = json.loads((FOLDER / "rayservices.v1.json").read_text())["openAPIV3Schema"]["properties"]["spec"]
+    cluster = schema["properties"]["rayClusterConfig"]
+    expected = {
+        "RayServiceSpec": schema,
+        "RayClusterSpec": cluster,
+        "HeadGroupSpec": cluster["properties"]["headGroupSpec"],
+        "WorkerGroupSpec": cluster["properties"]["workerGroupSpecs"]["items"],
+        "AutoscalerOptions": cluster["properties"]["autoscalerOptions"],
+        "GcsFaultToleranceOptions": cluster["properties"]["gcsFaultToleranceOptions"],
+    }
+    job = json.loads((FOLDER / "rayjobs.v1.json").read_text())["openAPIV3Schema"]["properties"]["spec"]
+    expected["RayJobSpec"] = job
+    for name, part in expected.items():
+        assert set(_RAY_TYPES[name]) == set(part["properties"]), name
