@@ -48,6 +48,12 @@ class Generation:
     bf16_tflops: int
     int8_tops: int | None
     """None where no figure is published: 7x's is for fp8, at 4614."""
+    ici_gb_per_s: int
+    """What a chip can send to its neighbours over all its links together: half of the bidirectional bandwidth that
+    Cloud TPU's pages of v5e, v5p, v6e and 7x give; v3 and v4 from the links in "TPU v4: An Optically Reconfigurable
+    Supercomputer" (ISCA 2023), 4 of 70 GB/s and 6 of 50."""
+    clock_ghz: float | None
+    """Of a TensorCore, which turns the compiler's cycles into time; None where none is published."""
     cores_per_chip: int
     """TensorCores; Ray counts them in its pod types (v4-16 is 8 chips)."""
     ray_topologies: frozenset[str]
@@ -108,6 +114,8 @@ GENERATIONS: dict[str, Generation] = {
             hbm_gb_per_s=900,
             bf16_tflops=123,
             int8_tops=None,
+            ici_gb_per_s=280,
+            clock_ghz=0.94,
             cores_per_chip=2,
             ray_topologies=frozenset({"4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32"}),
             autoscales=False,
@@ -125,6 +133,8 @@ GENERATIONS: dict[str, Generation] = {
             hbm_gb_per_s=1200,
             bf16_tflops=275,
             int8_tops=275,
+            ici_gb_per_s=300,
+            clock_ghz=1.05,
             cores_per_chip=2,
             ray_topologies=_boxes(12, 12, 16),
         ),
@@ -141,6 +151,8 @@ GENERATIONS: dict[str, Generation] = {
             hbm_gb_per_s=819,
             bf16_tflops=197,
             int8_tops=394,
+            ici_gb_per_s=200,
+            clock_ghz=1.5,
             cores_per_chip=1,
             ray_topologies=frozenset({"1x1", "2x2", "2x8", *_SQUARES}),
         ),
@@ -153,6 +165,8 @@ GENERATIONS: dict[str, Generation] = {
             hbm_gb_per_s=2765,
             bf16_tflops=459,
             int8_tops=918,
+            ici_gb_per_s=600,
+            clock_ghz=1.75,
             cores_per_chip=2,
             ray_topologies=_boxes(16, 16, 24),
         ),
@@ -169,6 +183,8 @@ GENERATIONS: dict[str, Generation] = {
             hbm_gb_per_s=1638,
             bf16_tflops=918,
             int8_tops=1836,
+            ici_gb_per_s=400,
+            clock_ghz=1.75,
             cores_per_chip=1,
             ray_topologies=frozenset({"1x1", "2x2", "2x8", *_SQUARES}),
         ),
@@ -184,6 +200,8 @@ GENERATIONS: dict[str, Generation] = {
             hbm_gb_per_s=7380,
             bf16_tflops=2307,
             int8_tops=None,
+            ici_gb_per_s=600,
+            clock_ghz=None,
             cores_per_chip=2,
             ray_topologies=frozenset(  # no 1x1x1, and few large boxes: no 4x4x12
                 {"2x2x1", *_cubes(1), "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"}

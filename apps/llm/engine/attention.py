@@ -64,7 +64,7 @@ def implementation(
     if name == "pallas" or (name == "auto" and platform == "tpu"):
         from apps.llm.engine.attention_pallas import PallasAttention
 
-        return PallasAttention(mesh.shape["tensor"])
+        return PallasAttention(mesh.shape["tensor"], platform == "tpu")
     if name == "cpu" or (name == "auto" and platform == "cpu" and head_dim % 16 == 0 and page_size % 16 == 0):
         from apps.llm.engine.attention_cpu import CpuAttention
 

@@ -1,9 +1,10 @@
 """Attention through jax's ragged paged attention kernel for TPU (jax.experimental.pallas.ops.tpu)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import PartitionSpec as P
 
@@ -11,6 +12,7 @@ from apps.llm.engine.attention import AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 LANES = 128  # the kernel wants head_dim in whole vector registers
+QUERIES_PER_BLOCK, POSITIONS_PER_BLOCK = 32, 256  # that the kernel works on at a time
 
 
 def padded(head_dim: int) -> int:
@@ -31,14 +33,27 @@ def tileable(kv_heads: int, dtype: jnp.dtype) -> int:
 class PallasAttention:
     """The cache is `[pages, page_size, 2 * kv_heads, head_dim]`: key and value of a head lie side by side.
 
-    Where a device's share of the heads is not what the kernel can tile (one int8 head, say), heads of zeros fill up.
+    Wide heads lie in several such arrays. Where a device's share of the heads is not what the kernel can tile (one int8
+    head, say), heads of zeros fill up.
     """
 
     devices: int = 1  # that the heads are split over
+    on_tpu: bool = False  # elsewhere the kernel is interpreted, and there are no memory spaces to choose from
 
-    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
-        heads = tileable(spec.kv_heads // self.devices, dtype) * self.devices
-        return jax.ShapeDtypeStruct((pages, spec.page_size, 2 * heads, padded(spec.head_dim)), dtype)
+    def cache(
+        self, spec: AttentionSpec, pages: int, dtype: jnp.dtype
+    ) -> jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]:
+        heads, dim = spec.kv_heads // self.devices, padded(spec.head_dim)
+        if dim == LANES or heads == 1:
+            return self._array(heads, pages, spec.page_size, dim, dtype)
+        # The kernel picks a head's rows out of several heads' with a strided load, which the TPU compiler has for 128
+        # lanes only. So wider heads (Gemma's 256) get arrays of their own, of as many as share a 32-bit word.
+        together = max(1, 2 // jnp.dtype(dtype).itemsize)
+        together = together if heads % together == 0 else 1
+        return (self._array(together, pages, spec.page_size, dim, dtype),) * (heads // together)
+
+    def _array(self, heads: int, pages: int, page_size: int, dim: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((pages, page_size, 2 * tileable(heads, dtype) * self.devices, dim), dtype)
 
     def partition(self) -> P:
         return P(None, None, "tensor", None)
@@ -47,6 +62,23 @@ class PallasAttention:
         return slots(batch, spec.page_size)[0]
 
     def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: jax.Array | tuple[jax.Array, ...],
+        plan: jax.Array,
+        batch: Batch,
+        spec: AttentionSpec,
+    ) -> tuple[jax.Array, jax.Array | tuple[jax.Array, ...]]:
+        if not isinstance(cache, tuple):
+            return self._attend(q, k, v, cache, plan, batch, spec)
+        few = replace(spec, kv_heads=spec.kv_heads // len(cache))
+        shares = (jnp.split(x, len(cache), axis=1) for x in (q, k, v))
+        done = [self._attend(*heads, part, plan, batch, few) for *heads, part in zip(*shares, cache)]
+        return jnp.concatenate([out for out, _ in done], axis=1), tuple(part for _, part in done)
+
+    def _attend(
         self,
         q: jax.Array,
         k: jax.Array,
@@ -69,7 +101,9 @@ class PallasAttention:
         queries = pad(q.reshape(tokens, heads, dim), more * spec.group)
         out = ragged_paged_attention(
             queries,
-            cache,
+            # A layer's cache that would fit in VMEM is otherwise copied there and back in every step, to write a few
+            # rows: for the 175B model on 32 chips a third of all that crosses HBM.
+            pltpu.with_memory_space_constraint(cache, pltpu.HBM) if self.on_tpu else cache,
             batch.kv_lens,
             batch.pages,
             batch.q_starts,
@@ -81,7 +115,7 @@ class PallasAttention:
             k_scale=1.0 if cache.dtype == jnp.int8 else None,
             v_scale=1.0 if cache.dtype == jnp.int8 else None,
             # Given, since the kernel's own table asks the local device, which ahead-of-time compiling has none of.
-            num_kv_pages_per_block=max(1, min(batch.pages.shape[1], 256 // spec.page_size)),
-            num_queries_per_block=min(32, tokens),
+            num_kv_pages_per_block=max(1, min(batch.pages.shape[1], POSITIONS_PER_BLOCK // spec.page_size)),
+            num_queries_per_block=min(QUERIES_PER_BLOCK, tokens),
         )
         return out[:, :heads, :dim].reshape(q.shape), cache

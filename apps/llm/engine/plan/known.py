@@ -1,0 +1,103 @@
+"""Configs of public models, for planning where their config.json cannot be read: gated, offline, in a mounted bucket.
+
+The fields are those of each model's config.json on the Hugging Face hub, as far as the decoder asks for them.
+"""
+
+from typing import Any
+
+LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096, "hidden_act": "silu"}
+LLAMA3 = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+}
+LLAMA31 = LLAMA3 | {
+    "max_position_embeddings": 131072,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+LLAMA32 = LLAMA31 | {"rope_scaling": {**LLAMA31["rope_scaling"], "factor": 32.0}, "tie_word_embeddings": True}
+GEMMA = {"model_type": "gemma", "vocab_size": 256000, "max_position_embeddings": 8192, "head_dim": 256}
+GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "max_position_embeddings": 8192, "sliding_window": 4096}
+MISTRAL = {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768, "hidden_act": "silu"}
+QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+    "head_dim": 128,
+    "hidden_act": "silu",
+}
+
+
+def _sized(base: dict, layers: int, hidden: int, mlp: int, heads: int, kv: int, **more: Any) -> dict[str, Any]:
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+    }
+    return base | sizes | more
+
+
+_B8, _B70 = (32, 4096, 14336, 32, 8), (80, 8192, 28672, 64, 8)
+MODELS: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-2-7b-hf": _sized(LLAMA2, 32, 4096, 11008, 32, 32),
+    "meta-llama/Llama-2-13b-hf": _sized(LLAMA2, 40, 5120, 13824, 40, 40),
+    "meta-llama/Llama-2-70b-hf": _sized(LLAMA2, *_B70),
+    "meta-llama/Meta-Llama-3-8B": _sized(LLAMA3, *_B8),
+    "meta-llama/Meta-Llama-3-70B": _sized(LLAMA3, *_B70),
+    "meta-llama/Llama-3.1-8B": _sized(LLAMA31, *_B8),
+    "meta-llama/Llama-3.1-70B": _sized(LLAMA31, *_B70),
+    "meta-llama/Llama-3.1-405B": _sized(LLAMA31, 126, 16384, 53248, 128, 8),
+    "meta-llama/Llama-3.2-1B": _sized(LLAMA32, 16, 2048, 8192, 32, 8, head_dim=64),
+    "meta-llama/Llama-3.2-3B": _sized(LLAMA32, 28, 3072, 8192, 24, 8, head_dim=128),
+    "meta-llama/Llama-3.3-70B": _sized(LLAMA31, *_B70),
+    "google/gemma-2b": _sized(GEMMA, 18, 2048, 16384, 8, 1),
+    "google/gemma-7b": _sized(GEMMA, 28, 3072, 24576, 16, 16),
+    "google/gemma-2-2b": _sized(GEMMA2, 26, 2304, 9216, 8, 4, head_dim=256, query_pre_attn_scalar=256),
+    "google/gemma-2-9b": _sized(GEMMA2, 42, 3584, 14336, 16, 8, head_dim=256, query_pre_attn_scalar=256),
+    "google/gemma-2-27b": _sized(GEMMA2, 46, 4608, 36864, 32, 16, head_dim=128, query_pre_attn_scalar=144),
+    "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
+    "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),
+    "Qwen/Qwen2.5-0.5B": _sized(QWEN25, 24, 896, 4864, 14, 2, vocab_size=151936, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-1.5B": _sized(QWEN25, 28, 1536, 8960, 12, 2, vocab_size=151936, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-3B": _sized(QWEN25, 36, 2048, 11008, 16, 2, vocab_size=151936, tie_word_embeddings=True),
+    "Qwen/Qwen2.5-7B": _sized(QWEN25, 28, 3584, 18944, 28, 4, vocab_size=152064),
+    "Qwen/Qwen2.5-14B": _sized(QWEN25, 48, 5120, 13824, 40, 8, vocab_size=152064),
+    "Qwen/Qwen2.5-32B": _sized(QWEN25, 64, 5120, 27648, 40, 8, vocab_size=152064),
+    "Qwen/Qwen2.5-72B": _sized(QWEN25, 80, 8192, 29568, 64, 8, vocab_size=152064),
+    "Qwen/Qwen3-0.6B": _sized(QWEN3, 28, 1024, 3072, 16, 8, tie_word_embeddings=True),
+    "Qwen/Qwen3-1.7B": _sized(QWEN3, 28, 2048, 6144, 16, 8, tie_word_embeddings=True),
+    "Qwen/Qwen3-4B": _sized(QWEN3, 36, 2560, 9728, 32, 8, tie_word_embeddings=True),
+    "Qwen/Qwen3-8B": _sized(QWEN3, 36, 4096, 12288, 32, 8),
+    "Qwen/Qwen3-14B": _sized(QWEN3, 40, 5120, 17408, 40, 8),
+    "Qwen/Qwen3-32B": _sized(QWEN3, 64, 5120, 25600, 64, 8),
+}
+"""Base models by their hub id. Their tuned siblings have the same sizes."""
+
+_SUFFIXES = ("-instruct", "-it", "-chat", "-base", "-hf")
+
+
+def _plain(name: str) -> str:
+    name = name.rstrip("/").rsplit("/", 1)[-1].lower().removeprefix("meta-").replace("-chat-hf", "-hf")
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name.replace("-instruct-", "-")  # Mistral-7B-Instruct-v0.3
+
+
+_BY_NAME = {_plain(name): name for name in MODELS}
+
+
+def find(model: str) -> str | None:
+    """The entry of MODELS that a hub id, folder or URL names by its last part; None: none."""
+    return _BY_NAME.get(_plain(model))

@@ -1,0 +1,274 @@
+"""Makes the plan of one engine config on one slice: compile, count, divide by the slice's peaks."""
+
+import math
+from dataclasses import dataclass, replace
+
+from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.executor_protocol import fitting, step_shapes
+from apps.llm.engine.plan import architectures, capacity, kernel, topology
+from apps.llm.engine.plan.capacity import Beside, Memory
+from apps.llm.engine.plan.floor import Peaks, Rates, StepTime, step_time
+from apps.llm.engine.plan.program import FEW_LAYERS, Measured, Programs, extrapolated
+from apps.llm.engine.plan.report import Batches, MemoryOfChip, Plan, Serving, Step
+from apps.llm.engine.step import StepShape
+from ray_configs.llm import EngineConfig
+from ray_configs.tpu import TpuSlice
+
+Sequences = list[tuple[int, int]]
+"""Of a step: each sequence's tokens in it, and its tokens in the KV cache after it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the plan is asked for."""
+
+    config: EngineConfig
+    slice: TpuSlice
+    prompt: int | None = None
+    """Tokens of the prompt whose time to first token is worked out; default: a step's budget, or half a sequence."""
+    context: int | None = None
+    """Tokens in each sequence's KV cache at the decode step; default: the longest sequence."""
+    whole: bool = False
+    """Compile all layers instead of extrapolating from a few."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The config's programs on the slice's mesh, with as many pages as there may be room for."""
+
+    wanted: Wanted
+    arch: Architecture
+    source: str
+    max_len: int
+    programs: Programs
+    usable: int
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> "Sized":
+        """Nothing is compiled yet.
+
+        Raises:
+            ValueError: the model does not split over the slice, or a length is beyond the model's.
+            CheckpointError, UnsupportedModel: the architecture cannot be had.
+            NoCompiler: there is no TPU compiler, or it does not know the slice.
+        """
+        config = wanted.config
+        arch, source = architectures.find(config)
+        max_len = config.max_model_len or arch.max_position
+        if max_len > arch.max_position:
+            raise ValueError(f"max_model_len is {max_len}; this model's context is {arch.max_position}")
+        for name, value in (("context", wanted.context), ("prompt", wanted.prompt)):
+            if value is not None and not 1 <= value <= max_len:
+                raise ValueError(f"{name} is {value}; it must be from 1 to the longest sequence, {max_len}")
+        mesh = topology.mesh(wanted.slice, config.tensor_parallel)
+        each = -(-max_len // config.page_size)
+        most = config.pages or config.max_batch_size * each + 1
+        usable = topology.usable_hbm(wanted.slice)
+        programs = Programs(config, arch, mesh, most)
+        room = (usable - programs.weight_bytes()) * config.memory_fraction
+        fit = max(int(room // programs.page_bytes()), each + 1)
+        return cls(wanted, arch, source, max_len, replace(programs, pages=min(most, fit)), usable)
+
+    @property
+    def shapes(self) -> list[StepShape]:
+        return step_shapes(self.wanted.config, self.max_len)
+
+    @property
+    def decode_shape(self) -> StepShape:
+        batch = self.wanted.config.max_batch_size
+        return fitting(self.shapes, batch, batch)
+
+    @property
+    def context(self) -> int:
+        return self.wanted.context or self.max_len
+
+    @property
+    def prompt(self) -> int:
+        return self.wanted.prompt or min(self.wanted.config.max_step_tokens, max(1, self.max_len // 2))
+
+
+def plan(wanted: Wanted) -> Plan:
+    """Compile the decode step and the largest prefill step, and work the rest out from them.
+
+    Raises: what `Sized.of` does.
+    """
+    sized = Sized.of(wanted)
+    decode = sized.programs.measure(sized.decode_shape, wanted.whole)
+    prefill = sized.programs.measure(sized.shapes[-1], wanted.whole)
+    return assembled(sized, decode, prefill)
+
+
+def assembled(sized: Sized, decode: Measured, prefill: Measured) -> Plan:
+    config, slice, programs = sized.wanted.config, sized.wanted.slice, sized.programs
+    peaks = Peaks.of(slice, len(topology.devices(slice)))
+    page_bytes = decode.kv_cache / programs.pages
+    memory = capacity.memory(config, sized.max_len, [decode, prefill], sized.usable)
+    pages = min(programs.pages, capacity.most_pages(memory, page_bytes, config.memory_fraction))
+    memory = memory.with_cache(pages * page_bytes)
+    each = -(-sized.context // config.page_size)
+    batch = min(config.max_batch_size, max(1, (pages - 1) // each))
+
+    def step(shape: StepShape, measured: Measured, sequences: Sequences) -> tuple[Step, StepTime]:
+        cost = kernel.attention(programs.decoder, programs.layer_cache(), sequences)
+        time = step_time(measured, cost, peaks)
+        live = sum(length for _, length in sequences) * page_bytes / config.page_size
+        return _step(shape, measured, sequences, cost, time, live), time
+
+    decoding, decode_time = step(sized.decode_shape, decode, [(1, sized.context)] * batch)
+    many = max(1, min(config.max_step_tokens // sized.prompt, sized.shapes[-1].seqs))
+    chunk = min(sized.prompt, config.max_step_tokens)
+    prefilling, _ = step(sized.shapes[-1], prefill, [(chunk, chunk)] * many)
+    first = [step(shape, measured, [part])[1] for shape, measured, part in _prefills(sized, decode, prefill)]
+    beside = Beside(config.max_batch_size, (decode.temporaries + decode.other_arguments) / config.max_batch_size)
+    room = (sized.usable - (memory.total - memory.kv_cache)) * config.memory_fraction
+    cores = len(topology.devices(slice)) // slice.chips
+    layers = [sized.arch.num_layers]
+    if not sized.wanted.whole and sized.arch.num_layers > FEW_LAYERS[1]:
+        layers = list(FEW_LAYERS)
+    return Plan(
+        model=config.model,
+        architecture_from=sized.source,
+        parameters=sized.arch.num_params,
+        slice=str(slice),
+        chips=slice.chips,
+        hosts=slice.hosts,
+        devices_per_chip=cores,
+        mesh=dict(programs.mesh.shape),
+        weights="int8" if config.quantize_weights == "int8" else config.dtype,
+        kv_cache=programs.kv_dtype.name,
+        kv_padding=_padding(sized, page_bytes),
+        batch=batch,
+        context=sized.context,
+        prompt=sized.prompt,
+        pages=pages,
+        memory=_of_chip(memory, cores, fits=memory.fits and pages > -(-sized.max_len // config.page_size)),
+        batches=[
+            Batches(context=length, batch=count)
+            for length, count in capacity.batches(room, page_bytes, config.page_size, sized.max_len, beside)
+        ],
+        decode=decoding,
+        prefill=prefilling,
+        at_floor=_serving(decode_time.floor, sum(t.floor for t in first), batch, slice.chips),
+        estimate=_serving(decode_time.estimate, sum(t.estimate for t in first), batch, slice.chips),
+        layers=sized.arch.num_layers,
+        layers_compiled=layers,
+        compile_s=decode.seconds + prefill.seconds,
+        notes=_notes(sized, decode, decoding, peaks, cores, batch, layers),
+    )
+
+
+def _prefills(sized: Sized, decode: Measured, prefill: Measured) -> list[tuple[StepShape, Measured, tuple[int, int]]]:
+    """The steps that a lone prompt takes: whole budgets, then the rest in the smallest step that holds it.
+
+    What such a smaller step costs is put between the two that were compiled, by its tokens.
+    """
+    small, large = sized.decode_shape.tokens, sized.shapes[-1].tokens
+    steps, done = [], 0
+    while done < sized.prompt:
+        tokens = min(sized.prompt - done, large)
+        shape = fitting(sized.shapes, tokens, 1)
+        done += tokens
+        cost = prefill
+        if small < shape.tokens < large:
+            cost = extrapolated(decode, prefill, small, large, shape.tokens)
+        elif shape.tokens <= small < large:
+            shape, cost = sized.decode_shape, decode
+        steps.append((shape, cost, (tokens, done)))
+    return steps
+
+
+def _step(
+    shape: StepShape, measured: Measured, sequences: Sequences, cost: kernel.KernelCost, time: StepTime, live: float
+) -> Step:
+    moved = measured.hbm_read + measured.hbm_written + cost.hbm_bytes
+    least = measured.weights - measured.lookup + live
+    return Step(
+        tokens=shape.tokens,
+        sequences=len(sequences),
+        context=max(length for _, length in sequences),
+        flops=measured.flops + cost.useful_flops,
+        hbm_bytes=moved,
+        kernel_hbm_bytes=cost.hbm_bytes,
+        kernel_flops=cost.flops,
+        weights_and_live_kv_bytes=least,
+        hbm_over_least=moved / least,
+        compiler_bytes_accessed=measured.bytes_accessed,
+        ici_bytes=measured.ici_sent,
+        compute_s=time.compute,
+        hbm_s=time.hbm,
+        ici_s=time.ici,
+        floor_s=time.floor,
+        compiler_s=time.compiler,
+        kernel_s=time.kernel,
+        estimate_s=time.estimate,
+    )
+
+
+def _serving(step_s: float, first_s: float, batch: int, chips: int) -> Serving:
+    rates = Rates.of(step_s, batch, chips)
+    return Serving(
+        time_per_token_ms=step_s * 1e3,
+        tokens_per_s_per_slice=rates.tokens_per_s,
+        time_to_first_token_ms=first_s * 1e3,
+        chips_per_million_tokens_an_hour=rates.chips_per_million_tokens_an_hour,
+    )
+
+
+def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
+    def gib(size: float) -> float:
+        return size * cores / 2**30
+
+    return MemoryOfChip(
+        weights=gib(memory.weights),
+        kv_cache=gib(memory.kv_cache),
+        other=gib(memory.other),
+        temporaries=gib(memory.temporaries),
+        programs=gib(memory.programs),
+        total=gib(memory.total),
+        peak_by_compiler=gib(memory.peak),
+        usable=gib(memory.usable),
+        fits=fits,
+    )
+
+
+def _padding(sized: Sized, page_bytes: float) -> float:
+    arch, config = sized.arch, sized.wanted.config
+    own = 2 * arch.num_kv_heads * arch.head_dim * sized.programs.kv_dtype.itemsize * arch.num_layers
+    return page_bytes / config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
+
+
+def _notes(
+    sized: Sized, decode: Measured, step: Step, peaks: Peaks, cores: int, batch: int, layers: list[int]
+) -> list[str]:
+    config, generation = sized.wanted.config, sized.wanted.slice.generation
+    notes = [f"The model's sizes are from {sized.source}."]
+    if len(layers) > 1:
+        notes.append(
+            f"Programs of {layers[0]} and {layers[1]} layers were compiled; what {sized.arch.num_layers} need is "
+            "extrapolated, layer by layer (--whole compiles them all)."
+        )
+    padding = _padding(sized, decode.kv_cache / sized.programs.pages)
+    if padding > 1.01:
+        notes.append(
+            f"The KV cache takes {padding:.2g} times its own bytes on this mesh: key/value heads are repeated where "
+            "there are fewer than devices, and each device's share is filled up to what the kernel can tile."
+        )
+    if batch < config.max_batch_size:
+        notes.append(
+            f"There is room for {batch} sequences of {sized.context} tokens, not for max_batch_size "
+            f"({config.max_batch_size}); the decode step is reckoned with {batch}."
+        )
+    if cores > 1:
+        joined = ""
+        if generation == "v4":
+            joined = " A v4's runtime joins the two into one device, which this compiler cannot be asked for."
+        notes.append(f"The compiler sees {cores} devices on each chip, one for each TensorCore.{joined}")
+    if peaks.cycles_per_s is None:
+        notes.append(f"No clock is published for {generation}: the compiler's cycles are left out of the estimate.")
+    if decode.kernels and peaks.cycles_per_s:
+        asked = (decode.cycles_everything - decode.cycles) / peaks.cycles_per_s * 1e3
+        notes.append(
+            "The decode step is of greedy requests; where any asks for sampling, penalties, biases and log "
+            f"probabilities, the compiler's own estimate grows by {asked:.2f} ms."
+        )
+    return notes

@@ -1,0 +1,150 @@
+"""Tries the catalogue of slices for a config, and finds the cheapest that holds it and meets a time per token.
+
+Most slices are ruled out by arithmetic: weights and KV cache that do not fit, or cannot be read in the time. What is
+left is compiled, cheapest first, until one holds.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import Field
+
+from apps.llm.engine.plan import topology
+from apps.llm.engine.plan.floor import Peaks
+from apps.llm.engine.plan.planner import Sized, Wanted, plan
+from apps.llm.engine.plan.report import LABEL, Part, Plan
+from ray_configs.tpu import GENERATIONS, TpuSlice
+
+
+class Candidate(Part):
+    """A slice and the mesh on it."""
+
+    slice: str
+    tensor_parallel: int
+    chips: int
+    dollars_an_hour: float | None = Field(description="chips times the price given; None: none was given")
+    least_ms: float = Field(description="to read the weights and the live KV cache once: no step is shorter")
+    verdict: str
+    plan: Plan | None = None
+
+
+class Found(Part):
+    label: str = LABEL
+    wanted_ms: float | None
+    chosen: list[str] = Field(
+        description="the cheapest that fits and is quick enough; of each generation, if no prices"
+    )
+    candidates: list[Candidate] = Field(description="those that fit by arithmetic, cheapest first; then the others")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where to look, and what for."""
+
+    generations: tuple[str, ...]
+    most_chips: int
+    ms_per_token: float | None
+    prices: Mapping[str, float]
+    """Dollars for a chip and hour, by generation. Where all are given, slices of different ones are compared."""
+
+
+def search(wanted: Wanted, limits: Limits, tell: Callable[[str], None] = lambda _: None) -> Found:
+    """Compile candidates, cheapest first, until one will do: of all, or of each generation where prices are missing.
+
+    Raises:
+        ValueError: a generation or price is of no known generation.
+    """
+    for name in (*limits.generations, *limits.prices):
+        if name not in GENERATIONS:
+            raise ValueError(f"no TPU generation {name!r}; choose from {', '.join(GENERATIONS)}")
+    priced = all(name in limits.prices for name in limits.generations)
+    possible: list[tuple[Candidate, Wanted]] = []
+    refused: list[Candidate] = []
+    for slice, tensor in meshes(limits):
+        there = replace(wanted, slice=slice, config=wanted.config.model_copy(update={"tensor_parallel": tensor}))
+        found = _by_arithmetic(there, limits, tensor)
+        if found is not None and found.verdict:
+            refused.append(found)
+        elif found is not None:
+            possible.append((found, there))
+    possible.sort(key=lambda pair: (pair[0].dollars_an_hour or 0.0, pair[0].chips, -pair[0].tensor_parallel))
+    chosen: dict[str, str] = {}
+    tried: list[Candidate] = []
+    for candidate, there in possible:
+        group = "all" if priced else there.slice.generation
+        if group in chosen:
+            tried.append(candidate.model_copy(update={"verdict": "not compiled: dearer than the one chosen"}))
+            continue
+        tell(f"compiling for {candidate.slice}, tensor_parallel {candidate.tensor_parallel}")
+        judged = _compiled(candidate, there, limits)
+        tried.append(judged)
+        if judged.verdict == GOOD:
+            chosen[group] = judged.slice
+    return Found(wanted_ms=limits.ms_per_token, chosen=list(chosen.values()), candidates=tried + refused)
+
+
+GOOD = "fits and is quick enough"
+
+
+def meshes(limits: Limits) -> Iterator[tuple[TpuSlice, int]]:
+    """Slices that Ray can place, and the numbers of devices that the engine can split a model over on each.
+
+    One host may leave chips idle, where the model does not split over all; several hosts must all take part. Of two
+    sizes of host for a topology the larger stands for both: the compiled program is the same.
+    """
+    for name in limits.generations:
+        for topology_name in GENERATIONS[name].topologies:
+            slice = TpuSlice(name, topology_name, GENERATIONS[name].machines_for(topology_name)[0].name)
+            if slice.ray_refusal or slice.chips > limits.most_chips:
+                continue
+            count = slice.chips * (2 if name in TWO_DEVICES else 1)
+            yield slice, count
+            if slice.single_host:
+                yield from ((slice, fewer) for fewer in (count // 2, count // 4) if fewer)
+
+
+TWO_DEVICES = ("v3", "v4", "7x")
+"""Generations whose chips the compiler sees as two devices."""
+
+
+def _by_arithmetic(wanted: Wanted, limits: Limits, tensor: int) -> Candidate | None:
+    """A verdict where there is one without compiling, else an empty one; None: the model does not split so."""
+    slice, config = wanted.slice, wanted.config
+    try:
+        sized = Sized.of(wanted)
+    except (ValueError, topology.NoCompiler):
+        return None
+    pages = config.max_batch_size * -(-sized.context // config.page_size) + 1
+    weights, cache = sized.programs.weight_bytes(), pages * sized.programs.page_bytes()
+    peaks = Peaks.of(slice, len(topology.devices(slice)))
+    table = sized.arch.vocab_size * sized.arch.hidden_size * 2 / tensor * (not sized.arch.tied_embeddings)
+    least = (weights - table + cache) / peaks.hbm_bytes_per_s * 1e3
+    verdict = ""
+    if weights + cache / config.memory_fraction > sized.usable:
+        need = (weights + cache / config.memory_fraction) / sized.usable
+        verdict = f"does not fit: needs {need:.2g} times the HBM"
+    elif limits.ms_per_token is not None and least > limits.ms_per_token:
+        verdict = f"too slow: {least:.1f} ms at least"
+    price = limits.prices.get(slice.generation)
+    return Candidate(
+        slice=str(slice),
+        tensor_parallel=tensor,
+        chips=slice.chips,
+        dollars_an_hour=None if price is None else price * slice.chips,
+        least_ms=least,
+        verdict=verdict,
+    )
+
+
+def _compiled(candidate: Candidate, wanted: Wanted, limits: Limits) -> Candidate:
+    try:
+        made = plan(wanted)
+    except Exception as error:  # the compiler refuses some shapes; the next slice may do
+        text = str(error).strip().splitlines()[0]
+        return candidate.model_copy(update={"verdict": f"the compiler refuses: {text[:160]}"})
+    verdict = GOOD
+    if not made.memory.fits or made.batch < wanted.config.max_batch_size:
+        verdict = f"holds {made.batch} sequences of {made.context} tokens, not {wanted.config.max_batch_size}"
+    elif limits.ms_per_token is not None and made.estimate.time_per_token_ms > limits.ms_per_token:
+        verdict = f"too slow: an estimated {made.estimate.time_per_token_ms:.1f} ms"
+    return candidate.model_copy(update={"verdict": verdict, "plan": made})

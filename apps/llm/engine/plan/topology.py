@@ -1,0 +1,87 @@
+"""TPU slices that are not there: their devices, for the compiler, and what memory it may use on each.
+
+The compiler is libtpu's own, on any Linux machine (see jax.experimental.topologies).
+"""
+
+import os
+import re
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import mesh_utils, topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ray_configs.tpu import TpuSlice
+
+HOST_SHAPES = {1: [1, 1, 1], 4: [2, 2, 1], 8: [2, 4, 1]}
+"""Chips of a host along each axis, by their number."""
+COMPILER_NAMES = {"7x": "tpu7x"}
+"""Where libtpu names a generation otherwise than Google Cloud does."""
+WITHOUT_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no Google metadata server to ask which slice this is
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # a lock file would let one process at a time compile
+}
+
+
+class NoCompiler(RuntimeError):
+    """The TPU compiler cannot be had, or does not know the slice."""
+
+
+@cache
+def devices(slice: TpuSlice) -> tuple[jax.Device, ...]:
+    """The slice's devices, to compile for. v3, v4 and 7x list two for each chip: one a TensorCore.
+
+    Raises:
+        NoCompiler: libtpu is not installed, or does not know the slice.
+    """
+    for name, value in WITHOUT_TPU.items():
+        os.environ.setdefault(name, value)
+    generation = COMPILER_NAMES.get(slice.generation, slice.generation)
+    try:
+        found = topologies.get_topology_desc(
+            platform="tpu",
+            topology_name=f"{generation}:{slice.topology}",
+            chips_per_host_bounds=HOST_SHAPES[slice.chips_per_host],
+        )
+    except Exception as error:  # jax raises what libtpu and its loader raise
+        text = str(error).strip().splitlines()[0]
+        if "not installed" in text or "libtpu" in text.lower():
+            text = f"{text} (pip install 'jax[tpu]' has the compiler; it needs no TPU)"
+        raise NoCompiler(f"cannot compile for {slice}: {text}") from error
+    return tuple(found.devices)
+
+
+def mesh(slice: TpuSlice, tensor_parallel: int | None) -> Mesh:
+    """The mesh that the engine would choose on that slice (see `distributed.choose_mesh`).
+
+    Raises:
+        ValueError: tensor_parallel is not a number of devices that the engine could use there.
+    """
+    every = devices(slice)
+    count = tensor_parallel or len(every)
+    if count > len(every) or (not slice.single_host and count != len(every)):
+        raise ValueError(f"tensor_parallel is {count}, but {slice} has {len(every)} devices on {slice.hosts} host(s)")
+    if count == len(every) > 1:
+        return Mesh(mesh_utils.create_device_mesh((count,), list(every)), ("tensor",))
+    return Mesh(np.array(every[:count]), ("tensor",))
+
+
+@cache
+def usable_hbm(slice: TpuSlice) -> int:
+    """Bytes of HBM that the compiler lets a program use on each device: less than is there, the rest is the system's.
+
+    Asked of the compiler by giving it what no chip can hold; where it does not say, the published figure.
+    """
+    every = devices(slice)
+    everywhere = NamedSharding(Mesh(np.array(every), ("all",)), P())
+    huge = jax.ShapeDtypeStruct((2**22, 2**16), jnp.float32, sharding=everywhere)
+    try:
+        jax.jit(lambda x: x + 1).lower(huge).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if found := re.search(r"available HBM \(([\d.]+)G\)", str(error)):
+            return int(float(found.group(1)) * 2**30)
+    return slice.hbm_gib * 2**30 // len(every)

@@ -1,0 +1,222 @@
+"""What one run of a compiled program moves and costs on a device: bytes to and from HBM, between chips, cycles.
+
+The compiler's own `bytes accessed` is no count of HBM traffic on TPU: what is first copied into VMEM is counted on
+the way in and again when it is used there, and of two branches the dearer counts. So the traffic is counted here, over
+the instructions that run: an array counts where its layout says HBM, a gather or slice by what it takes, an update in
+place by what it writes.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from apps.llm.engine.plan.hlo import HBM, Array, Computation, Instruction, Module
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+KERNEL = "tpu_custom_call"
+"""How a Pallas kernel is named in the text; what it moves hangs on its inputs' values, not their shapes."""
+
+_FREE = {
+    *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
+    *("partition-id", "replica-id", "iota"),
+}
+_SLICES = {"slice", "dynamic-slice", "gather"}
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+"""In-place updates, and which operand holds what is written."""
+_SAME_DATA = {"bitcast", "reshape", "copy", "transpose", "convert"}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between devices."""
+
+    kind: str
+    group: int
+    """Devices that take part in it together."""
+    payload: int
+    """Bytes of its result on each device (of its input, where it scatters)."""
+
+    @property
+    def sent(self) -> float:
+        """Bytes that each device sends at least: the ring algorithms' count, which no other beats for all-reduce."""
+        share = (self.group - 1) / self.group
+        return {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share) * self.payload
+
+
+@dataclass
+class Traffic:
+    """Totals on one device. `extrapolated` and `+` work on them as on vectors."""
+
+    hbm_read: float = 0
+    hbm_written: float = 0
+    cycles: float = 0
+    """The compiler's estimates of the fusions that run. Copies from HBM, collectives and kernels have none."""
+    ici_sent: float = 0
+    kernels: float = 0
+    """Pallas calls, whose traffic is not among the rest."""
+    collectives: dict[Collective, float] = field(default_factory=dict)
+
+    @property
+    def hbm(self) -> float:
+        return self.hbm_read + self.hbm_written
+
+
+def count(module: Module, branch: int = 0) -> Traffic:
+    """One run of the program, taking the branch of that number at each condition.
+
+    The steps' conditions skip what no request asks for (penalties, sampling, log probabilities): 0 is a batch of
+    greedy requests, 1 one that asks for everything.
+    """
+    total = Traffic()
+    for computation, instruction, times in _running(module, module.entry, branch, 1):
+        total.cycles += times * (instruction.number("estimated_cycles") or 0)
+        read, written = _moved(module, computation, instruction)
+        total.hbm_read += times * read
+        total.hbm_written += times * written
+        total.kernels += times * (f'"{KERNEL}"' in instruction.line)
+        for collective in _collectives(module, instruction):
+            total.collectives[collective] = total.collectives.get(collective, 0) + times
+            total.ici_sent += times * collective.sent
+    return total
+
+
+def _running(
+    module: Module, computation: Computation, branch: int, times: int
+) -> Iterator[tuple[Computation, Instruction, int]]:
+    """Every instruction that runs, and how often; loops whose count the compiler does not know run once."""
+    for instruction in computation.instructions:
+        if instruction.opcode == "conditional":
+            branches = instruction.called("branch_computations")
+            branches = branches or instruction.called("false_computation", "true_computation")
+            chosen = branches[min(branch, len(branches) - 1)]
+            yield from _running(module, module.computations[chosen], branch, times)
+        elif instruction.opcode == "while":
+            trips = instruction.number("known_trip_count") or 1
+            for name in instruction.called("body"):
+                yield from _running(module, module.computations[name], branch, times * trips)
+        elif instruction.opcode == "call":
+            for name in instruction.called("to_apply", "calls"):
+                yield from _running(module, module.computations[name], branch, times)
+        else:
+            yield computation, instruction, times
+
+
+def _moved(module: Module, computation: Computation, instruction: Instruction) -> tuple[int, int]:
+    """Bytes that an instruction reads from HBM and writes to it."""
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith("-done") or 'custom_call_target="ConcatBitcast"' in instruction.line:
+        return 0, 0
+    if f'"{KERNEL}"' in instruction.line:
+        return 0, 0
+    if opcode.endswith("-start") and opcode.removesuffix("-start") not in COLLECTIVES:
+        return _copied(opcode, instruction)
+    if opcode == "fusion":
+        fused = module.computations[instruction.called("calls")[0]]
+        read = sum(
+            array.nbytes if whole is None else whole
+            for place, _, array in computation.operand_arrays(instruction)
+            if array.space == HBM
+            for whole in [_taken(module, fused, place)]
+        )
+        return read, _made(instruction.arrays, fused)
+    operands = [(place, array) for place, _, array in computation.operand_arrays(instruction) if array.space == HBM]
+    made = sum(array.nbytes for array in instruction.arrays if array.space == HBM)
+    if opcode in _SLICES:
+        small = sum(array.nbytes for place, array in operands if place > 0)
+        return small + (sum(a.nbytes for a in instruction.arrays) if any(p == 0 for p, _ in operands) else 0), made
+    if opcode in _UPDATES:
+        written = computation.by_name[instruction.operands[_UPDATES[opcode]]].arrays[0].nbytes
+        return sum(array.nbytes for place, array in operands if place > 0), written if made else 0
+    if opcode.endswith("-start"):  # a collective's result is (inputs, outputs, ...)
+        made //= 2
+    return sum(array.nbytes for _, array in operands), made
+
+
+def _copied(opcode: str, instruction: Instruction) -> tuple[int, int]:
+    """An asynchronous copy or slice: its result is (destination, source, ...) or ((sources), destination, ...)."""
+    first, second = instruction.arrays[:2]
+    source, target = (first, second) if opcode == "slice-start" else (second, first)
+    size = target.nbytes
+    return (size if source.space == HBM else 0), (size if target.space == HBM else 0)
+
+
+def _taken(module: Module, fused: Computation, place: int) -> int | None:
+    """Bytes that a fusion reads of its operand; None: all of it."""
+    parameter = fused.parameters.get(place)
+    return _taken_of(module, fused, parameter) if parameter is not None else None
+
+
+def _taken_of(module: Module, fused: Computation, value: Instruction) -> int | None:
+    if value.root:
+        return None
+    total = 0
+    for user in fused.users.get(value.name, []):
+        first = user.operands[0] == value.name and user.operands.count(value.name) == 1
+        if user.opcode in _SLICES and first:
+            part: int | None = sum(array.nbytes for array in user.arrays)
+        elif user.opcode in _UPDATES and first:
+            part = 0
+        elif user.opcode in ("bitcast", "reshape"):
+            part = _taken_of(module, fused, user)
+        elif user.opcode == "fusion":
+            inner = module.computations[user.called("calls")[0]]
+            parts = [_taken(module, inner, i) for i, name in enumerate(user.operands) if name == value.name]
+            part = None if None in parts else sum(p for p in parts if p is not None)
+        else:
+            part = None
+        if part is None:
+            return None
+        total += part
+    return total
+
+
+def _made(made: tuple[Array, ...], fused: Computation) -> int:
+    """Bytes that a fusion writes: an update in place counts by what is updated."""
+    root = fused.root
+    leaves = [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    if len(leaves) != len(made):
+        return sum(array.nbytes for array in made if array.space == HBM)
+    return sum(_written(fused, leaf, array) for leaf, array in zip(leaves, made) if array.space == HBM)
+
+
+def _written(fused: Computation, leaf: Instruction, array: Array) -> int:
+    while leaf.opcode in _SAME_DATA and leaf.operands and leaf.operands[0] in fused.by_name:
+        leaf = fused.by_name[leaf.operands[0]]
+    if leaf.opcode in _UPDATES:
+        return fused.by_name[leaf.operands[_UPDATES[leaf.opcode]]].arrays[0].nbytes
+    return array.nbytes
+
+
+def _collectives(module: Module, instruction: Instruction) -> Iterator[Collective]:
+    if instruction.opcode == "fusion":
+        for name in instruction.called("calls"):
+            for inner in module.computations[name].instructions:
+                yield from _collectives(module, inner)
+        return
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in COLLECTIVES or instruction.opcode.endswith("-done"):
+        return
+    made = list(instruction.arrays)
+    if instruction.opcode.endswith("-start") and kind != "all-reduce":  # (inputs, outputs, contexts)
+        made = made[1:2]
+    group = group_size(instruction)
+    payload = sum(array.nbytes for array in made) * (group if kind == "reduce-scatter" else 1)
+    yield Collective(kind, group, payload)
+
+
+def group_size(instruction: Instruction) -> int:
+    """Devices in each group of a collective, in any of the ways in which XLA writes `replica_groups`."""
+    if instruction.opcode.startswith("collective-permute"):
+        return 2
+    text = instruction.attribute("replica_groups") or ""
+    if found := re.match(r"\[(\d+),(\d+)\]<=", text):  # [groups,size]<=[devices]
+        return int(found.group(2))
+    if text.startswith("mesh["):  # mesh['a'=2,'b'=4] {'b'}
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", text))
+        size = 1
+        for axis in re.findall(r"'(\w+)'", text[text.index("]") :]):
+            size *= int(sizes[axis])
+        return size
+    if found := re.match(r"\{\{([\d,]+)\}", text):  # {{0,1},{2,3}}
+        return len(found.group(1).split(","))
+    return 1

@@ -1,0 +1,121 @@
+"""Sizes of public models, peaks and rings of slices, and what is worked out from them."""
+
+import dataclasses
+
+import pytest
+
+from apps.llm.engine.architecture import from_hf_config
+from apps.llm.engine.plan import capacity, known
+from apps.llm.engine.plan.floor import Peaks, Rates, fewest_links, step_time
+from apps.llm.engine.plan.kernel import KernelCost, _seen
+from apps.llm.engine.plan.program import Measured, extrapolated
+from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
+
+
+def measured(**values: float) -> Measured:
+    return Measured(**({field.name: 0.0 for field in dataclasses.fields(Measured)} | values))
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", 8.03),
+        ("meta-llama/Meta-Llama-3-70B", 70.55),
+        ("meta-llama/Llama-3.1-405B", 405.85),
+        ("meta-llama/Llama-3.2-1B", 1.236),
+        ("google/gemma-2b", 2.506),
+        ("google/gemma-7b", 8.538),
+        ("google/gemma-2-9b", 9.241),
+        ("google/gemma-2-27b", 27.227),
+        ("mistralai/Mistral-7B-v0.3", 7.248),
+        ("Qwen/Qwen2.5-7B", 7.615),
+        ("Qwen/Qwen2.5-0.5B", 0.494),
+        ("Qwen/Qwen3-8B", 8.19),
+        ("Qwen/Qwen3-32B", 32.76),
+    ],
+)
+def test_public_models_have_the_size_that_their_cards_state(name: str, billions: float) -> None:
+    assert from_hf_config(known.MODELS[name]).num_params / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", known.MODELS)
+def test_every_known_model_is_one_that_the_decoder_has(name: str) -> None:
+    assert len(from_hf_config(known.MODELS[name]).windows) == known.MODELS[name]["num_hidden_layers"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("google/gemma-7b-it", "google/gemma-7b"),
+        ("/gcs/gemma-7b-it/", "google/gemma-7b"),
+        ("gs://bucket/Llama-3.2-1B-Instruct", "meta-llama/Llama-3.2-1B"),
+        ("meta-llama/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b-hf"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-7B-v0.3"),
+        ("someone/else", None),
+    ],
+)
+def test_tuned_models_are_known_by_their_base(model: str, name: str | None) -> None:
+    assert known.find(model) == name
+
+
+@pytest.mark.parametrize(
+    ("slice", "links"),
+    [
+        ("v5e:1x1", 1),
+        ("v5e:2x4:8t", 2),
+        ("v5e:4x8", 2),
+        ("v5e:8x16", 3),
+        ("v5e:16x16", 4),
+        ("v4:2x2x1", 2),
+        ("v4:2x2x4", 3),
+        ("v5p:4x4x4", 6),
+    ],
+)
+def test_links_of_the_corner_chip(slice: str, links: int) -> None:
+    assert fewest_links(TpuSlice(*slice.split(":"))) == links
+
+
+def test_no_slice_can_send_more_than_its_chips_have_links() -> None:
+    for slice in every_slice():
+        peaks = Peaks.of(slice, slice.chips)
+        assert 0 < peaks.ici_bytes_per_s <= GENERATIONS[slice.generation].ici_gb_per_s * 1e9
+
+
+def test_two_devices_on_a_chip_share_it() -> None:
+    chip, core = (Peaks.of(TpuSlice("7x", "2x2x1"), devices) for devices in (4, 8))
+    assert core.hbm_bytes_per_s == chip.hbm_bytes_per_s / 2
+    assert core.flops_per_s == chip.flops_per_s / 2
+    assert chip.cycles_per_s is None
+
+
+def test_the_floor_is_the_longest_and_the_estimate_the_sum() -> None:
+    step = measured(flops=197e12 * 0.002, hbm_read=819e9 * 0.004, ici_sent=100e9 * 0.003, cycles=1.5e9 * 0.005)
+    time = step_time(step, KernelCost(819e9 * 0.001, 0, 0), Peaks.of(TpuSlice("v5e", "4x8"), 32))
+    assert time.floor == pytest.approx(0.005)  # HBM, with the kernel's millisecond
+    assert time.estimate == pytest.approx(0.005 + 0.001 + 0.003)  # cycles outlast the reads, then kernel and ring
+
+
+def test_rates() -> None:
+    rates = Rates.of(0.01, batch=50, chips=8)
+    assert rates.tokens_per_s == 5000
+    assert rates.chips_per_million_tokens_an_hour == pytest.approx(8 / 18)
+
+
+def test_extrapolation_is_linear_in_the_layers() -> None:
+    short, longer = measured(weights=10, cycles=7, seconds=1), measured(weights=14, cycles=7, seconds=2)
+    whole = extrapolated(short, longer, 2, 4, 10)
+    assert (whole.weights, whole.cycles, whole.seconds) == (26, 7, 3)
+
+
+@pytest.mark.parametrize(("first", "last", "window"), [(0, 5, None), (3, 4, None), (0, 9, 4), (7, 9, 4), (2, 7, 5)])
+def test_positions_seen(first: int, last: int, window: int | None) -> None:
+    assert _seen(first, last, window) == sum(min(i + 1, window or last) for i in range(first, last))
+
+
+def test_batches_fill_the_room() -> None:
+    found = capacity.batches(1000.0, 10.0, 16, 64, capacity.Beside(batch=20, each=5.0))
+    assert [length for length, _ in found] == [64, 32, 16]
+    for length, batch in found:
+        pages = -(-length // 16) * batch
+        assert (1 + pages) * 10 + max(0, batch - 20) * 5 <= 1000
+        assert (1 + pages + -(-length // 16)) * 10 + max(0, batch + 1 - 20) * 5 > 1000

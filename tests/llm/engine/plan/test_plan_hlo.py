@@ -1,0 +1,136 @@
+"""Compiled programs are read as they are, and what they move is counted where it lies."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from apps.llm.engine.plan import hlo, traffic
+from apps.llm.engine.plan.traffic import Collective
+
+STEP = """HloModule jit_step, is_scheduled=true
+
+%fused_gather (table: bf16[16032,4096], ids: s32[64]) -> bf16[64,4096] {
+  %table = bf16[16032,4096]{1,0:T(8,128)(2,1)} parameter(0)
+  %ids = s32[64]{0:T(128)S(1)} parameter(1)
+  ROOT %gather = bf16[64,4096]{1,0:T(8,128)(2,1)S(1)} gather(%table, %ids), offset_dims={1}
+}
+
+%fused_scatter (cache: s8[131104,4,128], slots: s32[64], new: s8[64,4,128]) -> s8[131104,4,128] {
+  %cache = s8[131104,4,128]{2,1,0:T(4,128)(4,1)} parameter(0)
+  %slots = s32[64]{0:T(128)S(1)} parameter(1)
+  %new = s8[64,4,128]{2,1,0:T(4,128)(4,1)S(1)} parameter(2)
+  ROOT %scatter = s8[131104,4,128]{2,1,0:T(4,128)(4,1)} scatter(%cache, %slots, %new), update_window_dims={1,2}
+}
+
+%unwrap (w: bf16[512,256]) -> bf16[512,256] {
+  %w = bf16[512,256]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %bitcast = bf16[512,256]{1,0:T(8,128)(2,1)} bitcast(%w)
+}
+
+%fused_dot (w: bf16[512,256], x: bf16[64,256]) -> f32[64,512] {
+  %w = bf16[512,256]{1,0:T(8,128)(2,1)} parameter(0)
+  %x = bf16[64,256]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %inner = bf16[512,256]{1,0:T(8,128)(2,1)} fusion(%w), kind=kLoop, calls=%unwrap
+  ROOT %dot = f32[64,512]{1,0:T(8,128)S(1)} convolution(%x, %inner), dim_labels=bf_oi->bf
+}
+
+%skip (same: f32[64,128]) -> f32[64,128] {
+  ROOT %same = f32[64,128]{1,0:T(8,128)} parameter(0)
+}
+
+%work (logits: f32[64,128]) -> f32[64,128] {
+  %logits = f32[64,128]{1,0:T(8,128)} parameter(0)
+  ROOT %neg = f32[64,128]{1,0:T(8,128)} negate(%logits), backend_config={"window_config":{"estimated_cycles":"900"}}
+}
+
+ENTRY %main (table: bf16[16032,4096], ids: s32[64], cache: s8[131104,4,128], w: bf16[512,256]) -> f32[64,128] {
+  %table = bf16[16032,4096]{1,0:T(8,128)(2,1)} parameter(0), metadata={op_name="weights[\\'embed\\']"}
+  %ids = s32[64]{0:T(128)S(1)} parameter(1)
+  %cache = s8[131104,4,128]{2,1,0:T(4,128)(4,1)} parameter(2), metadata={op_name="caches[0]"}
+  %w = bf16[512,256]{1,0:T(8,128)(2,1)} parameter(3), metadata={op_name="weights[\\'lm_head\\']"}
+  %x = bf16[64,4096]{1,0:T(8,128)(2,1)S(1)} fusion(%table, %ids), kind=kCustom, calls=%fused_gather
+  %copy-start = (bf16[512,256]{1,0:T(8,128)(2,1)S(1)}, bf16[512,256]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}) copy-start(%w)
+  %w.vmem = bf16[512,256]{1,0:T(8,128)(2,1)S(1)} copy-done(%copy-start)
+  %y = f32[64,512]{1,0:T(8,128)S(1)} fusion(%w, %x), kind=kOutput, calls=%fused_dot, backend_config={"window_config":{"estimated_cycles":"100","iteration_bounds":["1"]}}
+  %sum = f32[64,512]{1,0:T(8,128)S(1)} all-reduce(%y), channel_id=1, replica_groups=mesh['a'=1,'b'=8] {'b'}, to_apply=%add
+  %new = s8[64,4,128]{2,1,0:T(4,128)(4,1)S(1)} convert(%sum)
+  %cache.1 = s8[131104,4,128]{2,1,0:T(4,128)(4,1)} fusion(%cache, %ids, /*index=2*/%new), kind=kCustom, calls=%fused_scatter
+  %attention = bf16[64,8,128]{2,1,0:T(8,128)(2,1)S(1)} custom-call(%ids, %cache.1), custom_call_target="tpu_custom_call"
+  %logits = f32[64,128]{1,0:T(8,128)} copy(%attention)
+  ROOT %out = f32[64,128]{1,0:T(8,128)} conditional(%ids, %logits, %logits), branch_computations={%skip, %work}
+}
+"""  # noqa: E501
+TABLE_ROWS, MATRIX, CACHE_ROWS, LOGITS = 64 * 4096 * 2, 512 * 256 * 2, 64 * 4 * 128, 64 * 128 * 4
+
+
+def test_a_step_is_counted_where_it_lies() -> None:
+    counted = traffic.count(hlo.parse(STEP))
+    # Rows of the table, the matrix once into VMEM and once by the product (as written here); nothing of the cache.
+    assert counted.hbm_read == TABLE_ROWS + 2 * MATRIX
+    assert counted.hbm_written == CACHE_ROWS + LOGITS
+    assert counted.cycles == 100
+    assert counted.kernels == 1
+    assert counted.collectives == {Collective("all-reduce", 8, 64 * 512 * 4): 1}
+    assert counted.ici_sent == 2 * 7 / 8 * 64 * 512 * 4
+
+
+def test_a_branch_that_requests_ask_for_counts_when_asked_for() -> None:
+    least, most = (traffic.count(hlo.parse(STEP), branch) for branch in (0, 1))
+    assert most.cycles == least.cycles + 900
+    assert most.hbm == least.hbm + 2 * LOGITS
+
+
+@pytest.mark.parametrize(
+    ("shape", "nbytes", "space"),
+    [
+        ("f32[3,100]{1,0}", 1200, 0),
+        ("f32[3,100]{1,0:T(8,128)}", 8 * 128 * 4, 0),
+        ("bf16[5,2,64]{2,0,1:T(8,128)(2,1)S(1)}", 8 * 2 * 128 * 2, 1),
+        ("s8[]{:T(128)S(6)}", 1, 6),
+        ("pred[64]{0:T(512)(128)(4,1)S(1)}", 512, 1),
+        ("u4[16]{0}", 8, 0),
+    ],
+)
+def test_layouts_pad_and_place(shape: str, nbytes: int, space: int) -> None:
+    (array,) = hlo.arrays(shape)
+    assert (array.nbytes, array.space) == (nbytes, space)
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [("{{0,1,2,3},{4,5,6,7}}", 4), ("[2,16]<=[32]", 16), ("[4,2]<=[2,4]T(1,0)", 2), ("mesh['x'=4,'y'=8] {'x','y'}", 32)],
+)
+def test_groups_in_every_spelling(groups: str, size: int) -> None:
+    line = f"  %a = f32[8]{{0}} all-gather(%b), channel_id=1, replica_groups={groups}, dimensions={{0}}"
+    (instruction,) = hlo.parse(f"ENTRY %main (b: f32[1]) -> f32[8] {{\n{line}\n}}").entry.instructions
+    assert traffic.group_size(instruction) == size
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"), [("all-reduce", 1.5), ("all-gather", 0.75), ("reduce-scatter", 0.75), ("collective-permute", 1)]
+)
+def test_rings(kind: str, sent: float) -> None:
+    assert Collective(kind, 4, 1000).sent == sent * 1000
+
+
+def test_a_real_program_is_read_whole() -> None:
+    def program(x: jax.Array, w: jax.Array, deep: jax.Array) -> jax.Array:
+        x = jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ w), x)
+        return jax.lax.cond(deep > 0, lambda: jnp.sort(x, axis=0), lambda: x)
+
+    compiled = jax.jit(program).lower(jnp.ones((16, 32)), jnp.ones((32, 32)), jnp.int32(1)).compile()
+    module = hlo.parse(compiled.as_text())
+    assert [sum(array.nbytes for array in p.arrays) for _, p in sorted(module.entry.parameters.items())] == [2048, 4096, 4]
+    assert all(computation.instructions for computation in module.computations.values())
+    # Every operand is an instruction of the same computation.
+    for computation in module.computations.values():
+        for instruction in computation.instructions:
+            assert set(instruction.operands) <= set(computation.by_name), instruction.line
+    counted = traffic.count(module)
+    assert counted.hbm_read >= 3 * 4096, "the loop reads the matrix three times"
+    assert not counted.collectives
+
+
+def test_text_that_is_no_module_is_refused() -> None:
+    with pytest.raises(ValueError, match="no ENTRY"):
+        hlo.parse("error: no such file")
