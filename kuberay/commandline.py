@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kuberay.source import Placeholders, Source, read
+from kuberay.local.command import local
+from kuberay.options import (
+    Bucket,
+    Config,
+    Context,
+    Crds,
+    Kubeconfig,
+    Namespace,
+    Project,
+    Refusal,
+    read_config,
+    read_source,
+)
+from kuberay.source import Placeholders, Source
 from ray_configs.loading import ConfigError, catalog
 
 if TYPE_CHECKING:
@@ -27,33 +40,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-Config = Annotated[str, typer.Argument(help="Module or file of a config; see above.", show_default=False)]
-Project = Annotated[
-    str | None,
-    typer.Option(help="Put in for PROJECT_ID.", envvar="PODSLICE_PROJECT", show_default=False),
-]
-Bucket = Annotated[
-    str | None,
-    typer.Option(help="Put in for BUCKET_NAME (no gs://).", envvar="PODSLICE_BUCKET", show_default=False),
-]
-Context = Annotated[str | None, typer.Option(help="kubectl context; default: the current one.", show_default=False)]
-Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="For objects that name none.", show_default=False)
-]
-Kubeconfig = Annotated[str | None, typer.Option(help="Default: $KUBECONFIG or ~/.kube/config.", show_default=False)]
-Crds = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of KubeRay's CRD schemas (rayservices.v1.json ...), to find every unknown field.",
-        envvar="PODSLICE_KUBERAY_CRDS",
-        show_default=False,
-    ),
-]
-
-
-class Refusal(Exception):
-    """The command cannot be carried out; the text is for the person."""
 
 
 class Format(StrEnum):
@@ -96,7 +82,7 @@ def render(
     placeholders = Placeholders(project, bucket)
     texts = {}
     for config in configs:  # all of them, before the first is written
-        source = _config(config, placeholders)
+        source = read_config(config, placeholders)
         texts[config] = _serve_config(source, placeholders) if serve_config else manifest(config, source.objects)
     if output is None:
         typer.echo("---\n".join(texts.values()), nl=False)
@@ -126,7 +112,7 @@ def node_pools(
     from kuberay.node_pools import commands, teardown, terraform
 
     placeholders = Placeholders(project, bucket)
-    filled = placeholders.fill_config(_config(config, placeholders).config)
+    filled = placeholders.fill_config(read_config(config, placeholders).config)
     if format is Format.terraform:
         if delete:
             raise Refusal("Terraform takes down what it made: terraform destroy")
@@ -155,7 +141,7 @@ def check(
     found = []
     for name in configs:
         try:
-            found += _findings(_read(name, Placeholders(project, bucket)), crds)
+            found += _findings(read_source(name, Placeholders(project, bucket)), crds)
         except Refusal as refusal:
             if len(configs) == 1:
                 raise
@@ -167,6 +153,9 @@ def check(
     typer.echo(", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of", err=bool(said))
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
+
+
+app.command()(local)
 
 
 @app.command()
@@ -191,7 +180,7 @@ def apply(
 
     if dry_run not in ("none", "server"):
         raise Refusal(f"--dry-run={dry_run} is not known: server, or leave it out")
-    source = _read(config, Placeholders(project, bucket))
+    source = read_source(config, Placeholders(project, bucket))
     if (open_ones := source.open_placeholders()) and not force:
         options = {"PROJECT_ID": "--project", "BUCKET_NAME": "--bucket"}
         raise Refusal(
@@ -226,7 +215,7 @@ def diff(
     """Show what `apply` would change. Exit status 1 if anything."""
     from kuberay.cluster import diff as difference
 
-    source = _read(config, Placeholders(project, bucket))
+    source = read_source(config, Placeholders(project, bucket))
     text = difference(_connect(context, namespace, kubeconfig), source.objects)
     typer.echo(text or "no difference", nl=not text, err=not text)
     if text:
@@ -253,7 +242,7 @@ def status(
     from kuberay.cluster import watch as follow
     from kuberay.progress import Board
 
-    source = _read(config, Placeholders())
+    source = read_source(config, Placeholders())
     cluster = _connect(context, namespace, kubeconfig)
     with Board() as board:
         if watch or wait:
@@ -278,7 +267,7 @@ def delete(
     """Delete from the cluster what the config rendered. Node pools stay: `node-pools --delete` names their commands."""
     from kuberay.cluster import delete as delete_objects
 
-    source = _read(config, Placeholders())
+    source = read_source(config, Placeholders())
     cluster = _connect(context, namespace, kubeconfig)
     delete_objects(cluster, source.objects, wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
 
@@ -306,21 +295,6 @@ def main() -> None:
 def _fail(text: str, status: int = 2) -> None:
     typer.secho(f"podslice: {text}", err=True, fg="red" if sys.stderr.isatty() else None)
     sys.exit(status)
-
-
-def _read(source: str, placeholders: Placeholders) -> Source:
-    try:
-        return read(source, placeholders)
-    except (ConfigError, ValueError) as error:
-        raise Refusal(str(error)) from error
-
-
-def _config(source: str, placeholders: Placeholders) -> Source:
-    """A source that must be a typed config."""
-    found = _read(source, placeholders)
-    if found.config is None:
-        raise Refusal(f"{source} is YAML already; this command needs a Python config")
-    return found
 
 
 def _serve_config(source: Source, placeholders: Placeholders) -> str:

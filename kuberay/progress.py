@@ -33,7 +33,9 @@ class Board:
     def show(self, state: "State") -> None:
         from kuberay.cluster import describe
 
-        lines = describe(state)
+        self.show_lines(describe(state))
+
+    def show_lines(self, lines: list[str]) -> None:
         if lines == self._last:
             return
         if self._live:

@@ -1,0 +1,53 @@
+"""`python -m kuberay local`: the command's options."""
+
+from typing import Annotated
+
+import typer
+
+from kuberay.options import Bucket, Config, Project, Refusal, read_config
+from kuberay.source import Placeholders
+
+
+def local(
+    config: Config,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="Where the service answers, on 127.0.0.1.")] = 8000,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="A tiny random model of the same architecture and shards for each model.")
+    ] = False,
+    hosts_per_slice: Annotated[
+        int | None, typer.Option(min=1, help="Smaller slices, of this many hosts.", show_default=False)
+    ] = None,
+    slices: Annotated[
+        int | None,
+        typer.Option(min=1, help="Slices of each group that scales; default: its minimum.", show_default=False),
+    ] = None,
+    kill_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SLICE:HOST",
+            help="Let a host die: in the run on --port, or, if there is none, in this one once it is ready.",
+            show_default=False,
+        ),
+    ] = None,
+    project: Project = None,
+    bucket: Bucket = None,
+) -> None:
+    """Run it on this machine as GKE would: a raylet for each host, CPU devices for chips. Ctrl-C leaves nothing.
+
+    python -m kuberay local ray_configs.catalog.spmd_175b --tiny
+    """
+    from kuberay.local.errors import LocalError, ServiceFailed
+    from kuberay.local.running import Wishes, run
+    from ray_configs.service import Service
+
+    placeholders = Placeholders(project, bucket)
+    service = placeholders.fill_config(read_config(config, placeholders).config)
+    if not isinstance(service, Service):
+        raise Refusal(f"{config} is a job; only a service runs locally")
+    try:
+        run(service, Wishes(port, tiny, hosts_per_slice, slices, kill_host))
+    except ServiceFailed as failure:
+        typer.secho(f"podslice: {failure}", err=True)
+        raise typer.Exit(1) from failure
+    except LocalError as error:
+        raise Refusal(str(error)) from error

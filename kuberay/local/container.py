@@ -1,0 +1,119 @@
+"""The first process of an emulated host, as a container has one: it starts Ray, and when it ends, all in the host does.
+
+    python container.py PARENT COMMAND...
+
+Writes `up` to standard output when COMMAND (`ray start`, which leaves Ray's processes behind and ends) has succeeded.
+Ends when one of those processes does, when it is told to (SIGTERM), or when PARENT is gone, however that came about.
+Whatever a process in the host started, and detached, is found and killed first: Linux hands orphans to this one
+(PR_SET_CHILD_SUBREAPER), so a host without children is empty. It imports little, for there is one for every host.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+STOP = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def main(parent: int, command: list[str]) -> int:
+    become_subreaper()
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before it could be heard of
+        return 1
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP | {signal.SIGCHLD})
+    starter = os.posix_spawn(command[0], command, os.environ, setsigmask=[], file_actions=[(os.POSIX_SPAWN_DUP2, 2, 1)])
+    vital: set[int] = set()
+    reason = None
+    while reason is None:
+        if signal.sigwait(STOP | {signal.SIGCHLD}) != signal.SIGCHLD:
+            kill_descendants()
+            return 0
+        for pid, status in _ended():
+            if pid == starter and status == 0:
+                vital = set(children()[os.getpid()])
+                print("up", flush=True)
+            elif pid == starter:
+                reason = f"ray start ended with status {status}"
+            elif pid in vital:
+                reason = f"Ray's process {pid} ended with status {status}"
+    print(f"podslice: {reason}; the host goes down", file=sys.stderr, flush=True)
+    kill_descendants()
+    return 1
+
+
+def become_subreaper() -> None:
+    """From now on, a process that loses its parent becomes a child of this one, if it descends from it."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> dict[int, list[int]]:
+    """Every process's children."""
+    found = defaultdict(list)
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):  # it has just ended
+                continue
+            found[parent].append(int(entry))
+    return found
+
+
+def descendants(root: int, besides: frozenset[int] = frozenset()) -> Iterator[int]:
+    """Every process below `root`, but those in and below `besides`."""
+    tree = children()
+    open_ones = [root]
+    while open_ones:
+        for pid in tree.get(open_ones.pop(), ()):
+            if pid not in besides:
+                yield pid
+                open_ones.append(pid)
+
+
+def kill_descendants(timeout_s: float = 10) -> bool:
+    """SIGKILL to everything below this process until it has no child left; False: something would not die."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for pid in descendants(os.getpid()):
+            kill(pid)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _ended() -> Iterator[tuple[int, int]]:
+    """Children that have ended, and their exit statuses."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, os.waitstatus_to_exitcode(status)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,125 @@
+"""What Ray says of itself, and of the service: the HTTP API of its dashboard, which KubeRay uses too."""
+
+import time
+from dataclasses import dataclass
+
+import httpx
+from ruamel.yaml import YAML
+
+from kuberay.local.errors import ServiceFailed
+from kuberay.local.hosts import Host
+
+PATIENCE_S = 90
+"""For the dashboard to answer at first: on a busy machine its start takes half a minute."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A live node, as Ray lists it."""
+
+    labels: dict[str, str]
+    resources: dict[str, float]
+
+
+@dataclass(frozen=True)
+class App:
+    """A Serve application."""
+
+    name: str
+    status: str
+    message: str
+    replicas: dict[str, int]
+    """How many are in each state, such as RUNNING; those that stop are left out."""
+    wanted: int
+
+
+class Dashboard:
+    def __init__(self, port: int, token: str | None):
+        self.url = f"http://127.0.0.1:{port}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # Whatever proxy the machine's environment names, this is no call for it.
+        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def nodes(self) -> dict[str, Node]:
+        """Live nodes by their hosts' names."""
+        reply = self._client.get("/api/v0/nodes", params={"detail": "true", "limit": 10000})
+        reply.raise_for_status()
+        return {
+            node["node_name"]: Node(node["labels"], node["resources_total"])
+            for node in reply.json()["data"]["result"]["result"]
+            if node["state"] == "ALIVE"
+        }
+
+    def deploy(self, serve_config: str, port: int) -> None:
+        """Serve's declarative deployment, as KubeRay does it.
+
+        Only where it listens is the machine's own: on `port` of 127.0.0.1, not for the network around a laptop.
+
+        Raises:
+            ServiceFailed: Ray refuses it.
+        """
+        config = YAML(typ="safe").load(serve_config)
+        config["http_options"] = config.get("http_options", {}) | {"host": "127.0.0.1", "port": port}
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                reply = self._client.put("/api/serve/applications/", json=config, timeout=120)
+            except httpx.TransportError as error:
+                text = str(error)
+            else:
+                if reply.is_success:
+                    return
+                text = reply.text
+                if reply.is_client_error:
+                    raise ServiceFailed(f"Serve refuses the config: {text}")
+            if time.monotonic() > deadline:
+                raise ServiceFailed(f"Serve cannot be reached through {self.url}: {text}")
+            time.sleep(0.5)
+
+    def apps(self) -> list[App]:
+        """Applications, as Serve's controller knows them; none before it has begun."""
+        reply = self._client.get("/api/serve/applications/")
+        reply.raise_for_status()
+        found = []
+        for name, app in reply.json()["applications"].items():
+            replicas: dict[str, int] = {}
+            wanted, messages = 0, [app["message"]]
+            for deployment in app["deployments"].values():
+                wanted += deployment["target_num_replicas"]
+                messages.append(deployment["message"])
+                for replica in deployment["replicas"]:
+                    if replica["state"] != "STOPPING":
+                        replicas[replica["state"]] = replicas.get(replica["state"], 0) + 1
+            message = next((text for text in messages if text), "")
+            found.append(App(name, app["status"], message, replicas, wanted))
+        return found
+
+
+def differences(hosts: tuple[Host, ...], nodes: dict[str, Node]) -> list[str]:
+    """How Ray's view differs from what GKE would give, a sentence each: labels and resources, missing and excess."""
+    found = [f"{name} is no host of the manifest" for name in nodes.keys() - {host.name for host in hosts}]
+    for host in hosts:
+        node = nodes.get(host.name)
+        if node is None:
+            found.append(f"{host.name} is not in Ray's list of nodes")
+            continue
+        labels = {name: value for name, value in node.labels.items() if name != "ray.io/node-id"}
+        resources = {
+            name: amount
+            for name, amount in node.resources.items()
+            if not name.startswith("node:") and name != "object_store_memory"
+        }
+        for what, seen, expected in (
+            ("label", labels, host.seen_labels),
+            ("resource", resources, host.seen_resources),
+        ):
+            for name in sorted(seen.keys() | expected.keys()):
+                if seen.get(name) != expected.get(name):
+                    found.append(
+                        f"{host.name}: {what} {name} is {seen.get(name, 'absent')}, "
+                        f"on GKE it would be {expected.get(name, 'absent')}"
+                    )
+    return found

@@ -1,0 +1,204 @@
+"""The hosts that a RayService asks for, as KubeRay, GKE's device plugin and the TPU webhook would present them to Ray.
+
+Everything is read from the rendered object: there is no second table that could say something else. Sources: KubeRay
+1.7 (how limits become `ray start`'s parameters, RAY_NODE_TYPE_NAME, group labels), the webhook's main.go (TPU_NAME,
+TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), GKE's device plugin (TPU_TOPOLOGY, TPU_ACCELERATOR_TYPE).
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kuberay.local.errors import LocalError
+
+TPU = "google.com/tpu"
+POD_TYPE, TOPOLOGY, ACCELERATOR = "ray.io/tpu-pod-type", "ray.io/tpu-topology", "ray.io/accelerator-type"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One Pod: what KubeRay passes to `ray start` in it, and the environment of its container."""
+
+    name: str
+    """`tpu-v5e-4x8-1-3`, as the webhook names it: group, slice, host."""
+    group: str
+    cpus: int
+    memory: int
+    """Bytes, as Ray accounts for them; nothing is set aside on this machine."""
+    chips: int
+    labels: Mapping[str, str]
+    """The group's, which KubeRay passes on the command line."""
+    env: Mapping[str, str]
+
+    @property
+    def seen_labels(self) -> dict[str, str]:
+        """All labels that Ray must show for it, node ids aside: the group's, and those that it makes of env."""
+        seen = dict(self.labels) | {"ray.io/node-group": self.env["RAY_NODE_TYPE_NAME"]}
+        if self.chips:
+            seen |= {"ray.io/tpu-slice-name": self.env["TPU_NAME"], "ray.io/tpu-worker-id": self.env["TPU_WORKER_ID"]}
+        return seen
+
+    @property
+    def seen_resources(self) -> dict[str, float]:
+        """All resources that Ray must show for it, but those of every node: its address and its object store."""
+        seen = {"memory": float(self.memory)} | ({"CPU": float(self.cpus)} if self.cpus else {})
+        if self.chips:
+            seen |= {"TPU": float(self.chips), self.env["TPU_NAME"]: 1.0}
+            seen[f"accelerator_type:{self.labels[ACCELERATOR]}"] = 1.0
+            if self.env["TPU_WORKER_ID"] == "0":
+                seen[f"TPU-{self.labels[POD_TYPE]}-head"] = 1.0
+        return seen
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One replica of a worker group: KubeRay makes and replaces its hosts together. A CPU worker is one of one host."""
+
+    name: str
+    """Its TPU_NAME: `tpu-v5e-4x8-1`."""
+    hosts: tuple[Host, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A Ray cluster to be."""
+
+    name: str
+    head: Host
+    slices: tuple[Slice, ...]
+    token: bool
+    """Whether KubeRay would guard it with a token."""
+    serve_config: str
+    """serveConfigV2, word for word."""
+    absent: tuple[str, ...]
+    """Environment variables that the manifest takes from Secrets, and this machine's environment does not have."""
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        return (self.head, *(host for slice in self.slices for host in slice.hosts))
+
+    def find(self, wanted: str) -> tuple[int, Host]:
+        """The slice's place and the host that `1:3` or `tpu-v5e-4x8-1:3` names. Raises LocalError."""
+        name, _, number = wanted.rpartition(":")
+        names = [slice.name for slice in self.slices]
+        place = int(name) if name.isdigit() else names.index(name) if name in names else -1
+        if not number.isdigit() or not 0 <= place < len(names):
+            choices = ", ".join(f"{i}: {name}" for i, name in enumerate(names))
+            raise LocalError(f"{wanted!r} must be SLICE:HOST, such as 0:0; slices are {choices}")
+        hosts = self.slices[place].hosts
+        if int(number) >= len(hosts):
+            raise LocalError(f"{names[place]} has hosts 0 to {len(hosts) - 1}, no host {number}")
+        return place, hosts[int(number)]
+
+
+def plan_of(
+    ray_service: Mapping[str, Any],
+    *,
+    address: str,
+    environment: Mapping[str, str] | None = None,
+    replicas: int | None = None,
+) -> Plan:
+    """The cluster of a rendered RayService.
+
+    Args:
+        ray_service: the object, as `render` makes it.
+        address: IP address that all hosts have here.
+        environment: where variables that the manifest takes from Secrets are looked up, by their own name.
+        replicas: slices of each elastic group, as far as its bounds allow; None: as the manifest begins.
+    """
+    spec = ray_service["spec"]["rayClusterConfig"]
+    secrets = _Secrets(environment or {})
+    slices: list[Slice] = []
+    for group in spec["workerGroupSpecs"]:
+        slices += (_slice(group, i, address, secrets) for i in range(_count(group, replicas)))
+    return Plan(
+        name=ray_service["metadata"]["name"],
+        head=_head(spec["headGroupSpec"], address, secrets),
+        slices=tuple(slices),
+        token=spec.get("authOptions", {}).get("mode") == "token",
+        serve_config=ray_service["spec"]["serveConfigV2"],
+        absent=tuple(sorted(secrets.absent)),
+    )
+
+
+def _count(group: Mapping[str, Any], wanted: int | None) -> int:
+    """Slices to start: there is no autoscaler here, so a group that could wait for requests begins with one."""
+    least, most = max(1, group["minReplicas"]), max(1, group["maxReplicas"])
+    return max(least, min(most, wanted if wanted is not None else group["replicas"]))
+
+
+def _head(spec: Mapping[str, Any], address: str, secrets: "_Secrets") -> Host:
+    container = spec["template"]["spec"]["containers"][0]
+    env = _environment(container, address, secrets) | {"RAY_NODE_TYPE_NAME": "headgroup"}
+    return _host("head", "headgroup", spec, container, env)
+
+
+def _slice(group: Mapping[str, Any], replica: int, address: str, secrets: "_Secrets") -> Slice:
+    container = group["template"]["spec"]["containers"][0]
+    name, count = f"{group['groupName']}-{replica}", group["numOfHosts"]
+    hosts = []
+    for index in range(count):
+        env = _environment(container, address, secrets) | {"RAY_NODE_TYPE_NAME": group["groupName"]}
+        if TPU in container["resources"]["limits"]:
+            labels = group["labels"]
+            env |= {
+                "TPU_NAME": name,
+                "TPU_WORKER_ID": str(index),
+                "TPU_TOPOLOGY": labels[TOPOLOGY],
+                "TPU_ACCELERATOR_TYPE": labels[POD_TYPE],
+            }
+            if count > 1:
+                # There, <slice>-<host>.<cluster>-headless; here all hosts are one address.
+                env["TPU_WORKER_HOSTNAMES"] = ",".join([address] * count)
+        hosts.append(_host(f"{name}-{index}", group["groupName"], group, container, env))
+    return Slice(name, tuple(hosts))
+
+
+def _host(name: str, group: str, spec: Mapping[str, Any], container: Mapping[str, Any], env: dict[str, str]) -> Host:
+    limits, params = container["resources"]["limits"], spec.get("rayStartParams", {})
+    return Host(
+        name=name,
+        group=group,
+        cpus=int(params["num-cpus"]) if "num-cpus" in params else math.ceil(_amount(limits["cpu"])),
+        memory=int(_amount(limits["memory"])),
+        chips=int(_amount(limits.get(TPU, "0"))),
+        labels=dict(spec.get("labels", {})),
+        env=env,
+    )
+
+
+def _amount(quantity: str) -> float:
+    from kubernetes.utils.quantity import parse_quantity
+
+    return float(parse_quantity(quantity))
+
+
+class _Secrets:
+    """Stands in for the cluster's Secrets."""
+
+    def __init__(self, environment: Mapping[str, str]):
+        self._environment = environment
+        self.absent: set[str] = set()
+
+    def __call__(self, name: str) -> str | None:
+        if name not in self._environment:
+            self.absent.add(name)
+        return self._environment.get(name)
+
+
+def _environment(container: Mapping[str, Any], address: str, secrets: _Secrets) -> dict[str, str]:
+    """The container's variables; `$(NAME)` in a value is one that came before, as Kubernetes has it."""
+    env: dict[str, str] = {}
+    for entry in container.get("env", ()):
+        source: Iterable[str] = entry.get("valueFrom", ())
+        if "secretKeyRef" in source:
+            value = secrets(entry["name"])
+        elif "fieldRef" in source:  # the manifest asks for the node's address and nothing else
+            value = address
+        else:
+            value = re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), entry["value"])
+        if value is not None:
+            env[entry["name"]] = value
+    return env

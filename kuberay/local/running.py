@@ -1,0 +1,262 @@
+"""Runs a service on this machine until it is interrupted: starts, deploys, watches, obeys; leaves nothing behind."""
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from kuberay.local.cluster import EmulatedCluster, Phase
+from kuberay.local.dashboard import App, Dashboard, differences
+from kuberay.local.errors import LocalError, ServiceFailed
+from kuberay.local.folder import RunFolder
+from kuberay.local.hosts import Plan, plan_of
+from kuberay.local.ports import address_of, free_ports, is_free
+from kuberay.local.raylet import Site, has_haproxy
+from kuberay.local.scaling_down import scale_down
+from kuberay.progress import Board
+from kuberay.render import render
+from ray_configs.service import Service
+
+PERIOD_S = 0.25
+HEAD_GB, HOST_GB = 1.5, 0.6
+"""Memory as measured, shared pages counted once: Ray's head with dashboard and Serve; a host with a tiny model."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line says."""
+
+    port: int = 8000
+    tiny: bool = False
+    hosts_per_slice: int | None = None
+    slices: int | None = None
+    kill_host: str | None = None
+    """`SLICE:HOST`: as soon as the service is ready."""
+
+
+def run(service: Service, wishes: Wishes) -> None:
+    """Blocks until SIGINT, SIGTERM or SIGHUP. If a run is there already, asks it to kill the host, and returns.
+
+    Raises:
+        LocalError: it cannot run here.
+        ServiceFailed: it did start, and its deployment failed.
+        KeyboardInterrupt: it was stopped before it was ready.
+    """
+    if not sys.platform.startswith("linux"):
+        raise LocalError("needs Linux, whose kernel tells apart and ends what each host started; use a container")
+    folder = RunFolder(wishes.port)
+    if not folder.acquire():
+        _ask_the_other(folder, service, wishes)
+        return
+    with _signals():
+        try:
+            _run(service, wishes, folder)
+        finally:
+            folder.release()
+
+
+def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
+    if not is_free(wishes.port):
+        raise LocalError(f"port {wishes.port} is in use by another program; choose one with --port")
+    scaled = scale_down(service, tiny=wishes.tiny, hosts_per_slice=wishes.hosts_per_slice)
+    manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
+    address = address_of(wishes.port)
+    plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
+    if wishes.kill_host:
+        plan.find(wishes.kill_host)  # a mistake is said now, not after minutes
+    for sentence in (*scaled.said, *_differences_of(plan, scaled.service)):
+        _say(sentence)
+    token = secrets.token_hex(32) if plan.token else None
+    ports = free_ports(wishes.port)
+    site = Site(address, folder.path, next(ports), next(ports), next(ports), token)
+    if token:
+        (token_file := folder.path / "token").touch(mode=0o600)
+        token_file.write_text(token)
+    cluster = EmulatedCluster(plan, site, ports, _say)
+    dashboard = Dashboard(site.dashboard_port, token)
+    try:
+        _Run(plan, wishes, folder, cluster, dashboard).forever()
+    finally:
+        dashboard.close()
+        with _deaf():
+            began = time.monotonic()
+            _say("stopping")
+            clean = cluster.stop()
+            _say(
+                f"stopped after {time.monotonic() - began:.1f} s" + ("" if clean else "; some processes would not die")
+            )
+
+
+class _Run:
+    """The loop, and what it has done."""
+
+    def __init__(self, plan: Plan, wishes: Wishes, folder: RunFolder, cluster: EmulatedCluster, dashboard: Dashboard):
+        self._plan, self._wishes, self._folder, self._cluster = plan, wishes, folder, cluster
+        self._dashboard = dashboard
+        self._began = time.monotonic()
+        self._deployed = self._ready = False
+        self._apps: list[App] = []
+        self._asked = 0.0
+
+    def forever(self) -> None:
+        try:
+            with Board() as board:
+                while True:
+                    self._once()
+                    board.show_lines(self._status())
+                    time.sleep(PERIOD_S)
+        except KeyboardInterrupt:
+            if not self._ready:
+                raise
+
+    def _once(self) -> None:
+        self._cluster.tick(self._alive)
+        if request := self._folder.request():
+            request.answer(**self._obey(request.question))
+        if self._cluster.ready and not self._deployed:
+            self._check()
+            self._dashboard.deploy(self._plan.serve_config, self._wishes.port)
+            self._deployed = True
+        if self._deployed and time.monotonic() - self._asked > 1:
+            self._look_at_apps()
+
+    def _check(self) -> None:
+        if wrong := differences(self._plan.hosts, self._dashboard.nodes()):
+            raise ServiceFailed("Ray does not see the hosts as GKE would present them:\n" + "\n".join(wrong))
+        _say(
+            f"Ray sees {_count(len(self._plan.hosts) - 1, 'host')} and a head with GKE's labels and resources "
+            f"after {self._seconds()}; deploying serveConfigV2"
+        )
+
+    def _look_at_apps(self) -> None:
+        with suppress(httpx.HTTPError):  # busy; it is asked again
+            self._apps = self._dashboard.apps()
+        self._asked = time.monotonic()
+        for app in self._apps:
+            if app.status == "DEPLOY_FAILED" and not self._ready:
+                raise ServiceFailed(f"application {app.name} failed to deploy:\n{app.message}")
+        if not self._ready and self._apps and all(app.status == "RUNNING" for app in self._apps):
+            self._ready = True
+            _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._wishes.port}  (Ctrl-C stops it)")
+            if self._wishes.kill_host:
+                self._cluster.kill(self._wishes.kill_host)
+
+    def _obey(self, question: dict[str, object]) -> dict[str, object]:
+        if question.get("service") != self._plan.name:
+            return {"error": f"port {self._wishes.port} serves {self._plan.name}, not {question.get('service')}"}
+        try:
+            return {"killed": self._cluster.kill(str(question.get("kill_host")))}
+        except LocalError as error:
+            return {"error": str(error)}
+
+    def _alive(self) -> set[str]:
+        try:
+            return set(self._dashboard.nodes())
+        except httpx.HTTPError:
+            return {host.name for host in self._plan.hosts}  # not known; asked again
+
+    def _seconds(self) -> str:
+        return f"{time.monotonic() - self._began:.0f} s"
+
+    def _status(self) -> list[str]:
+        lines = [f"{self._plan.name} on http://127.0.0.1:{self._wishes.port}, dashboard {self._dashboard.url}"]
+        if not self._cluster.head.up:
+            lines.append("head: starting")
+        for place, running in enumerate(self._cluster.slices):
+            total = len(running.slice.hosts)
+            line = f"slice {place} {running.slice.name}: {running.up} of {total} hosts up"
+            if running.phase is not Phase.up and running.why:
+                line += f"; {running.why}, the slice is being recreated"
+            lines.append(line)
+        for app in self._apps:
+            states = ", ".join(f"{count} {state}" for state, count in sorted(app.replicas.items())) or "none"
+            line = f"{app.name} {app.status}: {_count(app.wanted, 'replica')} wanted; {states}"
+            if app.message and app.status != "RUNNING":
+                line += f"; {app.message.strip().splitlines()[-1]}"
+            lines.append(line)
+        return lines
+
+
+def _differences_of(plan: Plan, service: Service) -> Iterator[str]:
+    """What is not as it would be on GKE, and not already said."""
+    if service.elastic:
+        yield "autoscaling is not emulated: each group keeps the slices that it begins with (--slices N for more)"
+    for name in plan.absent:
+        yield f"left out: {name}, which the manifest takes from a Secret; set it in this shell's environment"
+    if not has_haproxy():
+        yield "without HAProxy: Ray has none for this machine, so Serve's own proxy answers"
+    if service.bucket and service.bucket.mount:
+        yield f"left out: the bucket at {service.bucket.mount}"
+    chips = sum(host.chips for host in plan.hosts)
+    hosts = len(plan.hosts) - 1
+    needed = HEAD_GB + hosts * HOST_GB
+    there = _available_gb()
+    what = f"{chips} JAX CPU devices for chips" if chips else "no chips"
+    yield (
+        f"starting {_count(len(plan.slices), 'slice')}, {_count(hosts, 'host')}, {what}; "
+        f"takes about {needed:.0f} GB of memory besides the models' weights"
+    )
+    if there is not None and there < needed:
+        yield f"WARNING: only {there:.1f} GB are available; fewer hosts need less: --hosts-per-slice"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _available_gb() -> float | None:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 / 1e9
+    return None
+
+
+def _ask_the_other(folder: RunFolder, service: Service, wishes: Wishes) -> None:
+    if wishes.kill_host is None:
+        raise LocalError(
+            f"a service runs on port {wishes.port} already; choose another --port, or give --kill-host SLICE:HOST to "
+            "try a failure in it"
+        )
+    answer = folder.ask(service=service.name, kill_host=wishes.kill_host)
+    if "error" in answer:
+        raise LocalError(answer["error"])
+    _say(f"killed {answer['killed']}; the other terminal shows what becomes of it")
+
+
+def _say(text: str) -> None:
+    print(f"podslice: {text}", flush=True)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end it as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A second Ctrl-C must not interrupt what the first one began."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,52 @@
+"""What several commands take, and how they refuse."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kuberay.source import Placeholders, Source, read
+from ray_configs.loading import ConfigError
+
+Config = Annotated[str, typer.Argument(help="Module or file of a config; see above.", show_default=False)]
+Project = Annotated[
+    str | None,
+    typer.Option(help="Put in for PROJECT_ID.", envvar="PODSLICE_PROJECT", show_default=False),
+]
+Bucket = Annotated[
+    str | None,
+    typer.Option(help="Put in for BUCKET_NAME (no gs://).", envvar="PODSLICE_BUCKET", show_default=False),
+]
+Context = Annotated[str | None, typer.Option(help="kubectl context; default: the current one.", show_default=False)]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="For objects that name none.", show_default=False)
+]
+Kubeconfig = Annotated[str | None, typer.Option(help="Default: $KUBECONFIG or ~/.kube/config.", show_default=False)]
+Crds = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of KubeRay's CRD schemas (rayservices.v1.json ...), to find every unknown field.",
+        envvar="PODSLICE_KUBERAY_CRDS",
+        show_default=False,
+    ),
+]
+
+
+class Refusal(Exception):
+    """The command cannot be carried out; the text is for the person."""
+
+
+def read_source(source: str, placeholders: Placeholders) -> Source:
+    """Raises Refusal with what is wrong with it."""
+    try:
+        return read(source, placeholders)
+    except (ConfigError, ValueError) as error:
+        raise Refusal(str(error)) from error
+
+
+def read_config(source: str, placeholders: Placeholders) -> Source:
+    """A source that must be a typed config."""
+    found = read_source(source, placeholders)
+    if found.config is None:
+        raise Refusal(f"{source} is YAML already; this command needs a Python config")
+    return found

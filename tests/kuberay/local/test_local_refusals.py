@@ -1,0 +1,110 @@
+"""What `python -m kuberay local` refuses at once, in a line, with exit status 2; and the folder that runs meet in."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from local_runs import REPOSITORY, serving_port
+
+from kuberay.local import running
+from kuberay.local.errors import LocalError
+from kuberay.local.folder import RunFolder
+from kuberay.local.hosts import plan_of
+from kuberay.local.ports import address_of, free_ports
+from kuberay.render import render
+from ray_configs.loading import load
+
+LOCAL = "ray_configs.catalog.local"
+
+
+def refused(*arguments: str) -> str:
+    command = [sys.executable, "-m", "kuberay", "local", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    return done.stderr
+
+
+def test_a_job():
+    assert "is a job; only a service runs locally" in refused("ray_configs.catalog.smoke_multi_host")
+
+
+def test_a_config_that_is_not_there():
+    assert "there is no module 'no.such'" in refused("no.such")
+
+
+def test_a_port_in_use():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert f"port {port} is in use by another program; choose one with --port" in refused(LOCAL, "--port", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("2:0", "'2:0' must be SLICE:HOST, such as 0:0; slices are 0: tpu-v5e-2x4-4t-0, 1: tpu-v5e-2x4-4t-1"),
+        ("tpu-v5e-4x8-0:0", "must be SLICE:HOST"),
+        ("1", "must be SLICE:HOST"),
+        ("1:x", "must be SLICE:HOST"),
+        ("tpu-v5e-2x4-4t-1:2", "tpu-v5e-2x4-4t-1 has hosts 0 to 1, no host 2"),
+    ],
+)
+def test_a_host_that_is_not_there_is_refused_before_anything_starts(host, said, monkeypatch):
+    monkeypatch.setattr(running, "EmulatedCluster", None)  # a start would fail otherwise
+    wishes = running.Wishes(port=serving_port(), tiny=True, hosts_per_slice=2, kill_host=host)
+    with pytest.raises(LocalError) as refusal:
+        running.run(load("ray_configs.catalog.spmd_175b"), wishes)
+    assert said in str(refusal.value)
+
+
+def test_hosts_that_are_not_sold():
+    said = refused("ray_configs.catalog.spmd_175b", "--hosts-per-slice", "3")
+    assert "--hosts-per-slice can be 1, 2, 4, 8" in said
+
+
+def test_too_little_memory_is_said(monkeypatch):
+    service = load("ray_configs.catalog.spmd_175b")
+    manifest = next(item for item in render(service) if item["kind"] == "RayService")
+    plan = plan_of(manifest, address="127.0.0.2")
+    monkeypatch.setattr(running, "_available_gb", lambda: 3.2)
+    said = " ".join(running._differences_of(plan, service))
+    assert "2 slices, 16 hosts, 64 JAX CPU devices" in said and "WARNING: only 3.2 GB are available" in said
+    monkeypatch.setattr(running, "_available_gb", lambda: 300.0)
+    assert "WARNING" not in " ".join(running._differences_of(plan, service))
+
+
+def test_what_is_not_emulated_is_said():
+    service = load("ray_configs.catalog.whole_graph")
+    manifest = next(item for item in render(service) if item["kind"] == "RayService")
+    said = " ".join(running._differences_of(plan_of(manifest, address="127.0.0.2"), service))
+    assert "autoscaling is not emulated" in said and "left out: HF_TOKEN" in said and "bucket at /gcs" in said
+
+
+def test_a_folder_is_one_runs_alone_and_gone_after_it():
+    port = serving_port()
+    first, second = RunFolder(port), RunFolder(port)
+    assert first.acquire() and not second.acquire()
+    (first.path / "session").mkdir()
+    first.release()
+    assert not first.path.exists()
+    assert second.acquire() and list(second.path.iterdir()) == []
+    second.release()
+
+
+def test_what_a_crashed_run_left_is_cleared():
+    port = serving_port()
+    crashed = RunFolder(port)
+    assert crashed.acquire()
+    (crashed.path / "token").write_text("old")
+    os.close(crashed._lock)  # as the kernel does for a process that is gone
+    crashed._socket.close()
+    after = RunFolder(port)
+    assert after.acquire() and not (after.path / "token").exists()
+    after.release()
+
+
+def test_two_runs_look_for_ports_in_different_places():
+    assert address_of(8000) == "127.31.64.1" and address_of(8001) == "127.31.65.1"
+    ports, others = free_ports(8000), free_ports(8001)
+    assert not {next(ports) for _ in range(50)} & {next(others) for _ in range(50)}

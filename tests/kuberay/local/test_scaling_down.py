@@ -1,0 +1,86 @@
+"""A service made small enough for a laptop, and every change said."""
+
+import pytest
+
+from kuberay.local.errors import LocalError
+from kuberay.local.scaling_down import scale_down
+from ray_configs.llm import LLMConfig
+from ray_configs.loading import load
+from ray_configs.service import Application, Service
+from ray_configs.stable_diffusion import StableDiffusionConfig
+
+
+def one(**config: object) -> Service:
+    return Service(name="s", applications=(Application(config=LLMConfig(**config)),))
+
+
+def test_nothing_changes_unasked():
+    service = one(slice="v5e:4x8", max_batch_size=16)
+    scaled = scale_down(service)
+    assert scaled.service == service and scaled.said == ()
+
+
+def test_tiny_keeps_the_slice_and_lowers_the_sizes():
+    scaled = scale_down(load("ray_configs.catalog.spmd_175b"), tiny=True)
+    config = scaled.service.applications[0].config
+    assert config.tiny and str(config.slice) == "v5e:4x8" and config.min_replicas == 2
+    assert (config.max_batch_size, config.max_step_tokens, config.max_model_len) == (8, 16, 256)
+    (sentence,) = scaled.said
+    assert "lm_cloud.LmCloudSpmd175B32Test" in sentence and "max_batch_size 8" in sentence
+    assert "max_model_len" not in sentence  # the config's own is small enough
+
+
+def test_what_was_small_stays():
+    config = scale_down(one(max_batch_size=2, max_step_tokens=16, max_model_len=64), tiny=True).service.applications[0]
+    assert (config.config.max_batch_size, config.config.max_step_tokens, config.config.max_model_len) == (2, 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("slice", "hosts", "smaller"),
+    [
+        ("v5e:4x8", 2, "v5e:2x4:4t"),
+        ("v5e:4x8", 4, "v5e:4x4"),
+        ("v5e:4x8", 1, "v5e:2x2"),
+        ("v6e:16x16", 2, "v6e:2x4:4t"),
+        ("v4:2x2x4", 2, "v4:2x2x2"),
+        ("v5e:2x4:8t", 1, "v5e:2x4:8t"),
+        ("v5e:2x4:4t", 8, "v5e:2x4:4t"),
+    ],
+)
+def test_fewer_hosts(slice, hosts, smaller):
+    scaled = scale_down(one(slice=slice), hosts_per_slice=hosts)
+    (application,) = scaled.service.applications
+    assert str(application.config.slice) == smaller
+    assert bool(scaled.said) == (slice != smaller)
+    assert scaled.service.worker_groups[0].slice == application.config.slice  # what is rendered follows
+
+
+def test_a_number_of_hosts_that_is_not_sold():
+    with pytest.raises(LocalError, match=r"no v5e slice of 3 hosts with 4 chips each; --hosts-per-slice can be 1, 2, "):
+        scale_down(one(slice="v5e:4x8"), hosts_per_slice=3)
+
+
+def test_chips_of_one_host_are_all_used():
+    assert scale_down(one(slice="v5e:2x2")).service.applications[0].config.tensor_parallel == 4
+    assert scale_down(one(slice="v5e:2x2", tensor_parallel=2)).service.applications[0].config.tensor_parallel == 2
+    assert scale_down(one()).service.applications[0].config.tensor_parallel is None
+
+
+def test_an_application_that_does_not_exist_is_left_out(monkeypatch):
+    monkeypatch.setattr(StableDiffusionConfig, "import_path", "apps.not_yet:build")
+    pictures = Application(config=StableDiffusionConfig(), route_prefix="/pictures", image="one")
+    both = Service(name="s", applications=(Application(config=LLMConfig(), image="one"), pictures))
+    scaled = scale_down(both)
+    assert [app.serve_name for app in scaled.service.applications] == ["llm"]
+    assert scaled.said == ("left out: application stable-diffusion; there is no apps.not_yet:build yet",)
+    with pytest.raises(LocalError, match="none of the applications of s can run here"):
+        scale_down(Service(name="s", applications=(pictures,)))
+
+
+def test_two_applications_that_would_meet_on_the_same_workers():
+    apps = (
+        Application(config=LLMConfig(slice="v5e:2x4:8t")),
+        Application(config=LLMConfig(slice="v5e:4x8"), name="other", route_prefix="/other"),
+    )
+    with pytest.raises(LocalError, match="workers of different machine type"):
+        scale_down(Service(name="s", applications=apps), hosts_per_slice=2)
