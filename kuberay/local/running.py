@@ -88,8 +88,10 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
         dashboard.close()
         with _deaf():
             began = time.monotonic()
-            _say("stopping")
-            clean = cluster.stop()
+            try:
+                _say("stopping")
+            finally:  # whether or not there still is a terminal to tell it to
+                clean = cluster.stop()
             _say(
                 f"stopped after {time.monotonic() - began:.1f} s" + ("" if clean else "; some processes would not die")
             )
@@ -121,20 +123,25 @@ class _Run:
         self._cluster.tick(self._alive)
         if request := self._folder.request():
             request.answer(**self._obey(request.question))
-        if self._cluster.ready and not self._deployed:
-            self._check()
+        if self._cluster.ready and not self._deployed and self._checked():
             self._dashboard.deploy(self._plan.serve_config, self._wishes.port)
             self._deployed = True
         if self._deployed and time.monotonic() - self._asked > 1:
             self._look_at_apps()
 
-    def _check(self) -> None:
-        if wrong := differences(self._plan.hosts, self._dashboard.nodes()):
+    def _checked(self) -> bool:
+        """Whether Ray's view is right; False: it could not be asked yet. Raises ServiceFailed where it is wrong."""
+        try:
+            nodes = self._dashboard.nodes()
+        except httpx.HTTPError:
+            return False
+        if wrong := differences(self._plan.hosts, nodes):
             raise ServiceFailed("Ray does not see the hosts as GKE would present them:\n" + "\n".join(wrong))
         _say(
             f"Ray sees {_count(len(self._plan.hosts) - 1, 'host')} and a head with GKE's labels and resources "
             f"after {self._seconds()}; deploying serveConfigV2"
         )
+        return True
 
     def _look_at_apps(self) -> None:
         with suppress(httpx.HTTPError):  # busy; it is asked again
