@@ -98,7 +98,12 @@ def test_layouts_pad_and_place(shape: str, nbytes: int, space: int) -> None:
 
 @pytest.mark.parametrize(
     ("groups", "size"),
-    [("{{0,1,2,3},{4,5,6,7}}", 4), ("[2,16]<=[32]", 16), ("[4,2]<=[2,4]T(1,0)", 2), ("mesh['x'=4,'y'=8] {'x','y'}", 32)],
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", 4),
+        ("[2,16]<=[32]", 16),
+        ("[4,2]<=[2,4]T(1,0)", 2),
+        ("mesh['x'=4,'y'=8] {'x','y'}", 32),
+    ],
 )
 def test_groups_in_every_spelling(groups: str, size: int) -> None:
     line = f"  %a = f32[8]{{0}} all-gather(%b), channel_id=1, replica_groups={groups}, dimensions={{0}}"
@@ -120,7 +125,11 @@ def test_a_real_program_is_read_whole() -> None:
 
     compiled = jax.jit(program).lower(jnp.ones((16, 32)), jnp.ones((32, 32)), jnp.int32(1)).compile()
     module = hlo.parse(compiled.as_text())
-    assert [sum(array.nbytes for array in p.arrays) for _, p in sorted(module.entry.parameters.items())] == [2048, 4096, 4]
+    assert [sum(array.nbytes for array in p.arrays) for _, p in sorted(module.entry.parameters.items())] == [
+        2048,
+        4096,
+        4,
+    ]
     assert all(computation.instructions for computation in module.computations.values())
     # Every operand is an instruction of the same computation.
     for computation in module.computations.values():

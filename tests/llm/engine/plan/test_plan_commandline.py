@@ -1,0 +1,100 @@
+"""`python -m apps.llm.plan`: what it refuses and how, and the plan that it prints."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from apps.llm.engine.plan.report import LABEL, Plan
+from apps.llm.engine.plan.search import Candidate, Found
+from apps.llm.plan import app, language_model
+from ray_configs.loading import ConfigError
+
+LLAMA = "ray_configs.catalog.llama3_8b_v5e"
+SMALL = ["--set", "max_batch_size=8", "--set", "max_step_tokens=64", "--set", "max_model_len=128"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["no.such.module"], "there is no module 'no.such.module'"),
+        (["ray_configs.catalog.prepare_gemma_7b_it"], "is a job"),
+        (["ray_configs.catalog.stable_diffusion_v4"], "no language model"),
+        (["ray_configs.catalog.local"], "no slice to plan for"),
+        ([LLAMA, "--app", "other"], "no language model named 'other'; it has llm"),
+        ([LLAMA, "--set", "batch=3"], "must be FIELD=VALUE"),
+        ([LLAMA, "--set", "max_batch_size=0"], "max_batch_size"),
+        ([LLAMA, "--slice", "v5e:3x3"], "v5e has no topology '3x3'"),
+        ([LLAMA, "--search", "--price", "v5e"], "must be GENERATION=DOLLARS"),
+    ],
+)
+def test_refusals_say_why(arguments: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_changes_apply_to_the_config() -> None:
+    config = language_model(LLAMA, None, {"slice": "v6e:2x2", "quantize_weights": "int8"})
+    assert (str(config.slice), config.quantize_weights, config.max_model_len) == ("v6e:2x2", "int8", 2048)
+    with pytest.raises(ConfigError, match="not a valid config"):
+        language_model(LLAMA, None, {"quantize_weights": "int3"})
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[4])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", "apps.llm.plan", *arguments]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--set", "max_model_len=100000"], "this model's context is 8192"),
+        (["--set", "tensor_parallel=16"], "v5e:2x4:8t has 8 devices"),
+        (["--context", "4096"], "from 1 to the longest sequence, 2048"),
+        (["--search", "--generation", "v9"], "no TPU generation 'v9'"),
+    ],
+)
+def test_refusals_of_the_planner_say_why(arguments: list[str], complaint: str) -> None:
+    pytest.importorskip("libtpu")
+    done = run(LLAMA, *arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_schema_describes_every_number() -> None:
+    for part in (Plan, Found, Candidate):
+        schema = part.model_json_schema()
+        assert set(schema["required"]) <= set(schema["properties"])
+    assert LABEL.startswith("computed, not measured")
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.timeout(900)
+def test_search_compiles_the_cheapest_and_prints_its_plan() -> None:
+    pytest.importorskip("libtpu")
+    model = ["ray_configs.catalog.spmd_175b", "--set", "model=lm_cloud.LmCloudSpmd2BTest", *SMALL]
+    done = run(*model, "--json", "--search", "--generation", "v5e", "--most-chips", "8", "--ms-per-token", "4")
+    assert done.returncode == 0, done.stderr
+    found = Found.model_validate_json(done.stdout)
+    assert json.loads(done.stdout)["label"] == LABEL
+    (chosen,) = [c for c in found.candidates if c.plan is not None]
+    assert found.chosen == [chosen.slice]
+    plan = chosen.plan
+    assert plan.chips == chosen.chips
+    assert plan.memory.fits
+    assert plan.layers_compiled == [2, 4]
+    # The two branches of the arithmetic agree, and a floor is one.
+    assert chosen.least_ms <= plan.at_floor.time_per_token_ms <= plan.estimate.time_per_token_ms <= 4
+    assert plan.decode.hbm_over_least < 1.10
+    assert plan.memory.total <= plan.memory.usable
+    assert [entry.context for entry in plan.batches] == [128, 64, 32, 16]
+    assert all(c.chips >= chosen.chips for c in found.candidates if "dearer" in c.verdict)

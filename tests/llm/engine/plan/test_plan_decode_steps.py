@@ -1,0 +1,52 @@
+"""What the engine's decode steps hold and move on TPU, at full width: by the compiler, layers extrapolated."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import decode_steps
+import pytest
+
+pytestmark = pytest.mark.tpu_compile
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[str, dict[str, float]]:
+    pytest.importorskip("libtpu")
+    root = str(Path(__file__).parents[4])
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+        "JAX_PLATFORMS": "cpu",
+    }
+    names = list(decode_steps.STEPS)
+    command = [sys.executable, decode_steps.__file__, *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(names, map(json.loads, done.stdout.splitlines())))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["llama-bf16", "llama-int8", "gemma-bf16"])
+def test_one_copy_of_the_cache_and_every_byte_once(name: str, steps: dict[str, dict[str, float]]) -> None:
+    step = steps[name]
+    assert step["aliased"] >= step["kv_cache"], "the cache is donated"
+    assert step["temporaries"] < 0.05 * step["kv_cache"], "and nowhere copied"
+    moved = step["hbm_read"] + step["hbm_written"] + step["kernel"]
+    assert moved < 1.10 * (step["weights"] - step["lookup"] + step["live"])
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", ["175b-bf16", "175b-int8"])
+def test_the_largest_model_fits_32_chips(name: str, steps: dict[str, dict[str, float]]) -> None:
+    step = steps[name]
+    held = step["weights"] + step["kv_cache"] + step["other_arguments"] + step["temporaries"]
+    assert max(held, step["peak"]) + step["shapes"] * step["code"] < step["usable"]
+    moved = step["hbm_read"] + step["hbm_written"] + step["kernel"]
+    assert moved < 1.10 * (step["weights"] + step["live"])
+
+
+@pytest.mark.timeout(1200)
+def test_int8_halves_the_weights(steps: dict[str, dict[str, float]]) -> None:
+    assert 0.49 < steps["175b-int8"]["weights"] / steps["175b-bf16"]["weights"] < 0.51
