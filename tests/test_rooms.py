@@ -11,6 +11,9 @@ import pytest
     [
         ("ray_configs.llm", ("jax", "ray", "torch", "kubernetes", "numpy")),
         ("apps.llm.engine", ("ray", "torch", "fastapi")),
+        ("apps.llm.engine.follower", ("ray", "torch", "fastapi")),
+        ("apps.llm.slice", ("jax", "torch", "transformers")),
+        ("apps.llm.server", ("jax", "torch", "transformers")),
         ("apps.llm", ("jax", "ray", "torch", "transformers")),
     ],
 )

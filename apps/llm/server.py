@@ -16,11 +16,8 @@ RETRY_AFTER_S = 2.0
 
 def deployment(config: LLMConfig) -> serve.Application:
     """Binds LLMServer with the deployment options that follow from the config."""
-    if config.slice is not None and not config.slice.single_host:
-        raise ValueError(
-            f"slice {config.slice} spans {config.slice.hosts} hosts, which a replica cannot own yet; "
-            "choose a single-host one such as v5e:2x4:8t, v6e:2x4:8t or v4:2x2x1"
-        )
+    if _spans_hosts(config) and config.slice.ray_refusal is not None:
+        raise ValueError(f"slice {config.slice} cannot be a replica's: {config.slice.ray_refusal}")
     # Keys travel as digests: no pickle, log or process listing of the cluster holds one.
     keys = frozenset(digest(key.get_secret_value()) for key in config.api_keys)
     return LLMServer.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
@@ -29,7 +26,7 @@ def deployment(config: LLMConfig) -> serve.Application:
 def options(config: LLMConfig) -> dict[str, Any]:
     """What Serve needs to know of the config: how many replicas, what each takes, when it is full, ill or done."""
     actor: dict[str, Any] = {"num_cpus": config.num_cpus}
-    if config.slice is not None:
+    if config.slice is not None and not _spans_hosts(config):  # of several hosts, the replica reserves it itself
         actor["resources"] = {"TPU": config.slice.chips_per_host}
         # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
         actor["label_selector"] = {"ray.io/tpu-pod-type": config.slice.ray_pod_type}
@@ -48,13 +45,18 @@ def options(config: LLMConfig) -> dict[str, Any]:
         "max_ongoing_requests": config.max_ongoing_requests,
         "max_queued_requests": config.max_queued_requests,
         "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
-        "health_check_period_s": 3,  # three failures in a row, and the replica is replaced
+        # Three failures in a row, and the replica is replaced: with several hosts there is more that can fail.
+        "health_check_period_s": 1 if _spans_hosts(config) else 3,
         "health_check_timeout_s": 30,
         "graceful_shutdown_wait_loop_s": 0.5,
         "graceful_shutdown_timeout_s": config.drain_timeout_s,
         # One line of the server's own every few seconds says more than one for each request, and costs less.
         "logging_config": {"enable_access_log": False},
     }
+
+
+def _spans_hosts(config: LLMConfig) -> bool:
+    return config.slice is not None and not config.slice.single_host
 
 
 @serve.deployment
@@ -67,8 +69,12 @@ class LLMServer:
         log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
         log.setLevel(logging.INFO)
         # Must be known before jax is imported. With TPUs, the CPU backend stays: some of jax's own code asks for it.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
+        if _spans_hosts(config):
+            os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
+        else:
+            os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
         self._keys = key_digests | keys_from_environment()
+        self._hosts: Any = None
         # In a thread: Serve's control calls share this event loop.
         self._model = await asyncio.to_thread(self._load, config)
         # What exists now lives as long as the replica: the garbage collector need not walk it again and again.
@@ -76,12 +82,21 @@ class LLMServer:
         gc.freeze()
         self._reports = asyncio.create_task(self._model.report_forever())
 
-    @staticmethod
-    def _load(config: LLMConfig) -> Any:
+    def _load(self, config: LLMConfig) -> Any:
         from apps.llm.engine import Engine
         from apps.llm.engine_model import EngineModel
 
-        return EngineModel(config.served_name, Engine.load(config), config.health_step_deadline_s)
+        if _spans_hosts(config):
+            from apps.llm.slice import SliceHosts
+
+            self._hosts = SliceHosts.start(config)
+        try:
+            engine = Engine.load(config, self._hosts)
+        except BaseException:
+            if self._hosts is not None:
+                self._hosts.close()
+            raise
+        return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
     def __serve_build_asgi_app__(self) -> Any:
         from apps.llm.http import http_app
@@ -89,7 +104,9 @@ class LLMServer:
         return http_app({self._model.name: self._model}, self._keys)
 
     async def check_health(self) -> None:
-        """Raises EngineStopped when the engine's loop is dead or stuck; after three times Serve replaces it."""
+        """Raises when the engine's loop or a host of its slice is dead or stuck; the third time Serve replaces it."""
+        if self._hosts is not None:
+            await self._hosts.check()
         self._model.check()
 
     def __del__(self) -> None:

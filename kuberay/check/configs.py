@@ -71,9 +71,6 @@ def _exists(app: Application, where: str) -> Iterator[Finding]:
     if importlib.util.find_spec(module) is None:
         why = f"{module} is not part of this version: Serve would answer DEPLOY_FAILED, No module named {module!r}"
         yield Finding("not-in-this-version", "warning", f"{where}.config", why, "an image of a version that has it")
-    elif isinstance(app.config, LLMConfig) and app.config.slice is not None and app.config.slice.hosts > 1:
-        why = "this version's language model replica cannot own several hosts: Serve would answer DEPLOY_FAILED"
-        yield Finding("not-in-this-version", "warning", f"{where}.config.slice", why, "a slice of one host")
 
 
 def _lasts(app: Application, where: str) -> Iterator[Finding]:

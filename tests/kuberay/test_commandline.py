@@ -181,7 +181,6 @@ def test_check_says_so_when_all_is_well(run):
         ("model='gs://b/model', slice='v5e:1x1'", {}, "bucket-permission", ["403", "mount=None"]),
         ("", {"exposure": "LoadBalancer(internal=False)"}, "no-api-keys", ["internet", "SecretKey"]),
         ("", {"exposure": "Gateway(gateway_class='gke-l7-global-external-managed')"}, "no-api-keys", ["internet"]),
-        ("model='x/m', slice='v6e:4x4'", {}, "not-in-this-version", ["several hosts"]),
     ],
 )
 def test_check_of_a_config(run, tmp_path, llm, service, rule, words):

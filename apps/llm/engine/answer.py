@@ -4,7 +4,7 @@ import numpy as np
 
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.detokenizer import Detokenizer
-from apps.llm.engine.executor import Tokens
+from apps.llm.engine.executor_protocol import Tokens
 from apps.llm.engine.request import FinishReason, Output, TokenLogprob
 from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.structured import Matcher

@@ -28,8 +28,9 @@ import numpy as np
 
 from apps.llm.engine import architecture
 from apps.llm.engine.answer import Answer
-from apps.llm.engine.checkpoint import Checkpoint
-from apps.llm.engine.executor import LocalExecutor, Tokens, use_compile_cache
+from apps.llm.engine.executor import ThisProcess, use_compile_cache
+from apps.llm.engine.executor_protocol import Executor, Place, Tokens
+from apps.llm.engine.model import Model
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.request import EngineStopped, Generation, Output, QueueFull, RequestError, SamplingParams
 from apps.llm.engine.sampling import MAX_BIAS, Extras
@@ -70,7 +71,12 @@ class Engine:
     """A loaded model and its loop. Make one with `Engine.load`."""
 
     def __init__(
-        self, config: EngineConfig, executor: Any, tokenizer: ModelTokenizer, grammars: Grammars, max_model_len: int
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        tokenizer: ModelTokenizer,
+        grammars: Grammars,
+        max_model_len: int,
     ):
         self.config, self.tokenizer, self.max_model_len = config, tokenizer, max_model_len
         self._executor, self._grammars = executor, grammars
@@ -94,11 +100,13 @@ class Engine:
         self._thread.start()
 
     @classmethod
-    def load(cls, config: EngineConfig | str) -> "Engine":
+    def load(cls, config: EngineConfig | str, place: Place | None = None, **settings: Any) -> "Engine":
         """Read the model, compile every step and start the loop. Takes seconds to minutes; shows progress.
 
         Args:
-            config: a config, or just the model: a local folder, a hub id or an fsspec URL.
+            config: a config, or just the model: a local folder, a hub id, an fsspec URL or a registered name.
+            place: where the model's devices are; default: those that this process sees.
+            settings: fields of EngineConfig, beside just the model: `Engine.load("google/gemma-2b", tiny=True)`.
 
         Raises:
             CheckpointError, UnsupportedModel: the model cannot be read, or is of an unknown kind.
@@ -106,23 +114,25 @@ class Engine:
             ValueError: the config does not fit the model or the machine.
         """
         if isinstance(config, str):
-            config = EngineConfig(model=config)
+            config = EngineConfig(model=config, **settings)
+        elif settings:
+            raise TypeError(f"settings beside a whole config: put {', '.join(settings)} into the config")
         use_compile_cache(config.compile_cache)
-        checkpoint = Checkpoint(config.model)
-        arch = architecture.from_hf_config(
-            checkpoint.json("config.json"), checkpoint.json("generation_config.json", required=False)
-        )
-        max_len = min(config.max_model_len or arch.max_position, arch.max_position)
-        if config.max_model_len and config.max_model_len > arch.max_position:
-            raise ValueError(f"max_model_len is {config.max_model_len}; this model's context is {arch.max_position}")
+        place = place or ThisProcess()
+        model = Model.open(config, place.shards(config))
+        arch, max_len = model.arch, model.max_len(config)
         # The tokenizer's imports and tables take as long as the weights: read both at once.
         with ThreadPoolExecutor(1) as pool:
-            words = pool.submit(_load_tokenizer, checkpoint, arch)
-            executor = LocalExecutor(config, arch, checkpoint, max_len)
-            calibration = words.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
-            executor.make_cache([token for token in calibration if token < arch.vocab_size])
-            executor.warm_up()
-            tokenizer, grammars = words.result()
+            words = pool.submit(_load_tokenizer, model)
+            executor = place.load(config, model)
+            try:
+                calibration = words.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
+                executor.make_cache([token for token in calibration if token < arch.vocab_size])
+                executor.warm_up()
+                tokenizer, grammars = words.result()
+            except BaseException:
+                executor.close()
+                raise
         return cls(config, executor, tokenizer, grammars, max_len)
 
     # -- the callers' side --------------------------------------------------------------------------------------
@@ -248,6 +258,8 @@ class Engine:
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
         else:
             self._fail("the engine was shut down")
+        finally:
+            self._executor.close()
 
     def _take_commands(self, wait: bool) -> bool:
         """Let new requests in and aborted ones out; sleeps when there is nothing to do. False: stop."""
@@ -376,9 +388,9 @@ def _wake(generations: list[Generation]) -> None:
         generation.wake()
 
 
-def _load_tokenizer(checkpoint: Checkpoint, arch: architecture.Architecture) -> tuple[ModelTokenizer, Grammars]:
-    tokenizer = ModelTokenizer(checkpoint.tokenizer_folder())
+def _load_tokenizer(model: Model) -> tuple[ModelTokenizer, Grammars]:
+    tokenizer = model.tokenizer()
     tokenizer.warm_up()
-    grammars = Grammars(tokenizer, arch.vocab_size, arch.eos_token_ids)
+    grammars = Grammars(tokenizer, model.arch.vocab_size, model.arch.eos_token_ids)
     grammars.warm_up()
     return tokenizer, grammars

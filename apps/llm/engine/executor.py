@@ -1,7 +1,10 @@
-"""The executor: holds the model on this process's devices and runs compiled steps on it.
+"""The local executor: holds the model on the devices that this process sees and runs compiled steps on them.
 
 `launch` starts a step and returns at once; `read` waits for its tokens. The engine launches step n + 1 before it
 reads step n, so that scheduling and detokenizing happen while the device works.
+
+On a slice of several hosts each host has one of these, over the devices of all of them: the same calls in the same
+order on every host are one program (see `lockstep`).
 """
 
 import logging
@@ -9,7 +12,7 @@ import os
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +20,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine import attention, params, sampling
+from apps.llm.engine import attention, distributed, params, sampling
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.attention import KVScales, LayerCache
 from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.decoder import Decoder
+from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
+from apps.llm.engine.model import Model
 from apps.llm.engine.params import HeadLayout, Params
 from apps.llm.engine.progress import bar
 from apps.llm.engine.sampling import Extras, SamplingState
@@ -30,16 +35,7 @@ from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
 
-SMALLEST_STEP = 8  # tokens; from 4 rows on, XLA:CPU's matrix products give each row the same bits whatever the others
-
-
-class Tokens(NamedTuple):
-    """A step's samples on the host, each by the step's sequence."""
-
-    ids: np.ndarray  # [S] int32
-    logprob: np.ndarray  # [S] float32; zeros unless some sequence wanted them
-    top_ids: np.ndarray  # [S, TOP_LOGPROBS]
-    top_logprobs: np.ndarray
+T = TypeVar("T")
 
 
 class CompileCount:
@@ -66,37 +62,35 @@ def use_compile_cache(folder: str | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def choose_mesh(config: EngineConfig) -> Mesh:
-    """One axis, "tensor", over the devices that share the model.
+class ThisProcess:
+    """The place of a model on the devices that this process sees. See `Place`."""
 
-    Raises:
-        ValueError: tensor_parallel asks for more devices than there are.
-    """
-    devices = jax.local_devices()
-    count = config.tensor_parallel or (1 if devices[0].platform == "cpu" else len(devices))
-    if count > len(devices):
-        raise ValueError(f"tensor_parallel is {count} but this host has {len(devices)} {devices[0].platform} devices")
-    return Mesh(np.array(devices[:count]), ("tensor",))
+    def shards(self, config: EngineConfig) -> int:
+        return distributed.choose_mesh(config).size
 
-
-def token_buckets(config: EngineConfig) -> list[int]:
-    """Step sizes to compile: powers of two, from 128 on also halfway between them, up to the token budget."""
-    sizes = [SMALLEST_STEP << i for i in range(32)]
-    sizes += [size * 3 // 2 for size in sizes if size >= 128]
-    return [*sorted(size for size in sizes if size < config.max_step_tokens), config.max_step_tokens]
+    def load(self, config: EngineConfig, model: Model) -> "LocalExecutor":
+        weights = None if model.random_weights else model.checkpoint
+        return LocalExecutor(config, model.arch, weights, model.max_len(config))
 
 
 class LocalExecutor:
-    """The model on the devices of this process."""
+    """The model on the devices of this process. See `Executor`."""
 
     def __init__(
-        self, config: EngineConfig, arch: Architecture, checkpoint: Checkpoint, max_len: int, mesh: Mesh | None = None
+        self,
+        config: EngineConfig,
+        arch: Architecture,
+        checkpoint: Checkpoint | None,
+        max_len: int,
+        mesh: Mesh | None = None,
     ):
         self.config, self.arch = config, arch
-        self.mesh = mesh or choose_mesh(config)
+        self.mesh = mesh or distributed.choose_mesh(config)
+        self.spans_hosts = len({device.process_index for device in self.mesh.devices.flat}) > 1
         self.compiles = CompileCount()
         self.dtype = jnp.dtype(config.dtype)
-        self.max_pages = -(-max_len // config.page_size)
+        self.shapes = step_shapes(config, max_len)
+        self.max_pages = self.shapes[0].max_pages
         platform = self.mesh.devices.flat[0].platform
         heads = HeadLayout.of(arch, self.mesh.shape["tensor"])
         impl = attention.implementation(config.attention, self.mesh, arch.head_dim, config.page_size)
@@ -105,7 +99,7 @@ class LocalExecutor:
         self.int8_kv = config.quantize_kv_cache == "int8"
         self.declared = params.declare(arch, heads)
         started = time.monotonic()
-        if config.random_weights:
+        if checkpoint is None or config.random_weights:
             self.params = params.random(self.declared, self.mesh, self.dtype, self.int8_weights)
         else:
             self.params = params.load(self.declared, checkpoint, self.mesh, self.dtype, self.int8_weights, True)
@@ -131,9 +125,8 @@ class LocalExecutor:
         self.pages = self.config.pages or self._pages_that_fit()
         dtype = jnp.dtype(jnp.int8) if self.int8_kv else self.dtype
         self.caches = self._empty_cache(self.pages, dtype)
-        self.state = jax.device_put(
-            SamplingState.empty(self.config.max_batch_size + 1, self.arch.vocab_size), self._everywhere
-        )
+        rows, vocab = self.config.max_batch_size + 1, self.arch.vocab_size
+        self.state = jax.jit(lambda: SamplingState.empty(rows, vocab), out_shardings=self._everywhere)()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(self.caches))
         log.info("KV cache: %d pages of %d tokens, %.2f GiB", self.pages, self.config.page_size, size / 2**30)
         return self.pages
@@ -148,8 +141,9 @@ class LocalExecutor:
         dtype = jnp.dtype(jnp.int8) if self.int8_kv else self.dtype
         shapes = jax.tree.leaves(self.decoder.impl.cache(spec, 1, dtype))
         page_bytes = sum(shape.size * shape.dtype.itemsize for shape in shapes) * self.arch.num_layers
-        device = self.mesh.devices.flat[0]
+        device = self.mesh.local_devices[0]
         if device.platform == "cpu":
+            page_bytes *= len(self.mesh.local_devices) / self.mesh.size
             free = _free_host_memory() * self.config.memory_fraction / 2
         else:
             stats = device.memory_stats()
@@ -158,7 +152,9 @@ class LocalExecutor:
             work = 4 * self.config.max_step_tokens * max(self.arch.intermediate_size, self.arch.hidden_size) * 4
             work += 4 * self.config.max_batch_size * self.arch.vocab_size * 4
             free = (stats["bytes_limit"] - stats["bytes_in_use"]) * self.config.memory_fraction - work
-        fit, most = int(free // page_bytes), self.config.max_batch_size * self.max_pages + 1
+        # Hosts differ in what is free, and a page is a part of the cache on each of them.
+        fit = distributed.least_over_hosts(int(free // page_bytes))
+        most = self.config.max_batch_size * self.max_pages + 1
         if fit < self.max_pages + 1:
             raise MemoryError(
                 f"the KV cache has room for {max(fit, 0)} pages of {self.config.page_size} tokens, less than one "
@@ -176,9 +172,9 @@ class LocalExecutor:
         step.add(ids, len(ids), range(1, pages + 1), decoding=False)
 
         def observe(weights: Params, caches: list[LayerCache], packed: jax.Array) -> list[KVScales]:
-            batch, seen = shape.unpack(packed), []
+            batch, seen, rotated = shape.unpack(packed), [], self.arch.rope is not None
             self.decoder.hidden(weights, batch, batch.tokens, caches, observe=seen)
-            return [KVScales(_channel_scale(k, rotated=True), _channel_scale(v, rotated=False)) for k, v in seen]
+            return [KVScales(_channel_scale(k, rotated), _channel_scale(v, rotated=False)) for k, v in seen]
 
         heads = NamedSharding(self.mesh, P("tensor", None))
         run = jax.jit(observe, out_shardings=heads)
@@ -190,13 +186,8 @@ class LocalExecutor:
     def _everywhere(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
 
-    @cached_property
-    def shapes(self) -> list[StepShape]:
-        batch = self.config.max_batch_size
-        return [StepShape(tokens, min(tokens, batch), self.max_pages) for tokens in token_buckets(self.config)]
-
     def shape_for(self, tokens: int, seqs: int) -> StepShape:
-        return next(shape for shape in self.shapes if shape.tokens >= tokens and shape.seqs >= seqs)
+        return fitting(self.shapes, tokens, seqs)
 
     @cached_property
     def step(self):
@@ -219,14 +210,7 @@ class LocalExecutor:
     def no_extras(self, seqs: int) -> Extras:
         """Inputs that say nothing, made once for each size and left on the device."""
         if seqs not in self._idle_extras:
-            words = -(-self.arch.vocab_size // 32)
-            host = Extras(
-                np.zeros((seqs, words), np.uint32),
-                np.zeros((seqs, sampling.MAX_BIAS), np.int32),
-                np.zeros((seqs, sampling.MAX_BIAS), np.float32),
-                np.zeros(2, np.int32),
-            )
-            self._idle_extras[seqs] = jax.device_put(host, self._everywhere)
+            self._idle_extras[seqs] = self._place(Extras.empty(seqs, self.arch.vocab_size))
         return self._idle_extras[seqs]
 
     @cached_property
@@ -236,9 +220,9 @@ class LocalExecutor:
     def launch(self, step: HostStep, extras: Extras | None = None) -> jax.Array:
         """Start a step; the result is for `read`."""
         if extras is not None:  # placed as the idle ones are: another placement would be another program
-            extras = jax.device_put(extras, self._everywhere)
+            extras = self._place(extras)
         extras = extras or self.no_extras(step.shape.seqs)
-        packed = jax.device_put(step.packed, self._everywhere) if self.mesh.size > 1 else step.packed
+        packed = self._place(step.packed) if self.mesh.size > 1 else step.packed
         samples, self.caches, self.state = self.step(
             self.params, self.caches, self.state, self.kv_scales, packed, extras, step.shape
         )
@@ -247,11 +231,7 @@ class LocalExecutor:
 
     def read(self, samples: jax.Array) -> Tokens:
         """Wait for a launched step and unpack what it sampled."""
-        host = np.asarray(samples)
-        top = (host.shape[1] - 2) // 2
-        return Tokens(
-            host[:, 0], host[:, 1].view(np.float32), host[:, 2 : 2 + top], host[:, 2 + top :].view(np.float32)
-        )
+        return Tokens.unpack(np.asarray(samples))
 
     def start_row(self, row: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
@@ -261,7 +241,19 @@ class LocalExecutor:
 
     @cached_property
     def _start_row(self):
-        return jax.jit(sampling.start_row, donate_argnums=0)
+        return jax.jit(sampling.start_row, donate_argnums=0, out_shardings=self._everywhere)
+
+    def close(self) -> None:
+        """Nothing is held beyond this process."""
+
+    def _place(self, host: T) -> T:
+        """Host arrays on every device of the mesh."""
+        if not self.spans_hosts:
+            return jax.device_put(host, self._everywhere)
+        # device_put would ask the other hosts, by a collective of its own, whether they put the same: 2 ms a step.
+        return jax.tree.map(
+            lambda part: jax.make_array_from_callback(part.shape, self._everywhere, lambda _: part), host
+        )
 
 
 def compiled_step(decoder: Decoder):
@@ -279,7 +271,11 @@ def compiled_step(decoder: Decoder):
         hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
         last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
         sampled, state = sampling.sample(decoder.logits(weights, last), batch, state, extras)
-        return sampling.pack(sampled), caches, state
+        samples = sampling.pack(sampled)
+        if decoder.mesh.size > 1:  # whole on every device: each host reads its own copy, and feeds its own state back
+            everywhere = NamedSharding(decoder.mesh, P())
+            samples, state = jax.lax.with_sharding_constraint((samples, state), everywhere)
+        return samples, caches, state
 
     return jax.jit(step, static_argnames="shape", donate_argnums=(1, 2))
 

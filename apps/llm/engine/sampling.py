@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from apps.llm.engine.step import Batch, SamplingRows
 
@@ -37,6 +38,17 @@ class Extras(NamedTuple):
     bias_ids: jax.Array  # [S, MAX_BIAS] int32
     bias: jax.Array  # [S, MAX_BIAS] float32
     used: jax.Array  # [2] int32: whether `allowed`, whether the biases say anything
+
+    @classmethod
+    def empty(cls, seqs: int, vocab: int) -> "Extras":
+        """Host arrays that say nothing."""
+        words = -(-vocab // 32)
+        return cls(
+            np.zeros((seqs, words), np.uint32),
+            np.zeros((seqs, MAX_BIAS), np.int32),
+            np.zeros((seqs, MAX_BIAS), np.float32),
+            np.zeros(2, np.int32),
+        )
 
 
 class Sampled(NamedTuple):

@@ -67,6 +67,12 @@ class StepShape:
         fixed = self.tokens + (self.seqs + 1) + self.seqs * self.max_pages + 1
         return fixed + self.seqs * (len(INT_ROWS) + len(FLOAT_ROWS))
 
+    @property
+    def page_table(self) -> slice:
+        """Where `Batch.pages` lies in the packed vector."""
+        start = self.tokens + self.seqs + 1
+        return slice(start, start + self.seqs * self.max_pages)
+
     def host(self) -> "HostStep":
         return HostStep(self)
 
@@ -110,6 +116,27 @@ class HostStep:
         self._rows |= {name: view(shape.seqs).view(np.float32) for name in FLOAT_ROWS}
         self._rows["repetition"][:] = 1.0  # padding asks for no penalty, or every step would pay for them
         self._filled = 0
+        self._page_columns = 0
+
+    def trimmed(self) -> tuple[int, bytes]:
+        """How many columns of the page table are in use, and the vector without the others: what a network carries.
+
+        The table is most of the vector (a megabyte for long contexts), and of a decode step's nearly all is zeros.
+        """
+        table, used = self.shape.page_table, self._page_columns
+        pages = self._pages[:, :used]
+        return used, self.packed[: table.start].tobytes() + pages.tobytes() + self.packed[table.stop :].tobytes()
+
+    @classmethod
+    def whole(cls, shape: StepShape, used: int, trimmed: bytes | memoryview) -> "HostStep":
+        """The step that `trimmed` came from; for launching only."""
+        step, table = cls(shape), shape.page_table
+        given = np.frombuffer(trimmed, np.int32)
+        end = table.start + shape.seqs * used
+        step.packed[: table.start] = given[: table.start]
+        step._pages[:, :used] = given[table.start : end].reshape(shape.seqs, used)
+        step.packed[table.stop :] = given[end:]
+        return step
 
     def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> None:
         """One sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings."""
@@ -117,6 +144,7 @@ class HostStep:
         self._tokens[start:stop] = tokens
         self._q_starts[i + 1 :] = stop
         self._pages[i, : len(pages)] = pages
+        self._page_columns = max(self._page_columns, len(pages))
         self._rows["kv_lens"][i] = kv_len
         self._rows["decoding"][i] = decoding
         for name, value in rows.items():

@@ -57,9 +57,14 @@ def test_options_on_a_slice_that_scales():
     assert "num_replicas" not in tpu
 
 
-def test_a_slice_of_several_hosts_is_refused_before_anything_starts():
-    with pytest.raises(ValueError, match="v5e:4x8 spans 8 hosts"):
-        deployment(LLMConfig(slice="v5e:4x8"))
+def test_a_replica_on_several_hosts_takes_no_chips_itself():
+    tpu = options(LLMConfig(slice="v5e:4x8"))
+    assert tpu["ray_actor_options"] == {"num_cpus": 1} and tpu["health_check_period_s"] == 1
+
+
+def test_a_slice_that_ray_cannot_place_is_refused_before_anything_starts():
+    with pytest.raises(ValueError, match="v3:4x4 cannot be a replica's: Ray's autoscaler does not know"):
+        deployment(LLMConfig(slice="v3:4x4"))
 
 
 def test_keys_do_not_travel():

@@ -1,0 +1,96 @@
+"""What the engine asks of an executor, wherever the model's devices are: in this process, or on a slice's hosts."""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.model import Model
+from apps.llm.engine.sampling import Extras
+from apps.llm.engine.step import HostStep, StepShape
+from ray_configs.llm import EngineConfig
+
+SMALLEST_STEP = 8  # tokens; from 4 rows on, XLA:CPU's matrix products give each row the same bits whatever the others
+
+
+class Tokens(NamedTuple):
+    """A step's samples on the host, each by the step's sequence."""
+
+    ids: np.ndarray  # [S] int32
+    logprob: np.ndarray  # [S] float32; zeros unless some sequence wanted them
+    top_ids: np.ndarray  # [S, TOP_LOGPROBS]
+    top_logprobs: np.ndarray
+
+    @classmethod
+    def unpack(cls, host: np.ndarray) -> "Tokens":
+        """From `[S, 2 + 2 * TOP_LOGPROBS]` int32, as `sampling.pack` lays it out."""
+        top = (host.shape[1] - 2) // 2
+        return cls(host[:, 0], host[:, 1].view(np.float32), host[:, 2 : 2 + top], host[:, 2 + top :].view(np.float32))
+
+
+class Executor(Protocol):
+    """Runs the steps that the engine plans. Calls come from one thread at a time, steps are read in their order."""
+
+    arch: Architecture
+    pages: int
+    """KV cache pages, page 0 included; known after `make_cache`."""
+
+    def make_cache(self, calibration_ids: list[int]) -> int:
+        """Measure int8 scales if wanted, allocate the KV cache, and return how many pages it has."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile every shape and everything else a request may need; afterwards nothing compiles."""
+        ...
+
+    def shape_for(self, tokens: int, seqs: int) -> StepShape:
+        """The smallest compiled step that holds so many."""
+        ...
+
+    def launch(self, step: HostStep, extras: Extras | None = None) -> Any:
+        """Start a step; the result is for `read`. Step n + 1 may be launched before step n is read."""
+        ...
+
+    def read(self, launched: Any) -> Tokens:
+        """Wait for a launched step's samples."""
+        ...
+
+    def start_row(self, row: int, prompt: list[int], answer: list[int]) -> None:
+        """Count a sequence's tokens for its penalties as it enters the batch."""
+        ...
+
+    @property
+    def compiles_after_ready(self) -> int: ...
+
+    def close(self) -> None:
+        """Give back what is held beyond this process; safe at any time and more than once."""
+        ...
+
+
+class Place(Protocol):
+    """Where a model's devices are."""
+
+    def shards(self, config: EngineConfig) -> int:
+        """Devices that each layer is split over."""
+        ...
+
+    def load(self, config: EngineConfig, model: Model) -> Executor:
+        """The weights onto the devices."""
+        ...
+
+
+def token_buckets(config: EngineConfig) -> list[int]:
+    """Step sizes to compile: powers of two, from 128 on also halfway between them, up to the token budget."""
+    sizes = [SMALLEST_STEP << i for i in range(32)]
+    sizes += [size * 3 // 2 for size in sizes if size >= 128]
+    return [*sorted(size for size in sizes if size < config.max_step_tokens), config.max_step_tokens]
+
+
+def step_shapes(config: EngineConfig, max_len: int) -> list[StepShape]:
+    """Every step that is compiled, smallest first."""
+    pages = -(-max_len // config.page_size)
+    return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in token_buckets(config)]
+
+
+def fitting(shapes: list[StepShape], tokens: int, seqs: int) -> StepShape:
+    return next(shape for shape in shapes if shape.tokens >= tokens and shape.seqs >= seqs)

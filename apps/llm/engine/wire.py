@@ -1,0 +1,112 @@
+"""Messages between the engine's process and the hosts of its slice: numbers over TCP, never code.
+
+Every message is a header, four numbers and some bytes. Whoever connects must first show the secret that the hosts
+were started with.
+"""
+
+import hmac
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct
+
+HEADER = Struct("<II")  # kind, bytes that follow
+NUMBERS = Struct("<4i")  # at the start of every message's content; what they mean is said at its Kind
+VANISHED_S = 15
+"""A host whose machine is gone, so that nothing closes the connection, counts as dead after about this long."""
+
+
+class Kind(IntEnum):
+    """Messages and their four numbers."""
+
+    HELLO = 0  # host's rank, 0, 0, 0; then the secret
+    MAKE_CACHE = 1  # tokens; then the calibration's ids
+    WARM_UP = 2
+    STEP = 3  # StepShape's tokens and seqs, used columns of the page table, bytes of extras; then the step, the extras
+    START_ROW = 4  # row, length of the prompt, length of the answer; then both
+    DONE = 5  # a number to report: from every host after loading, MAKE_CACHE and WARM_UP
+    TOKENS = 6  # programs compiled since ready, rows, columns; then the samples
+    FAILED = 7  # then why
+
+
+def message(kind: Kind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:
+    numbers = (*numbers, 0, 0, 0, 0)[:4]
+    return HEADER.pack(kind, NUMBERS.size + len(content)) + NUMBERS.pack(*numbers) + content
+
+
+class Connection:
+    """Messages over a TCP socket."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float | None = None):
+        sock.settimeout(timeout_s)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step must not wait for the last one's ack
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, seconds in (("TCP_KEEPIDLE", VANISHED_S // 3), ("TCP_KEEPINTVL", VANISHED_S // 3)):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_S * 1000)
+        self.socket = sock
+        self._received = bytearray()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def receive(self) -> Iterator[tuple[Kind, tuple[int, ...], bytes]]:
+        """Waits until something comes, and yields the messages (perhaps none) that are complete by then.
+
+        Raises:
+            ConnectionError: the other end is closed.
+        """
+        data = self.socket.recv(1 << 20)
+        if not data:
+            raise ConnectionError("closed")
+        self._received += data
+        while len(self._received) >= HEADER.size:
+            kind, size = HEADER.unpack_from(self._received)
+            if len(self._received) < HEADER.size + size:
+                return
+            content = bytes(self._received[HEADER.size : HEADER.size + size])
+            del self._received[: HEADER.size + size]
+            yield Kind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :]
+
+
+class Listener:
+    """Where the hosts connect, in the engine's process."""
+
+    def __init__(self, address: str):
+        self._socket = socket.create_server((address, 0), backlog=1024)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self.secret = secrets.token_bytes(16)
+
+    def accept(self, hosts: int, timeout_s: float, step_deadline_s: float) -> list[Connection]:
+        """One connection from each host, by rank; who does not know the secret is sent away.
+
+        Raises:
+            TimeoutError: some have not come in time.
+        """
+        deadline, found = time.monotonic() + timeout_s, dict[int, Connection]()
+        while len(found) < hosts:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                connection = Connection(self._socket.accept()[0], timeout_s=5)
+            except TimeoutError:
+                missing = sorted(set(range(hosts)) - set(found))
+                for other in found.values():
+                    other.socket.close()
+                raise TimeoutError(f"hosts {missing} of the slice have not come in {timeout_s:.0f} s") from None
+            try:
+                kind, (rank, *_), secret = next(connection.receive())
+            except (OSError, StopIteration, ValueError):
+                connection.socket.close()
+                continue
+            if kind is Kind.HELLO and hmac.compare_digest(secret, self.secret):
+                connection.socket.settimeout(step_deadline_s)
+                found[rank] = connection
+            else:
+                connection.socket.close()
+        return [found[rank] for rank in range(hosts)]
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,177 @@
+"""A replica's TPU slice of several hosts: one actor on each, and the executor over them.
+
+    SliceHosts.start(config)   reserves a slice, starts an actor on every host of it
+    Engine.load(config, hosts) is the engine that a single host has, too: only its executor differs
+    await hosts.check()        tells a dead or hanging host from a well one
+    hosts.close()              gives the slice back
+
+The replica's own process has no chip and needs none. It fails as a whole: as soon as one host dies, hangs or errs,
+every open request gets an error, all hosts are killed and the slice is given back; Serve then makes a new replica,
+which takes any free slice. Nothing outlives the replica, however it ends: the groups and the actors belong to its
+actor, and each host's process exits when its connection to the replica closes.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from apps.llm.slice_reservation import Reservation, reserve
+from ray_configs.llm import LLMConfig
+from ray_configs.tpu import TpuSlice
+
+log = logging.getLogger("podslice")
+
+ACTORS_S = 300
+"""For the actors of a reserved slice to start; images are on the hosts by then."""
+SILENCE_S = 10
+"""A host that answers no ping for this long hangs."""
+
+
+class SliceHost:
+    """The actor on one host. Its main thread only answers; the steps have their own."""
+
+    def meeting_point(self) -> str:
+        """Where the hosts' JAX processes can find each other; asked of host 0."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def work(
+        self, leader: tuple[str, int], secret: bytes, config: LLMConfig, coordinator: str, rank: int, hosts: int
+    ) -> str:
+        """Begin to load, and then to obey the engine at `leader`. Returns TPU_WORKER_ID, for the caller to compare."""
+        logging.basicConfig(format=f"host {rank}: %(message)s")
+        log.setLevel(logging.INFO)
+        # Must be known before jax is imported; the emulation's hosts come with a choice of their own.
+        os.environ.setdefault("JAX_PLATFORMS", "tpu,cpu")
+        from apps.llm.engine import follower
+
+        connection = follower.connect(leader, secret, rank)
+        follower.exit_with(connection)
+        threading.Thread(
+            target=follower.follow,
+            args=(connection, config, coordinator, rank, hosts),
+            name="podslice-steps",
+            daemon=True,
+        ).start()
+        return os.environ.get("TPU_WORKER_ID", "")
+
+    def ping(self) -> int:
+        return os.getpid()
+
+
+class SliceHosts:
+    """All hosts of one slice, for one replica. A `Place` for `Engine.load`. See the module's head."""
+
+    def __init__(self, reservation: Reservation, actors: list[Any]):
+        self.slice_name = reservation.slice_name
+        self._reservation, self._actors = reservation, actors
+        self._hosts: Any = None  # engine.lockstep.Hosts, once they have come
+        self._closing = threading.Lock()
+
+    @classmethod
+    def start(cls, config: LLMConfig) -> "SliceHosts":
+        """Takes minutes: waits for a free slice, and for the actors. Not for an event loop.
+
+        Raises:
+            RuntimeError, TimeoutError: a host did not start; the slice is given back.
+        """
+        wanted: TpuSlice = config.slice
+        reservation = reserve(wanted, _owner())
+        log.info("reserved slice %s: %s", reservation.slice_name, wanted)
+        hosts = cls(reservation, [])
+        try:
+            hosts._start_actors(wanted, config)
+        except BaseException:
+            hosts.close()
+            raise
+        return hosts
+
+    def _start_actors(self, wanted: TpuSlice, config: LLMConfig) -> None:
+        from apps.llm.engine.lockstep import Hosts
+        from apps.llm.engine.wire import Listener
+
+        host = ray.remote(num_cpus=0, resources={"TPU": wanted.chips_per_host}, max_restarts=0)(SliceHost)
+        self._actors = [
+            host.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=self._reservation.group, placement_group_bundle_index=i
+                )
+            ).remote()
+            for i in range(wanted.hosts)
+        ]
+        coordinator = ray.get(self._actors[0].meeting_point.remote(), timeout=ACTORS_S)
+        listener = Listener(ray.util.get_node_ip_address())
+        try:
+            orders = listener.address, listener.secret, config, coordinator
+            begun = [actor.work.remote(*orders, i, wanted.hosts) for i, actor in enumerate(self._actors)]
+            workers = ray.get(begun, timeout=ACTORS_S)
+            if workers != [str(i) for i in range(wanted.hosts)]:
+                raise RuntimeError(f"hosts of slice {self.slice_name} are out of order: TPU_WORKER_IDs are {workers}")
+            deadline = config.health_step_deadline_s
+            self._hosts = Hosts(listener.accept(wanted.hosts, ACTORS_S, deadline), deadline, self._release)
+        finally:
+            listener.close()
+
+    # -- Place --------------------------------------------------------------------------------------------------
+
+    def shards(self, config: Any) -> int:
+        return self._hosts.reports()[0]
+
+    def load(self, config: Any, model: Any) -> Any:
+        from apps.llm.engine.lockstep import LockstepExecutor
+
+        return LockstepExecutor(config, model, self._hosts)
+
+    # -- health and end -----------------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        """Pings every host at once.
+
+        Raises:
+            RuntimeError: one is dead or silent, or the slice has failed before. Open requests have their errors by
+                then: the engine is told first.
+        """
+        if self._hosts.failure is None:
+            pings = [asyncio.ensure_future(_answer(actor)) for actor in self._actors]
+            await asyncio.wait(pings, timeout=SILENCE_S)
+            for rank, ping in enumerate(pings):
+                if not ping.done():
+                    ping.cancel()
+                    self._hosts.fail(f"host {rank} has not answered for {SILENCE_S} s")
+                elif (error := ping.exception()) is not None:
+                    self._hosts.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
+        if self._hosts.failure is not None:
+            raise RuntimeError(f"slice {self.slice_name}: {self._hosts.failure}")
+
+    def close(self) -> None:
+        """Ends the hosts and gives the slice back. Safe more than once and from any thread."""
+        if self._hosts is None:
+            self._release()
+        else:
+            self._hosts.close()
+
+    def _release(self) -> None:
+        with self._closing:
+            for actor in self._actors:
+                with contextlib.suppress(Exception):
+                    ray.kill(actor)
+            with contextlib.suppress(Exception):
+                self._reservation.release()
+
+
+async def _answer(actor: Any) -> int:
+    return await actor.ping.remote()
+
+
+def _owner() -> str:
+    """The deployment that this replica belongs to: `SERVE_REPLICA::app#deployment#id` without the replica's own id."""
+    name = ray.get_runtime_context().get_actor_name() or "script"
+    return name.rsplit("#", 1)[0]

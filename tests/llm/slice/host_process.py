@@ -1,0 +1,56 @@
+"""One host of a slice as a plain process, for tests without Ray: python host_process.py, its orders on stdin."""
+
+import json
+import os
+import sys
+import threading
+from collections import Counter
+
+
+def main() -> None:
+    orders = json.loads(sys.stdin.readline())
+    from apps.llm.engine import executor, follower
+    from apps.llm.engine.checkpoint import Checkpoint
+    from ray_configs.llm import EngineConfig
+
+    rank, trouble = orders["rank"], orders["trouble"]
+    read: Counter[str] = Counter()
+    whole = Checkpoint.read
+
+    def counting(self, name, shape, rows=slice(None)):
+        found = whole(self, name, shape, rows)
+        read[name] += found.nbytes
+        return found
+
+    Checkpoint.read = counting
+    if "free_memory" in orders:
+        executor._free_host_memory = lambda: orders["free_memory"][rank]
+    launch = executor.LocalExecutor.launch
+    steps = 0
+
+    def launched(self, step, extras=None):
+        nonlocal steps
+        steps += 1
+        if steps == trouble.get("step") and rank == trouble["rank"]:
+            if trouble["kind"] == "raise":
+                raise RuntimeError("this host's chip is gone")
+            if trouble["kind"] == "hang":
+                threading.Event().wait()
+            os._exit(1)
+        return launch(self, step, extras)
+
+    executor.LocalExecutor.launch = launched
+    connection = follower.connect(tuple(orders["leader"]), bytes.fromhex(orders["secret"]), rank)
+    follower.exit_with(connection)
+
+    def told() -> None:
+        sys.stdin.readline()  # the test asks what was read
+        print(json.dumps(read), flush=True)
+
+    threading.Thread(target=told, daemon=True).start()
+    follower.follow(connection, EngineConfig(**orders["config"]), orders["coordinator"], rank, orders["hosts"])
+    threading.Event().wait()  # the watch on the leader ends this process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A slice of plain processes, each with a few pretended devices: the lockstep without Ray around it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from apps.llm.engine.lockstep import Hosts, LockstepExecutor
+from apps.llm.engine.model import Model
+from apps.llm.engine.wire import Listener
+from ray_configs.llm import EngineConfig
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Processes:
+    """A `Place`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
+
+    def __init__(self, hosts: int, devices: int, deadline_s: float = 60, trouble: dict | None = None, **orders: Any):
+        self.count, self.devices, self.deadline_s = hosts, devices, deadline_s
+        self.orders = orders | {"hosts": hosts, "trouble": trouble or {}}
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def shards(self, config: EngineConfig) -> int:
+        flags = f"--xla_force_host_platform_device_count={self.devices}"
+        path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+        command = [sys.executable, str(Path(__file__).with_name("host_process.py"))]
+        listener = Listener("127.0.0.1")
+        orders = self.orders | {
+            "config": config.model_dump(mode="json"),
+            "leader": listener.address,
+            "secret": listener.secret.hex(),
+            "coordinator": f"127.0.0.1:{free_port()}",
+        }
+        for rank in range(self.count):
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            process.stdin.write(json.dumps(orders | {"rank": rank}) + "\n")
+            process.stdin.flush()
+            self.processes.append(process)
+        self.hosts = Hosts(listener.accept(self.count, 60, self.deadline_s), self.deadline_s, self.ended)
+        listener.close()
+        shards = set(self.hosts.reports())
+        assert shards == {self.count * self.devices}
+        return shards.pop()
+
+    def load(self, config: EngineConfig, model: Model) -> LockstepExecutor:
+        return LockstepExecutor(config, model, self.hosts)
+
+    def bytes_read(self) -> list[dict[str, int]]:
+        """By host, how many bytes of each tensor it has read."""
+        for process in self.processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        lines = [process.stdout for process in self.processes]
+        return [
+            json.loads(next(line for line in out if line.startswith("{"))) for out in lines
+        ]  # gloo prints there too
+
+    def ended(self) -> None:
+        """Every host's process ends by itself when the engine lets go of it."""
+        self.left = [process.wait(timeout=20) for process in self.processes]
+        for process in self.processes:
+            process.stdin.close()
+            process.stdout.close()

@@ -1,0 +1,183 @@
+"""Hosts in lockstep give the answers that one process gives; each reads its own shards; all fail when one does."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+from processes import Processes
+
+from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
+from apps.llm.engine.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.timeout(600)
+
+HOSTS, DEVICES = 2, 4
+PROMPTS = ["the quick brown fox", "x", "days of the week jump over the lazy dog and the brown fox " * 2]
+MODELS: dict[str, dict[str, Any]] = {
+    # Eight shards: of two, one, sixteen key/value heads.
+    "llama3": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "gemma": {"num_attention_heads": 8, "num_key_value_heads": 1},
+    "gemma2": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 16, "num_hidden_layers": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family not in made:
+            made[family] = folder = tmp_path_factory.mktemp(family)
+            tiny_models.save(tiny_models.make(family, **MODELS[family]), folder)
+            tiny_models.save_tokenizer(folder)
+        return made[family]
+
+    return make
+
+
+@pytest.fixture
+def config(checkpoint: Callable[[str], Path], slice_cache: str) -> Callable[..., EngineConfig]:
+    def make(family: str = "llama3", **settings: Any) -> EngineConfig:
+        defaults = tiny_models.SMALL | {"model": str(checkpoint(family)), "compile_cache": slice_cache}
+        return EngineConfig(**(defaults | settings))
+
+    return make
+
+
+def answers(engine: Engine, **params: Any) -> list[list[Any]]:
+    """Of several requests at once: each token's id and its likeliest alternatives with their log probabilities."""
+    wanted = SamplingParams(**({"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 20} | params))
+    generations = [engine.submit(prompt, wanted) for prompt in PROMPTS]
+    outputs = [[token for output in generation for token in output.logprobs] for generation in generations]
+    return [[(token.token_id, {top[0]: top[2] for top in token.top}) for token in tokens] for tokens in outputs]
+
+
+def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
+    assert [[token for token, _ in answer] for answer in found] == [[token for token, _ in a] for a in expected]
+    for answer, other in zip(found, expected):
+        for (_, top), (_, other_top) in zip(answer, other):
+            shared = top.keys() & other_top.keys()
+            assert len(shared) >= 18  # of 20: the last may change places
+            assert max(abs(top[token] - other_top[token]) for token in shared) < 1e-4
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_two_hosts_give_the_answers_of_one_process(family: str, config: Callable[..., EngineConfig]) -> None:
+    alone = Engine.load(config(family))
+    place = Processes(HOSTS, DEVICES)
+    together = Engine.load(config(family), place)
+    try:
+        expected = answers(alone)
+        assert_same(answers(together), expected)
+        # Every kind of message: penalties (START_ROW), a bias and a least length (extras), random draws.
+        odd = {"presence_penalty": 1.0, "repetition_penalty": 1.2, "logit_bias": {7: 3.0, 9: -100.0}, "min_tokens": 3}
+        assert_same(answers(together, **odd), answers(alone, **odd))
+        assert_same(answers(together, temperature=1.0, seed=5), answers(alone, temperature=1.0, seed=5))
+        stats = together.stats()
+        assert stats.compiles_after_ready == 0 and stats.pages_used == 0 and stats.pages_total == 63
+        check_bytes(place.bytes_read(), config(family).model)
+    finally:
+        alone.shutdown()
+        together.shutdown()
+    assert place.left == [0] * HOSTS, "hosts end with the engine"
+
+
+def test_lm_cloud_without_weights_is_the_same_model_on_one_host_and_on_two(slice_cache: str) -> None:
+    """Random weights follow from the seed alone, whichever host draws them."""
+    settings = tiny_models.SMALL | {"compile_cache": slice_cache, "tensor_parallel": HOSTS * DEVICES}
+    config = EngineConfig(model="lm_cloud.LmCloudSpmd175B32Test", tiny=True, random_weights=True, **settings)
+    found = []
+    for place in (Processes(1, HOSTS * DEVICES), Processes(HOSTS, DEVICES)):
+        engine = Engine.load(config, place)
+        found.append(answers(engine, max_tokens=8))
+        engine.shutdown()
+    assert_same(*found)
+
+
+def check_bytes(by_host: list[dict[str, int]], folder: str) -> None:
+    """No host reads more of a matrix than its devices hold, however the matrix is split."""
+    for name, entry in Checkpoint(folder).tensors.items():
+        size, read = entry.stop - entry.start, [host[name] for host in by_host]
+        if len(entry.shape) == 1:
+            assert read == [size] * HOSTS, "norms are everywhere"
+        elif any(part in name for part in ("k_proj", "v_proj")):
+            # Where there are fewer heads than devices, each device reads the one head that it holds a copy of.
+            copies = max(1, HOSTS * DEVICES // (entry.shape[0] // head_dim(folder)))
+            assert sum(read) == size * copies and len(set(read)) == 1, name
+        else:
+            assert read == [size // HOSTS] * HOSTS, name
+
+
+def head_dim(folder: str) -> int:
+    sizes = Checkpoint(folder).json("config.json")
+    return sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
+
+
+def test_hosts_agree_on_the_number_of_pages(config: Callable[..., EngineConfig]) -> None:
+    place = Processes(HOSTS, DEVICES, free_memory=[2**30, 2**20])
+    engine = Engine.load(config(pages=None), place)
+    try:
+        # Half of 85% of the poorer host's megabyte; a page of 16 tokens has 8 KiB on each host.
+        per_host = 2 * 2 * 16 * 8 * 8 * 4 // HOSTS
+        assert engine.stats().pages_total == int(2**20 * 0.85 / 2 // per_host) - 1
+        assert engine.generate(["the quick"], SamplingParams(max_tokens=4, ignore_eos=True))
+    finally:
+        engine.shutdown()
+
+
+def test_too_little_memory_on_one_host_is_said(config: Callable[..., EngineConfig]) -> None:
+    place = Processes(HOSTS, DEVICES, free_memory=[2**30, 2**14])
+    with pytest.raises(RuntimeError, match=r"host \d failed: MemoryError: the KV cache has room for"):
+        Engine.load(config(pages=None), place)
+    assert place.left == [0] * HOSTS
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("raise", "host 1 failed: RuntimeError: this host's chip is gone"),
+        ("die", "host 1 has died"),
+        ("hang", "a step has not ended after 3 s"),
+    ],
+)
+def test_one_host_in_trouble_fails_all(kind: str, said: str, config: Callable[..., EngineConfig]) -> None:
+    # Three steps warm up; the trouble comes in the middle of the answers.
+    trouble = {"kind": kind, "rank": 1, "step": 12}
+    place = Processes(HOSTS, DEVICES, deadline_s=3, trouble=trouble)
+    engine = Engine.load(config(), place)
+    began = time.monotonic()
+    with pytest.raises(EngineStopped, match=said):
+        engine.generate(PROMPTS, SamplingParams(max_tokens=80, ignore_eos=True))
+    assert time.monotonic() - began < 10
+    with pytest.raises(EngineStopped, match=said):
+        engine.submit("x")
+    with pytest.raises(EngineStopped, match=said):
+        engine.check()
+    engine.shutdown()
+    assert len(place.left) == HOSTS and place.left[0] == 0, "the others end too"
+
+
+def test_a_whole_slice_takes_part(config: Callable[..., EngineConfig]) -> None:
+    place = Processes(HOSTS, DEVICES)
+    with pytest.raises(RuntimeError, match="tensor_parallel is 4 but the slice has 8 devices on 2 hosts"):
+        Engine.load(config(tensor_parallel=4), place)
+    place.hosts.close()
+    assert place.left == [0] * HOSTS
+
+
+def test_the_next_step_is_sent_before_the_last_one_is_read(config: Callable[..., EngineConfig]) -> None:
+    place = Processes(HOSTS, DEVICES)
+    engine = Engine.load(config(), place)
+    try:
+        events: list[str] = []
+        tell, tokens = place.hosts.tell, place.hosts.tokens
+        place.hosts.tell = lambda data: (events.append("launch"), tell(data))
+        place.hosts.tokens = lambda: (events.append("read"), tokens())[1]
+        engine.generate(["x"], SamplingParams(max_tokens=30, ignore_eos=True))
+        ahead = [events[:i].count("launch") - events[:i].count("read") for i in range(len(events))]
+        assert max(ahead) == 2 and ahead.count(2) > 20
+    finally:
+        engine.shutdown()
