@@ -15,7 +15,9 @@ class EngineConfig(Config):
     """What one engine (one replica's JAX program) loads and how large it may grow."""
 
     model: str = DEMO_MODEL
-    """Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL (gs://...)."""
+    """Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL (gs://...).
+
+    Or one of Saxml's test models, which have no weights: `lm_cloud.LmCloudSpmd175B32Test` with `random_weights`."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of weights, activations and KV cache, where no quantization says otherwise."""
     quantize_weights: Literal["none", "int8"] = "none"
@@ -24,6 +26,10 @@ class EngineConfig(Config):
     """int8: static scales per layer and channel, measured while starting; twice the tokens in the same memory."""
     random_weights: bool = False
     """Ignore the checkpoint's tensors and draw random ones: for load tests of a model that only has a config."""
+    tiny: bool = False
+    """Same architecture and sharding at toy width, two layers, random weights: for trying a service without TPUs.
+
+    A model that cannot be read from here (a hub id offline, a bucket) becomes a toy Llama with a byte tokenizer."""
     max_model_len: int | None = Field(None, ge=16)
     """Longest sequence in tokens, prompt and answer together; default: the model's own limit."""
     max_batch_size: int = Field(32, ge=1, le=4096)

@@ -1,7 +1,7 @@
 """Which decoder a checkpoint holds, read from its Hugging Face config.json.
 
 One decoder serves all families; the fields here are all that tells them apart. Sources: the config classes and
-modeling files of transformers for llama, mistral, qwen2, qwen3, gemma and gemma2.
+modeling files of transformers for llama, mistral, qwen2, qwen3, gemma and gemma2; `lm_cloud` describes Saxml's.
 """
 
 import math
@@ -46,6 +46,16 @@ class Rope:
         return (1 - keep) * frequency / self.factor + keep * frequency
 
 
+def sinusoid_frequencies(dim: int) -> list[float]:
+    """Angle per position of each sine and its cosine: [dim / 2], float64, from 1 to 1/10000, both ends included.
+
+    Source: praxis' PositionalEmbedding, whose last frequency is 1/10000, where "Attention is all you need" stops one
+    short of it. The first half of the channels are the sines, the second the cosines.
+    """
+    half = dim // 2
+    return [10000.0 ** (-i / max(half - 1, 1)) for i in range(half)]
+
+
 @dataclass(frozen=True)
 class Architecture:
     """The decoder's dimensions and switches."""
@@ -60,14 +70,17 @@ class Architecture:
     head_dim: int
     max_position: int
     norm_eps: float
-    rope: Rope
+    rope: Rope | None  # None: sinusoids are added to the embeddings, and queries and keys are not turned
     activation: Literal["silu", "gelu_tanh"]
     tied_embeddings: bool
+    norm: Literal["rms", "layer"] = "rms"  # layer: the mean is taken off first, a bias added last
+    gated_mlp: bool = True  # down(activation(gate(x)) * up(x)); False: down(activation(up(x)))
     attention_bias: bool = False  # on q, k and v
     output_bias: bool = False  # on the attention's output projection
     mlp_bias: bool = False
+    head_bias: bool = False  # on the logits
     qk_norm: bool = False  # RMSNorm over each head of q and k (Qwen3)
-    norm_plus_one: bool = False  # RMSNorm multiplies by 1 + weight (Gemma)
+    norm_plus_one: bool = False  # norms multiply by 1 + weight (Gemma)
     scaled_embeddings: bool = False  # embeddings times sqrt(hidden_size) (Gemma)
     post_norms: bool = False  # RMSNorm also after attention and MLP (Gemma 2)
     attention_scale: float = 1.0  # multiplies q @ k
@@ -81,7 +94,7 @@ class Architecture:
     def num_params(self) -> int:
         """Parameters, biases and norms left out (they are less than a thousandth)."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        layer = attention + (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return self.num_layers * layer + embeddings
 

@@ -53,10 +53,14 @@ class TensorEntry:
 
 
 class Checkpoint:
-    """A model folder, local or remote. Raises CheckpointError with the file's name when it cannot be read."""
+    """A model folder, local or remote. Raises CheckpointError with the file's name when it cannot be read.
 
-    def __init__(self, location: str):
-        self.location = _resolve(location)
+    Args:
+        weights: False where only its config and tokenizer are wanted: then nothing else is fetched from the hub.
+    """
+
+    def __init__(self, location: str, weights: bool = True):
+        self.location = _resolve(location, weights)
         self._fs, self._root = fsspec.core.url_to_fs(self.location)
         self._local = isinstance(self._fs, fsspec.implementations.local.LocalFileSystem)
         self._last_read: tuple[tuple[str, int, int] | None, bytes] = None, b""
@@ -163,7 +167,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.location}: tensor {name} is missing from the safetensors files") from None
 
 
-def _resolve(location: str) -> str:
+def _resolve(location: str, weights: bool) -> str:
     """The folder or URL to read; a hub id is fetched into the hub's own cache first."""
     if "://" in location or Path(location).expanduser().is_dir():
         return location if "://" in location else str(Path(location).expanduser().resolve())
@@ -172,10 +176,9 @@ def _resolve(location: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    patterns = ["*.json", "tokenizer.model", "*.txt", "*.jinja", *(["*.safetensors"] if weights else [])]
     try:
-        return snapshot_download(
-            location, allow_patterns=["*.json", "*.safetensors", "tokenizer.model", "*.txt", "*.jinja"]
-        )
+        return snapshot_download(location, allow_patterns=patterns)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(

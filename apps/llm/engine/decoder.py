@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from apps.llm.engine import attention
-from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.architecture import Architecture, sinusoid_frequencies
 from apps.llm.engine.attention import AttentionSpec, Implementation, KVScales, LayerCache
 from apps.llm.engine.params import HeadLayout, Params
 from apps.llm.engine.quantization import linear, product, rows
@@ -59,7 +59,13 @@ class Decoder:
         if arch.scaled_embeddings:
             # Rounded to the model's type first, as the reference does.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
-        cos, sin = _rotation(batch, self.page_size, arch)
+        if arch.rope is None:
+            frequencies = sinusoid_frequencies(arch.hidden_size)
+            cos, sin = _angles(batch, self.page_size, frequencies)
+            x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)
+        else:
+            frequencies = arch.rope.inverse_frequencies(arch.head_dim)
+            cos, sin = _angles(batch, self.page_size, frequencies * 2)
         plans: dict[Any, Any] = {}
         caches = list(caches)
 
@@ -69,23 +75,24 @@ class Decoder:
         def run_layer(
             x: jax.Array, layer: Params, cache: LayerCache, plan: Any, scales: KVScales | None, spec: AttentionSpec
         ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array]]:
-            y = self._norm(x, layer["attention_norm"])
+            y = self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias"))
             qkv = linear(y, layer["qkv"], layer.get("qkv_bias"))
             qkv = qkv.reshape(len(y), self.heads.kv_heads, self.heads.group + 2, arch.head_dim)
             qk, v = qkv[:, :, :-1], qkv[:, :, -1]  # query heads and their key head turn by the same angles
             if arch.qk_norm:
                 q_norm = jnp.broadcast_to(layer["q_norm"], (self.heads.group, arch.head_dim))
                 qk = self._norm(qk, jnp.concatenate([q_norm, layer["k_norm"][None]]))
-            qk = _rotate(qk, cos, sin)
+            if arch.rope is not None:
+                qk = _rotate(qk, cos, sin)
             q, k = qk[:, :, :-1], qk[:, :, -1]
             y, cache = attention.attend(self.impl, q, k, v, cache, plan, batch, spec, self.mesh, scales)
             y = linear(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"))
             if arch.post_norms:
-                y = self._norm(y, layer["post_attention_norm"])
+                y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
             x = x + y
-            y = self._feed_forward(self._norm(x, layer["mlp_norm"]), layer)
+            y = self._feed_forward(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), layer)
             if arch.post_norms:
-                y = self._norm(y, layer["post_mlp_norm"])
+                y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
             return x + y, cache, (k, v)
 
         for i, layer in enumerate(params["layers"]):
@@ -101,26 +108,36 @@ class Decoder:
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """`[rows, hidden]` -> `[rows, vocab]` float32."""
         head = params["embed"] if self.arch.tied_embeddings else params["lm_head"]
-        x = self._norm(hidden, params["final_norm"])
-        logits = product(x, head)
+        x = self._norm(hidden, params["final_norm"], params.get("final_norm_bias"))
+        logits = product(x, head, params.get("lm_head_bias"))
         if self.arch.final_softcap is not None:
             logits = self.arch.final_softcap * jnp.tanh(logits / self.arch.final_softcap)
         return logits
 
-    def _norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """RMSNorm over the last axis, in float32; Gemma multiplies by 1 + weight before rounding, the others after."""
+    def _norm(self, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+        """RMSNorm over the last axis, or LayerNorm (which has a bias), in float32.
+
+        Gemma multiplies by 1 + weight before rounding, the other RMSNorms after.
+        """
         wide = x.astype(jnp.float32)
+        if self.arch.norm == "layer":
+            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.arch.norm_eps)
-        if self.arch.norm_plus_one:
-            return (wide * (1.0 + weight.astype(jnp.float32))).astype(x.dtype)
-        return wide.astype(x.dtype) * weight
+        if bias is None and not self.arch.norm_plus_one:
+            return wide.astype(x.dtype) * weight
+        wide = wide * (weight.astype(jnp.float32) + (1.0 if self.arch.norm_plus_one else 0.0))
+        return (wide if bias is None else wide + bias.astype(jnp.float32)).astype(x.dtype)
 
     def _feed_forward(self, x: jax.Array, layer: Params) -> jax.Array:
-        tokens, shares = len(x), self.heads.devices
-        both = product(x, layer["gate_up"], layer.get("gate_up_bias")).reshape(tokens, shares, 2, -1)
-        gate, up = both[:, :, 0], both[:, :, 1]  # [T, devices, mlp / devices]
-        gate = _silu(gate) if self.arch.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        return linear((gate * up).astype(x.dtype).reshape(tokens, -1), layer["down"], layer.get("down_bias"))
+        activation = _silu if self.arch.activation == "silu" else partial(jax.nn.gelu, approximate=True)
+        if self.arch.gated_mlp:
+            shares = self.heads.devices
+            both = product(x, layer["gate_up"], layer.get("gate_up_bias")).reshape(len(x), shares, 2, -1)
+            gate, up = both[:, :, 0], both[:, :, 1]  # [T, devices, mlp / devices]
+            y = activation(gate) * up
+        else:
+            y = activation(product(x, layer["up"], layer.get("up_bias")))
+        return linear(y.astype(x.dtype).reshape(len(x), -1), layer["down"], layer.get("down_bias"))
 
 
 def _silu(x: jax.Array) -> jax.Array:
@@ -128,17 +145,16 @@ def _silu(x: jax.Array) -> jax.Array:
     return x * (0.5 + 0.5 * jnp.tanh(0.5 * x))
 
 
-def _rotation(batch: Batch, page_size: int, arch: Architecture) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of the rotary angles of each channel, both `[T, head_dim]` float32."""
-    frequencies = np.asarray(arch.rope.inverse_frequencies(arch.head_dim) * 2, np.float32)
+def _angles(batch: Batch, page_size: int, frequencies: list[float]) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of each token's position times each frequency, both `[T, frequencies]` float32."""
     position = attention.slots(batch, page_size)[1]
 
     def angles() -> tuple[jax.Array, jax.Array]:
-        angle = position[:, None].astype(jnp.float32) * frequencies
+        angle = position[:, None].astype(jnp.float32) * np.asarray(frequencies, np.float32)
         return jnp.cos(angle), jnp.sin(angle)
 
     def none() -> tuple[jax.Array, jax.Array]:
-        zeros = jnp.zeros((len(position), arch.head_dim))
+        zeros = jnp.zeros((len(position), len(frequencies)))
         return zeros, zeros
 
     # A condition that only the device knows: XLA would otherwise compute them again for each head of each layer

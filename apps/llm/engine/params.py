@@ -6,7 +6,7 @@ Abstract shapes, shardings, random weights and loading all follow from `declare`
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -84,11 +84,30 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         fill = 0.0 if arch.norm_plus_one or name.endswith("bias") else 1.0
         return Param((size,), (None,), _plain(name, size), constant=fill)
 
+    def norm(key: str, name: str) -> Params:
+        """One of the residual stream's norms: its weight under `key`, a LayerNorm's bias beside it."""
+        bias = {f"{key}_bias": vector(f"{name}.bias")} if arch.norm == "layer" else {}
+        return {key: vector(f"{name}.weight")} | bias
+
+    def feed_forward(feed: str) -> Params:
+        down = Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight", hidden, mlp), matrix=True)
+        if arch.gated_mlp:
+            key, rows = "gate_up", 2 * mlp
+            into, bias = _gate_up(feed, "weight", heads, mlp, hidden), _gate_up(feed, "bias", heads, mlp)
+        else:
+            key, rows = "up", mlp
+            into, bias = _plain(f"{feed}.up_proj.weight", mlp, hidden), _plain(f"{feed}.up_proj.bias", mlp)
+        params = {key: Param((rows, hidden), ("mlp", "embed"), into, matrix=True), "down": down}
+        if arch.mlp_bias:
+            params[f"{key}_bias"] = Param((rows,), ("mlp",), bias, constant=0.0)
+            params["down_bias"] = vector(f"{feed}.down_proj.bias")
+        return params
+
     def layer(i: int) -> Params:
         prefix = f"model.layers.{i}"
-        attention, feed = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attention = f"{prefix}.self_attn"
         params = {
-            "attention_norm": vector(f"{prefix}.input_layernorm.weight"),
+            **norm("attention_norm", f"{prefix}.input_layernorm"),
             "qkv": Param(
                 (heads.kv_heads * (heads.group + 2) * dim, hidden),
                 ("kv_heads", "embed"),
@@ -101,19 +120,14 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
                 _plain(f"{attention}.o_proj.weight", hidden, heads.kv_heads * heads.group * dim),
                 matrix=True,
             ),
-            "gate_up": Param(
-                (2 * mlp, hidden), ("mlp", "embed"), _gate_up(feed, "weight", heads, mlp, hidden), matrix=True
-            ),
-            "down": Param(
-                (hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight", hidden, mlp), matrix=True
-            ),
+            **feed_forward(f"{prefix}.mlp"),
         }
         if arch.post_norms:
-            params["post_attention_norm"] = vector(f"{prefix}.post_attention_layernorm.weight")
-            params["mlp_norm"] = vector(f"{prefix}.pre_feedforward_layernorm.weight")
-            params["post_mlp_norm"] = vector(f"{prefix}.post_feedforward_layernorm.weight")
+            params |= norm("post_attention_norm", f"{prefix}.post_attention_layernorm")
+            params |= norm("mlp_norm", f"{prefix}.pre_feedforward_layernorm")
+            params |= norm("post_mlp_norm", f"{prefix}.post_feedforward_layernorm")
         else:
-            params["mlp_norm"] = vector(f"{prefix}.post_attention_layernorm.weight")
+            params |= norm("mlp_norm", f"{prefix}.post_attention_layernorm")
         if arch.qk_norm:
             params["q_norm"] = vector(f"{attention}.q_norm.weight", dim)
             params["k_norm"] = vector(f"{attention}.k_norm.weight", dim)
@@ -126,10 +140,6 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             )
         if arch.output_bias:
             params["out_bias"] = vector(f"{attention}.o_proj.bias")
-        if arch.mlp_bias:
-            bias = _gate_up(feed, "bias", heads, mlp)
-            params["gate_up_bias"] = Param((2 * mlp,), ("mlp",), bias, constant=0.0)
-            params["down_bias"] = vector(f"{feed}.down_proj.bias")
         return params
 
     table = (arch.vocab_size, hidden)
@@ -139,10 +149,13 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             table, ("vocab", "embed"), _plain("model.embed_tokens.weight", *table), matrix=arch.tied_embeddings
         ),
         "layers": [layer(i) for i in range(arch.num_layers)],
-        "final_norm": vector("model.norm.weight"),
+        **norm("final_norm", "model.norm"),
     }
     if not arch.tied_embeddings:
         tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight", *table), matrix=True)
+    if arch.head_bias:
+        size = arch.vocab_size
+        tree["lm_head_bias"] = Param((size,), ("vocab",), _plain("lm_head.bias", size), constant=0.0)
     return tree
 
 
@@ -192,23 +205,26 @@ def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int, *inputs: 
 
 def abstract(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
     """Shapes, types and shardings without data: what compiling needs."""
+    return _map(partial(_abstract, mesh=mesh, dtype=dtype, int8=int8), tree)
 
-    def shape_of(param: Param) -> jax.ShapeDtypeStruct | QuantArray:
-        spec = param.spec(mesh)
-        if int8 and param.matrix:
-            return QuantArray(
-                jax.ShapeDtypeStruct(param.shape, jnp.int8, sharding=NamedSharding(mesh, spec)),
-                jax.ShapeDtypeStruct(
-                    param.shape[:1], jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(spec[0]))
-                ),
-            )
-        return jax.ShapeDtypeStruct(param.shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    return _map(shape_of, tree)
+def _abstract(param: Param, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> jax.ShapeDtypeStruct | QuantArray:
+    spec = param.spec(mesh)
+    if int8 and param.matrix:
+        return QuantArray(
+            jax.ShapeDtypeStruct(param.shape, jnp.int8, sharding=NamedSharding(mesh, spec)),
+            jax.ShapeDtypeStruct(param.shape[:1], jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(spec[0]))),
+        )
+    return jax.ShapeDtypeStruct(param.shape, dtype, sharding=NamedSharding(mesh, spec))
 
 
 def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int8: bool, progress: bool) -> Params:
-    """Read every parameter onto its devices, one at a time, each device's shard by itself."""
+    """Read every parameter onto its devices, one at a time, each device's shard by itself.
+
+    Files lie row by row. Where a matrix is split by columns over several hosts, each of them reads its share of the
+    rows instead, and the devices exchange: else every host would have to read the whole matrix.
+    """
+    hosts = len({device.process_index for device in mesh.devices.flat})
     with bar("reading weights", _count(tree), progress) as advance:
 
         def read(param: Param) -> Weight:
@@ -217,32 +233,55 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
                 return np.ascontiguousarray(param.read(checkpoint, index)).astype(dtype, copy=False)
 
             sharding = NamedSharding(mesh, param.spec(mesh))
-            array = jax.make_array_from_callback(param.shape, sharding, shard)
+            by_rows = NamedSharding(mesh, PartitionSpec("tensor"))
+            if hosts > 1 and any(sharding.spec[1:]) and param.shape[0] % mesh.size == 0:
+                array = _exchanged(sharding)(jax.make_array_from_callback(param.shape, by_rows, shard))
+            else:
+                array = jax.make_array_from_callback(param.shape, sharding, shard)
             weight = quantize(array) if int8 and param.matrix else array
+            # One at a time: CPU devices of several processes deadlock when programs that talk to each other (the
+            # largest of a row that is split) pile up.
+            jax.block_until_ready(weight)
             advance()
             return weight
 
         return _map(read, tree)
 
 
+@cache
+def _exchanged(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda array: array, out_shardings=sharding)
+
+
 def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0) -> Params:
-    """Random weights of a sane scale, drawn on the devices."""
-    keys = iter(jax.random.split(jax.random.key(seed), _count(tree)))
+    """Random weights of a sane scale. Each device draws its own shards, on every host of the mesh; none holds more.
+
+    What is drawn follows from the seed and the parameter's place and shape alone, not from how many devices draw:
+    JAX's partitionable threefry counts elements, wherever they lie.
+    """
+    places = iter(range(_count(tree)))
 
     def draw(param: Param) -> Weight:
-        array = jax.device_put(
-            _draw(next(keys), param.shape, dtype, param.constant), NamedSharding(mesh, param.spec(mesh))
-        )
-        return quantize(array) if int8 and param.matrix else array
+        form = _abstract(param, mesh, dtype, int8)
+        # Numbers, not a key: what lies on one process's devices could not be given to a mesh of many processes.
+        weight = _drawing(form, param.constant)(np.uint32(seed), np.uint32(next(places)))
+        return jax.block_until_ready(weight)  # see `load`
 
     return _map(draw, tree)
 
 
-@partial(jax.jit, static_argnums=(1, 2, 3))
-def _draw(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype, constant: float | None) -> jax.Array:
-    if constant is not None:
-        return jnp.full(shape, constant, dtype)
-    return (jax.random.normal(key, shape, jnp.float32) * 0.02).astype(dtype)
+@cache
+def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) -> Callable[[int, int], Weight]:
+    """A program that draws a parameter of this form: all layers share it, for the parameter's place is an input."""
+    values = jax.tree.leaves(form)[0]
+
+    def draw(seed: jax.Array, place: jax.Array) -> Weight:
+        if constant is not None:
+            return jnp.full(values.shape, constant, values.dtype)
+        noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), place), values.shape, jnp.float32) * 0.02
+        return quantize(noise) if isinstance(form, QuantArray) else noise.astype(values.dtype)
+
+    return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, form))
 
 
 def nbytes(params: Params) -> int:

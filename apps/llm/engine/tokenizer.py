@@ -1,30 +1,68 @@
-"""The model's tokenizer and chat template, from the files beside its weights."""
+"""The model's tokenizer and chat template: from the files beside its weights, or of plain bytes where it has none."""
 
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from apps.llm.engine.request import RequestError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 log = logging.getLogger("podslice")
+
+SPECIAL = ("<s>", "</s>")
+FIRST_BYTE = len(SPECIAL)
+PLAIN_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+)
 
 
 class ModelTokenizer:
     """Text to ids and back. `fast` is the tokenizers library's object, for whatever needs more."""
 
-    def __init__(self, folder: str):
+    def __init__(self, hf: "PreTrainedTokenizerBase"):
+        self._hf = hf
+        self.fast = hf.backend_tokenizer
+
+    @classmethod
+    def of_folder(cls, folder: str) -> "ModelTokenizer":
         # AutoTokenizer imports half of transformers (seconds); a tokenizer.json needs none of it.
         if (Path(folder) / "tokenizer.json").is_file():
             from transformers import PreTrainedTokenizerFast
 
-            self._hf = PreTrainedTokenizerFast.from_pretrained(folder)
-        else:
-            from transformers import AutoTokenizer
+            return cls(PreTrainedTokenizerFast.from_pretrained(folder))
+        from transformers import AutoTokenizer
 
-            self._hf = AutoTokenizer.from_pretrained(folder)
-        self.fast = self._hf.backend_tokenizer
+        return cls(AutoTokenizer.from_pretrained(folder))
+
+    @classmethod
+    def of_bytes(cls, vocab_size: int) -> "ModelTokenizer":
+        """For a model that has no tokenizer: 0 begins a text, 1 ends it, 2 to 257 are the bytes of UTF-8.
+
+        No text becomes one of the ids above, but random weights sample them: they read as their number, ` t31999`.
+        """
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+        from transformers import PreTrainedTokenizerFast
+
+        # Byte-level tokenizers write a byte as a printable character: as that of its own number, or one from 256 on.
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        own = {ord(char) for char in alphabet if ord(char) < 256}
+        rest = iter(alphabet[len(own) :])
+        letters = [chr(byte) if byte in own else next(rest) for byte in range(256)]
+        space = letters[ord(" ")]
+        words = [f"{space}t{token}" for token in range(FIRST_BYTE + 256, vocab_size)]
+        vocab = {word: token for token, word in enumerate([*SPECIAL, *letters, *words])}
+        tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        begin, end = SPECIAL
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, 0)])
+        hf = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=begin, eos_token=end)
+        hf.chat_template = PLAIN_CHAT
+        return cls(hf)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a prompt, with the special tokens that the tokenizer puts round a text (bos, for most)."""

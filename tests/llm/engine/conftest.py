@@ -6,11 +6,13 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: the tests are the
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
+from jax.experimental import pallas as pl
 
 from apps.llm.engine import Engine, EngineConfig
 
@@ -27,6 +29,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_models.save(tiny_models.make("llama3"), folder)
     tiny_models.save_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pallas kernels run on the CPU. (`force_tpu_interpret_mode` cannot reshape a reference, as this kernel does.)"""
+    monkeypatch.setattr(pl, "pallas_call", partial(pl.pallas_call, interpret=True))
+    # jax 0.10: the interpreter asks a literal index for its shape.
+    monkeypatch.setattr("jax._src.literals.TypedInt.shape", (), raising=False)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 from jax.sharding import Mesh
 
 from apps.llm.engine import attention
@@ -156,14 +155,6 @@ def test_int8_cache(impl: Any, name: str) -> None:
         v=[np.clip(np.round(v / scales.v), -127, 127) * scales.v for v in case.v],
     )
     assert_close(paged(case, impl, SPEC, SHAPES[name], scales=scales), dense(rounded, SPEC), 1e-5)
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pallas kernels run on the CPU. (`force_tpu_interpret_mode` cannot reshape a reference, as this kernel does.)"""
-    monkeypatch.setattr(pl, "pallas_call", partial(pl.pallas_call, interpret=True))
-    # jax 0.10: the interpreter asks a literal index for its shape.
-    monkeypatch.setattr("jax._src.literals.TypedInt.shape", (), raising=False)
 
 
 @pytest.mark.parametrize("name", BATCHES)

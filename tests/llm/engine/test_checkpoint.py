@@ -198,7 +198,9 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(llama)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
+        "import os\n"
         "from apps.llm.engine.checkpoint import Checkpoint, CheckpointError\n"
+        "print('model.safetensors' in os.listdir(Checkpoint('someone/tiny', weights=False).location))\n"
         "print(Checkpoint('someone/tiny').read('model.norm.weight', (64,))[:3].tolist())\n"
         "try:\n    Checkpoint('someone/else')\nexcept CheckpointError as error:\n    print(error)\n"
     )
@@ -212,6 +214,7 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     )
     server.shutdown()
     assert found.returncode == 0, found.stderr[-3000:]
-    weights, error = found.stdout.splitlines()[:2]
+    fetched, weights, error = found.stdout.splitlines()[:3]
+    assert fetched == "False", "a config and a tokenizer do not need the weights"
     assert json.loads(weights) == load_file(llama / "model.safetensors")["model.norm.weight"][:3].tolist()
     assert "someone/else: neither a local folder nor a model" in error

@@ -29,7 +29,11 @@ def run(topology: str, *steps: str) -> subprocess.Popen:
 @pytest.mark.tpu_compile
 def test_the_whole_step_compiles_for_tpu_slices() -> None:
     pytest.importorskip("libtpu")
-    slices = {"v5e:2x4": (8, "decode:int8", "prefill:bfloat16"), "v6e:2x2": (4, "decode:bfloat16", "prefill:int8")}
+    slices = {
+        "v5e:2x4": (8, "decode:int8", "prefill:bfloat16"),
+        "v6e:2x2": (4, "decode:bfloat16", "prefill:int8"),
+        "v5e:4x8": (32, "decode:int8:lm_cloud.LmCloudSpmd175B32Test"),
+    }
     running = {name: run(name, *steps) for name, (_, *steps) in slices.items()}
     for name, process in running.items():
         out, errors = process.communicate(timeout=280)

@@ -9,26 +9,28 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
-from apps.llm.engine import architecture
+from apps.llm.engine.architecture import Architecture, from_hf_config
 from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.executor import LocalExecutor, use_compile_cache
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 
 CHUNKS, DECODES = (90, 60), 16  # tokens: more than one block of keys, more than the sliding windows
+IDS = torch.randint(2, tiny_models.VOCAB, (sum(CHUNKS) + DECODES,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 class Stepper:
     """Runs one sequence through the decoder as the executor's step does, and shows every token's logits."""
 
-    def __init__(self, folder: Path, compile_cache: str, **settings: Any):
+    def __init__(self, folder: Path, compile_cache: str, arch: Architecture | None = None, **settings: Any):
         use_compile_cache(compile_cache)
         sizes = {"model": str(folder), "max_model_len": 192, "max_step_tokens": 512}
         config = EngineConfig(**(tiny_models.SMALL | sizes | settings))
         checkpoint = Checkpoint(config.model)
-        arch = architecture.from_hf_config(checkpoint.json("config.json"))
+        arch = arch or from_hf_config(checkpoint.json("config.json"))
         self.executor = LocalExecutor(config, arch, checkpoint, config.max_model_len)
         self.executor.make_cache(list(range(2, tiny_models.VOCAB)))
         self._run = jax.jit(self._step, static_argnames="shape", donate_argnums=1)
@@ -53,13 +55,12 @@ class Stepper:
         return np.asarray(out)[: len(tokens)]
 
 
-def worst_error(stepper: Stepper, model: Any) -> float:
-    """Largest difference of a logit from the reference's, in parts of the largest logit, over all steps."""
-    ids = torch.randint(2, tiny_models.VOCAB, (sum(CHUNKS) + DECODES,), generator=torch.Generator().manual_seed(1))
-    ids = ids.tolist()
+def worst_error(stepper: Stepper, reference: transformers.PreTrainedModel | np.ndarray) -> float:
+    """Largest difference of a logit from the reference's for IDS, in parts of the largest logit, over all steps."""
     cuts = np.cumsum([0, *CHUNKS, *[1] * DECODES])
-    ours = np.concatenate([stepper(ids[start:stop]) for start, stop in pairwise(cuts)])
-    reference = tiny_models.logits(model, ids).numpy()
+    ours = np.concatenate([stepper(IDS[start:stop]) for start, stop in pairwise(cuts)])
+    if not isinstance(reference, np.ndarray):
+        reference = tiny_models.logits(reference, IDS).numpy()
     return float(np.abs(ours - reference).max() / np.abs(reference).max())
 
 

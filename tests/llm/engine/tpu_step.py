@@ -1,11 +1,14 @@
-"""Compiles the whole step of a Llama 3 8B of two layers for a slice that is not there, and prints its memory.
+"""Compiles the whole step of a Llama 3 8B (or a registered model) for a slice that is not there; prints its memory.
+
+Two layers stand for all.
 
 A process of its own, with the environment that test_compiled_step.py gives it:
-python tpu_step.py v5e:2x4 decode:bfloat16 prefill:int8
+python tpu_step.py v5e:2x4 decode:bfloat16 prefill:int8:lm_cloud.LmCloudSpmd2B
 """
 
 import json
 import sys
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +17,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine import attention, params
+from apps.llm.engine import attention, lm_cloud, params
 from apps.llm.engine.architecture import Architecture, from_hf_config
 from apps.llm.engine.attention import KVScales
 from apps.llm.engine.decoder import Decoder
@@ -82,6 +85,7 @@ if __name__ == "__main__":
     topology = topologies.get_topology_desc(platform="tpu", topology_name=sys.argv[1])
     mesh = Mesh(np.array(topology.devices), ("tensor",))
     for wanted in sys.argv[2:]:
-        step, dtype = wanted.split(":")
-        found = memory(from_hf_config(LLAMA3), mesh, "auto", jnp.dtype(jnp.bfloat16), dtype == "int8", SHAPES[step])
+        step, dtype, *model = wanted.split(":")
+        arch = replace(lm_cloud.find(model[0]), num_layers=2, windows=(None, None)) if model else from_hf_config(LLAMA3)
+        found = memory(arch, mesh, "auto", jnp.dtype(jnp.bfloat16), dtype == "int8", SHAPES[step])
         print(json.dumps(found | {"step": wanted, "devices": mesh.size}), flush=True)

@@ -1,0 +1,83 @@
+"""Saxml's LmCloud test models, by the names under which Saxml publishes them. They have sizes but no weights.
+
+Sources: the sizes are those of saxml/server/pax/lm/params/lm_cloud.py over paxml/tasks/lm/params/lm_cloud.py; the
+block is paxml's TransformerLmSpmdAdafactor (paxml/tasks/lm/model_params.py) with the defaults of praxis' layers:
+- LayerNorm (normalizations.py): scale kept as its distance from one, bias, epsilon 1e-6, one more before the logits.
+- Attention (attentions.py): q, k and v without bias, no rotary embedding, scores over sqrt(head_dim), then capped at
+  50 by tanh. praxis' learned scale of each query channel starts at one; it is left out, for a factor on a row of q's
+  matrix says the same.
+- Feed-forward (transformers.py): one matrix in, one out, both with bias; GELU by its tanh approximation.
+- Embeddings (embedding_softmax.py): times sqrt(hidden_size), sinusoids added; the same table gives the logits, with
+  bias and capped at 30.
+Ids 0 and 1 begin and end a text (saxml's template.py).
+"""
+
+from dataclasses import dataclass
+
+from apps.llm.engine.architecture import Architecture, UnsupportedModel
+
+PREFIX = "lm_cloud."
+SAXML_PREFIX = "saxml.server.pax.lm.params."  # Saxml's own name of a model is its Python path
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a model's name says about it."""
+
+    layers: int
+    hidden: int
+    heads: int
+
+
+SMALL = Size(layers=18, hidden=3072, heads=24)
+LARGE = Size(layers=96, hidden=12288, heads=96)
+MODELS = {
+    **{f"LmCloudSpmd2B{suffix}": SMALL for suffix in ("", "Test", "4Test", "8Test", "16Test", "32Test")},
+    **{f"LmCloudSpmd175B{suffix}": LARGE for suffix in ("", "Test", "32Test", "64Test", "128Test", "256Test")},
+}
+"""Saxml's names differ in the mesh that it runs them on; here the slice and tensor_parallel say that."""
+
+
+def find(name: str) -> Architecture | None:
+    """The model registered as `lm_cloud.NAME` or by its whole Saxml path; None when the name is of neither form.
+
+    Raises:
+        UnsupportedModel: it is of that form, but there is no such model.
+    """
+    short = name.removeprefix(SAXML_PREFIX)
+    if not short.startswith(PREFIX):
+        return None
+    size = MODELS.get(short.removeprefix(PREFIX))
+    if size is None:
+        choices = ", ".join(PREFIX + choice for choice in MODELS)
+        raise UnsupportedModel(f"model {name!r} is not registered; registered: {choices}")
+    head_dim = size.hidden // size.heads
+    return Architecture(
+        family="lm_cloud",
+        vocab_size=32000,
+        hidden_size=size.hidden,
+        intermediate_size=4 * size.hidden,
+        num_layers=size.layers,
+        num_heads=size.heads,
+        num_kv_heads=size.heads,
+        head_dim=head_dim,
+        # Sinusoids know no last position. Saxml runs 128 tokens in and 128 out; this is as far as a batch's KV cache
+        # stays small beside the weights (2048 tokens of the large model are 9.7 GB in bfloat16).
+        max_position=2048,
+        norm_eps=1e-6,
+        norm="layer",
+        norm_plus_one=True,
+        rope=None,
+        activation="gelu_tanh",
+        gated_mlp=False,
+        mlp_bias=True,
+        tied_embeddings=True,
+        head_bias=True,
+        scaled_embeddings=True,
+        attention_scale=head_dim**-0.5,
+        attention_softcap=50.0,
+        final_softcap=30.0,
+        windows=(None,) * size.layers,
+        eos_token_ids=(1,),
+        bos_token_id=0,
+    )

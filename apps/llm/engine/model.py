@@ -1,0 +1,75 @@
+"""Which model a config means: a checkpoint's, one of the registered, or a toy double of either."""
+
+import logging
+from dataclasses import dataclass, replace
+
+from apps.llm.engine import architecture, lm_cloud
+from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.checkpoint import Checkpoint
+from apps.llm.engine.tiny import generic, tiny
+from apps.llm.engine.tokenizer import ModelTokenizer
+from ray_configs.llm import EngineConfig
+
+log = logging.getLogger("podslice")
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is to be loaded. Reads no weights and touches no device: every host of a slice may open it."""
+
+    arch: Architecture
+    checkpoint: Checkpoint | None  # None: there is none; the tokenizer is of bytes
+    random_weights: bool
+
+    @classmethod
+    def open(cls, config: EngineConfig, shards: int) -> "Model":
+        """The model that the config names; with `tiny`, its double that splits over `shards` devices as it does.
+
+        Raises:
+            CheckpointError, UnsupportedModel: the model cannot be read, or is of an unknown kind.
+            ValueError: a registered model is asked for weights, or a tiny one cannot be split so.
+        """
+        model = cls._whole(config)
+        return replace(model, arch=tiny(model.arch, shards)) if config.tiny else model
+
+    @classmethod
+    def _whole(cls, config: EngineConfig) -> "Model":
+        random = config.random_weights or config.tiny
+        registered = lm_cloud.find(config.model)
+        if registered is not None:
+            if not random:
+                raise ValueError(f"model {config.model} has sizes but no weights: set random_weights to true")
+            return cls(registered, None, random)
+        if not config.tiny:
+            return cls._read(config.model, random)
+        try:
+            return cls._read(config.model, random)
+        except architecture.UnsupportedModel:
+            raise
+        except Exception as error:  # a remote file system raises what its client raises
+            log.warning("tiny: a toy Llama with a byte tokenizer stands in, for the model cannot be read: %s", error)
+            return cls(generic(config.max_model_len), None, random)
+
+    @classmethod
+    def _read(cls, location: str, random: bool) -> "Model":
+        checkpoint = Checkpoint(location, weights=not random)
+        arch = architecture.from_hf_config(
+            checkpoint.json("config.json"), checkpoint.json("generation_config.json", required=False)
+        )
+        return cls(arch, checkpoint, random)
+
+    def tokenizer(self) -> ModelTokenizer:
+        if self.checkpoint is None:
+            return ModelTokenizer.of_bytes(self.arch.vocab_size)
+        return ModelTokenizer.of_folder(self.checkpoint.tokenizer_folder())
+
+    def max_len(self, config: EngineConfig) -> int:
+        """Longest sequence: the config's, which must be within the model's own.
+
+        Raises:
+            ValueError: it is not.
+        """
+        own = self.arch.max_position
+        if config.max_model_len and config.max_model_len > own:
+            raise ValueError(f"max_model_len is {config.max_model_len}; this model's context is {own}")
+        return config.max_model_len or own

@@ -1,0 +1,64 @@
+"""A model's toy double: the same switches and the same split over devices, at a width that any CPU can run."""
+
+import math
+from dataclasses import replace
+
+from apps.llm.engine.architecture import Architecture, Rope
+from apps.llm.engine.params import HeadLayout
+
+HEAD_DIM = 16  # the least that the CPU's attention kernels take
+HIDDEN = 64
+LAYERS = 2  # of Gemma 2's two kinds, one each
+
+
+def tiny(arch: Architecture, shards: int, layers: int | None = LAYERS) -> Architecture:
+    """The architecture at toy width, which splits over `shards` devices as the whole one does.
+
+    Query heads for each key/value head, and how often a key/value head is repeated over the devices, stay as they
+    are. The vocabulary stays too: texts and tokenizers mean the same.
+
+    Args:
+        layers: how many at most; None: all of them.
+
+    Raises:
+        ValueError: the whole model cannot be split over that many devices either.
+    """
+    repeat = HeadLayout.of(arch, shards).repeat
+    kv_heads = next(
+        n for n in range(1, arch.num_kv_heads + 1) if arch.num_kv_heads % n == 0 and math.lcm(n, shards) == n * repeat
+    )
+    layers = min(arch.num_layers, layers or arch.num_layers)
+    return replace(
+        arch,
+        hidden_size=HIDDEN,
+        intermediate_size=shards * max(1, 4 * HIDDEN // shards),
+        num_layers=layers,
+        num_heads=kv_heads * (arch.num_heads // arch.num_kv_heads),
+        num_kv_heads=kv_heads,
+        head_dim=HEAD_DIM,
+        attention_scale=arch.attention_scale * (arch.head_dim / HEAD_DIM) ** 0.5,
+        windows=arch.windows[:layers],
+    )
+
+
+def generic(max_position: int | None) -> Architecture:
+    """Llama 3 70B but for its vocabulary: what stands in, made tiny, for a model whose config.json cannot be read."""
+    return Architecture(
+        family="llama",
+        vocab_size=32000,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_layers=80,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        max_position=max_position or 8192,
+        norm_eps=1e-5,
+        rope=Rope(theta=500000.0),
+        activation="silu",
+        tied_embeddings=False,
+        attention_scale=128**-0.5,
+        windows=(None,) * 80,
+        eos_token_ids=(1,),
+        bos_token_id=0,
+    )

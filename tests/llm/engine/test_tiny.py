@@ -1,0 +1,88 @@
+"""Toy doubles: split over devices as the whole model is, and loaded in its place, reachable or not."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny_models
+from asking import ask, text
+from tokenizers import Tokenizer
+
+from apps.llm.engine import Engine, EngineConfig, lm_cloud
+from apps.llm.engine.architecture import Architecture, UnsupportedModel, from_hf_config
+from apps.llm.engine.model import Model
+from apps.llm.engine.params import HeadLayout, Param, declare
+from apps.llm.engine.tiny import generic, tiny
+
+GEMMA2 = {"hidden_size": 3584, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256}
+WHOLE = {
+    "lm_cloud": (lm_cloud.find("lm_cloud.LmCloudSpmd175B32Test"), (1, 4, 16, 32, 48)),
+    "llama": (generic(None), (1, 2, 8, 16, 64)),
+    "gemma2": (
+        from_hf_config(
+            {"model_type": "gemma2", "vocab_size": 256000, "intermediate_size": 14336, "num_hidden_layers": 42}
+            | {"max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh"}
+            | GEMMA2
+        ),
+        (1, 2, 4, 16),
+    ),
+}
+
+
+@pytest.mark.parametrize(("arch", "shards"), [(arch, n) for arch, many in WHOLE.values() for n in many])
+def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
+    toy = tiny(arch, shards)
+    whole_heads, toy_heads = HeadLayout.of(arch, shards), HeadLayout.of(toy, shards)
+    assert (toy_heads.repeat, toy_heads.group) == (whole_heads.repeat, whole_heads.group)
+    assert toy.attention_scale * toy.head_dim**0.5 == pytest.approx(arch.attention_scale * arch.head_dim**0.5)
+    assert toy.num_params < 5e7 and toy.num_layers == len(toy.windows) == 2
+    sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+    for field in (*sizes, "attention_scale", "windows"):
+        toy = replace(toy, **{field: getattr(arch, field)})
+    assert toy == arch, "and every switch is the whole one's"
+    assert tiny(arch, shards, layers=None).num_layers == arch.num_layers
+
+
+def test_the_same_parameters_in_the_same_places() -> None:
+    def places(arch: Architecture) -> dict[str, tuple]:
+        layer: dict[str, Param] = declare(arch, HeadLayout.of(arch, 32))["layers"][1]
+        return {name: (param.axes, param.matrix, param.constant) for name, param in layer.items()}
+
+    arch = WHOLE["lm_cloud"][0]
+    assert places(tiny(arch, 32)) == places(arch)
+
+
+def test_what_cannot_be_split_is_refused_with_the_whole_ones_sizes() -> None:
+    with pytest.raises(ValueError, match=r"tensor_parallel 64 cannot split 96 attention heads"):
+        tiny(WHOLE["lm_cloud"][0], 64)
+
+
+def test_a_checkpoints_double_speaks_with_its_tokenizer(llama: Path, compile_cache: str) -> None:
+    engine = Engine.load(str(llama), **tiny_models.SMALL, tiny=True, compile_cache=compile_cache)
+    assert engine.tokenizer.fast.to_str() == Tokenizer.from_file(str(llama / "tokenizer.json")).to_str()
+    assert text(ask(engine, "the quick", seed=1)) == text(ask(engine, "the quick", seed=1)) != ""
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("location", ["someone/llama", "/no/such/folder", "memory://no/such/folder"])
+def test_what_cannot_be_read_becomes_a_toy_llama(location: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "podslice"):
+        model = Model.open(EngineConfig(model=location, tiny=True, max_model_len=300), 8)
+    assert "a toy Llama with a byte tokenizer stands in" in caplog.text and location in caplog.text
+    assert model.arch == tiny(generic(300), 8) and model.random_weights
+    ids = model.tokenizer().chat([{"role": "user", "content": "é"}])
+    assert model.tokenizer().decode(ids) == "user: é\nassistant:"
+    assert all(token < model.arch.vocab_size for token in ids)
+
+
+def test_an_unknown_family_is_still_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(UnsupportedModel, match="mamba"):
+        Model.open(EngineConfig(model=str(tmp_path), tiny=True), 1)
+
+
+def test_settings_beside_a_config() -> None:
+    with pytest.raises(TypeError, match="put max_batch_size, tiny into the config"):
+        Engine.load(EngineConfig(), max_batch_size=2, tiny=True)
