@@ -26,7 +26,15 @@ def deployment(config: LLMConfig) -> serve.Application:
 def options(config: LLMConfig) -> dict[str, Any]:
     """What Serve needs to know of the config: how many replicas, what each takes, when it is full, ill or done."""
     actor: dict[str, Any] = {"num_cpus": config.num_cpus}
-    if config.slice is not None and not _spans_hosts(config):  # of several hosts, the replica reserves it itself
+    place: dict[str, Any] = {}
+    if _spans_hosts(config):
+        # The replica reserves its chips itself. Its own process is best on the slice that it will own, so that no other
+        # slice's death takes it along: on a worker 0, one for each; anywhere, while there is no such slice yet.
+        pod_type = config.slice.ray_pod_type
+        actor["label_selector"] = {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": pod_type}
+        actor["fallback_strategy"] = [{"label_selector": {}}]
+        place["max_replicas_per_node"] = 1
+    elif config.slice is not None:
         actor["resources"] = {"TPU": config.slice.chips_per_host}
         # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
         actor["label_selector"] = {"ray.io/tpu-pod-type": config.slice.ray_pod_type}
@@ -40,7 +48,7 @@ def options(config: LLMConfig) -> dict[str, Any]:
         }
     else:
         scale = {"num_replicas": config.min_replicas}
-    return scale | {
+    return scale | place | {
         "ray_actor_options": actor,
         "max_ongoing_requests": config.max_ongoing_requests,
         "max_queued_requests": config.max_queued_requests,

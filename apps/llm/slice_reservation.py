@@ -6,6 +6,7 @@ that made them, however it ends.
 """
 
 import logging
+import os
 import random
 import time
 import uuid
@@ -83,7 +84,9 @@ def reserve(wanted: TpuSlice, owner: str) -> Reservation:
     while True:
         now = slices(wanted)
         if now.free:
-            taken = _take(wanted, random.choice(now.free), owner)
+            # The slice that this process is on, if it is free: then nothing else's death is this replica's.
+            own = os.environ.get("TPU_NAME", "")
+            taken = _take(wanted, own if own in now.free else random.choice(now.free), owner)
             if taken is not None:
                 if asked:
                     request_resources(bundles=[])  # those who still wait ask again

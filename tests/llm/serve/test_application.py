@@ -67,6 +67,16 @@ def test_a_slice_that_ray_cannot_place_is_refused_before_anything_starts():
         deployment(LLMConfig(slice="v3:4x4"))
 
 
+def test_a_replica_of_several_hosts_lives_on_the_slice_that_it_will_own():
+    config = LLMConfig(slice="v5e:4x8", min_replicas=2, max_replicas=2)
+    tpu = options(config)
+    assert tpu["max_replicas_per_node"] == 1
+    assert "resources" not in tpu["ray_actor_options"], "it reserves the chips of all hosts itself"
+    home = tpu["ray_actor_options"]["label_selector"]
+    assert home == {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": "v5litepod-32"}
+    assert tpu["ray_actor_options"]["fallback_strategy"] == [{"label_selector": {}}]
+
+
 def test_keys_do_not_travel():
     application = deployment(LLMConfig(api_keys="secret-one,secret-two"))
     bound = application._bound_deployment

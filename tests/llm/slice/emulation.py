@@ -23,7 +23,7 @@ from ray.util.placement_group import placement_group_table
 
 from apps.llm.application import build
 from apps.llm.direct_ingress import prefer_direct_ingress
-from apps.llm.slice_reservation import slices
+from apps.llm.slice_reservation import NAME_LABEL, WORKER_LABEL, slices
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
@@ -78,9 +78,8 @@ class Emulation:
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         }
         with environment(gke):
-            # No CPUs: the replicas' own processes are on the head, so that killing a host's kills no replica.
             resources = {"TPU": self.kind.chips_per_host}
-            self.cluster.add_node(num_cpus=0, resources=resources, object_store_memory=80 * 2**20)
+            self.cluster.add_node(num_cpus=1, resources=resources, object_store_memory=80 * 2**20)
 
     # -- orders -------------------------------------------------------------------------------------------------
 
@@ -93,14 +92,18 @@ class Emulation:
         groups = [group for group in placement_group_table().values() if group["state"] != "REMOVED"]
         actors = [actor for actor in ray._private.state.actors().values() if actor["State"] in ("ALIVE", "PENDING")]
         names = [actor["ActorClassName"] for actor in actors]
+        labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+        replicas = [actor for actor in actors if actor["ActorClassName"].startswith("ServeReplica")]
+        homes = [labels.get(actor["Address"]["NodeID"], {}) for actor in replicas]
         return {
             "free": len(now.free),
             "busy": len(now.busy),
             "groups": sorted(group["state"] for group in groups),
             "hosts": names.count("SliceHost"),
-            "replicas": sum(name.startswith("ServeReplica") for name in names),
+            "replicas": len(replicas),
+            "replica_homes": sorted(f"{home.get(NAME_LABEL)}/{home.get(WORKER_LABEL)}" for home in homes),
             "pids": [actor["Pid"] for actor in actors if actor["ActorClassName"] == "SliceHost"],
-            "replica_pids": [actor["Pid"] for actor in actors if actor["ActorClassName"].startswith("ServeReplica")],
+            "replica_pids": [actor["Pid"] for actor in replicas],
         }
 
     def serve(self) -> str:

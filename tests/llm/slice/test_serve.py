@@ -98,7 +98,9 @@ def strike(cluster: Emulated, url: str, times: int, how: signal.Signals) -> None
 
 
 def test_each_replica_owns_a_slice(cluster: Emulated, url: str) -> None:
-    assert whole(cluster.state())
+    state = cluster.state()
+    assert whole(state)
+    assert state["replica_homes"] == [f"tpu-group-{i}/0" for i in range(SLICES)], "no other slice's death is theirs"
     texts = {httpx.post(f"{url}/v1/completions", json={"prompt": "x", "temperature": 0}).text[-200:] for _ in range(8)}
     assert ask(url, stream=True).kind == ask(url, stream=False).kind == "ok" and texts
     stats = httpx.get(f"{url}/health").json()["models"]["podslice-demo"]
