@@ -13,6 +13,7 @@ from ray_configs.ingress import DIRECT_INGRESS
 WITHOUT_SPLICING = Path(__file__).with_name("haproxy")
 """Starts HAProxy; says itself why it is there."""
 
+
 def environment() -> dict[str, str]:
     """Environment of every Ray process: where a cluster runs already, its nodes must have been started with it."""
     # A thread of HAProxy passes on some 100,000 tokens a second; more of them than cores only cost.
