@@ -220,7 +220,7 @@ def test_two_groups_of_one_name() -> None:
 def test_two_objects_of_one_name() -> None:
     objects = good.cluster() * 2
     assert check(objects) == [], "the same object twice is applied twice, which changes nothing"
-    objects[1] = objects[1] | {"spec": objects[1]["spec"] | {"rayVersion": "2.59.0"}}
+    objects[1] = objects[1] | {"spec": objects[1]["spec"] | {"suspend": True}}
     expect(objects, "duplicate-object", "error", "another RayCluster of this name")
     other = changed(good.cluster(), ("metadata namespace", "elsewhere"))
     assert good.grave(good.cluster() + other) == []
