@@ -1,6 +1,5 @@
 """Shows a cluster's state while it changes: redrawn in place on a terminal, new lines elsewhere."""
 
-import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ class Board:
     """`with Board() as board: board.show(state)`, as often as there is something new."""
 
     def __init__(self) -> None:
-        self._console = Console(soft_wrap=True)
+        self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._last: list[str] = []
 
@@ -45,6 +44,5 @@ class Board:
             stamp = time.strftime("%H:%M:%S ") if self._last else ""
             for line in lines:
                 if line not in self._last:
-                    self._console.print(stamp + line, markup=False, highlight=False)
-            sys.stdout.flush()
+                    print(stamp + line, flush=True)
         self._last = lines

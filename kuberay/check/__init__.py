@@ -17,6 +17,7 @@ from kuberay.check import (  # noqa: F401
     batch,
     cluster_options,
     clusters,
+    containers,
     names,
     placeholders,
     ray_jobs,

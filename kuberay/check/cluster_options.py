@@ -87,7 +87,7 @@ def fault_tolerance(cluster: Cluster) -> Iterator[Problem]:
         yield error(
             env["RAY_REDIS_ADDRESS"],
             "turns fault tolerance on by itself, which the KubeRay operator refuses",
-            "write gcsFaultToleranceOptions.redisAddress instead",
+            "write gcsFaultToleranceOptions.redisAddress",
         )
     if options.present:
         refused += [

@@ -238,10 +238,15 @@ def ray_version(cluster: Cluster) -> Iterator[Problem]:
             elif None not in (match.group(2), first.group(2)) and match.group(2) != first.group(2):
                 yield error(
                     image,
-                    f"{name} runs Python {match.group(2)[3:]}, {tagged[0][0]} {first.group(2)[3:]}: "
+                    f"{name} runs Python {_python(match)}, {tagged[0][0]} {_python(first)}: "
                     "ray start refuses to join a cluster of another Python",
                     "use one Python for all groups",
                 )
+
+
+def _python(image: re.Match[str]) -> str:
+    """`3.12` of -py312."""
+    return f"3.{image.group(2)[4:]}"
 
 
 @rule(Pod, "image-tag", "Kubernetes: tags move, digests and versions do not")

@@ -29,9 +29,13 @@ def kind_and_version(manifest: Manifest) -> Iterator[Problem]:
         yield error(node[missing[0]], why, "write apiVersion and kind, such as ray.io/v1 and RayService")
         return
     if manifest.group == "ray.io" and node["apiVersion"].value != "ray.io/v1":
-        yield error(
+        old = node["apiVersion"].value == "ray.io/v1alpha1"
+        yield (warning if old else error)(
             node["apiVersion"],
-            f"{node['apiVersion'].value} is no version that KubeRay 1.7 serves; v1alpha1 is gone",
+            "v1alpha1 is older than numOfHosts, labels, authOptions and others: the API server drops those fields, and "
+            "KubeRay 1.9 will not serve it"
+            if old
+            else f"{node['apiVersion'].value} is no version that KubeRay serves: the API server refuses the object",
             "write apiVersion: ray.io/v1",
         )
     named = manifest.metadata["name"].present or manifest.metadata["generateName"].present
@@ -124,14 +128,15 @@ def group_names(cluster: Cluster) -> Iterator[Problem]:
 
 @rule(Manifest, "duplicate-object", "kubectl apply")
 def duplicate_objects(manifest: Manifest) -> Iterator[Problem]:
-    """Two objects of one name: the later one is applied over the first."""
+    """Two objects of one name that differ: the later one is applied over the first."""
     if manifest.name is None:
         return
     key = (manifest.group, manifest.kind, manifest.namespace, manifest.name)
     for other in manifest.others:
         if other is manifest:
             return
-        if key == (other.group, other.kind, other.namespace, other.name):
+        same_name = key == (other.group, other.kind, other.namespace, other.name)
+        if same_name and manifest.node.value != other.node.value:
             at = other.metadata["name"]
             place = f" on line {at.line} of {at.document.file}" if at.line else ""
             yield error(

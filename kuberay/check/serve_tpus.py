@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, rule, warning
 from kuberay.check.serve_documents import ServeConfig, applications_and_deployments
@@ -40,11 +41,32 @@ def _replicas(config: ServeConfig) -> Iterator[_Replica]:
             yield _Replica(deployment, actor, bundles)
 
 
+def _by_hand(config: ServeConfig) -> bool:
+    """Whether a group tells Ray of TPUs otherwise than by google.com/tpu, as emulations do: then nothing is counted."""
+    return any(
+        group.node["resources"]["TPU"].present
+        or "TPU" in str(group.node["rayStartParams"]["resources"].value)
+        or "RAY_TPU_RESOURCE_PER_CHIP" in group.pod.env(0)
+        for group in config.cluster.groups
+    )
+
+
+def _slices(group: Group) -> int | None:
+    """Slices that a group may have; None where that is not known."""
+    if group.cluster.autoscaling:
+        return group.most
+    if group.node["replicas"].placeholder or group.node["minReplicas"].placeholder:
+        return None
+    return max(group.node["replicas"].number or 0, group.least)
+
+
 @rule(ServeConfig, "serve-tpu", "Ray 2.60: TPU quantities; the scheduler: a piece fits on one host")
 def fits_a_host(config: ServeConfig) -> Iterator[Problem]:
     """What a replica asks of one host, some host has."""
     groups = [group for group in config.cluster.groups if group.tpu]
     chips = [group.pod.chips for group in groups]
+    if _by_hand(config):
+        return
     for replica in _replicas(config):
         if replica.actor.present and _amount(replica.actor) not in (0.0, *map(float, _QUANTITIES)):
             yield error(
@@ -102,11 +124,14 @@ def stays_on_a_slice(config: ServeConfig) -> Iterator[Problem]:
 def fits_the_groups(config: ServeConfig) -> Iterator[Problem]:
     """All replicas together fit into the slices that the worker groups may have."""
     groups = [group for group in config.cluster.groups if group.tpu]
-    scaling = config.cluster.autoscaling
-    slices = [group.most if scaling else max(group.node["replicas"].number or 0, group.least) for group in groups]
-    if not groups or any(s is None for s in slices) or any(g.pod.chips is None or g.hosts is None for g in groups):
+    chips = 0
+    for group in groups:
+        slices = _slices(group)
+        if slices is None or group.hosts is None or group.pod.chips is None:
+            return
+        chips += slices * group.hosts * group.pod.chips
+    if not groups or _by_hand(config):
         return
-    chips = sum((s or 0) * (g.hosts or 1) * (g.pod.chips or 0) for s, g in zip(slices, groups, strict=True))
     least = most = 0.0
     last: Node | None = None
     for replica in _replicas(config):
@@ -120,7 +145,9 @@ def fits_the_groups(config: ServeConfig) -> Iterator[Problem]:
         last = scaled["max_replicas"] if scaled.present else node["num_replicas"]
     if last is None or most <= chips:
         return
-    offered = f"the worker groups have {chips} at most" + ("" if scaling else " (autoscaling is off)")
+    offered = f"the worker groups have {chips} at most" + (
+        "" if config.cluster.autoscaling else " (autoscaling is off)"
+    )
     if least > chips:
         yield error(
             last,

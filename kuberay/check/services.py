@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster
 from kuberay.check.pods import TPU
-from kuberay.check.rules import Problem, error, nearest, note, rule, warning
+from kuberay.check.rules import Problem, error, meant, note, rule, warning
 
 _OPERATOR = "KubeRay 1.7: ValidateRayServiceSpec"
 _UPGRADES = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
@@ -44,7 +44,7 @@ def upgrade_options(cluster: Cluster) -> Iterator[Problem]:
         yield error(
             kind,
             f"{kind.text} is no upgrade of a RayService: the KubeRay operator refuses it",
-            f"write {nearest(kind.text, _UPGRADES) or 'None'}, one of {', '.join(_UPGRADES)}",
+            meant(kind.text, _UPGRADES, f"write one of {', '.join(_UPGRADES)}"),
         )
     if kind.text != "NewClusterWithIncrementalUpgrade":
         if options.present:

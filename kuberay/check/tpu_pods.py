@@ -89,10 +89,11 @@ def machine_size(pod: Pod) -> Iterator[Problem]:
         total = sum(amount for _, amount in asked) / unit
         if total >= most:
             node = max(asked, key=lambda pair: pair[1])[0]
-            shown, has = (f"{total:g} CPUs", f"{most} vCPUs") if unit == 1 else (f"{total:.4g} GiB", f"{most} GB")
+            cpus, memory = (f"{total:g} CPUs", f"{most} vCPUs"), (f"{total:.4g} GiB of memory", f"{most} GB")
+            shown, has = cpus if unit == 1 else memory
             yield error(
                 node,
-                f"the Pod asks for {shown} of {resource}: a {machine.name} has {has}, of which GKE keeps some, "
+                f"the Pod asks for {shown}: a {machine.name} has {has}, of which GKE keeps some, "
                 "so no node fits and the Pod stays Pending",
                 f"ask for at most {int(most * (0.98 if unit == 1 else 0.93))}{'' if unit == 1 else 'Gi'}",
             )
@@ -107,7 +108,7 @@ def affinity(group: Group) -> Iterator[Problem]:
             node,
             "is lost: the GKE TPU webhook replaces the affinity of Pods on slices of several hosts with its own, "
             "which keeps a slice together",
-            "use nodeSelector instead; it is kept",
+            "use nodeSelector, which is kept",
         )
 
 

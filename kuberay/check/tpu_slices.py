@@ -5,9 +5,16 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Group
 from kuberay.check.pods import ACCELERATOR, GENERATION_OF, RARE_ACCELERATORS, TOPOLOGY, TPU, Pod, tpu_amount
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
-from ray_configs.tpu import TpuSlice
+from ray_configs.tpu import GENERATIONS, TpuSlice
 
 _GKE = "GKE's tables of TPU machine types and topologies"
+_OTHER_NAMES = {
+    name: machine.accelerator
+    for generation in GENERATIONS.values()
+    for machine in generation.machines
+    for name in (machine.name, generation.name, generation.ray_name)
+}
+"""Names of machine types and generations, which people write where the accelerator belongs."""
 _WEBHOOK = "GKE TPU webhook: checkWorkersMatchTopology"
 
 
@@ -15,13 +22,17 @@ _WEBHOOK = "GKE TPU webhook: checkWorkersMatchTopology"
 def accelerator(pod: Pod) -> Iterator[Problem]:
     """The accelerator that the node selector names exists."""
     node, name = pod.accelerator, pod.accelerator.text
-    if node.present and not node.placeholder and name not in GENERATION_OF and name not in RARE_ACCELERATORS:
-        choices = [*GENERATION_OF, *RARE_ACCELERATORS]
-        yield error(
-            node,
-            f"GKE labels no node with the accelerator {node.value}: the Pod stays Pending for ever",
-            meant(str(node.value), choices, f"write one of {', '.join(GENERATION_OF)}"),
-        )
+    if not node.present or node.placeholder or name in GENERATION_OF or name in RARE_ACCELERATORS:
+        return
+    choices = [*GENERATION_OF, *RARE_ACCELERATORS]
+    translated = _OTHER_NAMES.get(str(node.value).lower())
+    yield error(
+        node,
+        f"GKE labels no node with the accelerator {node.value}: the Pod stays Pending for ever",
+        f"write {translated}"
+        if translated
+        else meant(str(node.value), choices, f"write one of {', '.join(GENERATION_OF)}"),
+    )
 
 
 @rule(Pod, "tpu-topology", _GKE)
@@ -79,11 +90,13 @@ def chips(pod: Pod) -> Iterator[Problem]:
         total = pod.topology_chips or 0
         partial = len(pod.machines) == 1 and total == pod.machines[0].chips and pod.chips < total
         say = warning if partial and pod.role not in ("worker", "head") else error
-        why = f"a host of {pod.accelerator.value} {pod.topology.value} has {_sizes(pod)} chips, not {pod.chips}: " + (
-            "chips are left idle, and the runtime may refuse part of a host"
-            if say is warning
-            else "no node fits and the Pod stays Pending"
-        )
+        if say is warning:
+            so = "chips are left idle, and the runtime may refuse part of a host"
+        elif partial:
+            so = "the GKE TPU webhook takes every Pod for a host of its own, and JAX waits for hosts that are none"
+        else:
+            so = "no node fits and the Pod stays Pending"
+        why = f"a host of {pod.accelerator.value} {pod.topology.value} has {_sizes(pod)} chips, not {pod.chips}: {so}"
         yield say(node, why, f"ask for {_sizes(pod)}, or choose another topology")
 
 
@@ -108,7 +121,9 @@ def hosts(group: Group) -> Iterator[Problem]:
             f"a slice of {pod.topology.value} with {pod.chips} chips a host {one}, not {group.hosts}: the GKE TPU "
             f"webhook refuses the RayCluster with 'Number of workers in worker group not equal to specified topology'"
             f"{sold}",
-            f"write numOfHosts: {wanted}" + (", or the other size" if len(both) > 1 else ""),
+            f"write numOfHosts: {wanted}"
+            + (", or the other size" if len(both) > 1 else "")
+            + ("; replicas are slices, not hosts" if group.node["replicas"].number == wanted > 1 else ""),
         )
 
 
@@ -151,7 +166,7 @@ def selectors(pod: Pod) -> Iterator[Problem]:
         )
     if not pod.accelerator.present and (pod.role == "worker" or not pod.dynamic):
         ray = ", and Ray's autoscaler does not know the slice's head resource" if pod.role == "worker" else ""
-        yield (error if pod.role == "worker" else warning)(
+        yield (error if pod.role == "worker" and not pod.dynamic else warning)(
             node[ACCELERATOR],
             f"asks for TPU chips without the node selector {ACCELERATOR}: GKE Autopilot refuses "
             f"the Pod, Standard takes any TPU generation of that topology{ray}",

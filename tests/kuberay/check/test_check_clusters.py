@@ -6,6 +6,8 @@ import good_manifests as good
 import pytest
 from good_manifests import REMOVED, Change, changed, expect
 
+from kuberay.check import check
+
 CLUSTER = "spec rayClusterConfig"
 HEAD = "spec headGroupSpec"
 HEAD_BOX = f"{HEAD} template spec containers 0"
@@ -30,12 +32,35 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
         ([("metadata name", "Research")], "name", "error", ["no DNS label"]),
         ([("metadata name", "r" * 42)], "name-multi-host", "error", ["-headless", "shorten it to 41"]),
         ([("metadata name", REMOVED)], "object", "error", ["no name"]),
-        ([("apiVersion", "ray.io/v1alpha1")], "object", "error", ["v1alpha1 is gone", "ray.io/v1"]),
+        ([("apiVersion", "ray.io/v1alpha1")], "object", "warning", ["older than numOfHosts", "drops"]),
+        ([("apiVersion", "ray.io/v2")], "object", "error", ["no version", "ray.io/v1"]),
         ([(f"{GROUP} groupName", "TPU_Group")], "group-name", "error", ["hostnames", "lower-case"]),
         ([(f"{GROUP} groupName", "")], "group-name", "error", ["no groupName"]),
         ([(f"{GROUP} groupName", "t" * 60)], "group-name", "error", ["64 characters", "more than 63"]),
         ([(f"{BOX} ports 1", {"containerPort": 8265, "name": "x"})], "duplicate-port", "error", ["8265", "twice"]),
         ([(f"{BOX} ports 0 name", "a-name-of-18-chars")], "duplicate-port", "error", ["15 lower-case"]),
+        ([(f"{BOX} volumeMounts", [{"name": "data", "mountPath": "/d"}])], "volume", "error", ["no volume data"]),
+        (
+            [
+                (f"{GROUP} template spec volumes", [{"name": "models", "emptyDir": {}}]),
+                (f"{BOX} volumeMounts", [{"name": "model", "mountPath": "/d"}]),
+            ],
+            "volume",
+            "error",
+            ["mount models"],
+        ),
+        (
+            [(f"{BOX} volumeMounts", [{"name": "shared-mem", "mountPath": "/d"}] * 2)],
+            "volume",
+            "error",
+            ["/d is mounted twice"],
+        ),
+        (
+            [(f"{GROUP} template spec initContainers", [{"name": "ray-worker"}])],
+            "container-name",
+            "error",
+            ["two containers are named ray-worker"],
+        ),
         ([(f"{GROUP} template spec containers", [])], "containers", "error", ["no container"]),
         ([(f"{GROUP} minReplicas", 3)], "replicas", "error", ["more than maxReplicas 2"]),
         ([(f"{GROUP} minReplicas", -1)], "replicas", "error", ["negative"]),
@@ -68,7 +93,7 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
         ([(f"{HEAD} labels", {"team": "a b"})], "group-labels", "error", ["no label value"]),
         ([("spec rayVersion", "2.59.0")], "ray-version", "warning", ["runs Ray 2.60.0", "rayVersion: 2.60.0"]),
         ([("spec rayVersion", "latest")], "ray-version", "error", ["no version"]),
-        ([(f"{BOX} image", "rayproject/ray:2.60.0-py312")], "ray-version", "error", ["Python 312", "311"]),
+        ([(f"{BOX} image", "rayproject/ray:2.60.0-py312")], "ray-version", "error", ["Python 3.12", "3.11"]),
         ([(f"{BOX} image", "rayproject/ray:latest")], "image-tag", "warning", ["latest moves", "digest"]),
         ([(f"{BOX} image", "ghcr.io/me/ray")], "image-tag", "warning", ["latest"]),
         ([("spec authOptions", {})], "auth", "warning", ["does not turn authentication on", "mode: token"]),
@@ -193,7 +218,10 @@ def test_two_groups_of_one_name() -> None:
 
 
 def test_two_objects_of_one_name() -> None:
-    expect(good.cluster() * 2, "duplicate-object", "error", "another RayCluster of this name")
+    objects = good.cluster() * 2
+    assert check(objects) == [], "the same object twice is applied twice, which changes nothing"
+    objects[1] = objects[1] | {"spec": objects[1]["spec"] | {"suspend": True}}
+    expect(objects, "duplicate-object", "error", "another RayCluster of this name")
     other = changed(good.cluster(), ("metadata namespace", "elsewhere"))
     assert good.grave(good.cluster() + other) == []
 

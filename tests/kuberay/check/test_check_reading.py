@@ -186,6 +186,19 @@ def test_other_encodings(tmp_path: Path) -> None:
         assert found["metadata"]["name"] == "ação"
 
 
+def test_templates_without_quotes_are_placeholders() -> None:
+    text = MANIFEST.replace("2x2", "{{ topology }}").replace("google.com/tpu: 3", "google.com/tpu: {{ chips }}")
+    text = (
+        text.replace("numOfHost: 4", "numOfHosts: $HOSTS")
+        .replace("value: 1", "value: a")
+        .replace("value: on", "value: b")
+    )
+    found = check(parse_yaml(text.replace("routeprefix", "route_prefix"), "m.yaml"))
+    assert [f.rule for f in found if f.severity == "error"] == []
+    (note,) = [f for f in found if f.rule == "placeholder"]
+    assert "$HOSTS" in note.why and "gke-tpu-topology" in note.why
+
+
 def test_tabs_at_the_end_of_a_line_are_fine() -> None:
     assert parse_yaml("kind: Service\t\nspec:\n  type: LoadBalancer \t\n", "m.yaml")[0]["spec"] == {
         "type": "LoadBalancer"

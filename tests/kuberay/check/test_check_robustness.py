@@ -2,7 +2,10 @@
 
 import copy
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import good_manifests as good
@@ -72,6 +75,16 @@ def test_every_rule_says_where_it_comes_from_and_why() -> None:
     for rule in RULES:
         assert rule.source, rule.name
         assert rule.find.__doc__, rule.name
+
+
+def test_checking_loads_no_heavy_library() -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from good_manifests import ALL, check\n"
+        "for manifest in ALL: check(manifest())\n"
+        "print([name for name in ('jax', 'ray', 'torch', 'numpy', 'kubernetes', 'rich') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 def test_findings_do_not_repeat() -> None:

@@ -30,7 +30,7 @@ def serve(old: str, new: str) -> list[Change]:
         ([("metadata name", "s" * 48)], "name", "error", ["more than 47"]),
         ([(STRATEGY, REMOVED)], "upgrade-capacity", "warning", ["left out", "kuberay#1476", "type: None"]),
         ([(f"{STRATEGY} type", "NewCluster")], "upgrade-capacity", "warning", ["again", "Pending"]),
-        ([(f"{STRATEGY} type", "Incremental")], "upgrade-options", "error", ["no upgrade of a RayService"]),
+        ([(f"{STRATEGY} type", "Incremental")], "upgrade-options", "error", ["no upgrade", "write one of NewCluster"]),
         ([incremental(stepSizePercent=None)], "missing-field", "error", ["stepSizePercent"]),
         ([incremental(maxSurgePercent=5)], "upgrade-options", "error", ["10 % is more than maxSurgePercent 5"]),
         ([incremental(maxSurgePercent=200)], "upgrade-options", "error", ["percentage from 0 to 100"]),
@@ -160,6 +160,17 @@ def test_tpus_without_a_group_that_has_them() -> None:
     for part in pod["containers"][0]["resources"].values():
         del part["google.com/tpu"]
     expect(objects, "serve-tpu", "error", "no worker group has any")
+
+
+def test_tpus_that_ray_is_told_of_by_hand_are_not_counted() -> None:
+    objects = good.service()
+    group = objects[0]["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    group["resources"] = {"TPU": "8"}
+    pod = group["template"]["spec"]
+    del pod["nodeSelector"], pod["tolerations"]
+    for part in pod["containers"][0]["resources"].values():
+        del part["google.com/tpu"]
+    assert good.grave(objects) == []
 
 
 def test_bundles_of_one_replica_and_slices() -> None:

@@ -13,7 +13,7 @@ from kuberay.check import check
 from kuberay.check.field_tables import _RAY_TYPES
 
 BESIDE = Path(__file__).parents[4] / "shared" / "kuberay-crds"
-FOLDER = Path(os.environ.get("PODSLICE_KUBERAY_CRDS", BESIDE))
+FOLDER = Path(os.environ.get("PODSLICE_KUBERAY_CRDS") or BESIDE)
 NEEDS_SCHEMAS = pytest.mark.skipif(not FOLDER.exists(), reason="no CRD schemas")
 
 GROUP = "spec workerGroupSpecs 0"

@@ -28,6 +28,8 @@ def env(name: str, value: Any) -> Change:
     ("changes", "rule", "severity", "words"),
     [
         ([(ACCELERATOR, "tpu-v6-slice")], "tpu-accelerator", "error", ["tpu-v6-slice", "write tpu-v6e-slice"]),
+        ([(ACCELERATOR, "ct6e-standard-4t")], "tpu-accelerator", "error", ["write tpu-v6e-slice"]),
+        ([(ACCELERATOR, "v5e")], "tpu-accelerator", "error", ["write tpu-v5-lite-podslice"]),
         ([(ACCELERATOR, "nvidia-l4")], "tpu-accelerator", "error", ["nvidia-l4", "write one of"]),
         ([(TOPOLOGY, "4x3")], "tpu-topology", "error", ["sells no tpu-v6e-slice slice of 4x3"]),
         ([(TOPOLOGY, "8x4")], "tpu-topology", "error", ["write 4x8"]),
@@ -39,6 +41,18 @@ def env(name: str, value: Any) -> Change:
         ([(f"{GROUP} numOfHosts", 2)], "tpu-hosts", "error", ["has 4 hosts, not 2", "numOfHosts: 4"]),
         ([(f"{GROUP} numOfHosts", REMOVED)], "tpu-hosts", "error", ["not 1", "Number of workers in worker group"]),
         ([(f"{GROUP} numOfHosts", 0)], "tpu-hosts", "error", ["is 0"]),
+        (
+            [(f"{GROUP} numOfHosts", 1), (f"{GROUP} replicas", 4), (f"{GROUP} maxReplicas", 4)],
+            "tpu-hosts",
+            "error",
+            ["replicas are slices, not hosts"],
+        ),
+        (
+            [*chips(1), (TOPOLOGY, "2x2"), (f"{GROUP} numOfHosts", 4)],
+            "tpu-chips",
+            "error",
+            ["has 4 chips, not 1", "every Pod for a host of its own"],
+        ),
         ([(TOPOLOGY, "2x2")], "tpu-hosts", "error", ["is one host, not 4"]),
         ([(TOPOLOGY, "2x4")], "tpu-hosts", "error", ["google.com/tpu 8 and numOfHosts 1", "numOfHosts 2"]),
         ([(TOPOLOGY, REMOVED)], "tpu-selectors", "error", ["gke-tpu-topology", "webhook refuses"]),
@@ -182,3 +196,10 @@ def test_a_worker_id_from_the_pods_own_label_is_fine() -> None:
     reference = {"fieldRef": {"fieldPath": "metadata.labels['ray.io/replica-host-index']"}}
     objects = changed(good.cluster(), (f"{BOX} env 0", {"name": "TPU_WORKER_ID", "valueFrom": reference}))
     assert good.grave(objects) == []
+
+
+def test_a_missing_toleration_is_a_note_since_gke_adds_it() -> None:
+    objects = changed(good.cluster(), (f"{POD} tolerations", REMOVED))
+    assert [(f.rule, f.severity) for f in good.check(objects)] == [("tpu-toleration", "note")]
+    anything = changed(good.cluster(), (f"{POD} tolerations", [{"operator": "Exists"}]))
+    assert good.check(anything) == []
