@@ -48,19 +48,23 @@ def options(config: LLMConfig) -> dict[str, Any]:
         }
     else:
         scale = {"num_replicas": config.min_replicas}
-    return scale | place | {
-        "ray_actor_options": actor,
-        "max_ongoing_requests": config.max_ongoing_requests,
-        "max_queued_requests": config.max_queued_requests,
-        "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
-        # Three failures in a row, and the replica is replaced: with several hosts there is more that can fail.
-        "health_check_period_s": 1 if _spans_hosts(config) else 3,
-        "health_check_timeout_s": 30,
-        "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": config.drain_timeout_s,
-        # One line of the server's own every few seconds says more than one for each request, and costs less.
-        "logging_config": {"enable_access_log": False},
-    }
+    return (
+        scale
+        | place
+        | {
+            "ray_actor_options": actor,
+            "max_ongoing_requests": config.max_ongoing_requests,
+            "max_queued_requests": config.max_queued_requests,
+            "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
+            # Three failures in a row, and the replica is replaced: with several hosts there is more that can fail.
+            "health_check_period_s": 1 if _spans_hosts(config) else 3,
+            "health_check_timeout_s": 30,
+            "graceful_shutdown_wait_loop_s": 0.5,
+            "graceful_shutdown_timeout_s": config.drain_timeout_s,
+            # One line of the server's own every few seconds says more than one for each request, and costs less.
+            "logging_config": {"enable_access_log": False},
+        }
+    )
 
 
 def _spans_hosts(config: LLMConfig) -> bool:
