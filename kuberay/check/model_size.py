@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ray_configs.llm import EngineConfig
 
-_BILLIONS = re.compile(r"(?<![\d.])(?:(\d+)x)?(\d+(?:\.\d+)?)B(?![a-z])", re.IGNORECASE)
+_BILLIONS = re.compile(r"(?<![\d.])(?:(\d+)x)?(\d+(?:\.\d+)?)[bB](?![a-z])")
 
 
 def weight_gib(config: EngineConfig) -> tuple[float, str] | None:
@@ -16,7 +16,7 @@ def weight_gib(config: EngineConfig) -> tuple[float, str] | None:
     good for finding what obviously does not fit. The exact account needs the compiler.
     """
     found = _from_folder(Path(config.model)) or _from_name(config.model)
-    if found is None:
+    if found is None or config.tiny:
         return None
     parameters, origin = found
     each = 1 if config.quantize_weights == "int8" else {"bfloat16": 2, "float32": 4}[config.dtype]
