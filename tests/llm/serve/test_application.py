@@ -57,11 +57,6 @@ def test_options_on_a_slice_that_scales():
     assert "num_replicas" not in tpu
 
 
-def test_a_replica_on_several_hosts_takes_no_chips_itself():
-    tpu = options(LLMConfig(slice="v5e:4x8"))
-    assert tpu["ray_actor_options"] == {"num_cpus": 1} and tpu["health_check_period_s"] == 1
-
-
 def test_a_slice_that_ray_cannot_place_is_refused_before_anything_starts():
     with pytest.raises(ValueError, match="v3:4x4 cannot be a replica's: Ray's autoscaler does not know"):
         deployment(LLMConfig(slice="v3:4x4"))
@@ -70,7 +65,7 @@ def test_a_slice_that_ray_cannot_place_is_refused_before_anything_starts():
 def test_a_replica_of_several_hosts_lives_on_the_slice_that_it_will_own():
     config = LLMConfig(slice="v5e:4x8", min_replicas=2, max_replicas=2)
     tpu = options(config)
-    assert tpu["max_replicas_per_node"] == 1
+    assert tpu["max_replicas_per_node"] == 1 and tpu["health_check_period_s"] == 1
     assert "resources" not in tpu["ray_actor_options"], "it reserves the chips of all hosts itself"
     home = tpu["ray_actor_options"]["label_selector"]
     assert home == {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": "v5litepod-32"}
