@@ -51,7 +51,7 @@ def test_arguments_read_back_as_the_same_config(name: str) -> None:
 def test_the_typed_builder_takes_the_arguments(name: str) -> None:
     from ray import serve
 
-    for app, said in zip(load(name).applications, written(name)["applications"], strict=True):
+    for said in written(name)["applications"]:
         module, _, attribute = said["import_path"].partition(":")
         if importlib.util.find_spec(module) is None:
             continue  # `check` warns of it
