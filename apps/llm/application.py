@@ -5,7 +5,7 @@ Importing this is cheap for the one who deploys: JAX and the engine load inside 
 
 from ray import serve
 
-from apps.llm.direct_ingress import prefer_direct_ingress
+from apps.ingress.direct_ingress import prefer_direct_ingress
 from apps.llm.server import deployment
 from ray_configs.llm import LLMConfig
 

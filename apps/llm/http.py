@@ -8,12 +8,12 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api_keys import RequireKey
+from apps.ingress.api_keys import RequireKey
+from apps.ingress.openai_errors import OpenAIError
 from apps.llm.engine import EngineStopped
 from apps.llm.jetstream import jetstream_router
 from apps.llm.model import Models
 from apps.llm.openai import openai_router
-from apps.llm.openai_errors import OpenAIError
 
 log = logging.getLogger("podslice")
 

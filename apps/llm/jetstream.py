@@ -14,10 +14,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
+from apps.ingress.event_stream import EventStream
+from apps.ingress.request_body import BodyTooLarge, read_body
 from apps.llm.engine import EngineStopped, Output, QueueFull, RequestError, SamplingParams
-from apps.llm.event_stream import EventStream
 from apps.llm.model import Models, Stream
-from apps.llm.request_body import BodyTooLarge, read_body
 
 
 class GenerateBody(BaseModel):

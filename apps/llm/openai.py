@@ -10,13 +10,14 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
+from apps.ingress.event_stream import EventStream
+from apps.ingress.openai_errors import OpenAIError
+from apps.ingress.request_body import BodyTooLarge, read_body
 from apps.llm.engine import EngineStopped, Output, RequestError, SamplingParams
-from apps.llm.event_stream import EventStream
 from apps.llm.model import Model, Models, Stream
 from apps.llm.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, usage
-from apps.llm.openai_errors import ENGINE_ERRORS, OpenAIError, from_body, from_engine
+from apps.llm.openai_errors import ENGINE_ERRORS, from_body, from_engine
 from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody
-from apps.llm.request_body import BodyTooLarge, read_body
 
 log = logging.getLogger("podslice")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import serve
 
-from apps.llm.api_keys import digest, keys_from_environment
+from apps.ingress.api_keys import digest, keys_from_environment
 from ray_configs.llm import LLMConfig
 
 RETRY_AFTER_S = 2.0

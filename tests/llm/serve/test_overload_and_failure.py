@@ -8,7 +8,7 @@ import openai
 import pytest
 from serving import MODEL, local_server, wait_until
 
-from apps.llm.api_keys import digest, keys_from_environment
+from apps.ingress.api_keys import digest, keys_from_environment
 from apps.llm.engine import EngineStopped
 from apps.llm.http import http_app
 

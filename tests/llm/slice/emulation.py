@@ -21,8 +21,8 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
+from apps.ingress.direct_ingress import prefer_direct_ingress
 from apps.llm.application import build
-from apps.llm.direct_ingress import prefer_direct_ingress
 from apps.llm.slice_reservation import NAME_LABEL, WORKER_LABEL, slices
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
