@@ -2,13 +2,22 @@
 PYTHON ?= python3
 VENV := .venv
 SERVE_STAMP := $(VENV)/.installed
+TORCH_STAMP := $(VENV)/.installed-torch
+PICTURES_STAMP := $(VENV)/.installed-stable-diffusion
 TEST_STAMP := $(VENV)/.installed-test
+# PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
+# an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve test lint demo-model manifests clean
+.PHONY: serve serve-sd test lint demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
 	@. $(VENV)/bin/activate && serve run apps.llm:app
+
+serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://localhost:8000
+	@echo "== serving the Stable Diffusion demo model on http://localhost:8000 (Ctrl-C stops it)"
+	@. $(VENV)/bin/activate && serve run apps.stable_diffusion:app
 
 test: $(TEST_STAMP) ## Run all tests
 	@echo "== running the tests"
@@ -37,7 +46,19 @@ $(SERVE_STAMP): pyproject.toml | $(VENV)/bin/python
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
-$(TEST_STAMP): pyproject.toml | $(VENV)/bin/python
+$(TORCH_STAMP): pyproject.toml | $(VENV)/bin/python
+	@echo "== installing PyTorch into $(VENV)"
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --timeout 20 --retries 1 \
+		--index-url $(TORCH_INDEX) torch==2.13.0 || \
+		echo "== no PyTorch from $(TORCH_INDEX): taking the build that PyPI has"
+	@touch $@
+
+$(PICTURES_STAMP): $(TORCH_STAMP)
+	@echo "== installing what serving Stable Diffusion needs into $(VENV) (a few minutes, once)"
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[stable-diffusion]'
+	@touch $(SERVE_STAMP) $@
+
+$(TEST_STAMP): $(TORCH_STAMP)
 	@echo "== installing what serving and testing need into $(VENV) (some minutes, once)"
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[test]'
-	@touch $(SERVE_STAMP) $@
+	@touch $(SERVE_STAMP) $(PICTURES_STAMP) $@
