@@ -55,16 +55,9 @@ def devices(slice: TpuSlice) -> tuple[jax.Device, ...]:
     return tuple(found.devices)
 
 
-def mesh(slice: TpuSlice, tensor_parallel: int | None) -> Mesh:
-    """The mesh that the engine would choose on that slice (see `distributed.choose_mesh`).
-
-    Raises:
-        ValueError: tensor_parallel is not a number of devices that the engine could use there.
-    """
-    every = devices(slice)
-    count = tensor_parallel or len(every)
-    if count > len(every) or (not slice.single_host and count != len(every)):
-        raise ValueError(f"tensor_parallel is {count}, but {slice} has {len(every)} devices on {slice.hosts} host(s)")
+def mesh(slice: TpuSlice, tensor_parallel: int) -> Mesh:
+    """The mesh of the first copy of a model on that slice (see `distributed.meshes`)."""
+    every, count = devices(slice), tensor_parallel
     # JAX lays no mesh over a v4's TensorCores apart: there they stay in the compiler's order.
     if count == len(every) > 1 and not (slice.generation == "v4" and count > slice.chips):
         return Mesh(mesh_utils.create_device_mesh((count,), list(every)), ("tensor",))

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from apps.llm.engine.architecture import from_hf_config
+from apps.llm.engine.peaks import Peaks, fewest_links
 from apps.llm.engine.plan import capacity, known
-from apps.llm.engine.plan.floor import Peaks, Rates, fewest_links, step_time
+from apps.llm.engine.plan.floor import Rates, step_time
 from apps.llm.engine.plan.kernel import KernelCost, _seen
 from apps.llm.engine.plan.program import Measured, extrapolated
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
