@@ -16,7 +16,7 @@ class Peaks:
 
     @classmethod
     def of(cls, slice: TpuSlice, devices: int) -> "Peaks":
-        facts, cores = slice.facts, devices // slice.chips
+        facts, cores = slice.facts, devices / slice.chips
         return cls(
             flops_per_s=facts.bf16_tflops * 1e12 / cores,  # int8 weights are multiplied as bfloat16
             hbm_bytes_per_s=facts.hbm_gb_per_s * 1e9 / cores,
