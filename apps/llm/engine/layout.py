@@ -19,7 +19,7 @@ from apps.llm.engine import params
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.attention import AttentionSpec
 from apps.llm.engine.params import HeadLayout, Param
-from apps.llm.engine.peaks import Peaks
+from apps.tpu.peaks import Peaks
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from apps.llm.engine.peaks import Peaks
 from apps.llm.engine.plan.kernel import KernelCost
 from apps.llm.engine.plan.program import Measured
+from apps.tpu.peaks import Peaks
 
 TOKENS_AN_HOUR = 1_000_000
 

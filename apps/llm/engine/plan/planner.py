@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.executor_protocol import fitting, step_shapes
 from apps.llm.engine.layout import Devices, Layout, choose
-from apps.llm.engine.peaks import Peaks
-from apps.llm.engine.plan import architectures, capacity, kernel, topology
+from apps.llm.engine.plan import architectures, capacity, kernel
 from apps.llm.engine.plan.capacity import Beside, Memory
 from apps.llm.engine.plan.floor import Rates, StepTime, step_time
 from apps.llm.engine.plan.program import FEW_LAYERS, Measured, Programs, extrapolated
 from apps.llm.engine.plan.report import Batches, MemoryOfChip, Plan, Serving, Step
 from apps.llm.engine.step import StepShape
+from apps.tpu import topology
+from apps.tpu.peaks import Peaks
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
@@ -67,7 +68,7 @@ class Sized:
         devices = Devices(len(topology.devices(wanted.slice)), wanted.slice.hosts)
         layout = choose(wanted.config, arch, devices, wanted.slice)
         config = layout.of_copy(wanted.config)
-        mesh = topology.mesh(wanted.slice, layout.tensor)
+        mesh = topology.mesh(wanted.slice, "tensor", layout.tensor)
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
         usable = topology.usable_hbm(wanted.slice)

@@ -11,10 +11,11 @@ from pydantic import Field
 
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.layout import Cost, Devices, Layout, possible
-from apps.llm.engine.peaks import Peaks
-from apps.llm.engine.plan import architectures, topology
+from apps.llm.engine.plan import architectures
 from apps.llm.engine.plan.planner import Sized, Wanted, plan
 from apps.llm.engine.plan.report import LABEL, Part, Plan
+from apps.tpu import topology
+from apps.tpu.peaks import Peaks
 from ray_configs.tpu import GENERATIONS, TpuSlice
 
 

@@ -55,13 +55,13 @@ def devices(slice: TpuSlice) -> tuple[jax.Device, ...]:
     return tuple(found.devices)
 
 
-def mesh(slice: TpuSlice, tensor_parallel: int) -> Mesh:
-    """The mesh of the first copy of a model on that slice (see `distributed.meshes`)."""
-    every, count = devices(slice), tensor_parallel
+def mesh(slice: TpuSlice, axis: str, count: int) -> Mesh:
+    """The slice's first `count` devices on one axis; all of them as JAX would lay them out there."""
+    every = devices(slice)
     # JAX lays no mesh over a v4's TensorCores apart: there they stay in the compiler's order.
     if count == len(every) > 1 and not (slice.generation == "v4" and count > slice.chips):
-        return Mesh(mesh_utils.create_device_mesh((count,), list(every)), ("tensor",))
-    return Mesh(np.array(every[:count]), ("tensor",))
+        return Mesh(mesh_utils.create_device_mesh((count,), list(every)), (axis,))
+    return Mesh(np.array(every[:count]), (axis,))
 
 
 @cache
