@@ -27,25 +27,35 @@ class EngineConfig(Config):
     random_weights: bool = False
     """Ignore the checkpoint's tensors and draw random ones: for load tests of a model that only has a config."""
     tiny: bool = False
-    """Same architecture and sharding at toy width, two layers, random weights: for trying a service without TPUs.
+    """Same architecture and sharding at toy width, few layers, random weights: for trying a service without TPUs.
 
     A model that cannot be read from here (a hub id offline, a bucket) becomes a toy Llama with a byte tokenizer."""
+    tiny_layers: int = Field(2, ge=1)
+    """Layers that a `tiny` model has, at most the model's own. Two are one of each of Gemma 2's kinds."""
     max_model_len: int | None = Field(None, ge=16)
     """Longest sequence in tokens, prompt and answer together; default: the model's own limit."""
     max_batch_size: int = Field(32, ge=1, le=4096)
-    """Sequences that decode together in one step."""
+    """Sequences that decode together; several copies of the model (`data_parallel`) take equal shares of them."""
     max_step_tokens: int = Field(512, ge=16)
     """Token budget of a step: decodes first, the rest goes to chunks of prefill."""
     page_size: int = Field(32, ge=8, le=128)
     """Tokens in a KV cache page; whole pages are what a shared prefix reuses. A power of two."""
     pages: int | None = Field(None, ge=2)
-    """KV cache pages; default: what fits in `memory_fraction` of the free memory, at most what a full batch needs."""
+    """KV cache pages of each copy; default: what fits in `memory_fraction` of the free memory.
+
+    At most what a full batch needs."""
     memory_fraction: float = Field(0.85, gt=0, le=0.98)
     """Share of the device memory left after loading that the KV cache may take (on a CPU: half of that share)."""
     prefix_cache: bool = True
     """Reuse the KV pages of a prompt prefix that was seen before."""
     tensor_parallel: int | None = Field(None, ge=1)
-    """Devices over which each layer is split; default: every local device, or 1 on a CPU."""
+    """Devices over which each layer is split; default: with `data_parallel`, the devices that each copy gets."""
+    data_parallel: int | None = Field(None, ge=1)
+    """Copies of the model side by side in one replica, each over `tensor_parallel` devices.
+
+    Requests go to the least busy. Default: with `tensor_parallel`, as many as the slice has devices for. With neither,
+    on a slice: the split with the shortest decode step by the slice's peak figures (`python -m apps.llm.plan` prints
+    it); without a slice: one copy over every accelerator of the host, or over one CPU device."""
     attention: Literal["auto", "xla", "pallas", "cpu"] = "auto"
     """auto: the Pallas kernel on TPU, native kernels on CPU (if head_dim is a multiple of 16), plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"

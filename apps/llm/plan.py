@@ -109,7 +109,7 @@ def _run(
     from apps.llm.engine.checkpoint import CheckpointError
     from apps.llm.engine.plan import planner, text
     from apps.llm.engine.plan import search as searching
-    from apps.llm.engine.plan.topology import NoCompiler
+    from apps.tpu.topology import NoCompiler
 
     engine = EngineConfig(**{field: getattr(model, field) for field in EngineConfig.model_fields})
     wanted = planner.Wanted(engine, model.slice, prompt, context, whole)

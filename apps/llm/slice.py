@@ -53,11 +53,12 @@ class SliceHost:
         os.environ.setdefault("JAX_PLATFORMS", "tpu,cpu")
         from apps.llm.engine import follower
 
-        connection = follower.connect(leader, secret, rank)
+        engine = follower.Leader(leader, secret)
+        connection = engine.connect(rank)
         follower.exit_with(connection)
         threading.Thread(
             target=follower.follow,
-            args=(connection, config, coordinator, rank, hosts),
+            args=(engine, connection, config, coordinator, rank, hosts),
             name="podslice-steps",
             daemon=True,
         ).start()
@@ -73,7 +74,7 @@ class SliceHosts:
     def __init__(self, reservation: Reservation, actors: list[Any]):
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
-        self._hosts: Any = None  # engine.lockstep.Hosts, once they have come
+        self._slice: Any = None  # engine.lockstep.Slice, once the hosts have come
         self._closing = threading.Lock()
 
     @classmethod
@@ -95,7 +96,7 @@ class SliceHosts:
         return hosts
 
     def _start_actors(self, wanted: TpuSlice, config: LLMConfig) -> None:
-        from apps.llm.engine.lockstep import Hosts
+        from apps.llm.engine.lockstep import Slice
         from apps.llm.engine.wire import Listener
 
         host = ray.remote(num_cpus=0, resources={"TPU": wanted.chips_per_host}, max_restarts=0)(SliceHost)
@@ -115,20 +116,18 @@ class SliceHosts:
             workers = ray.get(begun, timeout=ACTORS_S)
             if workers != [str(i) for i in range(wanted.hosts)]:
                 raise RuntimeError(f"hosts of slice {self.slice_name} are out of order: TPU_WORKER_IDs are {workers}")
-            deadline = config.health_step_deadline_s
-            self._hosts = Hosts(listener.accept(wanted.hosts, ACTORS_S, deadline), deadline, self._release)
-        finally:
+            self._slice = Slice(listener, wanted.hosts, ACTORS_S, config.health_step_deadline_s, self._release)
+        except BaseException:
             listener.close()
+            raise
 
     # -- Place --------------------------------------------------------------------------------------------------
 
-    def shards(self, config: Any) -> int:
-        return self._hosts.reports()[0]
+    def devices(self, config: Any) -> Any:
+        return self._slice.devices()
 
-    def load(self, config: Any, model: Any) -> Any:
-        from apps.llm.engine.lockstep import LockstepExecutor
-
-        return LockstepExecutor(config, model, self._hosts)
+    def load(self, config: Any, model: Any, layout: Any) -> Any:
+        return self._slice.load(config, model, layout)
 
     # -- health and end -----------------------------------------------------------------------------------------
 
@@ -139,24 +138,24 @@ class SliceHosts:
             RuntimeError: one is dead or silent, or the slice has failed before. Open requests have their errors by
                 then: the engine is told first.
         """
-        if self._hosts.failure is None:
+        if self._slice.failure is None:
             pings = [asyncio.ensure_future(_answer(actor)) for actor in self._actors]
             await asyncio.wait(pings, timeout=SILENCE_S)
             for rank, ping in enumerate(pings):
                 if not ping.done():
                     ping.cancel()
-                    self._hosts.fail(f"host {rank} has not answered for {SILENCE_S} s")
+                    self._slice.fail(f"host {rank} has not answered for {SILENCE_S} s")
                 elif (error := ping.exception()) is not None:
-                    self._hosts.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
-        if self._hosts.failure is not None:
-            raise RuntimeError(f"slice {self.slice_name}: {self._hosts.failure}")
+                    self._slice.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
+        if self._slice.failure is not None:
+            raise RuntimeError(f"slice {self.slice_name}: {self._slice.failure}")
 
     def close(self) -> None:
         """Ends the hosts and gives the slice back. Safe more than once and from any thread."""
-        if self._hosts is None:
+        if self._slice is None:
             self._release()
         else:
-            self._hosts.close()
+            self._slice.close()
 
     def _release(self) -> None:
         with self._closing:

@@ -62,9 +62,6 @@ def _application(app: Application, tiny: bool, hosts_per_slice: int | None, said
                 f"{app.serve_name}: a tiny random model of the same architecture and sharding instead of "
                 f"{config.model}{', with ' + sizes if sizes else ''}"
             )
-        if slice is not None and slice.single_host and config.tensor_parallel is None:
-            # On TPU the engine splits over all chips by itself; CPU devices it takes only when told to.
-            update["tensor_parallel"] = slice.chips
     elif tiny:
         if "tiny" in type(config).model_fields:
             update["tiny"] = True

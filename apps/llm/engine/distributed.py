@@ -1,14 +1,16 @@
-"""One JAX program over several hosts: joining it, its mesh, and what its hosts must agree on.
+"""One JAX program over several hosts: joining it, its meshes, and what its hosts must agree on.
 
 Every function here is quiet in a program of one process, so that the executor is the same on one host and on many.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.experimental import mesh_utils, multihost_utils
-from jax.sharding import Mesh
+from jax.experimental import mesh_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from ray_configs.llm import EngineConfig
+from apps.llm.engine.layout import Devices, Layout
 
 START_TIMEOUT_S = 300
 """For all hosts to come together: the slowest one's imports, and on TPU the start of the chips."""
@@ -39,34 +41,48 @@ def join(coordinator: str, rank: int, hosts: int) -> None:
     )
 
 
-def choose_mesh(config: EngineConfig) -> Mesh:
-    """One axis, "tensor", over the devices that share the model: of this host, or of all hosts after `join`.
+def here() -> Devices:
+    """The devices of this process's program: of this host, or of all hosts after `join`."""
+    found = jax.devices()
+    return Devices(len(found), jax.process_count(), found[0].platform)
+
+
+def meshes(layout: Layout) -> list[Mesh]:
+    """A mesh for each copy, with one axis, "tensor". Copies lie side by side in the order of the hosts.
 
     On TPU neighbours on the axis are neighbours on the slice's torus, as far as its topology has a ring.
-
-    Raises:
-        ValueError: tensor_parallel is not a number of devices that can be had.
     """
-    devices = jax.devices()
-    platform, wanted = devices[0].platform, config.tensor_parallel
-    if jax.process_count() > 1:
-        if wanted not in (None, len(devices)):
-            raise ValueError(
-                f"tensor_parallel is {wanted} but the slice has {len(devices)} devices on {jax.process_count()} "
-                "hosts, and each of them must take part; leave it unset"
-            )
-        wanted = len(devices)
-    count = wanted or (1 if platform == "cpu" else len(devices))
-    if count > len(devices):
-        raise ValueError(f"tensor_parallel is {count} but this host has {len(devices)} {platform} devices")
-    if platform == "tpu" and count == len(devices) > 1:
-        return Mesh(mesh_utils.create_device_mesh((count,), devices), ("tensor",))
-    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-    return Mesh(np.array(ordered[:count]), ("tensor",))
+    every = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    parts = [every[i * layout.tensor : (i + 1) * layout.tensor] for i in range(layout.data)]
+    return [Mesh(_in_a_ring(part, of=len(every)), ("tensor",)) for part in parts]
 
 
-def least_over_hosts(value: int) -> int:
-    """The smallest of the hosts' values, on all of them: each host must call this, at the same point."""
-    if jax.process_count() == 1:
+def _in_a_ring(devices: list[jax.Device], of: int) -> np.ndarray:
+    if devices[0].platform == "tpu" and len(devices) > 1:
+        try:
+            return mesh_utils.create_device_mesh((len(devices),), devices)
+        except (AssertionError, NotImplementedError, ValueError):
+            if len(devices) == of:
+                raise
+            # A part of a slice that JAX has no layout for: its order is that of the hosts, which are neighbours.
+    return np.array(devices)
+
+
+def least_over_hosts(value: int, mesh: Mesh) -> int:
+    """The smallest of the values of the mesh's hosts, on all of them: each must call this, at the same point."""
+    if not spans_hosts(mesh):
         return value
-    return int(multihost_utils.process_allgather(np.int64(value)).min())
+    own = np.array([min(value, 2**31 - 1)], np.int32)
+    values = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, P("tensor")), lambda _: own)
+    least = jax.jit(jnp.min, out_shardings=NamedSharding(mesh, P()))(values)
+    return int(least.addressable_data(0))
+
+
+def takes_part(mesh: Mesh) -> bool:
+    """Whether any of the mesh's devices are this process's."""
+    return any(device.process_index == jax.process_index() for device in mesh.devices.flat)
+
+
+def spans_hosts(mesh: Mesh) -> bool:
+    """Whether the mesh's devices are those of more than one process."""
+    return len({device.process_index for device in mesh.devices.flat}) > 1

@@ -7,41 +7,29 @@
 
 The life of a request:
 1. `submit`, in the caller's thread, checks it and queues it; a bad or hopeless one never gets further.
-2. The loop, in a thread of its own, asks the scheduler for the next step and launches it.
-3. While the device computes, the loop reads the step before: tokens become text, stop conditions are looked at,
-   outputs go to their readers, each event loop woken once.
-4. A finished, aborted or failed sequence gives its pages back at once. A step that was already launched for it runs
-   in vain; that is the price of never waiting for the device.
+2. The least busy copy of the model takes it. Most replicas have one copy; see `layout`.
+3. That copy's loop, in a thread of its own, puts it into steps until it ends; see `loop`.
 """
 
-import logging
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence as Ids
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from apps.llm.engine import architecture
+from apps.llm.engine import layout
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor import ThisProcess, use_compile_cache
-from apps.llm.engine.executor_protocol import Executor, Place, Tokens
+from apps.llm.engine.executor_protocol import Executor, Place
+from apps.llm.engine.loop import EngineStats, Loop
 from apps.llm.engine.model import Model
-from apps.llm.engine.pages import PagePool
-from apps.llm.engine.request import EngineStopped, Generation, Output, QueueFull, RequestError, SamplingParams
-from apps.llm.engine.sampling import MAX_BIAS, Extras
-from apps.llm.engine.scheduler import Scheduler, Sequence, Work
-from apps.llm.engine.step import StepShape
+from apps.llm.engine.request import EngineStopped, Generation, QueueFull, RequestError, SamplingParams
+from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.structured import Grammars
 from apps.llm.engine.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params
-from ray_configs.llm import EngineConfig
-
-log = logging.getLogger("podslice")
+from ray_configs.llm import EngineConfig, LLMConfig
 
 CALIBRATION_TEXT = (
     "The quick brown fox jumps over 13 lazy dogs. In 1969, people first walked on the Moon; it took them 4 days.\n"
@@ -50,54 +38,21 @@ CALIBRATION_TEXT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Where the engine stands; counters are totals since it started."""
-
-    running: int
-    waiting: int
-    pages_total: int
-    pages_used: int
-    prompt_tokens: int
-    generated_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    compiles_after_ready: int
-    steps: int
-    step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle
-
-
 class Engine:
-    """A loaded model and its loop. Make one with `Engine.load`."""
+    """A loaded model and its loops, one for each copy. Make one with `Engine.load`."""
 
     def __init__(
         self,
         config: EngineConfig,
-        executor: Executor,
+        loops: list[Loop],
         tokenizer: ModelTokenizer,
         grammars: Grammars,
         max_model_len: int,
     ):
         self.config, self.tokenizer, self.max_model_len = config, tokenizer, max_model_len
-        self._executor, self._grammars = executor, grammars
-        self._arch: architecture.Architecture = executor.arch
-        self._scheduler = Scheduler(
-            PagePool(executor.pages, reuse=config.prefix_cache),
-            config.page_size,
-            config.max_batch_size,
-            config.max_step_tokens,
-        )
-        self._answers: dict[Sequence, Answer] = {}
-        self._lock = threading.Condition()
-        self._incoming: deque[list[tuple[Sequence, Answer]]] = deque()
-        self._aborted: deque[Generation] = deque()
-        self._queued = 0  # submitted and not yet running: what max_waiting bounds
-        self._stopping = False
-        self._failure: str | None = None
-        self._turn_began: float | None = None
-        self._prompt_tokens = self._generated_tokens = self._steps = 0
-        self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
-        self._thread.start()
+        self.loops, self._grammars = loops, grammars
+        self._arch = loops[0].executor.arch
+        self._places = threading.Lock()  # between looking for a free place and taking it
 
     @classmethod
     def load(cls, config: EngineConfig | str, place: Place | None = None, **settings: Any) -> "Engine":
@@ -119,21 +74,25 @@ class Engine:
             raise TypeError(f"settings beside a whole config: put {', '.join(settings)} into the config")
         use_compile_cache(config.compile_cache)
         place = place or ThisProcess()
-        model = Model.open(config, place.shards(config))
-        arch, max_len = model.arch, model.max_len(config)
+        model = Model.open(config)
+        max_len = model.max_len(config)
+        slice = config.slice if isinstance(config, LLMConfig) else None
+        chosen = layout.choose(config, model.arch, place.devices(config), slice)
+        model = model.at_size(config, chosen.tensor)
         # The tokenizer's imports and tables take as long as the weights: read both at once.
         with ThreadPoolExecutor(1) as pool:
             words = pool.submit(_load_tokenizer, model)
-            executor = place.load(config, model)
+            executors = place.load(config, model, chosen)
             try:
                 calibration = words.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
-                executor.make_cache([token for token in calibration if token < arch.vocab_size])
-                executor.warm_up()
+                _make_ready(executors, [token for token in calibration if token < model.arch.vocab_size])
                 tokenizer, grammars = words.result()
             except BaseException:
-                executor.close()
+                for executor in executors:
+                    executor.close()
                 raise
-        return cls(config, executor, tokenizer, grammars, max_len)
+        loops = [Loop(chosen.of_copy(config), executor) for executor in executors]
+        return cls(config, loops, tokenizer, grammars, max_len)
 
     # -- the callers' side --------------------------------------------------------------------------------------
 
@@ -148,10 +107,9 @@ class Engine:
         params = params or SamplingParams()
         check_params(params, self._arch.vocab_size)
         prompt_ids = self._prompt_ids(prompt)
-        cache_tokens = (self._executor.pages - 1) * self.config.page_size
+        cache_tokens = (min(copy.executor.pages for copy in self.loops) - 1) * self.config.page_size
         limit = answer_limit(len(prompt_ids), params, self.max_model_len, cache_tokens)
         generation = Generation(prompt_ids, params)
-        generation.engine = self
         if loop is not None:
             generation.bind_loop(loop)
         first_seed = random.getrandbits(63) if params.seed is None else params.seed
@@ -163,14 +121,13 @@ class Engine:
             seq = Sequence(generation, index, limit, seed, list(prompt_ids), len(prompt_ids))
             seq.lockstep = matcher is not None
             answers.append((seq, Answer(seq, self.tokenizer, self._arch, matcher)))
-        with self._lock:
-            if self._stopping or self._failure:
-                raise EngineStopped(self._failure or "the engine is shutting down")
-            if self._queued and self._queued + params.n > self.config.max_waiting:
-                raise QueueFull(f"{self._queued} requests wait already (max_waiting {self.config.max_waiting})")
-            self._queued += params.n
-            self._incoming.append(answers)
-            self._lock.notify()
+        with self._places:
+            self._raise_if_stopped()
+            waiting = sum(copy.waiting for copy in self.loops)
+            if waiting and waiting + params.n > self.config.max_waiting:
+                raise QueueFull(f"{waiting} requests wait already (max_waiting {self.config.max_waiting})")
+            generation.engine = min(self.loops, key=lambda copy: copy.open)
+            generation.engine.submit(answers)
         return generation
 
     def generate(self, prompts: Ids[str | Ids[int]], params: SamplingParams | None = None) -> list[str]:
@@ -196,41 +153,23 @@ class Engine:
         """Ids of a conversation, ready to submit; RequestError when the model's chat template refuses it."""
         return self.tokenizer.chat(messages)
 
-    def abort(self, generation: Generation) -> None:
-        with self._lock:
-            self._aborted.append(generation)
-            self._lock.notify()
-
     def stats(self) -> EngineStats:
-        scheduler, began = self._scheduler, self._turn_began
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=self._queued,
-            pages_total=scheduler.pool.total - 1,
-            pages_used=scheduler.pool.used,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            prefix_hit_tokens=scheduler.prefix_hit_tokens,
-            preemptions=scheduler.preemptions,
-            compiles_after_ready=self._executor.compiles_after_ready,
-            steps=self._steps,
-            step_running_s=0.0 if began is None else time.monotonic() - began,
-        )
+        return EngineStats.together([loop.stats() for loop in self.loops])
 
     def check(self, step_deadline_s: float = 60.0) -> None:
-        """Raises EngineStopped when the loop is dead, or has been in one step for longer than the deadline."""
-        if self._failure or not self._thread.is_alive():
-            raise EngineStopped(self._failure or "the engine loop has ended")
-        stuck = self.stats().step_running_s
-        if stuck > step_deadline_s:
-            raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
+        """Raises EngineStopped when a loop is dead, or has been in one step for longer than the deadline."""
+        for loop in self.loops:
+            loop.check(step_deadline_s)
 
     def shutdown(self) -> None:
-        """End the loop; requests still open fail with an error that says so."""
-        with self._lock:
-            self._stopping = True
-            self._lock.notify()
-        self._thread.join(timeout=60)
+        """End the loops; requests still open fail with an error that says so."""
+        for loop in self.loops:
+            loop.shutdown()
+
+    def _raise_if_stopped(self) -> None:
+        """With one copy gone the others may go on to the end of what they have; nothing new is taken."""
+        for loop in self.loops:
+            loop.check_open()
 
     def _prompt_ids(self, prompt: str | Ids[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -240,152 +179,13 @@ class Engine:
             raise RequestError("prompt", f"token ids must be integers from 0 to {self._arch.vocab_size - 1}")
         return ids
 
-    # -- the loop's side ----------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            pending: tuple[list[Work], Any] | None = None
-            while self._take_commands(wait=pending is None):
-                work = self._scheduler.schedule()
-                launched = self._launch(work) if work else None
-                if pending is not None:
-                    self._read(*pending)
-                pending = launched
-                if pending is None and not self._scheduler.running:
-                    self._scheduler.check()
-        except Exception as error:
-            log.exception("the engine loop failed")
-            self._fail(f"the engine failed: {type(error).__name__}: {error}")
-        else:
-            self._fail("the engine was shut down")
-        finally:
-            self._executor.close()
-
-    def _take_commands(self, wait: bool) -> bool:
-        """Let new requests in and aborted ones out; sleeps when there is nothing to do. False: stop."""
-        with self._lock:
-            idle = wait and not self._scheduler.running and not self._scheduler.waiting
-            if idle:
-                self._turn_began = None
-                self._lock.wait_for(lambda: self._stopping or self._incoming or self._aborted)
-            self._turn_began = time.monotonic()
-            incoming, self._incoming = self._incoming, deque()
-            aborted, self._aborted = self._aborted, deque()
-        for answers in incoming:
-            for seq, answer in answers:
-                self._answers[seq] = answer
-                self._scheduler.add(seq)
-        outputs = []
-        for generation in aborted:
-            for seq in [seq for seq in self._answers if seq.generation is generation]:
-                outputs.append(self._close(seq, "abort"))
-        self._deliver(outputs)
-        return not self._stopping
-
-    def _launch(self, work: list[Work]) -> tuple[list[Work], Any]:
-        executor = self._executor
-        for seq in self._scheduler.entered:
-            self._leave_queue(self._answers[seq])
-            if self._answers[seq].penalized:
-                known = [token for token in seq.tokens if token >= 0]
-                executor.start_row(seq.row, known[: seq.prompt_len], known[seq.prompt_len :])
-        self._scheduler.entered.clear()
-        tokens = sum(item.stop - item.start for item in work)
-        shape = executor.shape_for(tokens, len(work))
-        step = shape.host()
-        for item in work:
-            seq = item.seq
-            known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
-            # What a chunk short of the prompt's end samples means nothing: it is noted in the row that is nobody's.
-            row = seq.row if item.samples else self.config.max_batch_size
-            step.add(known, item.stop, seq.pages, item.decoding, row=row, seed=seq.seed, **self._answers[seq].rows)
-        self._steps += 1
-        return work, executor.launch(step, self._extras(work, shape))
-
-    def _extras(self, work: list[Work], shape: StepShape) -> Extras | None:
-        """Token masks and logit biases, when a sequence of the step has any."""
-        masks, biased = {}, {}
-        for i, item in enumerate(work):
-            answer = self._answers[item.seq]
-            if item.samples and (mask := answer.allowed(len(item.seq.tokens) - 1)) is not None:
-                masks[i] = mask
-            if answer.params.logit_bias:
-                biased[i] = answer.params.logit_bias
-        if not masks and not biased:
-            return None
-        words = -(-self._arch.vocab_size // 32)
-        allowed = np.full((shape.seqs, words), 0xFFFFFFFF, np.uint32)
-        ids = np.zeros((shape.seqs, MAX_BIAS), np.int32)
-        bias = np.zeros((shape.seqs, MAX_BIAS), np.float32)
-        for i, mask in masks.items():
-            allowed[i] = mask
-        for i, biases in biased.items():
-            ids[i, : len(biases)], bias[i, : len(biases)] = list(biases), list(biases.values())
-        return Extras(allowed, ids, bias, np.array([bool(masks), bool(biased)], np.int32))
-
-    def _read(self, work: list[Work], samples: Any) -> None:
-        """Wait for a step's tokens and pass them on."""
-        result: Tokens = self._executor.read(samples)
-        outputs: list[tuple[Generation, Output]] = []
-        ids = result.ids.tolist()
-        for i, item in enumerate(work):
-            seq = item.seq
-            if not item.decoding and not seq.done:
-                self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
-            if not item.samples or seq.done:
-                continue
-            self._generated_tokens += 1
-            self._scheduler.fill_in(seq, ids[i])
-            output = self._answers[seq].take(ids[i], result, i)
-            if output.finish_reason is not None:
-                self._scheduler.finish(seq)
-                del self._answers[seq]
-            outputs.append((seq.generation, output))
-        self._deliver(outputs)
-
-    def _close(self, seq: Sequence, reason: Any, error: str | None = None) -> tuple[Generation, Output]:
-        """End a sequence from outside."""
-        answer = self._answers.pop(seq)
-        self._leave_queue(answer)
-        self._scheduler.finish(seq)
-        return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error)
-
-    def _leave_queue(self, answer: Answer) -> None:
-        if not answer.entered:
-            answer.entered = True
-            with self._lock:  # callers' threads count up
-                self._queued -= 1
-
-    def _deliver(self, outputs: list[tuple[Generation, Output]]) -> None:
-        loops: dict[Any, list[Generation]] = {}
-        for generation, output in outputs:
-            generation.put(output)
-            if generation.loop is not None:
-                loops.setdefault(generation.loop, []).append(generation)
-        for loop, generations in loops.items():
-            try:
-                loop.call_soon_threadsafe(_wake, generations)
-            except RuntimeError:  # that event loop is closed: its readers are gone
-                for generation in generations:
-                    generation.abort()
-
-    def _fail(self, reason: str) -> None:
-        """Every open request gets its error: none is left waiting."""
-        with self._lock:
-            self._failure = reason
-            incoming, self._incoming = self._incoming, deque()
-        outputs = [
-            (seq.generation, Output(seq.index, "", (), finish_reason="error", error=reason))
-            for seq in [*self._answers, *(seq for answers in incoming for seq, _ in answers)]
-        ]
-        self._answers.clear()
-        self._turn_began = None
-        self._deliver(outputs)
-
-
-def _wake(generations: list[Generation]) -> None:
-    for generation in generations:
-        generation.wake()
+def _make_ready(executors: list[Executor], calibration: list[int]) -> None:
+    """Caches first: each copy takes its share of what memory is free. Then all compile at once."""
+    for executor in executors:
+        executor.make_cache(calibration)
+    with ThreadPoolExecutor(len(executors)) as pool:
+        list(pool.map(lambda executor: executor.warm_up(), executors))
 
 
 def _load_tokenizer(model: Model) -> tuple[ModelTokenizer, Grammars]:

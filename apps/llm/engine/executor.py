@@ -9,6 +9,7 @@ order on every host are one program (see `lockstep`).
 
 import logging
 import os
+import threading
 import time
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from apps.llm.engine.attention import KVScales, LayerCache
 from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.decoder import Decoder
 from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
+from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.model import Model
 from apps.llm.engine.params import HeadLayout, Params
 from apps.llm.engine.progress import bar
@@ -46,8 +48,12 @@ class CompileCount:
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
     def _hear(self, event: str, duration: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
+        # A copy that is ready must not count what the next one compiles to get ready.
+        if event == "/jax/core/compile/backend_compile_duration" and not getattr(_this_thread, "warms_up", False):
             self.programs += 1
+
+
+_this_thread = threading.local()
 
 
 def use_compile_cache(folder: str | None) -> None:
@@ -65,12 +71,11 @@ def use_compile_cache(folder: str | None) -> None:
 class ThisProcess:
     """The place of a model on the devices that this process sees. See `Place`."""
 
-    def shards(self, config: EngineConfig) -> int:
-        return distributed.choose_mesh(config).size
+    def devices(self, config: EngineConfig) -> Devices:
+        return distributed.here()
 
-    def load(self, config: EngineConfig, model: Model) -> "LocalExecutor":
-        weights = None if model.random_weights else model.checkpoint
-        return LocalExecutor(config, model.arch, weights, model.max_len(config))
+    def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LocalExecutor]":
+        return [LocalExecutor.on(mesh, layout.of_copy(config), model) for mesh in distributed.meshes(layout)]
 
 
 class LocalExecutor:
@@ -82,11 +87,10 @@ class LocalExecutor:
         arch: Architecture,
         checkpoint: Checkpoint | None,
         max_len: int,
-        mesh: Mesh | None = None,
+        mesh: Mesh,
     ):
-        self.config, self.arch = config, arch
-        self.mesh = mesh or distributed.choose_mesh(config)
-        self.spans_hosts = len({device.process_index for device in self.mesh.devices.flat}) > 1
+        self.config, self.arch, self.mesh = config, arch, mesh
+        self.spans_hosts = distributed.spans_hosts(mesh)
         self.compiles = CompileCount()
         self.dtype = jnp.dtype(config.dtype)
         self.shapes = step_shapes(config, max_len)
@@ -115,6 +119,12 @@ class LocalExecutor:
         self.kv_scales: list[KVScales] | None = None
         self.pages = 0
         self.caches: list[LayerCache] = []
+
+    @classmethod
+    def on(cls, mesh: Mesh, config: EngineConfig, model: Model) -> "LocalExecutor":
+        """One copy of the model on the mesh's devices; the config is that copy's."""
+        weights = None if model.random_weights else model.checkpoint
+        return cls(config, model.arch, weights, model.max_len(config), mesh)
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -153,7 +163,7 @@ class LocalExecutor:
             work += 4 * self.config.max_batch_size * self.arch.vocab_size * 4
             free = (stats["bytes_limit"] - stats["bytes_in_use"]) * self.config.memory_fraction - work
         # Hosts differ in what is free, and a page is a part of the cache on each of them.
-        fit = distributed.least_over_hosts(int(free // page_bytes))
+        fit = distributed.least_over_hosts(int(free // page_bytes), self.mesh)
         most = self.config.max_batch_size * self.max_pages + 1
         if fit < self.max_pages + 1:
             raise MemoryError(
@@ -195,12 +205,16 @@ class LocalExecutor:
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need; afterwards nothing compiles."""
-        with bar("compiling steps", len(self.shapes) + 1) as advance:
-            for shape in self.shapes:
-                self.read(self.launch(shape.host()))
+        _this_thread.warms_up = True
+        try:
+            with bar("compiling steps", len(self.shapes) + 1) as advance:
+                for shape in self.shapes:
+                    self.read(self.launch(shape.host()))
+                    advance()
+                self.start_row(self.config.max_batch_size, [0], [0])
                 advance()
-            self.start_row(self.config.max_batch_size, [0], [0])
-            advance()
+        finally:
+            _this_thread.warms_up = False
         self._programs_when_ready = self.compiles.programs
 
     @property

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.model import Model
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
@@ -70,12 +71,17 @@ class Executor(Protocol):
 class Place(Protocol):
     """Where a model's devices are."""
 
-    def shards(self, config: EngineConfig) -> int:
-        """Devices that each layer is split over."""
+    def devices(self, config: EngineConfig) -> Devices:
+        """What there is."""
         ...
 
-    def load(self, config: EngineConfig, model: Model) -> Executor:
-        """The weights onto the devices."""
+    def load(self, config: EngineConfig, model: Model, layout: Layout) -> list[Executor]:
+        """The weights onto the devices: an executor for each copy of the model.
+
+        Args:
+            config: the replica's; `layout.of_copy` has each copy's.
+            model: at the size that the layout asks for.
+        """
         ...
 
 

@@ -1,7 +1,7 @@
 """A host of a slice: does with its LocalExecutor whatever the engine's LockstepExecutor says, in that order.
 
-Two threads: one launches steps as their messages come, the other waits for their results. So step n + 1 is on its
-way to the device while step n runs, and neither waits for the network.
+Two threads for each copy of the model: one launches steps as their messages come, the other waits for their results.
+So step n + 1 is on its way to the device while step n runs, and neither waits for the network.
 """
 
 import logging
@@ -9,28 +9,39 @@ import os
 import select
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from apps.llm.engine import distributed
-from apps.llm.engine.executor import LocalExecutor, ThisProcess, use_compile_cache
+from apps.llm.engine.executor import LocalExecutor, use_compile_cache
+from apps.llm.engine.layout import Layout
 from apps.llm.engine.model import Model
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
-from apps.llm.engine.wire import Connection, Kind, message
+from apps.llm.engine.wire import NO_COPY, Connection, Kind, message
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
 
 
-def connect(leader: tuple[str, int], secret: bytes, rank: int) -> Connection:
-    """To the engine's process, which listens there."""
-    connection = Connection(socket.create_connection(leader, timeout=60))
-    connection.send(message(Kind.HELLO, (rank,), secret))
-    return connection
+@dataclass(frozen=True)
+class Leader:
+    """The engine's process, which listens for its hosts."""
+
+    address: tuple[str, int]
+    secret: bytes
+
+    def connect(self, rank: int, copy: int = NO_COPY) -> Connection:
+        connection = Connection(socket.create_connection(self.address, timeout=60))
+        connection.send(message(Kind.HELLO, (rank, copy), self.secret))
+        return connection
 
 
 def exit_with(connection: Connection) -> None:
@@ -49,38 +60,50 @@ def exit_with(connection: Connection) -> None:
     threading.Thread(target=watch, name="podslice-leader-watch", daemon=True).start()
 
 
-def follow(connection: Connection, config: EngineConfig, coordinator: str, rank: int, hosts: int) -> None:
-    """Join the hosts' program, load this host's part of the model, and obey until the connection ends.
+def follow(
+    leader: Leader, connection: Connection, config: EngineConfig, coordinator: str, rank: int, hosts: int
+) -> None:
+    """Join the hosts' program, load this host's part of the model, and obey until the connections end.
 
-    Any error is told to the engine, and ends the work. See `distributed.join` for the arguments.
+    Any error is told to the engine, and ends the work. See `distributed.join` for the last arguments.
     """
-    try:
+    with _telling(connection, rank):
         use_compile_cache(config.compile_cache)
         distributed.join(coordinator, rank, hosts)
-        place = ThisProcess()
-        shards = place.shards(config)
-        connection.send(message(Kind.DONE, (shards,)))
-        executor = place.load(config, Model.open(config, shards))
-        connection.send(message(Kind.DONE))
-        _Follower(connection, rank, executor).run()
-    except ConnectionError:
-        log.info("host %d: the engine is gone", rank)
-    except BaseException as error:
-        log.exception("host %d failed", rank)
-        _tell_failure(connection, error)
+        connection.send(message(Kind.DONE, (distributed.here().count,)))
+        layout = _layout(connection)
+        model = Model.open(config).at_size(config, layout.tensor)
+        for copy, mesh in enumerate(distributed.meshes(layout)):
+            if distributed.takes_part(mesh):
+                first = rank == min(device.process_index for device in mesh.devices.flat)
+                follower = _Follower(leader.connect(rank, copy), rank, first)
+                orders = mesh, layout.of_copy(config), model
+                threading.Thread(target=follower.run, args=orders, name=f"podslice-copy-{copy}", daemon=True).start()
+
+
+def _layout(connection: Connection) -> Layout:
+    while True:
+        for kind, (data, tensor, *_), _ in connection.receive():
+            if kind is not Kind.LAYOUT:
+                raise ValueError(f"the engine says {kind.name} before the layout")
+            return Layout(data, tensor)
 
 
 class _Follower:
-    def __init__(self, connection: Connection, rank: int, executor: LocalExecutor):
-        self._connection, self._rank, self._executor = connection, rank, executor
-        self._launched: SimpleQueue[jax.Array] = SimpleQueue()
-        self._ready = False
-        threading.Thread(target=self._report, name="podslice-results", daemon=True).start()
+    """This host's part of one copy of the model."""
 
-    def run(self) -> None:
-        while True:
-            for kind, numbers, content in self._connection.receive():
-                self._obey(kind, numbers, content)
+    def __init__(self, connection: Connection, rank: int, first: bool):
+        self._connection, self._rank, self._first = connection, rank, first
+        self._launched: SimpleQueue[jax.Array] = SimpleQueue()
+
+    def run(self, mesh: Mesh, config: EngineConfig, model: Model) -> None:
+        with _telling(self._connection, self._rank):
+            self._executor = LocalExecutor.on(mesh, config, model)
+            self._connection.send(message(Kind.DONE))
+            threading.Thread(target=self._report, name="podslice-results", daemon=True).start()
+            while True:
+                for kind, numbers, content in self._connection.receive():
+                    self._obey(kind, numbers, content)
 
     def _obey(self, kind: Kind, numbers: tuple[int, ...], content: bytes) -> None:
         executor = self._executor
@@ -100,27 +123,21 @@ class _Follower:
             self._connection.send(message(Kind.DONE, (executor.make_cache(ids),)))
         elif kind is Kind.WARM_UP:
             executor.warm_up()
-            self._ready = True
             self._connection.send(message(Kind.DONE))
         else:
             raise ValueError(f"the engine does not say {kind.name}")
 
     def _report(self) -> None:
-        """Waits for each step: on host 0 to send its tokens, on the others for the errors that it may end in."""
-        try:
+        """Waits for each step: the copy's first host to send its tokens, the others for the errors it may end in."""
+        with _telling(self._connection, self._rank):
             while True:
                 samples: Any = self._launched.get()
-                if self._rank:
+                if not self._first:
                     samples.block_until_ready()
                     continue
                 host = np.asarray(samples)
                 compiled = self._executor.compiles_after_ready
                 self._connection.send(message(Kind.TOKENS, (compiled, *host.shape), host.tobytes()))
-        except ConnectionError:
-            log.info("host %d: the engine is gone", self._rank)
-        except Exception as error:
-            log.exception("host %d failed", self._rank)
-            _tell_failure(self._connection, error)
 
 
 def _extras(content: bytes, seqs: int, vocab: int) -> Extras:
@@ -132,8 +149,16 @@ def _extras(content: bytes, seqs: int, vocab: int) -> Extras:
     return Extras(*parts)
 
 
-def _tell_failure(connection: Connection, error: BaseException) -> None:
+@contextmanager
+def _telling(connection: Connection, rank: int) -> Iterator[None]:
+    """Tells the engine what goes wrong in the block; an engine that is gone is no error."""
     try:
-        connection.send(message(Kind.FAILED, (), f"{type(error).__name__}: {error}".encode()))
-    except OSError:
-        log.info("the engine is gone")
+        yield
+    except ConnectionError:
+        log.info("host %d: the engine is gone", rank)
+    except BaseException as error:
+        log.exception("host %d failed", rank)
+        try:
+            connection.send(message(Kind.FAILED, (), f"{type(error).__name__}: {error}".encode()))
+        except OSError:
+            log.info("the engine is gone")

@@ -1,10 +1,11 @@
 """One engine, several hosts: each call of the executor goes to all of them as one message, and tokens come from one.
 
-    engine -> LockstepExecutor --TCP--> follow(), with a LocalExecutor, on host 0 --tokens--> engine
-                               --TCP--> follow(), with a LocalExecutor, on host 1 ...
+    loop -> LockstepExecutor --TCP--> follow(), with a LocalExecutor, on host 0 --tokens--> loop
+                             --TCP--> follow(), with a LocalExecutor, on host 1 ...
 
 The hosts hold one JAX program. They run it in step because each gets the same messages in the same order, and says
-nothing back but its host 0 the tokens, and any of them its failure.
+nothing back but its first host the tokens, and any of them its failure. Copies of a model side by side have hosts, or
+parts of a host, of their own: each is such a loop with connections of its own.
 
 A plain connection for each host, and not an actor call: see the numbers in `tests/llm/slice/overhead.py`. And the
 kernel closes it in the moment in which the process at its other end dies.
@@ -14,17 +15,19 @@ import contextlib
 import logging
 import selectors
 import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
+from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.model import Model
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
-from apps.llm.engine.wire import Connection, Kind, message
+from apps.llm.engine.wire import NO_COPY, Connection, Kind, Listener, message
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
@@ -34,30 +37,106 @@ class SliceFailed(RuntimeError):
     """A host of the slice has died, hangs or could not do its part; the others cannot go on without it."""
 
 
+class Slice:
+    """All hosts of a slice as the engine's process holds them, from when they come to when it lets go of them.
+
+    Raises:
+        TimeoutError: a host did not connect.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        hosts: int,
+        timeout_s: float,
+        step_deadline_s: float,
+        on_close: Callable[[], None] = lambda: None,
+    ):
+        self.copies: list[Hosts] = []
+        self._listener, self._timeout_s, self._deadline_s = listener, timeout_s, step_deadline_s
+        self._on_close, self._closing, self._closed = on_close, threading.Lock(), False
+        first = listener.accept([(rank, NO_COPY) for rank in range(hosts)], timeout_s, step_deadline_s)
+        self._hosts = Hosts(first, range(hosts), step_deadline_s)
+
+    def devices(self) -> Devices:
+        """Waits for the hosts to come together in one JAX program."""
+        counts = self._hosts.reports()
+        self._devices = Devices(counts[0], len(counts))
+        return self._devices
+
+    def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LockstepExecutor]":
+        """The hosts load their parts of the model; see `Place.load`. After `devices`.
+
+        Raises:
+            SliceFailed, TimeoutError: a host could not.
+        """
+        self._hosts.tell(message(Kind.LAYOUT, (layout.data, layout.tensor)))
+        ranks = [layout.hosts_of(copy, self._devices) for copy in range(layout.data)]
+        places = [(rank, copy) for copy, of_copy in enumerate(ranks) for rank in of_copy]
+        connections = iter(self._listener.accept(places, self._timeout_s, self._deadline_s))
+        self._listener.close()
+        self.copies = [
+            Hosts([next(connections) for _ in of_copy], of_copy, self._deadline_s, self.close) for of_copy in ranks
+        ]
+        executors = [LockstepExecutor(layout.of_copy(config), model, hosts) for hosts in self.copies]
+        try:
+            return [executor.loaded() for executor in executors]
+        except BaseException:
+            for executor in executors:
+                executor.close()
+            raise
+
+    @property
+    def failure(self) -> str | None:
+        return next((hosts.failure for hosts in (*self.copies, self._hosts) if hosts.failure), None)
+
+    def fail(self, reason: str) -> None:
+        """From any thread: see `Hosts.fail`."""
+        for hosts in (*self.copies, self._hosts):
+            hosts.fail(reason)
+
+    def close(self) -> None:
+        """The slice ends as a whole: with one copy, all. Safe more than once and from any thread."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self.fail("the slice was given back")
+        self._listener.close()
+        self._hosts.close()
+        self._on_close()
+
+
 class Hosts:
-    """The hosts of a slice as the engine's process holds them: it tells them all the same, and hears any of them.
+    """The hosts of one copy of the model: the engine tells them all the same, and hears any of them.
 
     All but `fail` is for one thread at a time. Every method raises SliceFailed as soon as any host cannot go on, and
     from then on.
 
     Args:
-        connections: one to each host, in the order of their ranks.
+        connections: one to each host.
+        ranks: the hosts' own, in the same order; the first one's tokens count.
         step_deadline_s: a step that takes longer fails; loading and compiling may take any time.
         on_close: called once, when nothing more can be asked of the hosts.
     """
 
     def __init__(
-        self, connections: list[Connection], step_deadline_s: float, on_close: Callable[[], None] = lambda: None
+        self,
+        connections: list[Connection],
+        ranks: Iterable[int],
+        step_deadline_s: float,
+        on_close: Callable[[], None] = lambda: None,
     ):
         self.compiles_after_ready = 0
         self.failure: str | None = None
         self._connections, self._deadline_s, self._on_close = connections, step_deadline_s, on_close
+        self._names = [f"host {rank}" for rank in ranks]
         self._reports: list[deque[int]] = [deque() for _ in connections]  # DONE, by host
         self._tokens: deque[Tokens] = deque()
         self._closed = False
         self._selector = selectors.DefaultSelector()
-        for rank, connection in enumerate(connections):
-            self._selector.register(connection.socket, selectors.EVENT_READ, rank)
+        for i, connection in enumerate(connections):
+            self._selector.register(connection.socket, selectors.EVENT_READ, i)
         self._alarm, self._rung = socket.socketpair()  # wakes whoever sleeps in the selector
         self._selector.register(self._rung, selectors.EVENT_READ, None)
 
@@ -65,11 +144,11 @@ class Hosts:
         """The same message to every host."""
         if self.failure:
             raise SliceFailed(self.failure)
-        for rank, connection in enumerate(self._connections):
+        for name, connection in zip(self._names, self._connections):
             try:
                 connection.send(data)
             except OSError as error:
-                raise self._failed(f"host {rank} cannot be reached any more ({_reason(error)})") from error
+                raise self._failed(f"{name} cannot be reached any more ({_reason(error)})") from error
 
     def reports(self) -> list[int]:
         """Waits for one DONE from each host; what they report."""
@@ -122,10 +201,10 @@ class Hosts:
                     elif kind is Kind.DONE:
                         self._reports[key.data].append(numbers[0])
                     elif kind is Kind.FAILED:
-                        troubles.append(f"host {key.data} failed: {content.decode()}")
+                        troubles.append(f"{self._names[key.data]} failed: {content.decode()}")
             except OSError as error:
                 # First: the others' own failures are mostly that this one is gone.
-                troubles.insert(0, f"host {key.data} has died ({_reason(error)})")
+                troubles.insert(0, f"{self._names[key.data]} has died ({_reason(error)})")
         if troubles:
             raise self._failed(troubles[0])
 
@@ -141,7 +220,11 @@ class LockstepExecutor:
     def __init__(self, config: EngineConfig, model: Model, hosts: Hosts):
         self.arch, self.pages, self.hosts = model.arch, 0, hosts
         self.shapes = step_shapes(config, model.max_len(config))
-        hosts.reports()  # each has loaded its part of the weights
+
+    def loaded(self) -> "LockstepExecutor":
+        """Waits for each host to have its part of the weights."""
+        self.hosts.reports()
+        return self
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         self.hosts.tell(message(Kind.MAKE_CACHE, (len(calibration_ids),), _bytes(calibration_ids)))

@@ -22,18 +22,13 @@ class Model:
     random_weights: bool
 
     @classmethod
-    def open(cls, config: EngineConfig, shards: int) -> "Model":
-        """The model that the config names; with `tiny`, its double that splits over `shards` devices as it does.
+    def open(cls, config: EngineConfig) -> "Model":
+        """The model that the config names, at its own size even with `tiny`: see `at_size`.
 
         Raises:
             CheckpointError, UnsupportedModel: the model cannot be read, or is of an unknown kind.
-            ValueError: a registered model is asked for weights, or a tiny one cannot be split so.
+            ValueError: a registered model is asked for weights.
         """
-        model = cls._whole(config)
-        return replace(model, arch=tiny(model.arch, shards)) if config.tiny else model
-
-    @classmethod
-    def _whole(cls, config: EngineConfig) -> "Model":
         random = config.random_weights or config.tiny
         registered = lm_cloud.find(config.model)
         if registered is not None:
@@ -57,6 +52,14 @@ class Model:
             checkpoint.json("config.json"), checkpoint.json("generation_config.json", required=False)
         )
         return cls(arch, checkpoint, random)
+
+    def at_size(self, config: EngineConfig, shards: int) -> "Model":
+        """With `tiny`, the double that splits over `shards` devices as the model does; else the model itself.
+
+        Raises:
+            ValueError: the model cannot be split so.
+        """
+        return replace(self, arch=tiny(self.arch, shards, config.tiny_layers)) if config.tiny else self
 
     def tokenizer(self) -> ModelTokenizer:
         if self.checkpoint is None:

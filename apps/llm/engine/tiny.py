@@ -8,17 +8,16 @@ from apps.llm.engine.params import HeadLayout
 
 HEAD_DIM = 16  # the least that the CPU's attention kernels take
 HIDDEN = 64
-LAYERS = 2  # of Gemma 2's two kinds, one each
 
 
-def tiny(arch: Architecture, shards: int, layers: int | None = LAYERS) -> Architecture:
+def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
     """The architecture at toy width, which splits over `shards` devices as the whole one does.
 
     Query heads for each key/value head, and how often a key/value head is repeated over the devices, stay as they
     are. The vocabulary stays too: texts and tokenizers mean the same.
 
     Args:
-        layers: how many at most; None: all of them.
+        layers: how many at most.
 
     Raises:
         ValueError: the whole model cannot be split over that many devices either.
@@ -27,7 +26,7 @@ def tiny(arch: Architecture, shards: int, layers: int | None = LAYERS) -> Archit
     kv_heads = next(
         n for n in range(1, arch.num_kv_heads + 1) if arch.num_kv_heads % n == 0 and math.lcm(n, shards) == n * repeat
     )
-    layers = min(arch.num_layers, layers or arch.num_layers)
+    layers = min(arch.num_layers, layers)
     return replace(
         arch,
         hidden_size=HIDDEN,

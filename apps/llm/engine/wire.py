@@ -18,10 +18,14 @@ VANISHED_S = 15
 """A host whose machine is gone, so that nothing closes the connection, counts as dead after about this long."""
 
 
+NO_COPY = -1
+"""A host's first connection: it is there, and waits to hear the layout."""
+
+
 class Kind(IntEnum):
     """Messages and their four numbers."""
 
-    HELLO = 0  # host's rank, 0, 0, 0; then the secret
+    HELLO = 0  # host's rank, the copy of the model that this is for or NO_COPY; then the secret
     MAKE_CACHE = 1  # tokens; then the calibration's ids
     WARM_UP = 2
     STEP = 3  # StepShape's tokens and seqs, used columns of the page table, bytes of extras; then the step, the extras
@@ -29,6 +33,7 @@ class Kind(IntEnum):
     DONE = 5  # a number to report: from every host after loading, MAKE_CACHE and WARM_UP
     TOKENS = 6  # programs compiled since ready, rows, columns; then the samples
     FAILED = 7  # then why
+    LAYOUT = 8  # copies, devices of each
 
 
 def message(kind: Kind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:
@@ -80,33 +85,33 @@ class Listener:
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self.secret = secrets.token_bytes(16)
 
-    def accept(self, hosts: int, timeout_s: float, step_deadline_s: float) -> list[Connection]:
-        """One connection from each host, by rank; who does not know the secret is sent away.
+    def accept(self, expected: list[tuple[int, int]], timeout_s: float, step_deadline_s: float) -> list[Connection]:
+        """One connection for each (rank, copy), in that order; who does not know the secret is sent away.
 
         Raises:
             TimeoutError: some have not come in time.
         """
-        deadline, found = time.monotonic() + timeout_s, dict[int, Connection]()
-        while len(found) < hosts:
+        deadline, found = time.monotonic() + timeout_s, dict[tuple[int, int], Connection]()
+        while not found.keys() >= set(expected):
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 connection = Connection(self._socket.accept()[0], timeout_s=5)
             except TimeoutError:
-                missing = sorted(set(range(hosts)) - set(found))
+                missing = sorted({rank for rank, copy in expected if (rank, copy) not in found})
                 for other in found.values():
                     other.socket.close()
                 raise TimeoutError(f"hosts {missing} of the slice have not come in {timeout_s:.0f} s") from None
             try:
-                kind, (rank, *_), secret = next(connection.receive())
+                kind, (rank, copy, *_), secret = next(connection.receive())
             except (OSError, StopIteration, ValueError):
                 connection.socket.close()
                 continue
             if kind is Kind.HELLO and hmac.compare_digest(secret, self.secret):
                 connection.socket.settimeout(step_deadline_s)
-                found[rank] = connection
+                found[rank, copy] = connection
             else:
                 connection.socket.close()
-        return [found[rank] for rank in range(hosts)]
+        return [found[place] for place in expected]
 
     def close(self) -> None:
         self._socket.close()

@@ -60,12 +60,6 @@ def test_a_number_of_hosts_that_is_not_sold():
         scale_down(one(slice="v5e:4x8"), hosts_per_slice=3)
 
 
-def test_chips_of_one_host_are_all_used():
-    assert scale_down(one(slice="v5e:2x2")).service.applications[0].config.tensor_parallel == 4
-    assert scale_down(one(slice="v5e:2x2", tensor_parallel=2)).service.applications[0].config.tensor_parallel == 2
-    assert scale_down(one()).service.applications[0].config.tensor_parallel is None
-
-
 def test_an_application_that_does_not_exist_is_left_out(monkeypatch):
     monkeypatch.setattr(StableDiffusionConfig, "import_path", "apps.not_yet:build")
     pictures = Application(config=StableDiffusionConfig(), route_prefix="/pictures", image="one")

@@ -25,17 +25,17 @@ Load = Callable[..., Engine]
 @contextmanager
 def held(engine: Engine) -> Iterator[None]:
     """The device takes its time: no step's tokens can be read while inside."""
-    gate, read_tokens = threading.Event(), engine._executor.read
+    gate, read_tokens = threading.Event(), engine.loops[0].executor.read
 
     def slow(samples):
         gate.wait(30)
         return read_tokens(samples)
 
-    engine._executor.read = slow
+    engine.loops[0].executor.read = slow
     try:
         yield
     finally:
-        engine._executor.read = read_tokens
+        engine.loops[0].executor.read = read_tokens
         gate.set()
 
 
@@ -189,7 +189,7 @@ def test_a_failing_step_fails_every_request_with_its_reason(load: Load, method: 
     def broken(*_: object) -> None:
         raise RuntimeError("the device fell over")
 
-    setattr(engine._executor, method, broken)
+    setattr(engine.loops[0].executor, method, broken)
     for generation in open_:
         ending = read(generation)[0][-1]
         assert ending.finish_reason == "error" and "the device fell over" in ending.error

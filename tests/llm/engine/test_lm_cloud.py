@@ -100,7 +100,7 @@ def test_each_of_32_chips_holds_its_32nd(int8: bool, gigabytes: float) -> None:
 
 @pytest.mark.parametrize("name", [LARGE, f"saxml.server.pax.lm.params.{LARGE}"])
 def test_names(name: str) -> None:
-    model = Model.open(EngineConfig(model=name, random_weights=True), 32)
+    model = Model.open(EngineConfig(model=name, random_weights=True))
     assert model.arch == lm_cloud.find(LARGE)
     assert model.checkpoint is None and model.random_weights
     assert model.max_len(EngineConfig(model=name)) == 2048
@@ -121,12 +121,12 @@ def test_there_are_no_weights_to_load() -> None:
 def test_longer_than_the_model_means() -> None:
     config = EngineConfig(model=LARGE, random_weights=True, max_model_len=4096)
     with pytest.raises(ValueError, match="max_model_len is 4096; this model's context is 2048"):
-        Model.open(config, 1).max_len(config)
+        Model.open(config).max_len(config)
 
 
 def test_the_catalog_names_one() -> None:
     (application,) = spmd_175b.service.applications
-    assert Model.open(application.config, 32).arch.num_layers == 96
+    assert Model.open(application.config).arch.num_layers == 96
 
 
 def test_text(compile_cache: str) -> None:

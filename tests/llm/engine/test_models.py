@@ -12,9 +12,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from apps.llm.engine import distributed
 from apps.llm.engine.architecture import Architecture, from_hf_config
 from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.executor import LocalExecutor, use_compile_cache
+from apps.llm.engine.layout import Layout
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 
@@ -31,7 +33,8 @@ class Stepper:
         config = EngineConfig(**(tiny_models.SMALL | sizes | settings))
         checkpoint = Checkpoint(config.model)
         arch = arch or from_hf_config(checkpoint.json("config.json"))
-        self.executor = LocalExecutor(config, arch, checkpoint, config.max_model_len)
+        (mesh,) = distributed.meshes(Layout(1, config.tensor_parallel or 1))
+        self.executor = LocalExecutor(config, arch, checkpoint, config.max_model_len, mesh)
         self.executor.make_cache(list(range(2, tiny_models.VOCAB)))
         self._run = jax.jit(self._step, static_argnames="shape", donate_argnums=1)
         self.kv_len = 0

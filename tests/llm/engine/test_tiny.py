@@ -42,7 +42,7 @@ def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
     for field in (*sizes, "attention_scale", "windows"):
         toy = replace(toy, **{field: getattr(arch, field)})
     assert toy == arch, "and every switch is the whole one's"
-    assert tiny(arch, shards, layers=None).num_layers == arch.num_layers
+    assert tiny(arch, shards, layers=1000).num_layers == arch.num_layers
 
 
 def test_the_same_parameters_in_the_same_places() -> None:
@@ -68,8 +68,9 @@ def test_a_checkpoints_double_speaks_with_its_tokenizer(llama: Path, compile_cac
 
 @pytest.mark.parametrize("location", ["someone/llama", "/no/such/folder", "memory://no/such/folder"])
 def test_what_cannot_be_read_becomes_a_toy_llama(location: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(model=location, tiny=True, max_model_len=300)
     with caplog.at_level(logging.WARNING, "podslice"):
-        model = Model.open(EngineConfig(model=location, tiny=True, max_model_len=300), 8)
+        model = Model.open(config).at_size(config, 8)
     assert "a toy Llama with a byte tokenizer stands in" in caplog.text and location in caplog.text
     assert model.arch == tiny(generic(300), 8) and model.random_weights
     ids = model.tokenizer().chat([{"role": "user", "content": "é"}])
@@ -80,7 +81,7 @@ def test_what_cannot_be_read_becomes_a_toy_llama(location: str, caplog: pytest.L
 def test_an_unknown_family_is_still_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(UnsupportedModel, match="mamba"):
-        Model.open(EngineConfig(model=str(tmp_path), tiny=True), 1)
+        Model.open(EngineConfig(model=str(tmp_path), tiny=True))
 
 
 def test_settings_beside_a_config() -> None:

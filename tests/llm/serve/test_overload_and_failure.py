@@ -80,7 +80,7 @@ def test_an_engine_that_fails_says_so_to_everyone():
         def broken(*_):
             raise RuntimeError("the device is gone")
 
-        server.engine._executor.launch = broken
+        server.engine.loops[0].executor.launch = broken
         with pytest.raises(openai.APIError, match="the device is gone"):  # an event, not silence
             list(stream)
         with pytest.raises(EngineStopped, match="the device is gone"):

@@ -40,7 +40,8 @@ def main() -> None:
         return launch(self, step, extras)
 
     executor.LocalExecutor.launch = launched
-    connection = follower.connect(tuple(orders["leader"]), bytes.fromhex(orders["secret"]), rank)
+    leader = follower.Leader(tuple(orders["leader"]), bytes.fromhex(orders["secret"]))
+    connection = leader.connect(rank)
     follower.exit_with(connection)
 
     def told() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
         print(json.dumps(read), flush=True)
 
     threading.Thread(target=told, daemon=True).start()
-    follower.follow(connection, EngineConfig(**orders["config"]), orders["coordinator"], rank, orders["hosts"])
+    follower.follow(leader, connection, EngineConfig(**orders["config"]), orders["coordinator"], rank, orders["hosts"])
     threading.Event().wait()  # the watch on the leader ends this process
 
 

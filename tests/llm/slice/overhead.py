@@ -24,7 +24,8 @@ sys.path.append(str(Path(__file__).parents[3]))
 from processes import Processes, free_port
 
 from apps.llm.engine.executor import ThisProcess
-from apps.llm.engine.executor_protocol import step_shapes
+from apps.llm.engine.executor_protocol import Executor, Place, step_shapes
+from apps.llm.engine.layout import choose
 from apps.llm.engine.lockstep import Hosts
 from apps.llm.engine.model import Model
 from apps.llm.engine.step import HostStep, StepShape
@@ -196,6 +197,15 @@ def model_step(config: EngineConfig) -> HostStep:
     return step
 
 
+def loaded(config: EngineConfig, place: Place) -> Executor:
+    model = Model.open(config)
+    layout = choose(config, model.arch, place.devices(config), None)
+    (executor,) = place.load(config, model.at_size(config, layout.tensor), layout)
+    executor.make_cache([])
+    executor.warm_up()
+    return executor
+
+
 def by_itself(coordinator: str, rank: int, hosts: int) -> float:
     """The model's steps on this process's devices, or on those of several which all do this, without a message."""
     from apps.llm.engine import distributed
@@ -203,9 +213,7 @@ def by_itself(coordinator: str, rank: int, hosts: int) -> float:
     if hosts > 1:
         distributed.join(coordinator, rank, hosts)
     config, place = configuration(4), ThisProcess()
-    executor = place.load(config, Model.open(config, place.shards(config)))
-    executor.make_cache([])
-    executor.warm_up()
+    executor = loaded(config, place)
     step = model_step(config)
     return milliseconds(lambda: executor.launch(step), executor.read)
 
@@ -227,9 +235,7 @@ def alone(hosts: int) -> float:
 
 def in_lockstep(hosts: int) -> float:
     config, place = configuration(None), Processes(hosts, 4 // hosts)
-    executor = place.load(config, Model.open(config, place.shards(config)))
-    executor.make_cache([])
-    executor.warm_up()
+    executor = loaded(config, place)
     step = model_step(config)
     found = milliseconds(lambda: executor.launch(step), executor.read)
     executor.close()

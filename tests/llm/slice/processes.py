@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from apps.llm.engine.lockstep import Hosts, LockstepExecutor
+from apps.llm.engine.layout import Devices, Layout
+from apps.llm.engine.lockstep import LockstepExecutor, Slice
 from apps.llm.engine.model import Model
 from apps.llm.engine.wire import Listener
 from ray_configs.llm import EngineConfig
@@ -26,12 +27,12 @@ class Processes:
     """A `Place`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
 
     def __init__(self, hosts: int, devices: int, deadline_s: float = 60, trouble: dict | None = None, **orders: Any):
-        self.count, self.devices, self.deadline_s = hosts, devices, deadline_s
+        self.count, self.of_host, self.deadline_s = hosts, devices, deadline_s
         self.orders = orders | {"hosts": hosts, "trouble": trouble or {}}
         self.processes: list[subprocess.Popen[str]] = []
 
-    def shards(self, config: EngineConfig) -> int:
-        flags = f"--xla_force_host_platform_device_count={self.devices}"
+    def devices(self, config: EngineConfig) -> Devices:
+        flags = f"--xla_force_host_platform_device_count={self.of_host}"
         path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
         command = [sys.executable, str(Path(__file__).with_name("host_process.py"))]
@@ -49,14 +50,13 @@ class Processes:
             process.stdin.write(json.dumps(orders | {"rank": rank}) + "\n")
             process.stdin.flush()
             self.processes.append(process)
-        self.hosts = Hosts(listener.accept(self.count, 60, self.deadline_s), self.deadline_s, self.ended)
-        listener.close()
-        shards = set(self.hosts.reports())
-        assert shards == {self.count * self.devices}
-        return shards.pop()
+        self.slice = Slice(listener, self.count, 60, self.deadline_s, self.ended)
+        devices = self.slice.devices()
+        assert devices == Devices(self.count * self.of_host, self.count)
+        return devices
 
-    def load(self, config: EngineConfig, model: Model) -> LockstepExecutor:
-        return LockstepExecutor(config, model, self.hosts)
+    def load(self, config: EngineConfig, model: Model, layout: Layout) -> list[LockstepExecutor]:
+        return self.slice.load(config, model, layout)
 
     def bytes_read(self) -> list[dict[str, int]]:
         """By host, how many bytes of each tensor it has read."""

@@ -97,6 +97,62 @@ def test_lm_cloud_without_weights_is_the_same_model_on_one_host_and_on_two(slice
     assert_same(*found)
 
 
+def test_copies_side_by_side_give_the_same_answers(config: Callable[..., EngineConfig]) -> None:
+    """Two copies on each host: whoever answers, the answer is that of one process."""
+    alone, data = Engine.load(config()), 4
+    place = Processes(HOSTS, DEVICES)
+    together = Engine.load(config(data_parallel=data, max_batch_size=8), place)
+    try:
+        assert [copy.config.max_batch_size for copy in together.loops] == [2] * data
+        expected = answers(alone)
+        for _ in range(2):
+            assert_same(answers(together), expected)
+        busy = [copy.stats().steps > 0 for copy in together.loops]
+        assert sum(busy) == min(data, len(PROMPTS))
+        stats = together.stats()
+        assert stats.compiles_after_ready == 0 and stats.pages_used == 0 and stats.pages_total == data * 63
+    finally:
+        alone.shutdown()
+        together.shutdown()
+    assert place.left == [0] * HOSTS, "hosts end with the engine"
+
+
+def test_a_copy_in_trouble_fails_all_of_them(config: Callable[..., EngineConfig]) -> None:
+    place = Processes(HOSTS, DEVICES, deadline_s=5, trouble={"kind": "die", "rank": 1, "step": 12})
+    engine = Engine.load(config(data_parallel=2), place)
+    generations = [engine.submit(prompt, SamplingParams(max_tokens=80, ignore_eos=True)) for prompt in PROMPTS[:2]]
+    ends = [[output.error for output in generation][-1] for generation in generations]
+    assert any("host 1 has died" in (error or "") for error in ends)
+    with pytest.raises(EngineStopped):
+        engine.check()
+    with pytest.raises(EngineStopped):
+        engine.submit("x")
+    engine.shutdown()
+    assert len(place.left) == HOSTS and place.left[0] == 0, "the other copy's host ends too"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_175b_model_at_its_96_layers_on_eight_hosts(slice_cache: str) -> None:
+    """Tiny only in width. Eight processes compile 96 layers each: minutes of both cores, so marked `long`."""
+    settings = {"max_batch_size": 4, "max_step_tokens": 16, "max_model_len": 64, "page_size": 16, "pages": 32}
+    settings |= {"tiny": True, "tiny_layers": 96, "random_weights": True, "quantize_weights": "int8"}
+    place = Processes(8, 4)
+    config = EngineConfig(model="lm_cloud.LmCloudSpmd175B32Test", compile_cache=slice_cache, **settings)
+    engine = Engine.load(config, place)
+    try:
+        (loop,) = engine.loops
+        assert loop.executor.arch.num_layers == 96
+        wanted = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        first = engine.generate(["How many days are in a week?"], wanted)
+        assert engine.generate(["How many days are in a week?"], wanted) == first
+        stats = engine.stats()
+        assert (stats.generated_tokens, stats.compiles_after_ready, stats.pages_used) == (16, 0, 0)
+    finally:
+        engine.shutdown()
+    assert place.left == [0] * 8
+
+
 def check_bytes(by_host: list[dict[str, int]], folder: str) -> None:
     """No host reads more of a matrix than its devices hold, however the matrix is split."""
     for name, entry in Checkpoint(folder).tensors.items():
@@ -162,9 +218,9 @@ def test_one_host_in_trouble_fails_all(kind: str, said: str, config: Callable[..
 
 def test_a_whole_slice_takes_part(config: Callable[..., EngineConfig]) -> None:
     place = Processes(HOSTS, DEVICES)
-    with pytest.raises(RuntimeError, match="tensor_parallel is 4 but the slice has 8 devices on 2 hosts"):
-        Engine.load(config(tensor_parallel=4), place)
-    place.hosts.close()
+    with pytest.raises(ValueError, match=r"is 1 x 4 = 4, but the slice has 8 devices on 2 hosts, and each"):
+        Engine.load(config(tensor_parallel=4, data_parallel=1), place)
+    place.slice.close()
     assert place.left == [0] * HOSTS
 
 
@@ -173,9 +229,10 @@ def test_the_next_step_is_sent_before_the_last_one_is_read(config: Callable[...,
     engine = Engine.load(config(), place)
     try:
         events: list[str] = []
-        tell, tokens = place.hosts.tell, place.hosts.tokens
-        place.hosts.tell = lambda data: (events.append("launch"), tell(data))
-        place.hosts.tokens = lambda: (events.append("read"), tokens())[1]
+        (hosts,) = place.slice.copies
+        tell, tokens = hosts.tell, hosts.tokens
+        hosts.tell = lambda data: (events.append("launch"), tell(data))
+        hosts.tokens = lambda: (events.append("read"), tokens())[1]
         engine.generate(["x"], SamplingParams(max_tokens=30, ignore_eos=True))
         ahead = [events[:i].count("launch") - events[:i].count("read") for i in range(len(events))]
         assert max(ahead) == 2 and ahead.count(2) > 20

@@ -26,6 +26,7 @@ BACK_S = 300
 def settings(slice_cache: str) -> dict[str, Any]:
     return {
         "tiny": True,
+        "data_parallel": 1,  # one model over both hosts
         "min_replicas": SLICES,
         "max_replicas": SLICES,
         "num_cpus": 0.5,

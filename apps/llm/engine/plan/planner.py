@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.executor_protocol import fitting, step_shapes
-from apps.llm.engine.plan import architectures, capacity, kernel, topology
+from apps.llm.engine.layout import Devices, Layout, choose
+from apps.llm.engine.plan import architectures, capacity, kernel
 from apps.llm.engine.plan.capacity import Beside, Memory
-from apps.llm.engine.plan.floor import Peaks, Rates, StepTime, step_time
+from apps.llm.engine.plan.floor import Rates, StepTime, step_time
 from apps.llm.engine.plan.program import FEW_LAYERS, Measured, Programs, extrapolated
 from apps.llm.engine.plan.report import Batches, MemoryOfChip, Plan, Serving, Step
 from apps.llm.engine.step import StepShape
+from apps.tpu import topology
+from apps.tpu.peaks import Peaks
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
@@ -34,9 +37,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Sized:
-    """The config's programs on the slice's mesh, with as many pages as there may be room for."""
+    """The programs of one of the model's copies on the slice, with as many pages as there may be room for."""
 
     wanted: Wanted
+    config: EngineConfig
+    """That copy's own: its share of the batch."""
+    layout: Layout
     arch: Architecture
     source: str
     max_len: int
@@ -52,30 +58,32 @@ class Sized:
             CheckpointError, UnsupportedModel: the architecture cannot be had.
             NoCompiler: there is no TPU compiler, or it does not know the slice.
         """
-        config = wanted.config
-        arch, source = architectures.find(config)
-        max_len = config.max_model_len or arch.max_position
+        arch, source = architectures.find(wanted.config)
+        max_len = wanted.config.max_model_len or arch.max_position
         if max_len > arch.max_position:
             raise ValueError(f"max_model_len is {max_len}; this model's context is {arch.max_position}")
         for name, value in (("context", wanted.context), ("prompt", wanted.prompt)):
             if value is not None and not 1 <= value <= max_len:
                 raise ValueError(f"{name} is {value}; it must be from 1 to the longest sequence, {max_len}")
-        mesh = topology.mesh(wanted.slice, config.tensor_parallel)
+        devices = Devices(len(topology.devices(wanted.slice)), wanted.slice.hosts)
+        layout = choose(wanted.config, arch, devices, wanted.slice)
+        config = layout.of_copy(wanted.config)
+        mesh = topology.mesh(wanted.slice, "tensor", layout.tensor)
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
         usable = topology.usable_hbm(wanted.slice)
         programs = Programs(config, arch, mesh, most)
         room = (usable - programs.weight_bytes()) * config.memory_fraction
         fit = max(int(room // programs.page_bytes()), each + 1)
-        return cls(wanted, arch, source, max_len, replace(programs, pages=min(most, fit)), usable)
+        return cls(wanted, config, layout, arch, source, max_len, replace(programs, pages=min(most, fit)), usable)
 
     @property
     def shapes(self) -> list[StepShape]:
-        return step_shapes(self.wanted.config, self.max_len)
+        return step_shapes(self.config, self.max_len)
 
     @property
     def decode_shape(self) -> StepShape:
-        batch = self.wanted.config.max_batch_size
+        batch = self.config.max_batch_size
         return fitting(self.shapes, batch, batch)
 
     @property
@@ -84,7 +92,7 @@ class Sized:
 
     @property
     def prompt(self) -> int:
-        return self.wanted.prompt or min(self.wanted.config.max_step_tokens, max(1, self.max_len // 2))
+        return self.wanted.prompt or min(self.config.max_step_tokens, max(1, self.max_len // 2))
 
 
 def plan(wanted: Wanted) -> Plan:
@@ -99,7 +107,7 @@ def plan(wanted: Wanted) -> Plan:
 
 
 def assembled(sized: Sized, decode: Measured, prefill: Measured) -> Plan:
-    config, slice, programs = sized.wanted.config, sized.wanted.slice, sized.programs
+    config, slice, programs, copies = sized.config, sized.wanted.slice, sized.programs, sized.layout.data
     peaks = Peaks.of(slice, len(topology.devices(slice)))
     page_bytes = decode.kv_cache / programs.pages
     memory = capacity.memory(config, sized.max_len, [decode, prefill], sized.usable)
@@ -133,23 +141,23 @@ def assembled(sized: Sized, decode: Measured, prefill: Measured) -> Plan:
         chips=slice.chips,
         hosts=slice.hosts,
         devices_per_chip=cores,
-        mesh=dict(programs.mesh.shape),
+        mesh={"data": copies, "tensor": sized.layout.tensor},
         weights="int8" if config.quantize_weights == "int8" else config.dtype,
         kv_cache=programs.kv_dtype.name,
         kv_padding=_padding(sized, page_bytes),
-        batch=batch,
+        batch=batch * copies,
         context=sized.context,
         prompt=sized.prompt,
         pages=pages,
         memory=_of_chip(memory, cores, fits=memory.fits and pages > -(-sized.max_len // config.page_size)),
         batches=[
-            Batches(context=length, batch=count)
+            Batches(context=length, batch=count * copies)
             for length, count in capacity.batches(room, page_bytes, config.page_size, sized.max_len, beside)
         ],
         decode=decoding,
         prefill=prefilling,
-        at_floor=_serving(decode_time.floor, sum(t.floor for t in first), batch, slice.chips),
-        estimate=_serving(decode_time.estimate, sum(t.estimate for t in first), batch, slice.chips),
+        at_floor=_serving(decode_time.floor, sum(t.floor for t in first), batch * copies, slice.chips),
+        estimate=_serving(decode_time.estimate, sum(t.estimate for t in first), batch * copies, slice.chips),
         layers=sized.arch.num_layers,
         layers_compiled=layers,
         compile_s=decode.seconds + prefill.seconds,
@@ -232,7 +240,7 @@ def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
 
 
 def _padding(sized: Sized, page_bytes: float) -> float:
-    arch, config = sized.arch, sized.wanted.config
+    arch, config = sized.arch, sized.config
     own = 2 * arch.num_kv_heads * arch.head_dim * sized.programs.kv_dtype.itemsize * arch.num_layers
     return page_bytes / config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
 
@@ -240,8 +248,13 @@ def _padding(sized: Sized, page_bytes: float) -> float:
 def _notes(
     sized: Sized, decode: Measured, step: Step, peaks: Peaks, cores: int, batch: int, layers: list[int]
 ) -> list[str]:
-    config, generation = sized.wanted.config, sized.wanted.slice.generation
+    config, generation = sized.config, sized.wanted.slice.generation
     notes = [f"The model's sizes are from {sized.source}."]
+    if sized.layout.data > 1:
+        notes.append(
+            f"{sized.layout.data} copies of the model side by side, each over {sized.layout.tensor} devices; steps are "
+            f"of one copy and its share of the batch, {config.max_batch_size}."
+        )
     if len(layers) > 1:
         notes.append(
             f"Programs of {layers[0]} and {layers[1]} layers were compiled; what {sized.arch.num_layers} need is "
@@ -255,8 +268,8 @@ def _notes(
         )
     if batch < config.max_batch_size:
         notes.append(
-            f"There is room for {batch} sequences of {sized.context} tokens, not for max_batch_size "
-            f"({config.max_batch_size}); the decode step is reckoned with {batch}."
+            f"There is room for {batch} sequences of {sized.context} tokens in each copy, not for its share of "
+            f"max_batch_size ({config.max_batch_size}); the decode step is reckoned with {batch}."
         )
     if cores > 1:
         joined = ""

@@ -21,9 +21,9 @@ from apps.llm.engine.attention import KVScales
 from apps.llm.engine.decoder import Decoder
 from apps.llm.engine.executor import compiled_step
 from apps.llm.engine.params import HeadLayout
-from apps.llm.engine.plan import hlo, traffic
 from apps.llm.engine.sampling import MAX_BIAS, Extras, SamplingState
 from apps.llm.engine.step import StepShape
+from apps.tpu import hlo, traffic
 from ray_configs.llm import EngineConfig
 
 FEW_LAYERS = (2, 4)

@@ -28,7 +28,7 @@ class MemoryOfChip(Part):
 
 class Batches(Part):
     context: int = Field(description="tokens of each sequence, prompt and answer")
-    batch: int = Field(description="sequences of that length whose KV cache fits")
+    batch: int = Field(description="sequences of that length whose KV cache fits, over all copies")
 
 
 class Step(Part):
@@ -72,16 +72,16 @@ class Plan(Part):
     chips: int
     hosts: int
     devices_per_chip: int
-    mesh: dict[str, int]
+    mesh: dict[str, int] = Field(description="data: copies of the model; tensor: devices of each")
     weights: str
     kv_cache: str
     kv_padding: float = Field(
         description="bytes as stored over the keys' and values' own: repeated heads, filled tiles"
     )
-    batch: int
+    batch: int = Field(description="sequences that decode together, over all copies")
     context: int
     prompt: int
-    pages: int
+    pages: int = Field(description="of each copy")
     memory: MemoryOfChip
     batches: list[Batches]
     decode: Step

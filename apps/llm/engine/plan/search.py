@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
-from apps.llm.engine.plan import topology
-from apps.llm.engine.plan.floor import Peaks
+from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.layout import Cost, Devices, Layout, possible
+from apps.llm.engine.plan import architectures
 from apps.llm.engine.plan.planner import Sized, Wanted, plan
 from apps.llm.engine.plan.report import LABEL, Part, Plan
+from apps.tpu import topology
+from apps.tpu.peaks import Peaks
 from ray_configs.tpu import GENERATIONS, TpuSlice
 
 
@@ -20,10 +23,12 @@ class Candidate(Part):
     """A slice and the mesh on it."""
 
     slice: str
+    data_parallel: int
     tensor_parallel: int
     chips: int
     dollars_an_hour: float | None = Field(description="chips times the price given; None: none was given")
     least_ms: float = Field(description="to read the weights and the live KV cache once: no step is shorter")
+    arithmetic_ms: float = Field(description="that, or the products, and the exchange between devices")
     verdict: str
     plan: Plan | None = None
 
@@ -58,24 +63,27 @@ def search(wanted: Wanted, limits: Limits, tell: Callable[[str], None] = lambda 
         if name not in GENERATIONS:
             raise ValueError(f"no TPU generation {name!r}; choose from {', '.join(GENERATIONS)}")
     priced = all(name in limits.prices for name in limits.generations)
-    possible: list[tuple[Candidate, Wanted]] = []
+    fitting: list[tuple[Candidate, Wanted]] = []
     refused: list[Candidate] = []
-    for slice, tensor in meshes(limits):
-        there = replace(wanted, slice=slice, config=wanted.config.model_copy(update={"tensor_parallel": tensor}))
-        found = _by_arithmetic(there, limits, tensor)
+    arch = architectures.find(wanted.config)[0]
+    for slice, devices, layout in layouts(arch, limits):
+        update = {"data_parallel": layout.data, "tensor_parallel": layout.tensor}
+        there = replace(wanted, slice=slice, config=wanted.config.model_copy(update=update))
+        found = _by_arithmetic(there, limits, layout, devices)
         if found is not None and found.verdict:
             refused.append(found)
         elif found is not None:
-            possible.append((found, there))
-    possible.sort(key=lambda pair: (pair[0].dollars_an_hour or 0.0, pair[0].chips, -pair[0].tensor_parallel))
+            fitting.append((found, there))
+    fitting.sort(key=lambda pair: (pair[0].dollars_an_hour or 0.0, pair[0].chips, pair[0].arithmetic_ms))
     chosen: dict[str, str] = {}
     tried: list[Candidate] = []
-    for candidate, there in possible:
+    for candidate, there in fitting:
         group = "all" if priced else there.slice.generation
         if group in chosen:
-            tried.append(candidate.model_copy(update={"verdict": "not compiled: dearer than the one chosen"}))
+            why = "slower by arithmetic" if chosen[group] == candidate.slice else "dearer"
+            tried.append(candidate.model_copy(update={"verdict": f"not compiled: {why} than the one chosen"}))
             continue
-        tell(f"compiling for {candidate.slice}, tensor_parallel {candidate.tensor_parallel}")
+        tell(f"compiling for {candidate.slice}, data {candidate.data_parallel} x tensor {candidate.tensor_parallel}")
         judged = _compiled(candidate, there, limits)
         tried.append(judged)
         if judged.verdict == GOOD:
@@ -86,8 +94,8 @@ def search(wanted: Wanted, limits: Limits, tell: Callable[[str], None] = lambda 
 GOOD = "fits and is quick enough"
 
 
-def meshes(limits: Limits) -> Iterator[tuple[TpuSlice, int]]:
-    """Slices that Ray can place, and the numbers of devices that the engine can split a model over on each.
+def layouts(arch: Architecture, limits: Limits) -> Iterator[tuple[TpuSlice, Devices, Layout]]:
+    """Slices that Ray can place, and the ways in which the engine can lay the model over each.
 
     One host may leave chips idle, where the model does not split over all; several hosts must all take part. Of two
     sizes of host for a topology the larger stands for both: the compiled program is the same.
@@ -97,23 +105,25 @@ def meshes(limits: Limits) -> Iterator[tuple[TpuSlice, int]]:
             slice = TpuSlice(name, topology_name, GENERATIONS[name].machines_for(topology_name)[0].name)
             if slice.ray_refusal or slice.chips > limits.most_chips:
                 continue
-            count = slice.chips * (2 if name in TWO_DEVICES else 1)
-            yield slice, count
+            devices = Devices(slice.chips * (2 if name in TWO_DEVICES else 1), slice.hosts)
+            yield from ((slice, devices, layout) for layout in possible(arch, devices))
             if slice.single_host:
-                yield from ((slice, fewer) for fewer in (count // 2, count // 4) if fewer)
+                fewer = (devices.count // 2, devices.count // 4)
+                yield from ((slice, devices, Layout(1, tensor)) for tensor in fewer if tensor)
 
 
 TWO_DEVICES = ("v3", "v4", "7x")
 """Generations whose chips the compiler sees as two devices."""
 
 
-def _by_arithmetic(wanted: Wanted, limits: Limits, tensor: int) -> Candidate | None:
+def _by_arithmetic(wanted: Wanted, limits: Limits, layout: Layout, devices: Devices) -> Candidate | None:
     """A verdict where there is one without compiling, else an empty one; None: the model does not split so."""
-    slice, config = wanted.slice, wanted.config
+    slice = wanted.slice
     try:
         sized = Sized.of(wanted)
     except (ValueError, topology.NoCompiler):
         return None
+    config, tensor = sized.config, layout.tensor
     pages = config.max_batch_size * -(-sized.context // config.page_size) + 1
     weights, cache = sized.programs.weight_bytes(), pages * sized.programs.page_bytes()
     peaks = Peaks.of(slice, len(topology.devices(slice)))
@@ -128,10 +138,12 @@ def _by_arithmetic(wanted: Wanted, limits: Limits, tensor: int) -> Candidate | N
     price = limits.prices.get(slice.generation)
     return Candidate(
         slice=str(slice),
+        data_parallel=layout.data,
         tensor_parallel=tensor,
         chips=slice.chips,
         dollars_an_hour=None if price is None else price * slice.chips,
         least_ms=least,
+        arithmetic_ms=Cost.of(wanted.config, sized.arch, layout, devices, slice).step_s * 1e3,
         verdict=verdict,
     )
 

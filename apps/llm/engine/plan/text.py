@@ -84,12 +84,13 @@ def show_search(found: Found, console: Console, rows: int = 24) -> None:
     chosen = ", ".join(found.chosen) or "none of those tried"
     console.print(f"[bold]Cheapest that fits{goal}: {chosen}[/bold]", highlight=False)
     console.print(f"[italic]{found.label[0].upper()}{found.label[1:]}.[/italic]\n", highlight=False)
-    table = _table("slice", "devices", "chips", "$ an hour", "at least, ms", "estimate, ms")
+    table = _table("slice", "mesh", "chips", "$ an hour", "at least, ms", "estimate, ms")
     table.add_column("verdict")
     for c in found.candidates[:rows]:
         price = "" if c.dollars_an_hour is None else f"{c.dollars_an_hour:.2f}"
         estimate = f"{c.plan.estimate.time_per_token_ms:.2f}" if c.plan else ""
-        table.add_row(c.slice, f"{c.tensor_parallel}", f"{c.chips}", price, f"{c.least_ms:.2f}", estimate, c.verdict)
+        mesh = f"{c.data_parallel} x {c.tensor_parallel}"
+        table.add_row(c.slice, mesh, f"{c.chips}", price, f"{c.least_ms:.2f}", estimate, c.verdict)
     console.print(table)
     if len(found.candidates) > rows:
         console.print(f"... and {len(found.candidates) - rows} more that do not fit (--json has them)")

@@ -57,7 +57,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "complaint"),
     [
         (["--set", "max_model_len=100000"], "this model's context is 8192"),
-        (["--set", "tensor_parallel=16"], "v5e:2x4:8t has 8 devices"),
+        (["--set", "tensor_parallel=16"], "= 16, but this host has 8 tpu devices"),
         (["--context", "4096"], "from 1 to the longest sequence, 2048"),
         (["--search", "--generation", "v9"], "no TPU generation 'v9'"),
     ],

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from apps.llm.engine.plan import hlo, traffic
-from apps.llm.engine.plan.traffic import Collective
+from apps.tpu import hlo, traffic
+from apps.tpu.traffic import Collective
 
 STEP = """HloModule jit_step, is_scheduled=true
 

@@ -55,20 +55,13 @@ def devices(slice: TpuSlice) -> tuple[jax.Device, ...]:
     return tuple(found.devices)
 
 
-def mesh(slice: TpuSlice, tensor_parallel: int | None) -> Mesh:
-    """The mesh that the engine would choose on that slice (see `distributed.choose_mesh`).
-
-    Raises:
-        ValueError: tensor_parallel is not a number of devices that the engine could use there.
-    """
+def mesh(slice: TpuSlice, axis: str, count: int) -> Mesh:
+    """The slice's first `count` devices on one axis; all of them as JAX would lay them out there."""
     every = devices(slice)
-    count = tensor_parallel or len(every)
-    if count > len(every) or (not slice.single_host and count != len(every)):
-        raise ValueError(f"tensor_parallel is {count}, but {slice} has {len(every)} devices on {slice.hosts} host(s)")
     # JAX lays no mesh over a v4's TensorCores apart: there they stay in the compiler's order.
     if count == len(every) > 1 and not (slice.generation == "v4" and count > slice.chips):
-        return Mesh(mesh_utils.create_device_mesh((count,), list(every)), ("tensor",))
-    return Mesh(np.array(every[:count]), ("tensor",))
+        return Mesh(mesh_utils.create_device_mesh((count,), list(every)), (axis,))
+    return Mesh(np.array(every[:count]), (axis,))
 
 
 @cache

@@ -1,0 +1,293 @@
+"""The loop of one copy of the model: schedule, launch, read the step before; in a thread of its own.
+
+1. The scheduler says what the next step is, and the executor launches it.
+2. While the device computes, the loop reads the step before: tokens become text, stop conditions are looked at,
+   outputs go to their readers, each event loop woken once.
+3. A finished, aborted or failed sequence gives its pages back at once. A step that was already launched for it runs
+   in vain; that is the price of never waiting for the device.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from apps.llm.engine.answer import Answer
+from apps.llm.engine.executor_protocol import Executor, Tokens
+from apps.llm.engine.pages import PagePool
+from apps.llm.engine.request import EngineStopped, Generation, Output
+from apps.llm.engine.sampling import MAX_BIAS, Extras
+from apps.llm.engine.scheduler import Scheduler, Sequence, Work
+from apps.llm.engine.step import StepShape
+from ray_configs.llm import EngineConfig
+
+log = logging.getLogger("podslice")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Where the engine stands; counters are totals since it started."""
+
+    running: int
+    waiting: int
+    pages_total: int
+    pages_used: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    compiles_after_ready: int
+    steps: int
+    step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle
+
+    @classmethod
+    def together(cls, parts: "list[EngineStats]") -> "EngineStats":
+        """Of several copies of the model. Compiles are the process's, the same for each."""
+        of_all = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(cls)}
+        for name in ("compiles_after_ready", "step_running_s"):
+            of_all[name] = max(getattr(part, name) for part in parts)
+        return cls(**of_all)
+
+
+class Loop:
+    """One executor's sequences, from their queue to their end.
+
+    Args:
+        config: of this copy: its own share of the batch.
+    """
+
+    def __init__(self, config: EngineConfig, executor: Executor):
+        self.config, self.executor = config, executor
+        self._arch = executor.arch
+        self._scheduler = Scheduler(
+            PagePool(executor.pages, reuse=config.prefix_cache),
+            config.page_size,
+            config.max_batch_size,
+            config.max_step_tokens,
+        )
+        self._answers: dict[Sequence, Answer] = {}
+        self._lock = threading.Condition()
+        self._incoming: deque[list[tuple[Sequence, Answer]]] = deque()
+        self._aborted: deque[Generation] = deque()
+        self._queued = 0  # submitted and not yet running: what max_waiting bounds
+        self._stopping = False
+        self._failure: str | None = None
+        self._turn_began: float | None = None
+        self._prompt_tokens = self._generated_tokens = self._steps = 0
+        self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
+        self._thread.start()
+
+    # -- the callers' side --------------------------------------------------------------------------------------
+
+    def submit(self, answers: list[tuple[Sequence, Answer]]) -> None:
+        """Queue a request's sequences.
+
+        Raises:
+            EngineStopped: the loop has ended.
+        """
+        with self._lock:
+            self.check_open()
+            self._queued += len(answers)
+            self._incoming.append(answers)
+            self._lock.notify()
+
+    def abort(self, generation: Generation) -> None:
+        with self._lock:
+            self._aborted.append(generation)
+            self._lock.notify()
+
+    def check_open(self) -> None:
+        """Raises EngineStopped when nothing more can be submitted."""
+        if self._stopping or self._failure:
+            raise EngineStopped(self._failure or "the engine is shutting down")
+
+    @property
+    def waiting(self) -> int:
+        return self._queued
+
+    @property
+    def open(self) -> int:
+        """Sequences that wait or run."""
+        return self._queued + len(self._scheduler.running)
+
+    def stats(self) -> EngineStats:
+        scheduler, began = self._scheduler, self._turn_began
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=self._queued,
+            pages_total=scheduler.pool.total - 1,
+            pages_used=scheduler.pool.used,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
+            preemptions=scheduler.preemptions,
+            compiles_after_ready=self.executor.compiles_after_ready,
+            steps=self._steps,
+            step_running_s=0.0 if began is None else time.monotonic() - began,
+        )
+
+    def check(self, step_deadline_s: float = 60.0) -> None:
+        """Raises EngineStopped when the loop is dead, or has been in one step for longer than the deadline."""
+        if self._failure or not self._thread.is_alive():
+            raise EngineStopped(self._failure or "the engine loop has ended")
+        stuck = self.stats().step_running_s
+        if stuck > step_deadline_s:
+            raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
+
+    def shutdown(self) -> None:
+        """End the loop; requests still open fail with an error that says so."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        self._thread.join(timeout=60)
+
+    # -- the loop's side ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            pending: tuple[list[Work], Any] | None = None
+            while self._take_commands(wait=pending is None):
+                work = self._scheduler.schedule()
+                launched = self._launch(work) if work else None
+                if pending is not None:
+                    self._read(*pending)
+                pending = launched
+                if pending is None and not self._scheduler.running:
+                    self._scheduler.check()
+        except Exception as error:
+            log.exception("the engine loop failed")
+            self._fail(f"the engine failed: {type(error).__name__}: {error}")
+        else:
+            self._fail("the engine was shut down")
+        finally:
+            self.executor.close()
+
+    def _take_commands(self, wait: bool) -> bool:
+        """Let new requests in and aborted ones out; sleeps when there is nothing to do. False: stop."""
+        with self._lock:
+            idle = wait and not self._scheduler.running and not self._scheduler.waiting
+            if idle:
+                self._turn_began = None
+                self._lock.wait_for(lambda: self._stopping or self._incoming or self._aborted)
+            self._turn_began = time.monotonic()
+            incoming, self._incoming = self._incoming, deque()
+            aborted, self._aborted = self._aborted, deque()
+        for answers in incoming:
+            for seq, answer in answers:
+                self._answers[seq] = answer
+                self._scheduler.add(seq)
+        outputs = []
+        for generation in aborted:
+            for seq in [seq for seq in self._answers if seq.generation is generation]:
+                outputs.append(self._close(seq, "abort"))
+        self._deliver(outputs)
+        return not self._stopping
+
+    def _launch(self, work: list[Work]) -> tuple[list[Work], Any]:
+        executor = self.executor
+        for seq in self._scheduler.entered:
+            self._leave_queue(self._answers[seq])
+            if self._answers[seq].penalized:
+                known = [token for token in seq.tokens if token >= 0]
+                executor.start_row(seq.row, known[: seq.prompt_len], known[seq.prompt_len :])
+        self._scheduler.entered.clear()
+        tokens = sum(item.stop - item.start for item in work)
+        shape = executor.shape_for(tokens, len(work))
+        step = shape.host()
+        for item in work:
+            seq = item.seq
+            known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
+            # What a chunk short of the prompt's end samples means nothing: it is noted in the row that is nobody's.
+            row = seq.row if item.samples else self.config.max_batch_size
+            step.add(known, item.stop, seq.pages, item.decoding, row=row, seed=seq.seed, **self._answers[seq].rows)
+        self._steps += 1
+        return work, executor.launch(step, self._extras(work, shape))
+
+    def _extras(self, work: list[Work], shape: StepShape) -> Extras | None:
+        """Token masks and logit biases, when a sequence of the step has any."""
+        masks, biased = {}, {}
+        for i, item in enumerate(work):
+            answer = self._answers[item.seq]
+            if item.samples and (mask := answer.allowed(len(item.seq.tokens) - 1)) is not None:
+                masks[i] = mask
+            if answer.params.logit_bias:
+                biased[i] = answer.params.logit_bias
+        if not masks and not biased:
+            return None
+        words = -(-self._arch.vocab_size // 32)
+        allowed = np.full((shape.seqs, words), 0xFFFFFFFF, np.uint32)
+        ids = np.zeros((shape.seqs, MAX_BIAS), np.int32)
+        bias = np.zeros((shape.seqs, MAX_BIAS), np.float32)
+        for i, mask in masks.items():
+            allowed[i] = mask
+        for i, biases in biased.items():
+            ids[i, : len(biases)], bias[i, : len(biases)] = list(biases), list(biases.values())
+        return Extras(allowed, ids, bias, np.array([bool(masks), bool(biased)], np.int32))
+
+    def _read(self, work: list[Work], samples: Any) -> None:
+        """Wait for a step's tokens and pass them on."""
+        result: Tokens = self.executor.read(samples)
+        outputs: list[tuple[Generation, Output]] = []
+        ids = result.ids.tolist()
+        for i, item in enumerate(work):
+            seq = item.seq
+            if not item.decoding and not seq.done:
+                self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
+            if not item.samples or seq.done:
+                continue
+            self._generated_tokens += 1
+            self._scheduler.fill_in(seq, ids[i])
+            output = self._answers[seq].take(ids[i], result, i)
+            if output.finish_reason is not None:
+                self._scheduler.finish(seq)
+                del self._answers[seq]
+            outputs.append((seq.generation, output))
+        self._deliver(outputs)
+
+    def _close(self, seq: Sequence, reason: Any, error: str | None = None) -> tuple[Generation, Output]:
+        """End a sequence from outside."""
+        answer = self._answers.pop(seq)
+        self._leave_queue(answer)
+        self._scheduler.finish(seq)
+        return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error)
+
+    def _leave_queue(self, answer: Answer) -> None:
+        if not answer.entered:
+            answer.entered = True
+            with self._lock:  # callers' threads count up
+                self._queued -= 1
+
+    def _deliver(self, outputs: list[tuple[Generation, Output]]) -> None:
+        loops: dict[Any, list[Generation]] = {}
+        for generation, output in outputs:
+            generation.put(output)
+            if generation.loop is not None:
+                loops.setdefault(generation.loop, []).append(generation)
+        for loop, generations in loops.items():
+            try:
+                loop.call_soon_threadsafe(_wake, generations)
+            except RuntimeError:  # that event loop is closed: its readers are gone
+                for generation in generations:
+                    generation.abort()
+
+    def _fail(self, reason: str) -> None:
+        """Every open request gets its error: none is left waiting."""
+        with self._lock:
+            self._failure = reason
+            incoming, self._incoming = self._incoming, deque()
+        outputs = [
+            (seq.generation, Output(seq.index, "", (), finish_reason="error", error=reason))
+            for seq in [*self._answers, *(seq for answers in incoming for seq, _ in answers)]
+        ]
+        self._answers.clear()
+        self._turn_began = None
+        self._deliver(outputs)
+
+
+def _wake(generations: list[Generation]) -> None:
+    for generation in generations:
+        generation.wake()

@@ -1,0 +1,69 @@
+"""A model's copies side by side on four pretended devices of one process: python copies_on_devices.py FOLDER CACHE."""
+
+import json
+import os
+import sys
+import threading
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+
+from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
+
+folder, cache = sys.argv[1:]
+PROMPTS = ["the quick brown fox", "x", "days of the week jump over the lazy dog", "a b c"] * 2
+SIZES = {"dtype": "float32", "max_batch_size": 8, "max_step_tokens": 16, "max_model_len": 128, "pages": 64}
+
+
+def load(**mesh: int) -> Engine:
+    return Engine.load(EngineConfig(model=folder, compile_cache=cache, page_size=16, **SIZES, **mesh))
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    generations = [engine.submit(prompt, params) for prompt in PROMPTS]
+    return [[token for output in generation for token in output.token_ids] for generation in generations]
+
+
+alone = load()
+expected = answers(alone)
+alone.shutdown()
+copies = load(data_parallel=2, tensor_parallel=2)
+devices = [sorted(device.id for device in copy.executor.mesh.devices.flat) for copy in copies.loops]
+batches = [copy.config.max_batch_size for copy in copies.loops]
+same = answers(copies) == expected
+steps = [copy.stats().steps for copy in copies.loops]
+stats = copies.stats()
+
+# One copy's device fails under load: what is there ends with an error or is answered; nothing new is taken.
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("this copy's chip is gone")
+
+
+copies.loops[1].executor.launch = broken
+generations = [copies.submit(prompt, SamplingParams(max_tokens=60, ignore_eos=True)) for prompt in PROMPTS[:2]]
+ends = [list(generation)[-1] for generation in generations]
+refused = checked = ""
+try:
+    copies.submit("x")
+except EngineStopped as error:
+    refused = str(error)
+try:
+    copies.check()
+except EngineStopped as error:
+    checked = str(error)
+copies.shutdown()
+report = {
+    "devices": devices,
+    "batches": batches,
+    "same": same,
+    "steps": steps,
+    "compiles": stats.compiles_after_ready,
+    "pages": [stats.pages_total, stats.pages_used],
+    "ends": [output.error or output.finish_reason for output in ends],
+    "refused": refused,
+    "checked": checked,
+    "threads": [thread.name for thread in threading.enumerate() if thread.name == "podslice-engine"],
+}
+print(json.dumps(report))
