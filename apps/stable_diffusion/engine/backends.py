@@ -62,8 +62,8 @@ def open_backend(
 def choose() -> Literal["jax", "torch"]:
     """jax on a TPU; torch on a GPU, where diffusers is at home; jax on a CPU.
 
-    On a CPU the jitted programs took half the processor time of torch's modules for one small picture, and three
-    quarters of it for eight together (64x64, 20 steps, float32).
+    On a CPU the jitted programs took half the processor time of torch's modules for one small picture, and two
+    thirds of it for eight together (64x64, 20 steps, float32).
     """
     import torch
 

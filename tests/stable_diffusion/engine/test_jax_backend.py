@@ -41,7 +41,7 @@ def test_nothing_compiles_after_ready(backend: Callable[..., JaxBackend]) -> Non
 
 
 def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> None:
-    """With guidance, each picture is two passes: four chips have work for all from two pictures on, and one is filled up."""
+    """With guidance each picture is two passes, so two pictures give work to all four; one is filled up to two."""
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"
     command = [sys.executable, str(Path(__file__).with_name("sharded_pictures.py")), str(checkpoint("sdxl"))]
     found = subprocess.run(command, env=environment(XLA_FLAGS=flags), capture_output=True, text=True, timeout=250)
@@ -79,14 +79,7 @@ def test_open_backend(checkpoint: Callable[[str], Path], compile_cache: str) -> 
     settings = {"sizes": [(32, 32)], "max_batch_size": 1, "guidance_scale": 0.0, "dtype": "float32"}
     open_backend(str(checkpoint("sd-turbo")), compile_cache=compile_cache, **settings)
     assert (missed["cache_hits"], missed["cache_misses"]) == (4, 0), "a second start compiles nothing"
-    through_torch = open_backend(
-        str(checkpoint("sd-turbo")),
-        sizes=[(32, 32)],
-        backend="torch",
-        max_batch_size=1,
-        guidance_scale=0.0,
-        dtype="float32",
-    )
+    through_torch = open_backend(str(checkpoint("sd-turbo")), backend="torch", **settings)
     request = ask("euler-ancestral", 1, 0.0)
     assert np.abs(make(opened, request)[0].astype(int) - make(through_torch, request)[0]).max() <= 2
 
