@@ -26,7 +26,9 @@ def pictures_config(source: str, name: str | None, changes: dict[str, str]) -> S
     if not found:
         raise ConfigError(f"{source} has no Stable Diffusion application to plan for")
     if name is None and len(found) > 1:
-        raise ConfigError(f"{source} has several Stable Diffusion applications; choose one with --app: {', '.join(found)}")
+        raise ConfigError(
+            f"{source} has several Stable Diffusion applications; choose one with --app: {', '.join(found)}"
+        )
     if name is not None and name not in found:
         raise ConfigError(f"{source} has no Stable Diffusion application named {name!r}; it has {', '.join(found)}")
     config = found[name] if name is not None else next(iter(found.values()))
@@ -60,7 +62,7 @@ def main(
     pictures: Annotated[str, typer.Option(help="At once on each chip; each number is compiled.")] = "1,2,4,8",
     json: Annotated[bool, typer.Option("--json", help="Write JSON instead of tables.")] = False,
 ) -> None:
-    """Compile CONFIG's denoising step, decoder and text encoder with XLA's TPU compiler for its slice (minutes each)."""
+    """Compile CONFIG's denoising step, decoder and text encoder with XLA's TPU compiler for its slice: minutes each."""
     try:
         given = {"slice": slice, "model": model, "sizes": size, "num_inference_steps": steps}
         wanted = pictures_config(config, name, {field: value for field, value in given.items() if value is not None})

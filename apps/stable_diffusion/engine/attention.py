@@ -32,6 +32,11 @@ def attend(
     return _plain(q, k, v, heads, causal)
 
 
+def block(positions: int) -> int:
+    """Positions that the kernel takes at a time, of queries and of keys."""
+    return next(size for size in (BLOCK, 256, LANES) if positions % size == 0)
+
+
 def _suits_kernel(queries: int, positions: int) -> bool:
     return queries == positions and positions >= LONG and positions % LANES == 0
 
@@ -60,7 +65,7 @@ def _flash(q: jax.Array, k: jax.Array, v: jax.Array, heads: int) -> jax.Array:
     if head_dim > LANES and head_dim % LANES:
         wider = ((0, 0), (0, 0), (0, 0), (0, -head_dim % LANES))
         q, k, v = (jnp.pad(x, wider) for x in (q, k, v))
-    block = next(size for size in (BLOCK, 256, LANES) if positions % size == 0)
-    sizes = BlockSizes(block_q=block, block_k_major=block, block_k=block, block_b=1)
+    edge = block(positions)
+    sizes = BlockSizes(block_q=edge, block_k_major=edge, block_k=edge, block_b=1)
     out = flash_attention(q, k, v, sm_scale=scale, block_sizes=sizes)  # tells the compiler its cost by itself
     return _join(out[..., :head_dim])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,11 @@ from jax.sharding import PartitionSpec as P
 
 from apps.stable_diffusion.engine import text_encoder, unet, vae, weights
 from apps.stable_diffusion.engine.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.plan import LATENT_CHANNELS, RESTING, Plan, Planner, batch_sizes, check_batch
+from apps.stable_diffusion.engine.plan import RESTING, Plan, Planner, batch_sizes, check_batch
 from apps.stable_diffusion.engine.programs import Given, Programs, State, Text
 from apps.stable_diffusion.engine.prompts import Memory, Tokenizers
 from apps.stable_diffusion.engine.request import PictureRequest
-from apps.stable_diffusion.engine.schedules import COLUMNS, NoiseSchedule
-from apps.stable_diffusion.engine.weights import Weights
+from apps.stable_diffusion.engine.schedules import NoiseSchedule
 
 log = logging.getLogger("podslice")
 
@@ -124,44 +123,18 @@ class JaxBackend:
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, dict[str, jax.Array]]:
         """What the programs ask for, nothing else. All of it is checked before any of it is read."""
-        p = self.programs
-        text, small = self._text_shapes(), 8 * p.vae.reduction
-
-        def predict(w: Weights) -> jax.Array:
-            texts = jax.tree.map(lambda shape: jnp.zeros((1, *shape.shape), shape.dtype), text)
-            return p.predict(w, jnp.zeros((1, *self._latents(self.sizes[0]))), jnp.zeros(1), texts)
-
-        functions = {
-            name: lambda w, i=i: p.text(i, w, jnp.zeros((1, self._tokenizers.lengths[i]), np.int32))
-            for i, name in enumerate(checkpoint.text_encoders)
-        } | {
-            "unet": predict,
-            "vae": lambda w: (
-                vae.decode(w, p.vae, jnp.zeros((1, 8, 8, LATENT_CHANNELS), self._dtype), "xla"),
-                vae.encode(w, p.vae, jnp.zeros((1, small, small, 3), self._dtype), "xla"),
-            ),
-        }
+        functions = self.programs.functions(self._tokenizers.lengths, self.sizes[0])
         entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
         return {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
-
-    def _latents(self, size: tuple[int, int]) -> tuple[int, int, int]:
-        width, height = size
-        return height // self.programs.vae.reduction, width // self.programs.vae.reduction, LATENT_CHANNELS
-
-    def _shape(self, shape: tuple[int, ...], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=self._everywhere)
-
-    def _text_shapes(self) -> Text:
-        configs = self.programs.text_configs
-        width = sum(config["hidden_size"] for config in configs)
-        pooled = self._shape((configs[1]["projection_dim"],), self._dtype) if len(configs) == 2 else None
-        return Text(self._shape((self._tokenizers.lengths[0], width), self._dtype), pooled)
 
     # -- compiling ----------------------------------------------------------------------------------------------
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compiles every program that a request may need, several at a time where there are processors for it."""
-        started, lowered = time.monotonic(), {key: jitted.lower(*shapes) for key, jitted, shapes in self._jobs()}
+        started, p = time.monotonic(), self.programs
+        arrays = jax.tree.map(lambda array: p.shape(array.shape, array.dtype), self._weights)
+        jobs = p.jobs(arrays, self._tokenizers.lengths, self.sizes, self.batch_sizes)
+        lowered = {key: jitted.lower(*shapes) for key, jitted, shapes in jobs}
 
         def run(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, float]:
             began = time.monotonic()
@@ -176,36 +149,6 @@ class JaxBackend:
         log.info("compiled %d programs in %.1f s", len(lowered), time.monotonic() - started)
         self._programs_when_ready = self._compiles.programs
 
-    def _jobs(self) -> Iterator[tuple[tuple[Any, ...], Any, tuple[Any, ...]]]:
-        """(key, jitted function, abstract arguments) of each program."""
-        p, chips = self.programs, self.programs.mesh.size
-
-        def jit(function: Callable[..., Any], **options: Any) -> Any:
-            return jax.jit(self._precise(function), out_shardings=self._everywhere, **options)
-
-        arrays = jax.tree.map(lambda array: self._shape(array.shape, array.dtype), self._weights)
-        texts = {name: arrays[name] for name in arrays if name.startswith("text_encoder")}
-        ids = tuple(self._shape((1, length), np.int32) for length in self._tokenizers.lengths)
-        yield ("text",), jit(p.encode_text), (texts, ids)
-        text = self._text_shapes()
-        for size in self.sizes:
-            latents = self._shape(self._latents(size))
-            mask = self._shape((*latents.shape[:2], 1))
-            state, given = State(latents, latents), Given(text, text if p.guided else None, mask, latents, latents)
-            for b in self.batch_sizes:
-                rows = self._shape((b, COLUMNS + 1))
-                shapes = arrays["unet"], rows, (state,) * b, (given,) * b, (latents,) * b
-                yield ("denoise", size, b), jit(p.denoise, donate_argnums=2), shapes
-            yield ("decode", size), jit(p.decode), (arrays["vae"], (latents,) * chips)
-            image = self._shape((size[1], size[0], 3), np.uint8)
-            shapes = arrays["vae"], image, latents, latents, self._shape((2,))
-            yield ("image", size), jit(p.encode_image), shapes
-
-    def _precise(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """With float32, a TPU's products shall be of float32 too, not of bfloat16."""
-        precision = "highest" if self._dtype == np.float32 else "default"
-        return jax.default_matmul_precision(precision)(function)
-
     @property
     def compiles_after_ready(self) -> int:
         """Programs compiled since `compile`: a defect if not 0."""
@@ -217,7 +160,7 @@ class JaxBackend:
         """See `Backend.start`."""
         plan = self._planner.plan(request)
         size = request.width, request.height
-        zeros = self._constant("zeros", lambda: np.zeros(self._latents(size), np.float32), size)
+        zeros = self._constant("zeros", lambda: np.zeros(self.programs.latents(size), np.float32), size)
         mask, original, start_noise = (
             self._constant("ones", lambda: np.ones((*plan.shape, 1), np.float32), size),
             zeros,
@@ -249,7 +192,7 @@ class JaxBackend:
         b = next(b for b in self.batch_sizes if b >= len(pictures))
         program, spare = self._compiled["denoise", size, b], self._spare_states(size, b - len(pictures))
         givens = tuple(picture.given for picture in pictures) + (pictures[0].given,) * len(spare)
-        still = self._constant("zeros", lambda: np.zeros(self._latents(size), np.float32), size)
+        still = self._constant("zeros", lambda: np.zeros(self.programs.latents(size), np.float32), size)
         for _ in range(steps):
             rows = np.stack([picture.plan.next_row() for picture in pictures] + [RESTING] * len(spare))
             drawn = (picture.plan.next_noise() for picture in pictures)
@@ -300,7 +243,7 @@ class JaxBackend:
     def _spare_states(self, size: tuple[int, int], count: int) -> list[State]:
         """States of rows that only fill up: a donated buffer can't be given twice, so they have their own."""
         spare = self._spare.setdefault(size, [])
-        zeros = np.zeros(self._latents(size), np.float32)
+        zeros = np.zeros(self.programs.latents(size), np.float32)
         while len(spare) < count:
             spare.append(State(self._put(zeros), self._put(zeros.copy())))
         return spare[:count]

@@ -8,19 +8,24 @@ join and leave a batch without a copy or a program of their own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.stable_diffusion.engine import text_encoder, unet, vae
+from apps.stable_diffusion.engine.plan import LATENT_CHANNELS
 from apps.stable_diffusion.engine.schedules import COLUMNS, Row
 from apps.stable_diffusion.engine.weights import Weights
 
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
+Key = tuple[Any, ...]
+"""Names a program: its kind, then what it was compiled for."""
 AllWeights = Mapping[str, Mapping[str, jax.Array]]
 """Component -> tensor's name -> array."""
 
@@ -63,8 +68,7 @@ class Programs:
 
     def encode_text(self, weights: AllWeights, ids: tuple[jax.Array, ...]) -> Text:
         """One prompt; ids [1, positions] for each text encoder."""
-        names = ("text_encoder", "text_encoder_2")
-        encoded = [self.text(i, Weights(weights[names[i]]), ids[i]) for i in range(len(self.text_configs))]
+        encoded = [self.text(i, Weights(weights[TEXT_ENCODERS[i]]), ids[i]) for i in range(len(self.text_configs))]
         pooled = encoded[-1][1]
         context = jnp.concatenate([context for context, _ in encoded], axis=-1)
         return Text(context[0], None if pooled is None else pooled[0])
@@ -150,6 +154,87 @@ class Programs:
         mean, deviation = split(weights, image)
         original = (mean[0] + deviation[0] * image_noise) * self.vae.scaling
         return original, mix[0] * original + mix[1] * start_noise
+
+    # -- what there is to compile -------------------------------------------------------------------------------
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P())
+
+    def shape(self, shape: tuple[int, ...], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+        """Of an array that lies whole on every chip."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.everywhere)
+
+    def latents(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        """(width, height) in pixels -> the shape of the latents."""
+        width, height = size
+        return height // self.vae.reduction, width // self.vae.reduction, LATENT_CHANNELS
+
+    def texts(self, length: int) -> Text:
+        """Shapes of a prompt of so many positions, encoded."""
+        width = sum(config["hidden_size"] for config in self.text_configs)
+        is_xl = len(self.text_configs) == 2
+        pooled = self.shape((self.text_configs[1]["projection_dim"],), self.dtype) if is_xl else None
+        return Text(self.shape((length, width), self.dtype), pooled)
+
+    def functions(self, lengths: tuple[int, ...], size: tuple[int, int]) -> dict[str, Callable[[Weights], Any]]:
+        """Component -> a function of its weights that asks for all that the programs ask for, on small arrays."""
+        text, small = self.texts(lengths[0]), 8 * self.vae.reduction
+
+        def predict(w: Weights) -> jax.Array:
+            texts = jax.tree.map(lambda shape: jnp.zeros((1, *shape.shape), shape.dtype), text)
+            return self.predict(w, jnp.zeros((1, *self.latents(size))), jnp.zeros(1), texts)
+
+        def both_ways(w: Weights) -> tuple[Any, ...]:
+            latents = jnp.zeros((1, 8, 8, LATENT_CHANNELS), self.dtype)
+            pixels = jnp.zeros((1, small, small, 3), self.dtype)
+            return vae.decode(w, self.vae, latents, "xla"), vae.encode(w, self.vae, pixels, "xla")
+
+        encoders = {
+            TEXT_ENCODERS[i]: lambda w, i=i: self.text(i, w, jnp.zeros((1, lengths[i]), np.int32))
+            for i in range(len(self.text_configs))
+        }
+        return encoders | {"unet": predict, "vae": both_ways}
+
+    def jobs(
+        self,
+        arrays: Mapping[str, Any],
+        lengths: tuple[int, ...],
+        sizes: tuple[tuple[int, int], ...],
+        batch_sizes: tuple[int, ...],
+    ) -> Iterator[tuple[Key, Any, tuple[Any, ...]]]:
+        """(key, jitted function, shapes of its arguments, the weights first) of each program.
+
+        Args:
+            arrays: shapes of the weights, component -> tensor's name -> shape.
+            lengths: positions of each text encoder.
+            sizes: (width, height) in pixels.
+        """
+
+        def jit(function: Callable[..., Any], **options: Any) -> Any:
+            return jax.jit(self._precise(function), out_shardings=self.everywhere, **options)
+
+        texts = {name: arrays[name] for name in arrays if name in TEXT_ENCODERS}
+        ids = tuple(self.shape((1, length), np.int32) for length in lengths)
+        yield ("text",), jit(self.encode_text), (texts, ids)
+        text = self.texts(lengths[0])
+        for size in sizes:
+            latents = self.shape(self.latents(size))
+            mask = self.shape((*latents.shape[:2], 1))
+            state, given = State(latents, latents), Given(text, text if self.guided else None, mask, latents, latents)
+            for b in batch_sizes:
+                rows = self.shape((b, COLUMNS + 1))
+                shapes = arrays["unet"], rows, (state,) * b, (given,) * b, (latents,) * b
+                yield ("denoise", size, b), jit(self.denoise, donate_argnums=2), shapes
+            yield ("decode", size), jit(self.decode), (arrays["vae"], (latents,) * self.mesh.size)
+            image = self.shape((size[1], size[0], 3), np.uint8)
+            shapes = arrays["vae"], image, latents, latents, self.shape((2,))
+            yield ("image", size), jit(self.encode_image), shapes
+
+    def _precise(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """With float32, a TPU's products shall be of float32 too, not of bfloat16."""
+        precision = "highest" if self.dtype == np.float32 else "default"
+        return jax.default_matmul_precision(precision)(function)
 
 
 def _stack(trees: tuple[Any, ...]) -> Any:

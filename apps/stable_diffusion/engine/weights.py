@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from apps.stable_diffusion.engine.checkpoint import Checkpoint, CheckpointError, TensorEntry
@@ -61,6 +62,28 @@ class _Noting(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
         return super().__getitem__(name)
+
+
+class _Declaring(Weights):
+    """Has whatever it is asked for, and remembers it."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], dtype: np.dtype, prefix: str = "") -> None:
+        super().__init__({}, prefix)
+        self._shapes, self._dtype = shapes, dtype
+
+    def __getitem__(self, name: str | int) -> Weights:
+        return _Declaring(self._shapes, self._dtype, f"{self._prefix}{name}.")
+
+    def get(self, name: str, *shape: int) -> jax.Array:
+        self._shapes[self._prefix + name] = shape
+        return jnp.zeros(shape, self._dtype)
+
+
+def declared(function: Callable[[Weights], Any], dtype: np.dtype) -> dict[str, jax.ShapeDtypeStruct]:
+    """The tensors that a function of a component's weights asks for, from its config alone, without a checkpoint."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    jax.eval_shape(lambda: function(_Declaring(shapes, dtype)))
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
 
 
 def _as_stored(shape: tuple[int, ...]) -> list[int]:

@@ -16,6 +16,7 @@ from test_pictures import MASK, MIXED, PICTURE, ask, make
 from apps.stable_diffusion.engine.backend_jax import JaxBackend
 from apps.stable_diffusion.engine.backends import open_backend
 from apps.stable_diffusion.engine.request import SCHEDULERS
+from apps.stable_diffusion.engine.weights import declared
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -54,7 +55,10 @@ def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> Non
 @pytest.mark.parametrize("guided", [True, False])
 def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str], Path], guided: bool) -> None:
     made = JaxBackend(str(checkpoint("sd1")), sizes=[(64, 64)], max_batch_size=1, guided=guided, attention="flash")
-    for key, jitted, shapes in made._jobs():
+    p, (length,) = made.programs, made._tokenizers.lengths
+    arrays = {part: declared(function, p.dtype) for part, function in p.functions((length,), (64, 64)).items()}
+    arrays = jax.tree.map(lambda shape: p.shape(shape.shape, shape.dtype), arrays)
+    for key, jitted, shapes in p.jobs(arrays, (length,), made.sizes, made.batch_sizes):
         text = jitted.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
         assert ("tpu_custom_call" in text) == (key[0] != "text"), key
 

@@ -182,7 +182,7 @@ def flash_kernels(module: Module) -> KernelCost:
             if f'"{traffic.KERNEL}"' not in instruction.line:
                 continue
             # [batch, heads, positions, head_dim], the result as the queries.
-            batch, heads, positions, dim = instruction.arrays[0].shape
+            batch, heads, positions, dim = instruction.arrays[0].dims
             size = instruction.arrays[0].nbytes
             block = attention.block(positions)
             moved += 2 * size + 2 * size * positions / block
@@ -191,7 +191,14 @@ def flash_kernels(module: Module) -> KernelCost:
 
 
 def _rate(
-    count: int, step: Program, decoder: Program, text: Program, wanted: Wanted, weights: float, usable: float, cores: int
+    count: int,
+    step: Program,
+    decoder: Program,
+    text: Program,
+    wanted: Wanted,
+    weights: float,
+    usable: float,
+    cores: int,
 ) -> Rate:
     """Text and decoding one picture after the other on each device, the steps together."""
     steps, texts = wanted.config.num_inference_steps, count * (2 if wanted.config.guidance_scale > 1 else 1)
@@ -215,8 +222,8 @@ def _rate(
 def _notes(wanted: Wanted, source: str, cores: int) -> list[str]:
     notes = [
         f"The model's sizes are from {source}.",
-        "Pictures are decoded one by one on each device, for a decoder's attention over many would be large; prompts are "
-        "encoded one by one, on all devices alike, and a prompt seen before is not encoded again.",
+        "Pictures are decoded one by one on each device, for a decoder's attention over many would be large; prompts "
+        "are encoded one by one, on all devices alike, and a prompt seen before is not encoded again.",
     ]
     if cores > 1:
         joined = ""

@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.table import Table
 
 LABEL = (
-    "computed, not measured: XLA's TPU compiler, run without a TPU, and published peak figures; what the flash attention "
-    "kernel moves and takes is worked out by hand, for the compiler cannot see into it"
+    "computed, not measured: XLA's TPU compiler, run without a TPU, and published peak figures; what the flash "
+    "attention kernel moves and takes is worked out by hand, for the compiler cannot see into it"
 )
 
 
