@@ -10,6 +10,8 @@ program that a request can lead to, so on XLA
   same tensor is another program;
 - numbers that differ between requests come as tensors with dimensions: Python's 0 and 1 become part of a program;
 - what a request does not use (a kept part, a step's noise) is there all the same, as numbers that change nothing.
+
+Everything runs under no_grad: torch_xla can't take views of inference mode's tensors.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class TorchBackend:
         max_batch_size: pictures in one pass.
         guided: False for models that take no guidance: half the work, and requests for guidance are refused.
         dtype: of weights and activations, bfloat16 or float32.
-        device: cpu, cuda, cuda:1, or xla; default: a GPU if there is one.
+        device: cpu, cuda, cuda:1, or xla (one chip of a slice); default: a GPU if there is one.
 
     Raises:
         CheckpointError: the checkpoint can't be read or is of another kind.
@@ -369,9 +371,9 @@ def _xla_device(precise: bool) -> tuple[torch.device, str]:
     try:
         device, kind = torch_xla.device(), torch_xla.runtime.device_type()
     except (RuntimeError, OSError, ImportError) as error:  # OSError: no libtpu; ImportError: another device's plugin
-        asked = os.environ.get("PJRT_DEVICE")
+        asked, first_line = os.environ.get("PJRT_DEVICE", ""), str(error).partition("\n")[0]
         raise ValueError(
-            f"backend torch_xla: PJRT finds no device (PJRT_DEVICE={asked or ''}): {str(error).splitlines()[0]}. On a "
+            f"backend torch_xla: PJRT finds no device (PJRT_DEVICE={asked}): {first_line}. On a "
             "TPU, install 'torch_xla[tpu]==2.9.*' beside the extra torch-xla and set PJRT_DEVICE=TPU; PJRT_DEVICE=CPU "
             "runs on the CPU, as `make test-torch-xla` does"
         ) from error

@@ -7,7 +7,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 if "--xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):  # the programs run for milliseconds
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,6 @@ from apps.stable_diffusion.engine.backend_jax import JaxBackend
 from apps.stable_diffusion.engine.backend_torch import TorchBackend
 
 torch.set_num_threads(1)  # its threads wait for each other by spinning, which costs much on a busy machine
-BACKENDS = ("jax", "torch", *(["torch_xla"] if importlib.util.find_spec("torch_xla") else []))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from conftest import BACKENDS
+from picture_backends import BACKENDS
 from PIL import Image
 
 from apps.stable_diffusion.engine.backend import Backend
