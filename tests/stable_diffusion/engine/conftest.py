@@ -4,8 +4,6 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported: the tests are the same on a machine with a TPU
 os.environ["HF_HUB_OFFLINE"] = "1"
-if "--xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):  # the programs run for milliseconds
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 from collections.abc import Callable
 from functools import cache
