@@ -1,18 +1,35 @@
-# One virtual environment, .venv, made once: a stamp for each set of packages says that it is there.
+# One virtual environment, .venv, made once: a stamp for each set of packages says that it is there. torch_xla, which
+# wants another PyTorch, has its own.
 PYTHON ?= python3
 VENV := .venv
 SERVE_STAMP := $(VENV)/.installed
+TORCH_STAMP := $(VENV)/.installed-torch
+PICTURES_STAMP := $(VENV)/.installed-stable-diffusion
 TEST_STAMP := $(VENV)/.installed-test
+TORCH_XLA_VENV := .venv-torch-xla
+TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
+# PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
+# an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve test lint demo-model manifests clean
+.PHONY: serve serve-sd test test-torch-xla lint demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
 	@. $(VENV)/bin/activate && serve run apps.llm:app
 
+serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://localhost:8000
+	@echo "== serving the Stable Diffusion demo model on http://localhost:8000 (Ctrl-C stops it)"
+	@. $(VENV)/bin/activate && serve run apps.stable_diffusion:app
+
 test: $(TEST_STAMP) ## Run all tests
 	@echo "== running the tests"
 	@. $(VENV)/bin/activate && python -m pytest $(PYTEST_ARGS)
+
+test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU device (the first time installs 9 GB)
+	@echo "== running the pictures' tests on torch_xla"
+	@. $(TORCH_XLA_VENV)/bin/activate && PJRT_DEVICE=CPU python -m pytest -k torch_xla $(PYTEST_ARGS) \
+		tests/stable_diffusion/engine/test_pictures.py tests/stable_diffusion/engine/test_torch_xla.py
 
 lint: $(TEST_STAMP) ## Check style
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check .
@@ -23,8 +40,8 @@ demo-model: $(TEST_STAMP) ## Train the demo model again (about 40 minutes on two
 manifests: $(SERVE_STAMP) ## Render the catalog into kuberay/manifests/ again
 	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names) -o kuberay/manifests
 
-clean: ## Remove the virtual environment
-	rm -rf $(VENV)
+clean: ## Remove the virtual environments
+	rm -rf $(VENV) $(TORCH_XLA_VENV)
 
 $(VENV)/bin/python:
 	@echo "== creating $(VENV)"
@@ -37,7 +54,27 @@ $(SERVE_STAMP): pyproject.toml | $(VENV)/bin/python
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
-$(TEST_STAMP): pyproject.toml | $(VENV)/bin/python
+$(TORCH_STAMP): pyproject.toml | $(VENV)/bin/python
+	@echo "== installing PyTorch into $(VENV)"
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --timeout 20 --retries 1 \
+		--index-url $(TORCH_INDEX) torch==2.13.0 || \
+		echo "== no PyTorch from $(TORCH_INDEX): taking the build that PyPI has"
+	@touch $@
+
+$(PICTURES_STAMP): $(TORCH_STAMP)
+	@echo "== installing what serving Stable Diffusion needs into $(VENV) (a few minutes, once)"
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[stable-diffusion]'
+	@touch $(SERVE_STAMP) $@
+
+$(TEST_STAMP): $(TORCH_STAMP)
 	@echo "== installing what serving and testing need into $(VENV) (some minutes, once)"
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[test]'
-	@touch $(SERVE_STAMP) $@
+	@touch $(SERVE_STAMP) $(PICTURES_STAMP) $@
+
+$(TORCH_XLA_STAMP): pyproject.toml
+	@echo "== installing torch_xla with its PyTorch into $(TORCH_XLA_VENV) (9 GB, some minutes, once)"
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "Python 3.11 to 3.13 is needed for torch_xla. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(TORCH_XLA_VENV)
+	@$(TORCH_XLA_VENV)/bin/python -m pip install --disable-pip-version-check -e '.[torch-xla]' pytest pytest-timeout
+	@touch $@

@@ -1,9 +1,9 @@
 """Configs of a language model: the engine's, and the Serve application's around it."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ray_configs.base import Config
 from ray_configs.replicas import AppConfig
@@ -95,20 +95,10 @@ class LLMConfig(AppConfig, EngineConfig):
     """Requests in flight at one replica (running and waiting, streams included); beyond it Serve's queue fills."""
     max_queued_requests: int = Field(256, ge=0)
     """Requests that Serve's queue holds; one more is refused with 503 and Retry-After."""
-    api_keys: tuple[SecretStr, ...] = ()
-    """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them.
-
-    Prefer the environment (in Kubernetes: from a Secret): what is written here appears in the Serve config, its
-    dashboard and its logs, as every app argument does."""
     health_step_deadline_s: float = Field(60, gt=0)
     """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
     """Longest time that a replica about to stop waits for the requests it has."""
-
-    @field_validator("api_keys", mode="before")
-    @classmethod
-    def _comma_separated(cls, value: Any) -> Any:
-        return [key for key in value.split(",") if key] if isinstance(value, str) else value
 
     @property
     def served_name(self) -> str:

@@ -1,8 +1,8 @@
 """What every Serve application's config says of its replicas."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from ray_configs.base import Config
 from ray_configs.tpu import SliceField
@@ -25,6 +25,16 @@ class AppConfig(Config):
     """Replicas at most, and so slices at most. Equal to `min_replicas`: no autoscaling."""
     num_cpus: float = Field(1, ge=0)
     """CPUs that Ray sets aside for a replica (accounting, not a limit)."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them.
+
+    Prefer the environment (in Kubernetes: from a Secret): what is written here appears in the Serve config, its
+    dashboard and its logs, as every app argument does."""
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _comma_separated_keys(cls, value: Any) -> Any:
+        return [key for key in value.split(",") if key] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _replica_range(self) -> "AppConfig":

@@ -1,11 +1,14 @@
 """Config of Stable Diffusion as a Serve application."""
 
 import re
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ray_configs.replicas import AppConfig
+
+DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "stable_diffusion" / "demo" / "model")
 
 
 class StableDiffusionConfig(AppConfig):
@@ -18,7 +21,7 @@ class StableDiffusionConfig(AppConfig):
     model: str = "CompVis/stable-diffusion-v1-4"
     """diffusers layout, safetensors: a local folder, a hub id, or an fsspec URL (gs://...)."""
     model_id: str | None = None
-    """Name in requests and in the pictures' metadata; default: the last part of `model`."""
+    """Name in requests and in the pictures' metadata; default: the last part of `model` (the demo has its own)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of weights and activations; float32 compares backends."""
     backend: Literal["auto", "jax", "torch", "torch_xla"] = "auto"
@@ -34,9 +37,10 @@ class StableDiffusionConfig(AppConfig):
     guidance_scale: float = Field(7.5, ge=0, le=50)
     """Default weight of the prompt against the empty one; 0 to 1 turns guidance off (Turbo models)."""
     max_batch_size: int = Field(8, ge=1, le=256)
-    """Pictures made together in one pass; the batch is split over the slice's chips."""
-    batch_wait_timeout_s: float = Field(0.05, ge=0, le=60)
-    """Seconds that the first request of a batch waits for others."""
+    """Pictures of one size that are denoised together, whatever their steps and schedulers; they join and leave
+    between steps. The batch is split over the slice's chips."""
+    max_waiting: int = Field(64, ge=1)
+    """Pictures that may wait for a place in the batch; one more is refused with 429 and Retry-After."""
     max_images_per_request: int = Field(4, ge=1, le=256)
     """Largest `n` of a request."""
     target_ongoing_requests: float = Field(8, gt=0)
@@ -47,6 +51,8 @@ class StableDiffusionConfig(AppConfig):
     """Requests that Serve's queue holds; one more is refused with 503 and Retry-After."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None turns it off."""
+    health_step_deadline_s: float = Field(300, gt=0)
+    """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
     """Longest time that a replica about to stop waits for the pictures it has begun."""
 
@@ -76,3 +82,18 @@ class StableDiffusionConfig(AppConfig):
                 f"({self.max_inference_steps})"
             )
         return self
+
+    @property
+    def served_name(self) -> str:
+        if self.model_id:
+            return self.model_id
+        if self.model == DEMO_MODEL:
+            return "podslice-sd-demo"
+        return self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    @classmethod
+    def demo(cls, **changes: Any) -> "StableDiffusionConfig":
+        """The model that comes with the project, as it draws best: at the only size that it has learned, in float32,
+        which a CPU computes faster than bfloat16."""
+        demo = {"model": DEMO_MODEL, "sizes": ("64x64",), "dtype": "float32"}
+        return cls(**{**demo, "num_inference_steps": 25, "guidance_scale": 3.0, **changes})

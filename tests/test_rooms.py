@@ -15,6 +15,10 @@ import pytest
         ("apps.llm.slice", ("jax", "torch", "transformers")),
         ("apps.llm.server", ("jax", "torch", "transformers")),
         ("apps.llm", ("jax", "ray", "torch", "transformers")),
+        ("apps.stable_diffusion.engine.engine", ("jax", "ray", "torch", "diffusers", "fastapi", "PIL")),
+        ("apps.stable_diffusion.server", ("jax", "torch", "transformers", "diffusers", "PIL")),
+        ("apps.stable_diffusion.http", ("jax", "torch", "transformers", "diffusers")),
+        ("apps.stable_diffusion", ("jax", "ray", "torch", "diffusers")),
     ],
 )
 def test_a_room_does_not_pull_in_another(module: str, absent: tuple[str, ...]) -> None:

@@ -9,66 +9,17 @@ from typing import Any
 from ray import serve
 
 from apps.ingress.api_keys import digest, keys_from_environment
+from apps.replica_options import options, spans_hosts
 from ray_configs.llm import LLMConfig
-
-RETRY_AFTER_S = 2.0
 
 
 def deployment(config: LLMConfig) -> serve.Application:
     """Binds LLMServer with the deployment options that follow from the config."""
-    if _spans_hosts(config) and config.slice.ray_refusal is not None:
+    if spans_hosts(config) and config.slice.ray_refusal is not None:
         raise ValueError(f"slice {config.slice} cannot be a replica's: {config.slice.ray_refusal}")
     # Keys travel as digests: no pickle, log or process listing of the cluster holds one.
     keys = frozenset(digest(key.get_secret_value()) for key in config.api_keys)
     return LLMServer.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
-
-
-def options(config: LLMConfig) -> dict[str, Any]:
-    """What Serve needs to know of the config: how many replicas, what each takes, when it is full, ill or done."""
-    actor: dict[str, Any] = {"num_cpus": config.num_cpus}
-    place: dict[str, Any] = {}
-    if _spans_hosts(config):
-        # The replica reserves its chips itself. Its own process is best on the slice that it will own, so that no other
-        # slice's death takes it along: on a worker 0, one for each; anywhere, while there is no such slice yet.
-        pod_type = config.slice.ray_pod_type
-        actor["label_selector"] = {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": pod_type}
-        actor["fallback_strategy"] = [{"label_selector": {}}]
-        place["max_replicas_per_node"] = 1
-    elif config.slice is not None:
-        actor["resources"] = {"TPU": config.slice.chips_per_host}
-        # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
-        actor["label_selector"] = {"ray.io/tpu-pod-type": config.slice.ray_pod_type}
-    if config.max_replicas > config.min_replicas:
-        scale: dict[str, Any] = {
-            "autoscaling_config": {
-                "min_replicas": config.min_replicas,
-                "max_replicas": config.max_replicas,
-                "target_ongoing_requests": config.target_ongoing_requests,
-            }
-        }
-    else:
-        scale = {"num_replicas": config.min_replicas}
-    return (
-        scale
-        | place
-        | {
-            "ray_actor_options": actor,
-            "max_ongoing_requests": config.max_ongoing_requests,
-            "max_queued_requests": config.max_queued_requests,
-            "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
-            # Three failures in a row, and the replica is replaced: with several hosts there is more that can fail.
-            "health_check_period_s": 1 if _spans_hosts(config) else 3,
-            "health_check_timeout_s": 30,
-            "graceful_shutdown_wait_loop_s": 0.5,
-            "graceful_shutdown_timeout_s": config.drain_timeout_s,
-            # One line of the server's own every few seconds says more than one for each request, and costs less.
-            "logging_config": {"enable_access_log": False},
-        }
-    )
-
-
-def _spans_hosts(config: LLMConfig) -> bool:
-    return config.slice is not None and not config.slice.single_host
 
 
 @serve.deployment
@@ -81,7 +32,7 @@ class LLMServer:
         log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
         log.setLevel(logging.INFO)
         # Must be known before jax is imported. With TPUs, the CPU backend stays: some of jax's own code asks for it.
-        if _spans_hosts(config):
+        if spans_hosts(config):
             os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
         else:
             os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
@@ -98,7 +49,7 @@ class LLMServer:
         from apps.llm.engine import Engine
         from apps.llm.engine_model import EngineModel
 
-        if _spans_hosts(config):
+        if spans_hosts(config):
             from apps.llm.slice import SliceHosts
 
             self._hosts = SliceHosts.start(config)

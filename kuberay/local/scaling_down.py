@@ -12,6 +12,7 @@ from kuberay.local.errors import LocalError
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import explained
 from ray_configs.service import Application, Service
+from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice, every_slice
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 16, 512
@@ -62,6 +63,11 @@ def _application(app: Application, tiny: bool, hosts_per_slice: int | None, said
                 f"{app.serve_name}: a tiny random model of the same architecture and sharding instead of "
                 f"{config.model}{', with ' + sizes if sizes else ''}"
             )
+    elif tiny and isinstance(config, StableDiffusionConfig):
+        demo = StableDiffusionConfig.demo()
+        update |= {name: getattr(demo, name) for name in demo.model_fields_set}
+        update["model_id"] = config.served_name
+        said.append(f"{app.serve_name}: the demo model at {', '.join(demo.sizes)} instead of {config.model}")
     elif tiny:
         if "tiny" in type(config).model_fields:
             update["tiny"] = True

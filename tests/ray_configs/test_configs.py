@@ -132,8 +132,9 @@ class TestEveryClass:
     def test_defaults_alone_are_a_config_with_nothing_to_say(self, cls: type[Config]) -> None:
         assert cls().model_dump(mode="json", exclude_defaults=True) == {}
 
-    def test_keys_are_in_no_dump_and_no_text(self) -> None:
-        config = LLMConfig(api_keys="open,sesame")
+    @pytest.mark.parametrize("cls", [LLMConfig, StableDiffusionConfig])
+    def test_keys_are_in_no_dump_and_no_text(self, cls: type[Any]) -> None:
+        config = cls(api_keys="open,sesame")
         assert [key.get_secret_value() for key in config.api_keys] == ["open", "sesame"]
         for text in (repr(config), config.model_dump_json(), str(config.model_dump(mode="json"))):
             assert "sesame" not in text
@@ -342,3 +343,9 @@ class TestLimitsAllow:
 
     def test_sizes_as_serve_run_passes_them(self) -> None:
         assert StableDiffusionConfig(sizes="512x512,768x512").sizes == ("512x512", "768x512")
+
+    def test_a_picture_models_name(self) -> None:
+        assert StableDiffusionConfig().served_name == "stable-diffusion-v1-4"
+        assert StableDiffusionConfig(model="gs://bucket/models/mine/").served_name == "mine"
+        assert StableDiffusionConfig(model_id="yours").served_name == "yours"
+        assert StableDiffusionConfig.demo(max_batch_size=2).served_name == "podslice-sd-demo"

@@ -7,7 +7,7 @@ from kuberay.local.scaling_down import scale_down
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import load
 from ray_configs.service import Application, Service
-from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.stable_diffusion import DEMO_MODEL, StableDiffusionConfig
 
 
 def one(**config: object) -> Service:
@@ -28,6 +28,15 @@ def test_tiny_keeps_the_slice_and_lowers_the_sizes():
     (sentence,) = scaled.said
     assert "lm_cloud.LmCloudSpmd175B32Test" in sentence and "max_batch_size 8" in sentence
     assert "max_model_len" not in sentence  # the config's own is small enough
+
+
+def test_tiny_pictures_are_the_demo_models():
+    scaled = scale_down(load("ray_configs.catalog.stable_diffusion_v4"), tiny=True)
+    config = scaled.service.applications[0].config
+    assert (config.model, config.sizes, config.dtype) == (DEMO_MODEL, ("64x64",), "float32")
+    assert str(config.slice) == "v4:2x2x1" and config.max_batch_size == 16
+    assert config.served_name == "stable-diffusion-v1-4"  # requests need not change
+    assert scaled.said == ("stable-diffusion: the demo model at 64x64 instead of CompVis/stable-diffusion-v1-4",)
 
 
 def test_what_was_small_stays():

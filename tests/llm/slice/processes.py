@@ -26,13 +26,22 @@ def free_port() -> int:
 class Processes:
     """A `Place`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
 
-    def __init__(self, hosts: int, devices: int, deadline_s: float = 60, trouble: dict | None = None, **orders: Any):
+    def __init__(
+        self,
+        hosts: int,
+        devices: int,
+        deadline_s: float = 60,
+        trouble: dict | None = None,
+        xla_flags: str = "",
+        **orders: Any,
+    ):
+        self.xla_flags = xla_flags
         self.count, self.of_host, self.deadline_s = hosts, devices, deadline_s
         self.orders = orders | {"hosts": hosts, "trouble": trouble or {}}
         self.processes: list[subprocess.Popen[str]] = []
 
     def devices(self, config: EngineConfig) -> Devices:
-        flags = f"--xla_force_host_platform_device_count={self.of_host}"
+        flags = f"--xla_force_host_platform_device_count={self.of_host} {self.xla_flags}"
         path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
         command = [sys.executable, str(Path(__file__).with_name("host_process.py"))]

@@ -8,24 +8,13 @@ window masks but does not skip.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 
 from apps.llm.engine.attention import LayerCache
 from apps.llm.engine.attention_pallas import POSITIONS_PER_BLOCK, QUERIES_PER_BLOCK, PallasAttention, padded
 from apps.llm.engine.decoder import Decoder
-
-
-@dataclass(frozen=True)
-class KernelCost:
-    """All layers' attention in one step, on each device."""
-
-    hbm_bytes: float
-    flops: float
-    """As the kernel computes: whole blocks."""
-    useful_flops: float
-    """For the positions that a token may see."""
+from apps.tpu.floor import KernelCost
 
 
 def attention(decoder: Decoder, cache: LayerCache, sequences: Sequence[tuple[int, int]]) -> KernelCost:

@@ -8,11 +8,12 @@ from apps.llm.engine.executor_protocol import fitting, step_shapes
 from apps.llm.engine.layout import Devices, Layout, choose
 from apps.llm.engine.plan import architectures, capacity, kernel
 from apps.llm.engine.plan.capacity import Beside, Memory
-from apps.llm.engine.plan.floor import Rates, StepTime, step_time
 from apps.llm.engine.plan.program import FEW_LAYERS, Measured, Programs, extrapolated
+from apps.llm.engine.plan.rates import Rates
 from apps.llm.engine.plan.report import Batches, MemoryOfChip, Plan, Serving, Step
 from apps.llm.engine.step import StepShape
 from apps.tpu import topology
+from apps.tpu.floor import KernelCost, StepTime, step_time
 from apps.tpu.peaks import Peaks
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
@@ -186,7 +187,7 @@ def _prefills(sized: Sized, decode: Measured, prefill: Measured) -> list[tuple[S
 
 
 def _step(
-    shape: StepShape, measured: Measured, sequences: Sequences, cost: kernel.KernelCost, time: StepTime, live: float
+    shape: StepShape, measured: Measured, sequences: Sequences, cost: KernelCost, time: StepTime, live: float
 ) -> Step:
     moved = measured.hbm_read + measured.hbm_written + cost.hbm_bytes
     least = measured.weights - measured.lookup + live

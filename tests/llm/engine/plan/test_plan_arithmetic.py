@@ -6,9 +6,10 @@ import pytest
 
 from apps.llm.engine.architecture import from_hf_config
 from apps.llm.engine.plan import capacity, known
-from apps.llm.engine.plan.floor import Rates, step_time
-from apps.llm.engine.plan.kernel import KernelCost, _seen
+from apps.llm.engine.plan.kernel import _seen
 from apps.llm.engine.plan.program import Measured, extrapolated
+from apps.llm.engine.plan.rates import Rates
+from apps.tpu.floor import KernelCost, step_time
 from apps.tpu.peaks import Peaks, fewest_links
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
 

@@ -1,12 +1,30 @@
-"""From what a step moves and computes to the least time it can take, and to tokens, chips and waiting times."""
+"""From what a program moves and computes to the least time that one run of it can take."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from apps.llm.engine.plan.kernel import KernelCost
-from apps.llm.engine.plan.program import Measured
 from apps.tpu.peaks import Peaks
 
-TOKENS_AN_HOUR = 1_000_000
+
+class Measured(Protocol):
+    """What the compiler says of a program, on each device."""
+
+    flops: float
+    hbm_read: float
+    hbm_written: float
+    cycles: float
+    ici_sent: float
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """What the compiler cannot see into: the Pallas kernels of one run, on each device, by hand."""
+
+    hbm_bytes: float
+    flops: float
+    """As the kernel computes: whole blocks."""
+    useful_flops: float
+    """For the positions that a token may see."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +63,3 @@ def step_time(measured: Measured, kernel: KernelCost, peaks: Peaks) -> StepTime:
         kernel=max(kernel_hbm, kernel.flops / peaks.flops_per_s),
         xla_hbm=read / peaks.hbm_bytes_per_s,
     )
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a slice of one replica gives at a time per decode step."""
-
-    step_s: float
-    tokens_per_s: float
-    chips_per_million_tokens_an_hour: float
-
-    @classmethod
-    def of(cls, step_s: float, batch: int, chips: int) -> "Rates":
-        tokens = batch / step_s
-        return cls(step_s, tokens, chips * TOKENS_AN_HOUR / 3600 / tokens)

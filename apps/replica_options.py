@@ -1,0 +1,56 @@
+"""What Serve is told of any application's replicas: how many, what each takes, when it is full, ill or done."""
+
+from typing import Any
+
+from ray_configs.llm import LLMConfig
+from ray_configs.stable_diffusion import StableDiffusionConfig
+
+RETRY_AFTER_S = 2.0
+
+
+def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
+    """Deployment options that follow from a config."""
+    actor: dict[str, Any] = {"num_cpus": config.num_cpus}
+    place: dict[str, Any] = {}
+    if spans_hosts(config):
+        # The replica reserves its chips itself. Its own process is best on the slice that it will own, so that no other
+        # slice's death takes it along: on a worker 0, one for each; anywhere, while there is no such slice yet.
+        pod_type = config.slice.ray_pod_type
+        actor["label_selector"] = {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": pod_type}
+        actor["fallback_strategy"] = [{"label_selector": {}}]
+        place["max_replicas_per_node"] = 1
+    elif config.slice is not None:
+        actor["resources"] = {"TPU": config.slice.chips_per_host}
+        # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
+        actor["label_selector"] = {"ray.io/tpu-pod-type": config.slice.ray_pod_type}
+    if config.max_replicas > config.min_replicas:
+        scale: dict[str, Any] = {
+            "autoscaling_config": {
+                "min_replicas": config.min_replicas,
+                "max_replicas": config.max_replicas,
+                "target_ongoing_requests": config.target_ongoing_requests,
+            }
+        }
+    else:
+        scale = {"num_replicas": config.min_replicas}
+    return (
+        scale
+        | place
+        | {
+            "ray_actor_options": actor,
+            "max_ongoing_requests": config.max_ongoing_requests,
+            "max_queued_requests": config.max_queued_requests,
+            "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
+            # Three failures in a row, and the replica is replaced: with several hosts there is more that can fail.
+            "health_check_period_s": 1 if spans_hosts(config) else 3,
+            "health_check_timeout_s": 30,
+            "graceful_shutdown_wait_loop_s": 0.5,
+            "graceful_shutdown_timeout_s": config.drain_timeout_s,
+            # One line of the server's own every few seconds says more than one for each request, and costs less.
+            "logging_config": {"enable_access_log": False},
+        }
+    )
+
+
+def spans_hosts(config: LLMConfig | StableDiffusionConfig) -> bool:
+    return config.slice is not None and not config.slice.single_host

@@ -1,0 +1,118 @@
+"""What both trainings share: their settings, the clock that ends them, and checkpoints to go on from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+OnStep = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long and on what to train. A training ends with its steps or its minutes, whichever come first."""
+
+    work: Path  # folder of checkpoints
+    vae_steps: int = 1000
+    vae_minutes: float = 15
+    vae_batch: int = 16
+    vae_learning_rate: float = 1e-2
+    pictures: int = 16_000  # whose latents the denoiser learns from
+    steps: int = 6000
+    minutes: float = 45
+    batch: int = 48
+    learning_rate: float = 5e-3
+    checkpoint_minutes: float = 4
+    seed: int = 0
+
+
+class Clock:
+    """How much of a training is done, by steps or by minutes; minutes of earlier runs count."""
+
+    def __init__(self, steps: int, minutes: float, checkpoint_minutes: float) -> None:
+        self.steps, self.seconds, self.checkpoint_seconds = steps, minutes * 60, checkpoint_minutes * 60
+        self.spent = 0.0  # wall seconds, those of earlier runs among them
+        self.cpu = 0.0
+        self._now = self._saved = time.monotonic()
+        self._cpu_now = time.process_time()
+
+    def done(self, step: int) -> float:
+        """The share done, from 0 to 1."""
+        now, cpu = time.monotonic(), time.process_time()
+        self.spent += now - self._now
+        self.cpu += cpu - self._cpu_now
+        self._now, self._cpu_now = now, cpu
+        return max(step / self.steps, self.spent / self.seconds)
+
+    def checkpoint_due(self) -> bool:
+        """Whether it is time to save, which it then takes to be done."""
+        if time.monotonic() - self._saved < self.checkpoint_seconds:
+            return False
+        self._saved = time.monotonic()
+        return True
+
+
+class Threads:
+    """Keeps the number of CPU threads at what is faster now: all, or half of them.
+
+    Threads wait for each other many times in a step. Where other programs take a core, two on two cores made a step
+    take nine times as long; one would have taken twice as long.
+    """
+
+    PROBE_EVERY, PROBE = 50, 2  # steps
+
+    def __init__(self) -> None:
+        every = torch.get_num_threads()
+        self.choices = (every, max(1, every // 2))
+        self.now, self.step = 0, 0
+        self.seconds: list[list[float]] = [[], []]
+        self.started = time.monotonic()
+
+    def tick(self) -> None:
+        """To be called after each step."""
+        self.seconds[self.now].append(time.monotonic() - self.started)
+        self.step += 1
+        probing = self.step % self.PROBE_EVERY
+        if probing == 0:
+            self.seconds = [[], []]
+        if probing in (0, self.PROBE):
+            self.now = 1 - self.now
+        if probing == 2 * self.PROBE:  # as many steps of each by now, one after the other
+            self.now = min((0, 1), key=lambda choice: sum(self.seconds[choice]))
+        torch.set_num_threads(self.choices[self.now])
+        self.started = time.monotonic()
+
+
+def save_checkpoint(path: Path, step: int, clock: Clock, **parts: Any) -> None:
+    """Writes the state of modules and optimizers, whole or not at all."""
+    state = {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in parts.items()}
+    half = path.with_suffix(".tmp")
+    torch.save({"step": step, "seconds": clock.spent, "cpu": clock.cpu, "parts": state}, half)
+    half.replace(path)
+
+
+def load_checkpoint(path: Path, clock: Clock, **parts: Any) -> int:
+    """Puts saved state back into modules, optimizers and lists of tensors; returns the step, 0 if none is saved."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    for name, part in parts.items():
+        state = saved["parts"][name]
+        if hasattr(part, "load_state_dict"):
+            part.load_state_dict(state)
+        else:
+            for ours, theirs in zip(part, state, strict=True):
+                ours.copy_(theirs)
+    clock.spent, clock.cpu = saved["seconds"], saved["cpu"]
+    return saved["step"]
+
+
+def autocast(device: torch.device) -> AbstractContextManager:
+    """bfloat16 products with float32 weights: twice as fast, on CPUs that have them as on GPUs."""
+    return torch.autocast(device.type, torch.bfloat16)

@@ -1,0 +1,116 @@
+"""Which pictures move on together, and by how many steps: continuous batching between denoising steps.
+
+A batch is of one size, and of nothing else: schedulers, step counts and guidance are numbers that each picture has of
+its own. Whoever came first decides the size; others of that size go along. So a picture waits for those that were
+there before it and for no one else, and no size can keep another from its turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from apps.stable_diffusion.engine.backend import Picture
+from apps.stable_diffusion.engine.job import Job
+from apps.stable_diffusion.engine.pace import Size
+from apps.stable_diffusion.engine.request import PictureRequest
+
+LAUNCH_S = 0.05
+"""One launch takes no longer than this, unless a single step does: a client that leaves and one that watches wait
+for the end of a launch."""
+
+
+@dataclass(eq=False, slots=True)
+class Order:
+    """One picture of a job, from the queue to its end."""
+
+    job: Job
+    index: int  # which of the job's pictures
+    number: int  # how many were ordered before it
+    submitted: float  # time.monotonic()
+    picture: Picture | None = None  # None: it waits
+    previews: tuple[int, ...] = ()  # after which steps one is wanted; those to come
+    shown: int = 0  # previews that were given
+
+    @property
+    def request(self) -> PictureRequest:
+        return self.job.requests[self.index]
+
+    @property
+    def size(self) -> Size:
+        return self.request.width, self.request.height
+
+    @property
+    def left(self) -> int:
+        """Steps to its next preview, or to its end."""
+        stop = self.previews[0] if self.previews else self.picture.steps_total
+        return stop - self.picture.steps_done
+
+
+class Batches:
+    """The orders that wait and those that run, by size. At most `largest` of a size run at once."""
+
+    def __init__(self, largest: int):
+        self._largest = largest
+        self._waiting: dict[Size, deque[Order]] = {}
+        self._running: dict[Size, list[Order]] = {}
+
+    @property
+    def running(self) -> int:
+        return sum(map(len, self._running.values()))
+
+    @property
+    def waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def orders(self) -> Iterator[Order]:
+        """All of them."""
+        for orders in (*self._running.values(), *self._waiting.values()):
+            yield from orders
+
+    def add(self, order: Order) -> None:
+        self._waiting.setdefault(order.size, deque()).append(order)
+
+    def started(self, order: Order) -> None:
+        """It has its picture now, and moves from those that wait to those that run."""
+        self._waiting[order.size].remove(order)
+        self._running.setdefault(order.size, []).append(order)
+
+    def remove(self, order: Order) -> None:
+        """It has ended, one way or the other."""
+        orders = self._waiting if order.picture is None else self._running
+        orders[order.size].remove(order)
+
+    def batch(self) -> list[Order]:
+        """The pictures that move on next; empty if there are none, or if the next in turn must be started first."""
+        return list(self._running.get(self._turn(), ()))
+
+    def joining(self) -> list[Order]:
+        """Those that wait and have a place in the batch whose turn it is."""
+        size = self._turn()
+        places = self._largest - len(self._running.get(size, ()))
+        return [order for order, _ in zip(self._waiting.get(size, ()), range(places))]
+
+    def steps(self, batch: list[Order], seconds_per_step: float | None) -> int:
+        """How far the batch goes in one launch: not beyond anyone's end, and not long while somebody could join."""
+        least = min(order.left for order in batch)
+        if seconds_per_step is None or self.joining():
+            return 1
+        return max(1, min(least, int(LAUNCH_S / max(seconds_per_step, 1e-6))))
+
+    def seconds_ahead(self, seconds_per_step: Callable[[Size], float]) -> float:
+        """About how long all that is here will take, as far as steps have been timed."""
+        total = 0.0
+        for size in {*self._running, *self._waiting}:
+            running, waiting = self._running.get(size, ()), self._waiting.get(size, ())
+            steps = sum(order.picture.steps_total - order.picture.steps_done for order in running)
+            steps += sum(order.request.num_inference_steps for order in waiting)
+            together = max(1, min(self._largest, len(running) + len(waiting)))
+            total += steps / together * seconds_per_step(size)
+        return total
+
+    def _turn(self) -> Size | None:
+        """The size of the oldest order."""
+        firsts = [orders[0] for orders in (*self._running.values(), *self._waiting.values()) if orders]
+        return min(firsts, key=lambda order: order.number).size if firsts else None

@@ -1,0 +1,347 @@
+"""The engine: takes requests for pictures, runs the loop, hands out events.
+
+    engine = Engine.load(StableDiffusionConfig(model="CompVis/stable-diffusion-v1-4"))
+    for event in engine.submit([PictureRequest("a red fox in the snow", ...)]):
+        ...
+
+The life of a request:
+1. `submit`, in the caller's thread, checks and queues it.
+2. The loop, in a thread of its own, launches some denoising steps for the pictures whose turn it is.
+3. While the device computes, waiting pictures that have a place in that batch are started (prompts encoded, noise
+   drawn): they join it with the next launch.
+4. Pictures at their last step are decoded and handed out at once; their places are free for others.
+5. A picture whose client has left is dropped before the next launch.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apps.stable_diffusion.engine.backend import Backend
+from apps.stable_diffusion.engine.batches import Batches, Order
+from apps.stable_diffusion.engine.job import (
+    EngineStopped,
+    Finished,
+    Job,
+    PictureFailed,
+    Preview,
+    Queued,
+    QueueFull,
+    Step,
+)
+from apps.stable_diffusion.engine.pace import Pace
+from apps.stable_diffusion.engine.request import PictureRequest, RequestError
+from ray_configs.stable_diffusion import StableDiffusionConfig
+
+log = logging.getLogger("podslice")
+
+FAILED_STARTS = 3
+"""Pictures in a row that could not be started, for no fault of their requests, until the engine counts as broken."""
+MAX_PREVIEWS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Where the engine stands; counters are totals since it started."""
+
+    running: int  # pictures begun
+    waiting: int
+    pictures: int  # finished
+    aborted: int  # pictures whose client left
+    failed: int  # pictures that ended with an error
+    steps: int  # denoising steps, counted once for each picture
+    compiles_after_ready: int
+    seconds_ahead: float  # about how long what is here will take
+    step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle
+
+
+class Engine:
+    """A loaded model and its loop. Make one with `Engine.load`, or over any Backend that is ready."""
+
+    def __init__(self, backend: Backend, max_waiting: int = 64):
+        self.backend, self.max_waiting = backend, max_waiting
+        self.pace = Pace(backend.batch_sizes)
+        self._batches = Batches(backend.batch_sizes[-1])
+        self._lock = threading.Condition()
+        self._incoming: deque[list[Order]] = deque()
+        self._leaving: deque[Job] = deque()
+        self._queued = 0  # submitted and not yet started: what max_waiting bounds
+        self._numbers = 0
+        self._stopping = False
+        self._failure: str | None = None
+        self._turn_began: float | None = None
+        self._failed_starts = 0
+        self._pictures = self._aborted = self._failed = self._steps = 0
+        self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, config: StableDiffusionConfig) -> Engine:
+        """Reads the model, compiles every program and starts the loop. Takes seconds to minutes; logs progress.
+
+        Raises:
+            CheckpointError: the model can't be read, or is of an unknown kind.
+            ValueError: the config does not fit the model or the machine.
+        """
+        from apps.stable_diffusion.engine.backends import open_backend
+
+        backend = open_backend(
+            config.model,
+            sizes=[tuple(map(int, size.split("x"))) for size in config.sizes],
+            backend=config.backend,
+            max_batch_size=config.max_batch_size,
+            guidance_scale=config.guidance_scale,
+            dtype=config.dtype,
+            compile_cache=config.compile_cache,
+            progress=_say,
+        )
+        return cls(backend, config.max_waiting)
+
+    # -- the callers' side --------------------------------------------------------------------------------------
+
+    def submit(self, requests: Sequence[PictureRequest], previews: int = 0, loop: Any = None) -> Job:
+        """Queue pictures and return at once. Read the job by iterating it (with `loop`, by `async for`).
+
+        Args:
+            previews: how many looks at each unfinished picture are wanted, evenly over its steps.
+
+        Raises:
+            RequestError: a size that the backend is not ready for.
+            QueueFull: `max_waiting` pictures wait already.
+            EngineStopped: the loop has ended.
+        """
+        if not requests:
+            raise RequestError("n", "a job needs at least one picture")
+        if not 0 <= previews <= MAX_PREVIEWS:
+            raise RequestError("previews", f"previews is {previews}; it must be from 0 to {MAX_PREVIEWS}")
+        for request in requests:
+            if (request.width, request.height) not in self.backend.sizes:
+                sizes = ", ".join(f"{width}x{height}" for width, height in self.backend.sizes)
+                raise RequestError("size", f"size {request.width}x{request.height} is not served; choose of: {sizes}")
+        job, now = Job(requests, previews, self, loop), time.monotonic()
+        with self._lock:
+            if self._stopping or self._failure:
+                raise EngineStopped(self._failure or "the engine is shutting down")
+            if self._queued and self._queued + len(requests) > self.max_waiting:
+                message = f"{self._queued} pictures wait already, of at most {self.max_waiting}"
+                raise QueueFull(message, self._retry_after(len(requests)))
+            job.put(Queued(self._queued + self._batches.running))
+            orders = [Order(job, index, self._numbers + index, now) for index in range(len(requests))]
+            self._numbers += len(orders)
+            self._queued += len(orders)
+            self._incoming.append(orders)
+            self._lock.notify()
+        return job
+
+    def abort(self, job: Job) -> None:
+        with self._lock:
+            self._leaving.append(job)
+            self._lock.notify()
+
+    def stats(self) -> EngineStats:
+        began = self._turn_began
+        return EngineStats(
+            running=self._batches.running,
+            waiting=self._queued,
+            pictures=self._pictures,
+            aborted=self._aborted,
+            failed=self._failed,
+            steps=self._steps,
+            compiles_after_ready=getattr(self.backend, "compiles_after_ready", 0),
+            seconds_ahead=self._seconds_ahead(),
+            step_running_s=0.0 if began is None else time.monotonic() - began,
+        )
+
+    def check(self, step_deadline_s: float = 300.0) -> None:
+        """Raises EngineStopped when the loop is dead, or has been in one turn for longer than the deadline."""
+        if self._failure or not self._thread.is_alive():
+            raise EngineStopped(self._failure or "the engine's loop has ended")
+        began = self._turn_began
+        stuck = 0.0 if began is None else time.monotonic() - began
+        if stuck > step_deadline_s:
+            raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
+
+    def shutdown(self) -> None:
+        """End the loop; jobs still open fail with an error that says so."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        self._thread.join(timeout=60)
+
+    def _retry_after(self, pictures: int) -> float:
+        """Seconds until about so many of the waiting pictures have been started."""
+        waiting = max(1, self._queued)
+        return min(600.0, max(1.0, self._seconds_ahead() * min(1.0, pictures / waiting)))
+
+    def _seconds_ahead(self) -> float:
+        try:
+            return self._batches.seconds_ahead(self.pace.slowest)
+        except RuntimeError:  # the loop changed something meanwhile; this is an estimate, and not worth a lock
+            return 0.0
+
+    # -- the loop's side ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                batch = self._batches.batch()
+                began = time.monotonic()
+                steps = self._launch(batch)
+                started = self._start_joining()
+                if batch:
+                    self.backend.wait([order.picture for order in batch])
+                    if not started:  # else it was not the steps alone that took the time
+                        self.pace.note(batch[0].size, len(batch), steps, time.monotonic() - began)
+                    self._hand_out(batch)
+        except Exception as error:
+            log.exception("the engine's loop failed")
+            self._fail(f"the engine failed: {type(error).__name__}: {error}")
+        else:
+            self._fail("the engine was shut down")
+
+    def _take_commands(self) -> bool:
+        """Lets new pictures in and left ones out; sleeps when there is nothing to do. False: stop."""
+        with self._lock:
+            if not self._batches.running and not self._batches.waiting:
+                self._turn_began = None
+                self._lock.wait_for(lambda: self._stopping or self._incoming or self._leaving)
+            self._turn_began = time.monotonic()
+            incoming, self._incoming = self._incoming, deque()
+            leaving, self._leaving = self._leaving, deque()
+        for orders in incoming:
+            for order in orders:
+                self._batches.add(order)
+        for job in leaving:
+            if job.end is None:
+                self._aborted += self._drop(job)
+                job.close("aborted")
+        self._wake(leaving)
+        return not self._stopping
+
+    def _launch(self, batch: list[Order]) -> int:
+        """Returns how many steps are under way."""
+        if not batch:
+            return 0
+        steps = self._batches.steps(batch, self.pace.seconds_per_step(batch[0].size, len(batch)))
+        self._steps += steps * len(batch)
+        self.backend.denoise([order.picture for order in batch], steps)
+        return steps
+
+    def _start_joining(self) -> int:
+        """Starts those that wait and have a place; returns how many. One that can't be takes its job with it."""
+        started = 0
+        for order in self._batches.joining():
+            if order.job.end is not None or order.job.leaving:  # failed with a sister picture, or about to be dropped
+                continue
+            try:
+                picture = self.backend.start(order.request)
+            except Exception as error:
+                self._refuse(order.job, error)
+                continue
+            self._failed_starts = 0
+            order.previews = _preview_steps(picture.steps_total, order.job.previews)
+            order.picture = picture
+            self._batches.started(order)
+            with self._lock:
+                self._queued -= 1
+            started += 1
+        return started
+
+    def _refuse(self, job: Job, error: Exception) -> None:
+        """Ends a job one of whose pictures can't be started; too many in a row, and the engine is to blame."""
+        if isinstance(error, RequestError):
+            self._failed_starts = 0
+        else:
+            log.error("a picture could not be started", exc_info=error)
+            self._failed_starts += 1
+            if self._failed_starts >= FAILED_STARTS:
+                raise error
+            error = PictureFailed(f"the picture could not be started: {type(error).__name__}: {error}")
+        self._failed += self._drop(job)
+        job.close("failed", error)
+        self._wake([job])
+
+    def _hand_out(self, batch: list[Order]) -> None:
+        """Tells each reader how far its picture is, with previews and finished pictures."""
+        for order in batch:
+            picture = order.picture
+            order.job.put(Step(order.index, picture.steps_done, picture.steps_total))
+        self._wake(order.job for order in batch)
+        wanted = [order for order in batch if not order.job.leaving]
+        done = [order for order in wanted if order.picture.steps_done >= order.picture.steps_total]
+        shown = [order for order in wanted if order.previews and order.picture.steps_done >= order.previews[0]]
+        if done:
+            for order, pixels in zip(done, self.backend.decode([order.picture for order in done])):
+                self._finish(order, pixels)
+        if shown:
+            for order, pixels in zip(shown, self.backend.decode([order.picture for order in shown], estimate=True)):
+                picture = order.picture
+                order.job.put(Preview(order.index, order.shown, picture.steps_done, picture.steps_total, pixels))
+                order.previews, order.shown = order.previews[1:], order.shown + 1
+        self._wake(order.job for order in (*done, *shown))
+
+    def _finish(self, order: Order, pixels: Any) -> None:
+        self._batches.remove(order)
+        self._pictures += 1
+        job, picture, seconds = order.job, order.picture, time.monotonic() - order.submitted
+        job.put(Finished(order.index, pixels, order.request, picture.steps_total, tuple(picture.warnings), seconds))
+        if job.pictures_done == len(job.requests):
+            job.close("finished")
+
+    def _drop(self, job: Job) -> int:
+        """Takes a job's pictures out, wherever they are; returns how many there were."""
+        orders = [order for order in self._batches.orders() if order.job is job]
+        for order in orders:
+            self._batches.remove(order)
+            if order.picture is None:
+                with self._lock:
+                    self._queued -= 1
+        return len(orders)
+
+    def _wake(self, jobs: Any) -> None:
+        """Wakes each event loop once for all of its readers."""
+        loops: dict[Any, set[Job]] = {}
+        for job in jobs:
+            if job.loop is not None:
+                loops.setdefault(job.loop, set()).add(job)
+        for loop, readers in loops.items():
+            try:
+                loop.call_soon_threadsafe(_wake_all, readers)
+            except RuntimeError:  # that event loop is closed: its readers are gone
+                for job in readers:
+                    job.abort()
+
+    def _fail(self, reason: str) -> None:
+        """Every open job gets its error: none is left waiting."""
+        with self._lock:
+            self._failure = reason
+            incoming, self._incoming = self._incoming, deque()
+            self._queued = 0
+        orders = [*self._batches.orders(), *(order for orders in incoming for order in orders)]
+        self._batches = Batches(self.backend.batch_sizes[-1])
+        self._failed += len(orders)
+        self._turn_began = None
+        jobs = {order.job for order in orders if order.job.end is None}
+        for job in jobs:
+            job.close("failed", EngineStopped(reason))
+        self._wake(jobs)
+
+
+def _preview_steps(steps: int, previews: int) -> tuple[int, ...]:
+    """After which steps to show a picture: evenly spread, never after the last, fewer where there are few steps."""
+    return tuple(sorted({steps * (i + 1) // (previews + 1) for i in range(previews)} - {0, steps}))
+
+
+def _say(program: str, done: int, of: int, seconds: float) -> None:
+    log.info("compiled %s in %.1f s (%d of %d)", program, seconds, done, of)
+
+
+def _wake_all(jobs: set[Job]) -> None:
+    for job in jobs:
+        job.wake()

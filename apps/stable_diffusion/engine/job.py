@@ -1,0 +1,165 @@
+"""A request for pictures, as its caller sees it: events until its end, and a way to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from apps.stable_diffusion.engine.request import PictureRequest
+
+
+class QueueFull(RuntimeError):
+    """Too many pictures wait already: try again in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStopped(RuntimeError):
+    """The engine's loop has ended (shutdown, or a failed step); its message says why."""
+
+
+class PictureFailed(RuntimeError):
+    """This request failed in the model while others did not; its message says why."""
+
+
+class Aborted(RuntimeError):
+    """The job was told to stop before its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The job is in the queue. Comes once, first."""
+
+    ahead: int  # pictures that were there before it, made or waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A picture is at step `step` of `steps`. Where steps are fast, some are not told."""
+
+    picture: int  # which of the job's
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a picture would be if its noise were taken away at once."""
+
+    picture: int
+    number: int  # which of the picture's previews, from 0
+    step: int
+    steps: int
+    pixels: np.ndarray  # [height, width, 3] uint8
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A picture. Comes as soon as it is done, whatever the job's others do."""
+
+    picture: int
+    pixels: np.ndarray  # [height, width, 3] uint8
+    request: PictureRequest
+    steps: int  # denoising steps that were run
+    warnings: tuple[str, ...]
+    seconds: float  # since the job was submitted
+
+
+Event = Queued | Step | Preview | Finished
+End = Literal["finished", "aborted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    end: End
+    error: Exception | None = None
+
+
+class Job:
+    """Submitted pictures: iterate it (`for` in a thread, `async for` in an event loop) to read its events.
+
+    The iteration ends when all pictures are finished; it raises RequestError, PictureFailed or EngineStopped if the
+    job failed, and Aborted if it was told to stop. Whoever leaves earlier calls `abort()`.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[PictureRequest],
+        previews: int = 0,
+        engine: Any = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ):
+        self.requests, self.previews = tuple(requests), previews
+        self.loop = loop
+        self.end: End | None = None  # set once, by the engine
+        self.leaving = False  # told to stop
+        self.steps_done = [0] * len(self.requests)
+        self.steps_total = [request.num_inference_steps for request in self.requests]  # as far as known
+        self.pictures_done = 0
+        self._engine = engine
+        self._queue: queue.SimpleQueue[Event | _Ended] = queue.SimpleQueue()
+        self._wake = asyncio.Event()
+
+    def abort(self) -> None:
+        """Stops its pictures between two steps; safe from any thread, and after the end."""
+        if self.end is None and not self.leaving:
+            self.leaving = True
+            if self._engine is not None:
+                self._engine.abort(self)
+
+    # -- the engine's side --------------------------------------------------------------------------------------
+
+    def put(self, event: Event) -> None:
+        match event:
+            case Step():
+                self.steps_done[event.picture], self.steps_total[event.picture] = event.step, event.steps
+            case Finished():
+                self.pictures_done += 1
+        self._queue.put(event)
+
+    def close(self, end: End, error: Exception | None = None) -> None:
+        """The end, and the only one."""
+        if self.end is not None:
+            raise RuntimeError(f"the job has {self.end} already")
+        self.end = end
+        self._queue.put(_Ended(end, error))
+
+    def wake(self) -> None:
+        """Called in the event loop after `put` and `close`."""
+        self._wake.set()
+
+    # -- the reader's side --------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Event]:
+        while (event := self._open(self._queue.get())) is not None:
+            yield event
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while True:
+            try:
+                event = self._open(self._queue.get_nowait())
+            except queue.Empty:
+                await self._wake.wait()
+                self._wake.clear()
+                continue
+            if event is None:
+                return
+            yield event
+
+    @staticmethod
+    def _open(event: Event | _Ended) -> Event | None:
+        """The event; None at a good end. Raises at a bad one."""
+        if not isinstance(event, _Ended):
+            return event
+        if event.error is not None:
+            raise event.error
+        if event.end == "aborted":
+            raise Aborted("the job was told to stop")
+        return None

@@ -1,0 +1,46 @@
+"""How long denoising steps take here, learned from those that were."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Size = tuple[int, int]
+
+NEW = 0.3
+"""Weight of the newest step in the smoothed time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What one launch was like, for metrics."""
+
+    pictures: int
+    seconds_per_step: float
+
+
+class Pace:
+    """Seconds per step for each shape that a program is compiled for: a size, and a number of pictures."""
+
+    def __init__(self, batch_sizes: Sequence[int]):
+        self.launches: deque[Launch] = deque(maxlen=4096)
+        """The last ones, oldest first; whoever publishes metrics takes them out."""
+        self._batch_sizes = tuple(batch_sizes)
+        self._seconds: dict[tuple[Size, int], float] = {}
+
+    def note(self, size: Size, pictures: int, steps: int, seconds: float) -> None:
+        shape, step = self._shape(size, pictures), seconds / steps
+        self._seconds[shape] = NEW * step + (1 - NEW) * self._seconds.get(shape, step)
+        self.launches.append(Launch(pictures, step))
+
+    def seconds_per_step(self, size: Size, pictures: int) -> float | None:
+        """None: not known yet."""
+        return self._seconds.get(self._shape(size, pictures))
+
+    def slowest(self, size: Size) -> float:
+        """Of the largest batch seen; 0 where nothing is known. Safe from any thread."""
+        return max((seconds for (known, _), seconds in list(self._seconds.items()) if known == size), default=0.0)
+
+    def _shape(self, size: Size, pictures: int) -> tuple[Size, int]:
+        return size, next(n for n in self._batch_sizes if n >= pictures)

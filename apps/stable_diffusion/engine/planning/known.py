@@ -1,0 +1,98 @@
+"""Configs of the published models, for planning where a checkpoint cannot be read: offline, gated, in a mounted bucket.
+
+The fields are those of each component's config.json on the Hugging Face hub, as far as the programs ask for them.
+"""
+
+from typing import Any
+
+Configs = dict[str, dict[str, Any]]
+"""Component -> its config."""
+
+CROSS, PLAIN = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D"), ("DownBlock2D", "UpBlock2D")
+
+VAE = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32}
+CLIP_L = {
+    "vocab_size": 49408,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 77,
+    "hidden_act": "quick_gelu",
+    "projection_dim": 768,
+}
+CLIP_H = CLIP_L | {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 23,
+    "num_attention_heads": 16,
+    "hidden_act": "gelu",
+}
+CLIP_G = CLIP_L | {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "hidden_act": "gelu",
+    "projection_dim": 1280,
+}
+
+
+def _unet(levels: tuple[bool, ...], width: int, **more: Any) -> dict[str, Any]:
+    """`levels`: whether each resolution has attentions, from the finest."""
+    return {
+        "block_out_channels": [320, 640, 1280, 1280][: len(levels)],
+        "down_block_types": [CROSS[0] if attends else PLAIN[0] for attends in levels],
+        "up_block_types": [CROSS[1] if attends else PLAIN[1] for attends in reversed(levels)],
+        "layers_per_block": 2,
+        "cross_attention_dim": width,
+        **more,
+    }
+
+
+ONE: Configs = {
+    "text_encoder": CLIP_L,
+    "unet": _unet((True, True, True, False), 768, attention_head_dim=8),
+    "vae": VAE,
+}
+TWO: Configs = {
+    "text_encoder": CLIP_H,
+    "unet": _unet((True, True, True, False), 1024, attention_head_dim=[5, 10, 20, 20], use_linear_projection=True),
+    "vae": VAE,
+}
+XL: Configs = {
+    "text_encoder": CLIP_L,
+    "text_encoder_2": CLIP_G,
+    "unet": _unet(
+        (False, True, True),
+        2048,
+        attention_head_dim=[5, 10, 20],
+        transformer_layers_per_block=[1, 2, 10],
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=256,
+        projection_class_embeddings_input_dim=2816,
+    ),
+    "vae": VAE | {"scaling_factor": 0.13025},
+}
+
+MODELS: dict[str, Configs] = {
+    "CompVis/stable-diffusion-v1-4": ONE,
+    "runwayml/stable-diffusion-v1-5": ONE,
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": ONE,
+    "SimianLuo/LCM_Dreamshaper_v7": ONE,
+    "stabilityai/stable-diffusion-2-base": TWO,
+    "stabilityai/stable-diffusion-2": TWO,
+    "stabilityai/stable-diffusion-2-1-base": TWO,
+    "stabilityai/stable-diffusion-2-1": TWO,
+    "stabilityai/sd-turbo": TWO,
+    "stabilityai/stable-diffusion-xl-base-1.0": XL,
+    "stabilityai/sdxl-turbo": XL,
+}
+
+_BY_NAME = {name.rsplit("/", 1)[-1].lower(): name for name in MODELS}
+
+
+def find(model: str) -> str | None:
+    """The entry of MODELS that a hub id, folder or URL names by its last part; None: none."""
+    return _BY_NAME.get(model.rstrip("/").rsplit("/", 1)[-1].lower())

@@ -1,0 +1,235 @@
+"""Makes the plan of one Stable Diffusion config on one slice: compile its own programs, count, divide by the peaks."""
+
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from apps.stable_diffusion.engine import attention, unet, vae
+from apps.stable_diffusion.engine.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.planning import known
+from apps.stable_diffusion.engine.planning.known import Configs
+from apps.stable_diffusion.engine.planning.report import Plan, Program, Rate
+from apps.stable_diffusion.engine.programs import Programs
+from apps.stable_diffusion.engine.weights import declared
+from apps.tpu import hlo, topology, traffic
+from apps.tpu.floor import KernelCost, step_time
+from apps.tpu.hlo import Module
+from apps.tpu.peaks import Peaks
+from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.tpu import TpuSlice
+
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the plan is asked for."""
+
+    config: StableDiffusionConfig
+    slice: TpuSlice
+    size: str
+    pictures: tuple[int, ...] = (1, 2, 4, 8)
+    """Pictures at once on each chip. A UNet takes the compiler minutes."""
+
+
+def find_configs(model: str) -> tuple[Configs, str]:
+    """The components' configs, and where they are from.
+
+    Raises:
+        CheckpointError: neither can the model be read nor is it a known one.
+    """
+    name = known.find(model)
+    try:
+        checkpoint = Checkpoint(model)
+        return {part: checkpoint.config(part) for part in checkpoint.components}, f"the checkpoint {model}"
+    except Exception as error:  # a remote file system raises what its client raises
+        if name is not None:
+            return known.MODELS[name], f"what is known of {name}"
+        raise CheckpointError(
+            f"{error} To plan without the checkpoint, name a published model: {', '.join(known.MODELS)}"
+        ) from error
+
+
+def plan(wanted: Wanted, tell: Tell = lambda _: None) -> Plan:
+    """Compiles the denoising step for each number of pictures, the decoder and the text encoder.
+
+    Raises:
+        CheckpointError: the model cannot be had, or is of another kind.
+        ValueError: the size is not one that the model makes.
+        NoCompiler: there is no TPU compiler, or it does not know the slice.
+    """
+    config, slice = wanted.config, wanted.slice
+    configs, source = find_configs(config.model)
+    devices = topology.devices(slice)
+    cores = len(devices) // slice.chips
+    guided = config.guidance_scale > 1
+    programs = Programs(
+        mesh=topology.mesh(slice, "data", len(devices)),
+        text_configs=tuple(configs[name] for name in TEXT_ENCODERS if name in configs),
+        unet=unet.Architecture.of(configs["unet"]),
+        vae=vae.Architecture.of(configs["vae"]),
+        attention="flash",
+        dtype=jnp.dtype(config.dtype),
+        guided=guided,
+    )
+    width, height = (int(side) for side in wanted.size.split("x"))
+    if width % programs.vae.reduction or height % programs.vae.reduction:
+        raise ValueError(f"size {wanted.size}: this model needs multiples of {programs.vae.reduction}")
+    lengths = tuple(config["max_position_embeddings"] for config in programs.text_configs)
+    functions = programs.functions(lengths, (width, height))
+    arrays = {part: declared(function, programs.dtype) for part, function in functions.items()}
+    arrays = jax.tree.map(lambda shape: programs.shape(shape.shape, shape.dtype), arrays)
+    weights = _nbytes(arrays)
+    peaks = Peaks.of(slice, len(devices))
+    batches = tuple(count * slice.chips for count in wanted.pictures)
+    jobs = {key: rest for key, *rest in programs.jobs(arrays, lengths, ((width, height),), batches)}
+
+    def program(key: tuple, name: str, pictures: float) -> Program:
+        tell(f"compiling {name}")
+        jitted, shapes = jobs[key]
+        return _measured(jitted, shapes, name, pictures, peaks)  # the weights come first among the shapes
+
+    size = width, height
+    text = program(("text",), "text encoder", 1)
+    decoder = program(("decode", size), "VAE decoder", 1)
+    denoising = [
+        program(("denoise", size, b), f"step, {count} a chip", count / cores)
+        for b, count in zip(batches, wanted.pictures)
+    ]
+    usable = topology.usable_hbm(slice)
+    return Plan(
+        model=config.model,
+        configs_from=source,
+        slice=str(slice),
+        chips=slice.chips,
+        devices_per_chip=cores,
+        size=wanted.size,
+        dtype=config.dtype,
+        guided=guided,
+        steps=config.num_inference_steps,
+        weights_gib=weights / 2**30,
+        usable_gib=usable / 2**30,
+        denoising=denoising,
+        decoder=decoder,
+        text_encoder=text,
+        rates=[
+            _rate(count, step, decoder, text, wanted, weights, usable, cores)
+            for count, step in zip(wanted.pictures, denoising)
+        ],
+        notes=_notes(wanted, source, cores),
+    )
+
+
+def _measured(jitted: jax.stages.Wrapped, shapes: tuple, name: str, pictures: float, peaks: Peaks) -> Program:
+    began = time.monotonic()
+    compiled = jitted.lower(*shapes).compile()
+    seconds = time.monotonic() - began
+    module = hlo.parse(compiled.as_text())
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    counted, kernel = traffic.count(module), flash_kernels(module)
+    found = _Counted(cost["flops"], counted.hbm_read, counted.hbm_written, counted.cycles, counted.ici_sent)
+    spent = step_time(found, kernel, peaks)
+    return Program(
+        name=name,
+        pictures=pictures,
+        weights_gib=_nbytes(shapes[0]) / 2**30,
+        inputs_gib=max(0, memory.argument_size_in_bytes - _nbytes(shapes[0])) / 2**30,
+        temporaries_gib=memory.temp_size_in_bytes / 2**30,
+        flops=found.flops,
+        hbm_bytes=counted.hbm + kernel.hbm_bytes,
+        kernel_hbm_bytes=kernel.hbm_bytes,
+        compiler_bytes_accessed=cost["bytes accessed"],
+        kernels=int(counted.kernels),
+        compute_s=spent.compute,
+        hbm_s=spent.hbm,
+        floor_s=spent.floor,
+        compiler_s=spent.compiler,
+        kernel_s=spent.kernel,
+        estimate_s=spent.estimate,
+        compile_s=seconds,
+    )
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    flops: float  # the kernel tells the compiler its own
+    hbm_read: float
+    hbm_written: float
+    cycles: float
+    ici_sent: float
+
+
+def flash_kernels(module: Module) -> KernelCost:
+    """What all flash attention calls of a program move and compute (jax's kernel, jax 0.10).
+
+    For each block of queries the kernel walks over all keys and values, which it reads again each time; a head's
+    width fills whole vector registers, whatever it is.
+    """
+    moved = computed = 0.0
+    for computation in module.computations.values():
+        for instruction in computation.instructions:
+            if f'"{traffic.KERNEL}"' not in instruction.line:
+                continue
+            # [batch, heads, positions, head_dim], the result as the queries.
+            batch, heads, positions, dim = instruction.arrays[0].dims
+            size = instruction.arrays[0].nbytes
+            block = attention.block(positions)
+            moved += 2 * size + 2 * size * positions / block
+            computed += 4 * batch * heads * positions**2 * (-(-dim // attention.LANES) * attention.LANES)
+    return KernelCost(moved, computed, 0.0)
+
+
+def _rate(
+    count: int,
+    step: Program,
+    decoder: Program,
+    text: Program,
+    wanted: Wanted,
+    weights: float,
+    usable: float,
+    cores: int,
+) -> Rate:
+    """Text and decoding one picture after the other on each device, the steps together."""
+    steps, texts = wanted.config.num_inference_steps, count * (2 if wanted.config.guidance_scale > 1 else 1)
+
+    def seconds(part: str) -> float:
+        decoding = math.ceil(count / cores) * getattr(decoder, part)
+        return steps * getattr(step, part) + decoding + texts * wanted.slice.chips * getattr(text, part)
+
+    beside = max(program.inputs_gib + program.temporaries_gib for program in (step, decoder, text))
+    needed = weights / 2**30 + beside
+    return Rate(
+        pictures=count,
+        seconds=seconds("estimate_s"),
+        per_chip_s=count / seconds("estimate_s"),
+        per_chip_s_at_floor=count / seconds("floor_s"),
+        hbm_gib=needed * cores,
+        fits=needed <= usable / 2**30,
+    )
+
+
+def _notes(wanted: Wanted, source: str, cores: int) -> list[str]:
+    notes = [
+        f"The model's sizes are from {source}.",
+        "Pictures are decoded one by one on each device, for a decoder's attention over many would be large; prompts "
+        "are encoded one by one, on all devices alike, and a prompt seen before is not encoded again.",
+    ]
+    if cores > 1:
+        joined = ""
+        if wanted.slice.generation == "v4":
+            joined = " A v4's runtime joins the two into one device, which this compiler cannot be asked for."
+        notes.append(f"The compiler sees {cores} devices on each chip, one for each TensorCore.{joined}")
+    if not re.fullmatch(r"bfloat16", wanted.config.dtype):
+        notes.append(f"{wanted.config.dtype} weights and activations: bfloat16 is what a TPU is quick with.")
+    return notes

@@ -1,0 +1,68 @@
+"""What one picture is made from, and the checks that need no model."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+
+Scheduler = Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"]
+SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
+
+MAX_SEED = 2**32 - 1
+
+
+class RequestError(ValueError):
+    """A request that can't be served as it is; `field` names what to change."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class PictureRequest:
+    """One picture. A request for n pictures is n of these with seeds that follow each other."""
+
+    prompt: str
+    width: int
+    height: int
+    """Pixels; both must be multiples of the VAE's reduction (8 for Stable Diffusion)."""
+    num_inference_steps: int
+    guidance_scale: float
+    """Weight of the prompt against the negative one; 1 and below follows the prompt alone."""
+    scheduler: Scheduler
+    negative_prompt: str = ""
+    seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
+    """The start noise is `torch.Generator("cpu").manual_seed(seed)`'s, as in diffusers, on every backend."""
+    image: np.ndarray | None = None
+    """[height, width, 3] uint8: image to image, or, with `mask`, inpainting."""
+    mask: np.ndarray | None = None
+    """[height, width] bool: True is painted anew, False is kept."""
+    strength: float = 0.8
+    """With `image`: share of the denoising steps that are run, 0 to 1; 1 forgets the image."""
+
+    def __post_init__(self) -> None:
+        def refuse(name: str, message: str) -> None:
+            raise RequestError(name, message)
+
+        if not self.prompt.strip():
+            refuse("prompt", "prompt is empty: say what the picture should show")
+        if self.scheduler not in SCHEDULERS:
+            refuse("scheduler", f"scheduler {self.scheduler!r} is not one of {', '.join(SCHEDULERS)}")
+        if self.num_inference_steps < 1:
+            refuse("num_inference_steps", f"num_inference_steps is {self.num_inference_steps}; it must be at least 1")
+        if not 0 <= self.seed <= MAX_SEED:
+            refuse("seed", f"seed is {self.seed}; it must be from 0 to {MAX_SEED}")
+        if not 0 < self.strength <= 1:
+            refuse("strength", f"strength is {self.strength}; it must be above 0 and at most 1")
+        for name, array, shape in (
+            ("image", self.image, (self.height, self.width, 3)),
+            ("mask", self.mask, (self.height, self.width)),
+        ):
+            if array is not None and array.shape != shape:
+                refuse(name, f"{name} is {list(array.shape)}; the picture asked for needs {list(shape)}")
+        if self.mask is not None and self.image is None:
+            refuse("mask", "mask needs an image to keep parts of")

@@ -1,0 +1,206 @@
+"""What the HTTP faces see of a picture model: its defaults and limits, and jobs whose pictures come as PNG."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from apps.stable_diffusion.engine.engine import Engine, EngineStats
+from apps.stable_diffusion.engine.job import Finished, Job, Preview, Queued, Step
+from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, RequestError
+from apps.stable_diffusion.metrics import Metrics
+from apps.stable_diffusion.png import encode_png, parameters_of
+from ray_configs.stable_diffusion import StableDiffusionConfig
+
+log = logging.getLogger("podslice")
+
+MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
+MAX_GUIDANCE = 50.0
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a client asks for, in nobody's dialect. None: the model's default."""
+
+    prompt: str
+    size: Size
+    n: int = 1
+    negative_prompt: str = ""
+    seed: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = None
+    scheduler: str | None = None
+    image: np.ndarray | None = None
+    """[height, width, 3] uint8, of that size."""
+    mask: np.ndarray | None = None
+    """[height, width] bool, of that size."""
+    strength: float | None = None
+    previews: int = 0
+    """Looks at each unfinished picture, evenly over its steps."""
+
+
+@dataclass(frozen=True)
+class PreviewPng:
+    """A look at an unfinished picture."""
+
+    picture: int
+    number: int
+    step: int
+    steps: int
+    png: bytes
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A finished picture of a job."""
+
+    picture: int
+    png: bytes
+    request: PictureRequest
+    parameters: str
+    """What it was made with, in the words that are in its metadata."""
+    warnings: tuple[str, ...]
+    seconds: float
+    """From the request to the last pixel, waiting included; not the PNG's encoding and its way."""
+
+
+News = Queued | Step | PreviewPng | Drawn
+
+
+class PictureModel:
+    """A loaded model, its limits, and what is counted of it."""
+
+    def __init__(self, config: StableDiffusionConfig, engine: Engine):
+        self.config, self.name, self.created = config, config.served_name, int(time.time())
+        self.engine = engine
+        self.sizes: tuple[Size, ...] = engine.backend.sizes
+        self._metrics = Metrics(self.name)
+        # Encoding releases the interpreter lock; two threads keep up with any one slice.
+        self._encoders = ThreadPoolExecutor(2, "podslice-png")
+
+    @property
+    def default_size(self) -> Size:
+        return self.sizes[0]
+
+    def size(self, width: int, height: int) -> Size:
+        """Raises RequestError where the model isn't ready for that size."""
+        if (width, height) not in self.sizes:
+            known = ", ".join(f"{width}x{height}" for width, height in self.sizes)
+            raise RequestError("size", f"size {width}x{height} is not served here; choose of: {known}")
+        return width, height
+
+    def size_named(self, text: str | None) -> Size:
+        """The size of a text such as 512x512; the default one for None and `auto`."""
+        if text is None or text == "auto":
+            return self.default_size
+        parts = text.lower().split("x")
+        if len(parts) == 2 and all(part.isdecimal() and len(part) < 6 for part in parts):
+            return self.size(int(parts[0]), int(parts[1]))
+        raise RequestError("size", f"size must be WIDTHxHEIGHT, such as {self.sizes[0][0]}x{self.sizes[0][1]}, or auto")
+
+    def requests(self, wanted: Wanted) -> list[PictureRequest]:
+        """One request for each picture, with seeds that follow each other. RequestError where a limit is passed."""
+        config = self.config
+        if not 1 <= wanted.n <= config.max_images_per_request:
+            raise RequestError(
+                "n", f"n is {wanted.n}; a request can have 1 to {config.max_images_per_request} pictures"
+            )
+        for field in ("prompt", "negative_prompt"):
+            if (length := len(getattr(wanted, field))) > MAX_PROMPT:
+                raise RequestError(field, f"{field} has {length} characters; it can have {MAX_PROMPT}")
+        steps = config.num_inference_steps if wanted.num_inference_steps is None else wanted.num_inference_steps
+        if steps > config.max_inference_steps:
+            most = config.max_inference_steps
+            raise RequestError("num_inference_steps", f"num_inference_steps is {steps}; it can be 1 to {most}")
+        guidance = config.guidance_scale if wanted.guidance_scale is None else wanted.guidance_scale
+        if not 0 <= guidance <= MAX_GUIDANCE:
+            raise RequestError("guidance_scale", f"guidance_scale is {guidance}; it can be 0 to {MAX_GUIDANCE:g}")
+        seed = secrets.randbelow(MAX_SEED + 1) if wanted.seed is None else wanted.seed
+        if not 0 <= seed <= MAX_SEED:
+            raise RequestError("seed", f"seed is {seed}; it must be from 0 to {MAX_SEED}")
+        width, height = wanted.size
+        optional = {} if wanted.strength is None else {"strength": wanted.strength}
+        return [
+            PictureRequest(
+                prompt=wanted.prompt,
+                width=width,
+                height=height,
+                num_inference_steps=steps,
+                guidance_scale=float(guidance),
+                scheduler=wanted.scheduler or config.scheduler,
+                negative_prompt=wanted.negative_prompt,
+                seed=(seed + index) % (MAX_SEED + 1),
+                image=wanted.image,
+                mask=wanted.mask,
+                **optional,
+            )
+            for index in range(wanted.n)
+        ]
+
+    def submit(self, wanted: Wanted) -> Job:
+        """Queues a job whose events this event loop reads. Raises RequestError, QueueFull or EngineStopped.
+
+        Whoever leaves the job before its end calls its `abort()`.
+        """
+        return self.engine.submit(self.requests(wanted), wanted.previews, asyncio.get_running_loop())
+
+    async def news(self, job: Job) -> AsyncIterator[News]:
+        """The job's events, with pictures as PNG. Raises what ended the job, if that wasn't its last picture."""
+        loop = asyncio.get_running_loop()
+        async for event in job:
+            match event:
+                case Preview(picture, number, step, steps, pixels):
+                    png = await loop.run_in_executor(self._encoders, encode_png, pixels, {})
+                    yield PreviewPng(picture, number, step, steps, png)
+                case Finished():
+                    self._metrics.picture(event.seconds)
+                    yield await loop.run_in_executor(self._encoders, self._drawn, event)
+                case _:
+                    yield event
+
+    async def draw(self, job: Job) -> list[Drawn]:
+        """All pictures of a job, in the order of their seeds."""
+        pictures = [news async for news in self.news(job) if isinstance(news, Drawn)]
+        return sorted(pictures, key=lambda drawn: drawn.picture)
+
+    def _drawn(self, finished: Finished) -> Drawn:
+        request = finished.request
+        parameters = parameters_of(request, self.name)
+        texts = {
+            "parameters": parameters,
+            "prompt": request.prompt,
+            "seed": str(request.seed),
+            "steps": str(request.num_inference_steps),
+            "model": self.name,
+        }
+        png = encode_png(finished.pixels, texts)
+        return Drawn(finished.picture, png, request, parameters, finished.warnings, finished.seconds)
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def check(self) -> None:
+        """Raises EngineStopped if the engine can't answer."""
+        self.engine.check(self.config.health_step_deadline_s)
+
+    def shutdown(self) -> None:
+        self.engine.shutdown()
+        self._encoders.shutdown(wait=False)
+
+    async def report_forever(self) -> None:
+        """Publishes the engine's counters every second, and logs a line every ten while there is work."""
+        try:
+            while True:
+                await asyncio.sleep(1)
+                self._metrics.publish(self.engine)
+        except Exception:
+            log.exception("metrics are no longer published")

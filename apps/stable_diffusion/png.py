@@ -1,0 +1,54 @@
+"""Pictures as PNG files that say themselves what they were made with."""
+
+import io
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from apps.stable_diffusion.engine.request import PictureRequest, Scheduler
+
+COMPRESSION = {"compress_level": 1, "compress_type": zlib.Z_RLE}
+"""Runs and rare bytes, without the search for repetitions that a photo hasn't: a third less time than zlib's fastest
+level alone, and smaller files."""
+
+SAMPLER_NAMES: dict[Scheduler, str] = {
+    "ddim": "DDIM",
+    "euler": "Euler",
+    "euler-ancestral": "Euler a",
+    "dpm-solver++": "DPM++ 2M",
+    "lcm": "LCM",
+}
+"""What AUTOMATIC1111's web UI calls them, and with it most programs that show pictures' metadata."""
+
+
+def encode_png(pixels: np.ndarray, texts: Mapping[str, str]) -> bytes:
+    """A PNG of pixels [height, width, 3] uint8, with texts in its metadata."""
+    info = PngInfo()
+    for key, text in texts.items():
+        # tEXt, or iTXt where a text is not Latin-1; no NUL, which ends a text.
+        info.add_text(key, text.replace("\0", ""))
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", pnginfo=info, **COMPRESSION)
+    return file.getvalue()
+
+
+def parameters_of(request: PictureRequest, model: str) -> str:
+    """What a picture was made with, in the form of AUTOMATIC1111's `parameters`, which many programs read."""
+    lines = [request.prompt]
+    if request.negative_prompt:
+        lines.append(f"Negative prompt: {request.negative_prompt}")
+    facts = {
+        "Steps": request.num_inference_steps,
+        "Sampler": SAMPLER_NAMES[request.scheduler],
+        "CFG scale": f"{request.guidance_scale:g}",
+        "Seed": request.seed,
+        "Size": f"{request.width}x{request.height}",
+        "Model": f'"{model}"' if set(model) & set(',:"') else model,
+    }
+    if request.image is not None:
+        facts["Denoising strength"] = f"{request.strength:g}"
+    lines.append(", ".join(f"{key}: {value}" for key, value in facts.items()))
+    return "\n".join(lines)

@@ -1,0 +1,77 @@
+"""Pictures that clients send: read from PNG, JPEG or WebP, and made the size that the model works at."""
+
+import base64
+import binascii
+import io
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from apps.stable_diffusion.engine.request import RequestError
+
+MAX_PIXELS = 4096 * 4096
+FORMATS = ("PNG", "JPEG", "WEBP")
+
+Fit = Literal["stretch", "crop"]
+Size = tuple[int, int]
+
+
+def from_base64(text: str, field: str) -> bytes:
+    """The bytes of base64, with or without a `data:image/png;base64,` before it."""
+    if text.startswith("data:"):
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestError(field, f"{field} is not valid base64") from None
+
+
+def read_image(data: bytes, field: str) -> Image.Image:
+    """A picture of at most 16 megapixels, turned as its camera says. RequestError if it is none."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise RequestError(field, f"{field} has {image.width}x{image.height} pixels; 4096x4096 are the most")
+        image.load()
+        return ImageOps.exif_transpose(image)
+    except RequestError:
+        raise
+    except Exception:  # Pillow's decoders raise whatever they like at broken files
+        raise RequestError(field, f"{field} is not a readable PNG, JPEG or WebP picture") from None
+
+
+def read_mask(data: bytes, image: Image.Image) -> Image.Image:
+    """A mask, which must be as large as its image."""
+    mask = read_image(data, "mask")
+    if mask.size != image.size:
+        sizes = f"{mask.width}x{mask.height}, and the image {image.width}x{image.height}"
+        raise RequestError("mask", f"mask has {sizes}; they must be of one size")
+    return mask
+
+
+def pixels_of(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:
+    """[height, width, 3] uint8 in that (width, height)."""
+    return np.array(_fitted(image.convert("RGB"), size, fit, Image.Resampling.LANCZOS))
+
+
+def has_transparency(image: Image.Image) -> bool:
+    return image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] < 255
+
+
+def mask_from_alpha(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:
+    """OpenAI's masks: [height, width] bool, True (paint anew) where the picture is see-through."""
+    alpha = _fitted(image.convert("RGBA").getchannel("A"), size, fit, Image.Resampling.BILINEAR)
+    return np.asarray(alpha) < 128
+
+
+def mask_from_brightness(image: Image.Image, size: Size, fit: Fit, inverted: bool = False) -> np.ndarray:
+    """AUTOMATIC1111's masks: [height, width] bool, True (paint anew) where it is white, or opaque if it has alpha."""
+    grey = image.convert("RGBA").getchannel("A") if has_transparency(image) else image.convert("L")
+    return (np.asarray(_fitted(grey, size, fit, Image.Resampling.BILINEAR)) >= 128) != inverted
+
+
+def _fitted(image: Image.Image, size: Size, fit: Fit, how: Image.Resampling) -> Image.Image:
+    if image.size == size:
+        return image
+    return ImageOps.fit(image, size, how) if fit == "crop" else image.resize(size, how)

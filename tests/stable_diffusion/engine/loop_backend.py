@@ -1,0 +1,81 @@
+"""A backend of a few numpy lines whose every launch is noted: for what the loop does, not for what is drawn."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from apps.stable_diffusion.engine.job import Job
+from apps.stable_diffusion.engine.request import PictureRequest
+
+
+@dataclass(eq=False)
+class Sketch:
+    """A picture of this backend: a grey that every step makes one brighter."""
+
+    request: PictureRequest
+    steps_total: int
+    steps_done: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass
+class LoopBackend:
+    """Steps take `step_s`; with `gate` closed, launches wait for it. Raises what `at_start` or `broken` say."""
+
+    step_s: float = 0.0
+    name: str = "numpy"
+    device: str = "cpu"
+    sizes: tuple[tuple[int, int], ...] = ((16, 16), (32, 16))
+    batch_sizes: tuple[int, ...] = (1, 2, 4)
+    launches: list[tuple[tuple[str, ...], int]] = field(default_factory=list)  # (prompts, steps)
+    gate: threading.Event = field(default_factory=threading.Event)
+    at_start: Callable[[PictureRequest], None] = lambda request: None
+    broken: Exception | None = None
+    began: threading.Event = field(default_factory=threading.Event)  # a launch is under way
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def start(self, request: PictureRequest) -> Sketch:
+        self.at_start(request)
+        steps = request.num_inference_steps
+        return Sketch(request, steps, warnings=("a long prompt was cut",) if "long" in request.prompt else ())
+
+    def denoise(self, pictures: list[Sketch], steps: int) -> None:
+        assert len({(p.request.width, p.request.height) for p in pictures}) == 1
+        assert 0 < len(pictures) <= self.batch_sizes[-1] and len(set(map(id, pictures))) == len(pictures)
+        self.launches.append((tuple(p.request.prompt for p in pictures), steps))
+        for picture in pictures:
+            picture.steps_done += steps
+            assert picture.steps_done <= picture.steps_total
+        self._steps = steps
+
+    def wait(self, pictures: list[Sketch]) -> None:
+        self.began.set()
+        self.gate.wait(20)
+        time.sleep(self.step_s * self._steps)
+        if self.broken is not None:
+            raise self.broken
+
+    def decode(self, pictures: list[Sketch], estimate: bool = False) -> list[np.ndarray]:
+        shape = [(p.request.height, p.request.width, 3) for p in pictures]
+        return [np.full(s, (p.request.seed + p.steps_done) % 256, np.uint8) for s, p in zip(shape, pictures)]
+
+
+def asked(prompt: str, steps: int = 3, size: tuple[int, int] = (16, 16), seed: int = 0) -> PictureRequest:
+    return PictureRequest(prompt, *size, steps, 7.5, "ddim", seed=seed)
+
+
+def read(job: Job) -> list:
+    """All events of a job, by their names."""
+    return [type(event).__name__ for event in job]
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)

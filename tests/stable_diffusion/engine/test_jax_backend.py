@@ -1,0 +1,95 @@
+"""What is the JAX backend's alone: nothing compiles once it is ready, and a batch is split over chips."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from test_pictures import MASK, MIXED, PICTURE, ask, make
+
+from apps.stable_diffusion.engine.backend_jax import JaxBackend
+from apps.stable_diffusion.engine.backends import open_backend
+from apps.stable_diffusion.engine.request import SCHEDULERS
+from apps.stable_diffusion.engine.weights import declared
+
+
+def environment(**changes: str) -> dict[str, str]:
+    root = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path} | changes
+
+
+def test_nothing_compiles_after_ready(backend: Callable[..., JaxBackend]) -> None:
+    made = backend("jax", "sd1")
+    before = made._compiles.programs
+    for scheduler in SCHEDULERS:
+        for mask in (None, MASK):
+            make(made, ask(scheduler, 4, image=PICTURE, mask=mask, prompt=f"a {scheduler}"))
+    for batch in (MIXED[:1], MIXED[1:3], MIXED[:3]):
+        make(made, *batch)
+    picture = made.start(ask(prompt="never seen", negative_prompt="nor this"))
+    made.denoise([picture], 1)
+    made.decode([picture], estimate=True)
+    assert made._compiles.programs == before
+    jax.jit(lambda x: x * 3.25)(np.ones(7))
+    assert made._compiles.programs == before + 1, "the count hears of compilations"
+
+
+def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> None:
+    """With guidance each picture is two passes, so two pictures give work to all four; one is filled up to two."""
+    flags = "--xla_force_host_platform_device_count=4"
+    command = [sys.executable, str(Path(__file__).with_name("sharded_pictures.py")), str(checkpoint("sdxl"))]
+    found = subprocess.run(command, env=environment(XLA_FLAGS=flags), capture_output=True, text=True, timeout=250)
+    assert found.returncode == 0, found.stderr[-3000:]
+    device, difference, four, one = json.loads(found.stdout.splitlines()[-1])
+    assert difference <= 1
+    assert (device, four, one) == ("cpu", [2], [1, 2])
+
+
+@pytest.mark.parametrize("guided", [True, False])
+def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str], Path], guided: bool) -> None:
+    made = JaxBackend(str(checkpoint("sd1")), sizes=[(64, 64)], max_batch_size=1, guided=guided, attention="flash")
+    p, (length,) = made.programs, made._tokenizers.lengths
+    arrays = {part: declared(function, p.dtype) for part, function in p.functions((length,), (64, 64)).items()}
+    arrays = jax.tree.map(lambda shape: p.shape(shape.shape, shape.dtype), arrays)
+    for key, jitted, shapes in p.jobs(arrays, (length,), made.sizes, made.batch_sizes):
+        text = jitted.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
+        assert ("tpu_custom_call" in text) == (key[0] != "text"), key
+
+
+def test_open_backend(checkpoint: Callable[[str], Path], compile_cache: str) -> None:
+    told = []
+    opened = open_backend(
+        str(checkpoint("sd-turbo")),
+        sizes=[(32, 32)],
+        max_batch_size=1,
+        guidance_scale=0.0,
+        dtype="float32",
+        compile_cache=compile_cache,
+        progress=lambda *news: told.append(news),
+    )
+    assert (opened.name, opened.device, opened.sizes, opened.batch_sizes) == ("jax", "cpu", ((32, 32),), (1,))
+    names, counts, totals, seconds = zip(*told)
+    assert set(names) == {"text encoder", "denoising 32x32 batch 1", "decoder 32x32", "image encoder 32x32"}
+    assert counts == (1, 2, 3, 4) and set(totals) == {4} and min(seconds) >= 0
+    missed = Counter()
+    jax.monitoring.register_event_listener(lambda event, **_: missed.update([event.rsplit("/", 1)[-1]]))
+    settings = {"sizes": [(32, 32)], "max_batch_size": 1, "guidance_scale": 0.0, "dtype": "float32"}
+    open_backend(str(checkpoint("sd-turbo")), compile_cache=compile_cache, **settings)
+    assert (missed["cache_hits"], missed["cache_misses"]) == (4, 0), "a second start compiles nothing"
+    through_torch = open_backend(str(checkpoint("sd-turbo")), backend="torch", **settings)
+    request = ask("euler-ancestral", 1, 0.0)
+    assert np.abs(make(opened, request)[0].astype(int) - make(through_torch, request)[0]).max() <= 2
+
+
+def test_bfloat16_is_near(checkpoint: Callable[[str], Path], backend: Callable[..., JaxBackend]) -> None:
+    half = JaxBackend(str(checkpoint("sd2")), sizes=[(32, 32)], max_batch_size=1)
+    half.compile()
+    near = np.abs(make(half, ask())[0].astype(int) - make(backend("jax", "sd2"), ask())[0]).mean()
+    assert 0 < near < 8

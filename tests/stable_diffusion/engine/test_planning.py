@@ -1,0 +1,127 @@
+"""`python -m apps.stable_diffusion.plan`: what it refuses, what it reckons with, and a plan compiled for a TPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from jax.sharding import Mesh
+from typer.testing import CliRunner
+
+from apps.stable_diffusion.engine import unet, vae
+from apps.stable_diffusion.engine.backend_jax import JaxBackend
+from apps.stable_diffusion.engine.planning import known, planner
+from apps.stable_diffusion.engine.planning.report import LABEL, Plan
+from apps.stable_diffusion.engine.programs import Programs
+from apps.stable_diffusion.engine.weights import declared
+from apps.stable_diffusion.plan import app
+from apps.tpu import hlo
+
+PICTURES = "ray_configs.catalog.stable_diffusion_v4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["no.such.module"], "there is no module 'no.such.module'"),
+        (["ray_configs.catalog.llama3_8b_v5e"], "no Stable Diffusion application"),
+        ([PICTURES, "--app", "other"], "no Stable Diffusion application named 'other'; it has stable-diffusion"),
+        ([PICTURES, "--slice", "v5e:3x3"], "v5e has no topology '3x3'"),
+        ([PICTURES, "--size", "500x500"], "multiples of 8"),
+        ([PICTURES, "--pictures", "1,none"], "--pictures '1,none' must be numbers of at least 1"),
+        ([PICTURES, "--steps", "0"], "num_inference_steps"),
+    ],
+)
+def test_refusals_say_why(arguments: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Millions of parameters, as the models' papers and cards give them.
+SIZES = {
+    "CompVis/stable-diffusion-v1-4": {"unet": 859.5, "vae": 83.7, "text_encoder": 123.1},
+    "stabilityai/stable-diffusion-2-1": {"unet": 865.9, "vae": 83.7, "text_encoder": 340.4},
+    "stabilityai/stable-diffusion-xl-base-1.0": {
+        "unet": 2567.5,
+        "vae": 83.7,
+        "text_encoder": 123.1,
+        "text_encoder_2": 694.7,
+    },
+}
+
+
+@pytest.mark.parametrize("model", SIZES)
+def test_known_models_have_the_size_that_their_cards_state(model: str) -> None:
+    import jax
+
+    configs = known.MODELS[model]
+    programs = Programs(
+        mesh=Mesh(jax.devices()[:1], ("data",)),
+        text_configs=tuple(configs[name] for name in planner.TEXT_ENCODERS if name in configs),
+        unet=unet.Architecture.of(configs["unet"]),
+        vae=vae.Architecture.of(configs["vae"]),
+        attention="xla",
+        dtype=jnp.dtype("bfloat16"),
+        guided=True,
+    )
+    lengths = (77,) * len(programs.text_configs)
+    for part, function in programs.functions(lengths, (512, 512)).items():
+        count = sum(shape.size for shape in declared(function, programs.dtype).values()) / 1e6
+        # XL reads its first encoder's last layer but one, so the norm behind it is not asked for.
+        assert count == pytest.approx(SIZES[model][part], rel=0.06 if len(lengths) == 2 else 0.002), part
+
+
+def test_what_is_declared_is_what_a_checkpoint_has(checkpoint) -> None:
+    made = JaxBackend(str(checkpoint("sdxl")), sizes=[(64, 64)], max_batch_size=1, dtype="float32")
+    functions = made.programs.functions(made._tokenizers.lengths, (64, 64))
+    for part, function in functions.items():
+        shapes = {name: shape.shape for name, shape in declared(function, made.programs.dtype).items()}
+        assert shapes == {name: array.shape for name, array in made._weights[part].items()}
+
+
+def test_models_are_found_by_their_last_name() -> None:
+    assert known.find("gs://bucket/models/stable-diffusion-v1-4/") == "CompVis/stable-diffusion-v1-4"
+    assert known.find("someone/else") is None
+
+
+def test_the_kernels_work_by_hand() -> None:
+    # 8 heads of width 40 over 4096 positions: 8 blocks of queries, each of which reads all keys and values.
+    line = (
+        '  %o = bf16[2,8,4096,40]{3,2,1,0:T(8,128)(2,1)} custom-call(%q, %k, %v), custom_call_target="tpu_custom_call"'
+    )
+    module = hlo.parse("HloModule m\n\nENTRY %main (q: bf16[2,8,4096,40]) -> bf16[2,8,4096,40] {\n" + line + "\n}\n")
+    cost = planner.flash_kernels(module)
+    (instruction,) = module.entry.instructions
+    size = instruction.arrays[0].nbytes
+    assert cost.hbm_bytes == 2 * size + 8 * 2 * size
+    assert cost.flops == 2 * 8 * 4 * 4096**2 * 128
+
+
+@pytest.mark.tpu_compile
+def test_a_plan(checkpoint) -> None:
+    pytest.importorskip("libtpu")
+    root = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    where = ["--model", str(checkpoint("sd1")), "--slice", "v5e:2x2", "--size", "64x64", "--pictures", "1,2"]
+    command = [sys.executable, "-m", "apps.stable_diffusion.plan", PICTURES, *where, "--json"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    plan = Plan.model_validate_json(done.stdout)
+    assert json.loads(done.stdout)["label"] == LABEL
+    assert (plan.chips, plan.devices_per_chip, plan.steps, plan.guided) == (4, 1, 50, True)
+    assert [program.pictures for program in plan.denoising] == [1, 2]
+    one, two = plan.denoising
+    assert one.kernels == two.kernels > 0, "long self attention goes through the kernel"
+    assert two.flops == pytest.approx(2 * one.flops, rel=0.1)
+    for program in (one, two, plan.decoder, plan.text_encoder):
+        assert 0 < program.floor_s <= program.estimate_s
+    assert all(rate.fits for rate in plan.rates)
+    assert plan.rates[0].per_chip_s < plan.rates[0].per_chip_s_at_floor
+    assert plan.rates[0].seconds == pytest.approx(
+        50 * one.estimate_s + plan.decoder.estimate_s + 8 * plan.text_encoder.estimate_s
+    )

@@ -1,0 +1,33 @@
+"""Token ids, what is cut, and the memory of encoded texts."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from apps.stable_diffusion.engine.checkpoint import Checkpoint
+from apps.stable_diffusion.engine.prompts import Memory, Tokenizers
+
+LONG = "a red circle on a blue square and one green cat in two small photo"
+
+
+def test_both_tokenizers_of_xl(checkpoint: Callable[[str], Path]) -> None:
+    tokenizers = Tokenizers(Checkpoint(str(checkpoint("sdxl"))))
+    tokens = tokenizers("a red circle")
+    first, second = (ids[0].tolist() for ids in tokens.ids)
+    assert tokenizers.lengths == [16, 16] and len(first) == len(second) == 16 and tokens.dropped == ""
+    assert first[:5] == second[:5] and first[4] == first[-1] and second[-1] == 0, "each pads as its config says"
+
+
+def test_words_that_were_dropped(checkpoint: Callable[[str], Path]) -> None:
+    tokenizers = Tokenizers(Checkpoint(str(checkpoint("sd1"))))
+    dropped = tokenizers(LONG).dropped
+    assert dropped.endswith("photo") and LONG.replace(" ", "").endswith(dropped.replace(" ", ""))
+    assert tokenizers.warnings(prompt="a cat", negative_prompt=LONG) == (
+        f"negative_prompt is longer than the 14 tokens that the model reads; these words were dropped: {dropped}",
+    )
+
+
+def test_memory() -> None:
+    made: list[str] = []
+    remember = Memory(lambda text: made.append(text) or text.upper(), most=2)
+    assert [remember(text) for text in ("", "a", "", "b", "", "a")] == ["", "A", "", "B", "", "A"]
+    assert made == ["", "a", "b", "a"], "the empty prompt is asked for often and stays"
