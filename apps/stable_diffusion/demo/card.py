@@ -71,7 +71,7 @@ busier machine takes fewer steps in that time, and a faster one more.
 ## What it is not
 
 It knows the words above and nothing else: what it draws for any other prompt means nothing. It cannot count, draws
-no more than two things, and mixes up what belongs to which of them more often than real models do. There is no safety
+no more than two things, and mixes up what belongs to which of them. There is no safety
 checker, as there is nothing unsafe that it could draw. Its speed says nothing about real models, its scores neither.
 """
 

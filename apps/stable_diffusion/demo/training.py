@@ -19,13 +19,13 @@ class TrainConfig:
     """How long and on what to train. A training ends with its steps or its minutes, whichever come first."""
 
     work: Path  # folder of checkpoints
-    vae_steps: int = 1000
+    vae_steps: int = 600
     vae_minutes: float = 15
     vae_batch: int = 16
     vae_learning_rate: float = 1e-2
     pictures: int = 16_000  # whose latents the denoiser learns from
-    steps: int = 6000
-    minutes: float = 45
+    steps: int = 3700
+    minutes: float = 80
     batch: int = 48
     learning_rate: float = 5e-3
     checkpoint_minutes: float = 4
