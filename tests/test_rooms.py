@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +27,10 @@ def test_a_room_does_not_pull_in_another(module: str, absent: tuple[str, ...]) -
     program = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_every_test_file_has_a_name_of_its_own() -> None:
+    """Tests import their neighbours by bare name, so two files of one name hide each other when all rooms run at once:
+    what passes room by room would not pass whole."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
