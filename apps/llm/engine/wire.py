@@ -58,6 +58,28 @@ class Connection:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
+    def receive_first(self, most: int) -> tuple[Kind, tuple[int, ...], bytes]:
+        """Waits for one message, and takes not a byte of the next: whoever waits for that one waits on the socket.
+
+        Raises:
+            ConnectionError: the other end is closed.
+            ValueError: it is no message, or its content is longer than `most` bytes.
+        """
+        kind, size = HEADER.unpack(self._exactly(HEADER.size))
+        if not NUMBERS.size <= size <= most:
+            raise ValueError(f"a first message of {size} bytes")
+        content = self._exactly(size)
+        return Kind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :]
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.socket.recv(size - len(data))
+            if not part:
+                raise ConnectionError("closed")
+            data += part
+        return data
+
     def receive(self) -> Iterator[tuple[Kind, tuple[int, ...], bytes]]:
         """Waits until something comes, and yields the messages (perhaps none) that are complete by then.
 
@@ -102,8 +124,8 @@ class Listener:
                     other.socket.close()
                 raise TimeoutError(f"hosts {missing} of the slice have not come in {timeout_s:.0f} s") from None
             try:
-                kind, (rank, copy, *_), secret = next(connection.receive())
-            except (OSError, StopIteration, ValueError):
+                kind, (rank, copy, *_), secret = connection.receive_first(NUMBERS.size + len(self.secret))
+            except (OSError, ValueError):
                 connection.socket.close()
                 continue
             if kind is Kind.HELLO and hmac.compare_digest(secret, self.secret):
