@@ -131,7 +131,8 @@ class Cell:
             return "LOADED", reason if app.status == "DEPLOY_FAILED" else None
         if app.active:
             return "PARTLY_LOADED", reason or waits
-        return ("FAILED", reason) if reason else ("LOADING", waits)
+        # What Serve says of a replica that it cannot place is worth reading too.
+        return ("FAILED", reason) if reason else ("LOADING", waits or app.message.strip() or None)
 
 
 def _failure(app: App) -> str | None:

@@ -19,7 +19,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from apps.ingress.api_keys import principals, principals_from_environment
-from ray_configs.cell import CellConfig
+from ray_configs.cell import OWN_CPUS, CellConfig
 
 log = logging.getLogger("podslice")
 
@@ -28,8 +28,6 @@ VIEW_S = 0.5
 """How old the front's picture of the models may be."""
 READING = frozenset({"listed", "get_acl"})
 """Calls of the admin that write nothing: they need no thread."""
-CPUS = 0.1
-"""That Ray sets aside for each of the two: they wait most of the time, and share hosts with the models' replicas."""
 
 
 def deployment(config: CellConfig) -> serve.Application:
@@ -37,7 +35,7 @@ def deployment(config: CellConfig) -> serve.Application:
     keys = principals([key.get_secret_value() for key in config.api_keys])
     plain = config.model_copy(update={"api_keys": ()})
     # One line of the server's own every few seconds says more than one for each request, and costs less.
-    quiet = {"logging_config": {"enable_access_log": False}, "ray_actor_options": {"num_cpus": CPUS}}
+    quiet = {"logging_config": {"enable_access_log": False}, "ray_actor_options": {"num_cpus": OWN_CPUS}}
     admin = CellAdmin.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, **quiet).bind(plain, bool(keys))
     return CellFront.options(
         num_replicas=config.front_replicas, max_ongoing_requests=10_000, graceful_shutdown_timeout_s=120, **quiet
