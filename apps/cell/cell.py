@@ -6,6 +6,7 @@ Nothing of this is remembered that matters: a cell that starts anew looks, and g
 """
 
 import logging
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,10 @@ from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 
 log = logging.getLogger("podslice")
+
+EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Exit|Interrupt|Failed|Missing)\b", re.MULTILINE)
+"""Where a traceback names the exception."""
+REASON_CHARACTERS = 1000
 
 
 @dataclass
@@ -136,6 +141,15 @@ class Cell:
 
 
 def _failure(app: App) -> str | None:
-    """Why replicas did not start, as Serve tells it; None while nothing has failed."""
+    """Why replicas did not start, as Serve tells it; None while nothing has failed.
+
+    Of a traceback, its first line (Serve's) and the exception: the rest is in the replica's log.
+    """
     failed = app.status in ("DEPLOY_FAILED", "UNHEALTHY") or "failed" in app.message
-    return app.message.strip() if failed and app.message else None
+    if not failed or not app.message.strip():
+        return None
+    told, traced, trace = app.message.strip().partition("Error:\n")
+    if not traced:
+        return told
+    exceptions = [match.start() for match in EXCEPTION.finditer(trace)]
+    return f"{told.strip()} {trace[exceptions[-1] if exceptions else 0 :].strip()[:REASON_CHARACTERS]}"
