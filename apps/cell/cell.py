@@ -32,6 +32,7 @@ REASON_CHARACTERS = 1000
 class Seen:
     """What the last look found."""
 
+    models: dict[str, Published] = field(default_factory=dict)
     apps: dict[str, App] = field(default_factory=dict)
     assigned: dict[str, int] = field(default_factory=dict)
     unservable: dict[str, str] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Cell:
         servable, unservable = self._servable(models)
         placed = {name: apps[name].wanted for name in servable if name in apps and apps[name].status != "DELETING"}
         assigned = assign({name: models[name] for name in servable}, self.slices, placed)
-        self.seen = Seen(apps, assigned, unservable)
+        self.seen = Seen(models, apps, assigned, unservable)
         self._note_failures(apps)
         spare = None if self.slices is None else self.slices - sum(assigned.values())
         relay_key = self._admin.state.relay_key if self._keys else None
@@ -132,12 +133,20 @@ class Cell:
         if app is None or app.status == "DELETING":
             return ("WAITING" if model.replicas else "LOADED"), waits
         reason = _failure(app)
+        updating = app.status == "DEPLOYING" or _served(self.seen.models.get(name)) != _served(model)
+        if app.active >= model.replicas and updating and app.active:
+            return "UPDATING", reason
         if app.active >= model.replicas:
             return "LOADED", reason if app.status == "DEPLOY_FAILED" else None
         if app.active:
             return "PARTLY_LOADED", reason or waits
         # What Serve says of a replica that it cannot place is worth reading too.
         return ("FAILED", reason) if reason else ("LOADING", waits or app.message.strip() or None)
+
+
+def _served(model: Published | None) -> tuple[Any, ...] | None:
+    """What its replicas depend on."""
+    return None if model is None else (model.model_path, model.checkpoint, model.overrides, model.replicas)
 
 
 def _failure(app: App) -> str | None:
