@@ -83,7 +83,7 @@ def render(
     texts = {}
     for config in configs:  # all of them, before the first is written
         source = read_config(config, placeholders)
-        texts[config] = _serve_config(source, placeholders) if serve_config else manifest(config, source.objects)
+        texts[config] = _serve_config(source) if serve_config else manifest(config, source.objects)
     if output is None:
         typer.echo("---\n".join(texts.values()), nl=False)
         return
@@ -111,8 +111,7 @@ def node_pools(
     """
     from kuberay.node_pools import commands, teardown, terraform
 
-    placeholders = Placeholders(project, bucket)
-    filled = placeholders.fill_config(read_config(config, placeholders).config)
+    filled = read_config(config, Placeholders(project, bucket)).config
     if format is Format.terraform:
         if delete:
             raise Refusal("Terraform takes down what it made: terraform destroy")
@@ -297,13 +296,13 @@ def _fail(text: str, status: int = 2) -> None:
     sys.exit(status)
 
 
-def _serve_config(source: Source, placeholders: Placeholders) -> str:
+def _serve_config(source: Source) -> str:
     from kuberay.render import serve_config, to_yaml
     from ray_configs.service import Service
 
     if not isinstance(source.config, Service):
         raise Refusal(f"{source.name} is a job; only a service has a Serve config")
-    return to_yaml([placeholders.fill(serve_config(source.config))])
+    return to_yaml([serve_config(source.config)])
 
 
 def _findings(source: Source, crds: Path | None) -> list["Finding"]:

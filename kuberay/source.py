@@ -8,7 +8,7 @@ from kuberay.render import render
 from ray_configs.cloud import BUCKET_PLACEHOLDER, PROJECT_PLACEHOLDER
 from ray_configs.job import Job
 from ray_configs.loading import load
-from ray_configs.service import Service
+from ray_configs.service import Application, Service
 
 Objects = list[dict[str, Any]]
 
@@ -21,13 +21,24 @@ class Placeholders:
     bucket: str | None = None
 
     def fill_config(self, config: Service | Job) -> Service | Job:
-        """The same config with its project and bucket named, where they were not."""
+        """The same config with its project and bucket named, where they were not: in what applications are told too."""
         update: dict[str, Any] = {}
         if self.project and config.cloud.project == PROJECT_PLACEHOLDER:
             update["cloud"] = config.cloud.model_copy(update={"project": self.project})
         if self.bucket and config.bucket and config.bucket.name == BUCKET_PLACEHOLDER:
             update["bucket"] = config.bucket.model_copy(update={"name": self.bucket})
+        if isinstance(config, Service):
+            update["applications"] = tuple(self._fill_application(app) for app in config.applications)
         return config.model_copy(update=update)
+
+    def _fill_application(self, app: Application) -> Application:
+        told = {name: getattr(app.config, name) for name in app.config.model_fields_set}
+        filled = {
+            name: tuple(self.fill(value)) if isinstance(value, tuple) else self.fill(value)
+            for name, value in told.items()
+            if isinstance(value, str | tuple)
+        }
+        return app.model_copy(update={"config": app.config.model_copy(update=filled)})
 
     def fill(self, value: Any) -> Any:
         """The same value with the placeholders in its strings replaced. Keys, and comments on them, stay."""
@@ -47,7 +58,7 @@ YAML_SUFFIXES = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True)
 class Source:
-    """Objects in the order to apply them, and the config that they come from, if they do."""
+    """Objects in the order to apply them, and the config that they come from, if they do; placeholders filled in."""
 
     name: str
     objects: Objects
@@ -68,7 +79,7 @@ def read(source: str, placeholders: Placeholders = LEFT_OPEN) -> Source:
     if source == "-" or path.suffix in YAML_SUFFIXES or path.is_dir():
         return Source(source, _manifests(path, placeholders))
     config = load(source)
-    return Source(source, placeholders.fill(render(config)), config)
+    return Source(source, placeholders.fill(render(config)), placeholders.fill_config(config))
 
 
 def _manifests(path: Path, placeholders: Placeholders) -> Objects:

@@ -1,22 +1,61 @@
 """Config of a cell: an admin that publishes models at run time onto slices that it owns."""
 
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-from ray_configs.base import Name
+from pydantic import AfterValidator, Field, StringConstraints, field_validator
+
 from ray_configs.replicas import AppConfig
+
+OWN_CPUS = 0.1
+"""That Ray sets aside for each of the cell's own processes, the admin and the fronts: they wait most of the time, and
+share hosts with the models' replicas."""
+
+_NAME = StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=63)
+CellName = Annotated[str, _NAME]
+"""A part of Saxml's /sax/CELL/MODEL: small letters, digits, - and _, a letter first."""
+Principal = Annotated[str, AfterValidator(lambda name: name.removeprefix("acl/")), _NAME]
+"""Whom an API key speaks for: its name. Saxml's prefix `acl/` may stand before it."""
 
 
 class CellConfig(AppConfig):
     """A cell, as Saxml has them: models `/sax/NAME/...` are published, updated and unpublished while it runs.
 
-    `min_replicas` and `max_replicas` are the slices that it holds for what will be published.
+    Each replica of a published model owns one slice. `max_replicas` is how many slices the cell may use in all, and
+    `min_replicas` how many are kept while nothing is published; without a slice, models run on CPUs, as many as fit.
     """
 
     import_path: ClassVar[str] = "apps.cell:build"
     image_name: ClassVar[str] = "llm"
     default_name: ClassVar[str] = "cell"
 
-    name: Name = "test"
+    name: CellName = "test"
     """The cell's name: it serves /sax/NAME."""
-    state_uri: str = "~/.local/state/podslice/cell"
-    """Folder or gs:// path that keeps what is published across restarts."""
+    state_uri: str = Field("~/.local/state/podslice/cell", min_length=1)
+    """Folder or gs:// path that keeps what is published across restarts. One cell at a time writes there."""
+    model_roots: tuple[str, ...] = ()
+    """Folders and gs:// prefixes from which checkpoints may be published; others are refused."""
+    hub_models: bool = True
+    """Whether any model of the Hugging Face hub may be published, as `huggingface:OWNER/NAME`."""
+    tiny: bool = False
+    """Publish every model as a tiny random one of the same architecture: for trying a cell without TPUs."""
+    admins: tuple[Principal, ...] = ()
+    """Principals (named keys) that may publish, update and unpublish; empty: everyone whom the keys let in.
+
+    The cell's own ACL, once set by a client, is kept with its state and counts instead."""
+    front_replicas: int = Field(1, ge=1)
+    """Processes that pass requests on to the models' replicas; more for more clients."""
+
+    @field_validator("model_roots", "admins", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @property
+    def state_bucket(self) -> str | None:
+        """Name of the Cloud Storage bucket that keeps the state; None: a folder does."""
+        return self.state_uri.removeprefix("gs://").partition("/")[0] if self.state_uri.startswith("gs://") else None
+
+    @property
+    def worker_cpus(self) -> float:
+        """For one replica of a model, and the cell's own processes beside it."""
+        return self.num_cpus + OWN_CPUS * (1 + self.front_replicas)

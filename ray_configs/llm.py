@@ -11,6 +11,10 @@ from ray_configs.replicas import AppConfig
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 
+TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 16, 512
+"""Largest batch, step and sequence of a tiny model."""
+
+
 class EngineConfig(Config):
     """What one engine (one replica's JAX program) loads and how large it may grow."""
 
@@ -107,3 +111,17 @@ class LLMConfig(AppConfig, EngineConfig):
         if self.model == DEMO_MODEL:
             return "podslice-demo"
         return self.model.rstrip("/").rsplit("/", 1)[-1]
+
+    def as_tiny(self) -> "LLMConfig":
+        """A tiny random model of the same architecture and sharding, for trying a service without TPUs.
+
+        Batch, step and length are bounded too: each step shape is a program to compile, on every host.
+        """
+        return self.model_copy(
+            update={
+                "tiny": True,
+                "max_model_len": min(self.max_model_len or TINY_MODEL_LEN, TINY_MODEL_LEN),
+                "max_batch_size": min(self.max_batch_size, TINY_BATCH),
+                "max_step_tokens": min(self.max_step_tokens, TINY_STEP_TOKENS),
+            }
+        )

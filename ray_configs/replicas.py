@@ -28,6 +28,9 @@ class AppConfig(Config):
     api_keys: tuple[SecretStr, ...] = ()
     """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them.
 
+    Written KEY or NAME=KEY. NAME (small letters, digits, - and _, a letter first) is whom the key speaks for, in a
+    cell's ACLs; without it, `default`. Several keys may share a name, but no key has two.
+
     Prefer the environment (in Kubernetes: from a Secret): what is written here appears in the Serve config, its
     dashboard and its logs, as every app argument does."""
 
@@ -41,3 +44,8 @@ class AppConfig(Config):
         if self.max_replicas < self.min_replicas:
             raise ValueError(f"max_replicas ({self.max_replicas}) is below min_replicas ({self.min_replicas})")
         return self
+
+    @property
+    def worker_cpus(self) -> float:
+        """CPUs that a worker must have for one replica."""
+        return self.num_cpus

@@ -80,7 +80,8 @@ class Service(Config):
     hugging_face_token: SecretKey | None = None
     """Secret entry that becomes HF_TOKEN: needed for gated models."""
     api_keys: SecretKey | None = None
-    """Secret entry that becomes PODSLICE_API_KEYS, comma-separated; None: everyone who reaches it may use it."""
+    """Secret entry that becomes PODSLICE_API_KEYS: KEY or NAME=KEY, comma-separated; None: everyone who reaches it may
+    use it. A cell's ACLs and `admins` tell callers apart by NAME."""
     exposure: Exposure = ClusterIP()
     observability: Observability = Observability()
     head: Head = Head()
@@ -135,6 +136,31 @@ class Service(Config):
         return self
 
     @model_validator(mode="after")
+    def _cells_apart(self) -> "Service":
+        cells = [app.config for app in self.applications if isinstance(app.config, CellConfig)]
+        for what, why, values in (
+            ("name", "both would serve /sax/{}", [cell.name for cell in cells]),
+            ("state_uri", "one cell at a time writes to {}", [cell.state_uri.rstrip("/") for cell in cells]),
+        ):
+            if twice := sorted({v for v in values if values.count(v) > 1}):
+                raise ValueError(
+                    f"two cells have {what} {twice[0]!r}, and {why.format(twice[0])}; give each its own "
+                    f"CellConfig({what}=...)"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _admins_hold_keys(self) -> "Service":
+        for app in self.applications:
+            if isinstance(app.config, CellConfig) and app.config.admins and self.api_keys is None:
+                raise ValueError(
+                    f"admins of cell {app.config.name!r} are names of API keys, and the service asks for none, so that "
+                    "everyone could publish; set Service(api_keys=SecretKey(...)) with entries NAME=KEY, or leave "
+                    "admins out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _mounted_models(self) -> "Service":
         for app in self.applications:
             model = getattr(app.config, "model", "")
@@ -143,6 +169,10 @@ class Service(Config):
                     f"model {model!r} is in a mounted bucket, but the service has none at /gcs; set bucket=Bucket(...)"
                 )
         return self
+
+    def is_mounted(self, path: str) -> bool:
+        """Whether a path of the Pods is in the bucket that they mount."""
+        return self.bucket is not None and self.bucket.mount is not None and path.startswith(f"{self.bucket.mount}/")
 
     def _image(self, app: Application) -> str:
         return app.image or image(app.config.image_name, self.cloud.project)
@@ -171,7 +201,7 @@ class Service(Config):
                 image=self._image(app),
                 minimum=config.min_replicas + (before.minimum if before else 0),
                 maximum=config.max_replicas + (before.maximum if before else 0),
-                cpus=max(config.num_cpus, before.cpus if before else 0),
+                cpus=max(config.worker_cpus, before.cpus if before else 0),
             )
         return tuple(groups.values())
 

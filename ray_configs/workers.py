@@ -17,7 +17,8 @@ class WorkerGroup:
     minimum: int
     maximum: int
     cpus: float
-    """CPUs that one application replica asks of Ray; sizes the Pod where there is no machine type to fill."""
+    """CPUs that one application replica, and what runs beside it, ask of Ray; sizes the Pod where there is no machine
+    type to fill."""
 
     @property
     def hosts(self) -> int:

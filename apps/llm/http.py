@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from apps.ingress.api_keys import RequireKey
+from apps.ingress.api_keys import OPEN, Principals, RequireKey
 from apps.ingress.openai_errors import OpenAIError
 from apps.llm.engine import EngineStopped
 from apps.llm.jetstream import jetstream_router
@@ -18,8 +18,8 @@ from apps.llm.openai import openai_router
 log = logging.getLogger("podslice")
 
 
-def http_app(models: Models, key_digests: frozenset[bytes] = frozenset()) -> FastAPI:
-    """An ASGI application that answers for these models; with digests, only to those who hold a key."""
+def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:
+    """An ASGI application that answers for these models; with keys, only to those who hold a key."""
     app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.")
     app.include_router(openai_router(models), tags=["OpenAI"])
     app.include_router(jetstream_router(models), tags=["JetStream"])
@@ -54,10 +54,10 @@ def http_app(models: Models, key_digests: frozenset[bytes] = frozenset()) -> Fas
     async def failed(request: Request, error: Exception) -> Response:
         return OpenAIError(500, "The server failed; its log says why.", None, "internal_error").response()
 
-    if key_digests:
+    if keys:
         app.add_middleware(
             RequireKey,
-            digests=key_digests,
+            principals=keys,
             refused=lambda message: OpenAIError(401, message, None, "invalid_api_key").response(),
         )
     return app

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import serve
 
-from apps.ingress.api_keys import digest, keys_from_environment
+from apps.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.replica_options import options, spans_hosts
 from ray_configs.llm import LLMConfig
 
@@ -18,7 +18,7 @@ def deployment(config: LLMConfig) -> serve.Application:
     if spans_hosts(config) and config.slice.ray_refusal is not None:
         raise ValueError(f"slice {config.slice} cannot be a replica's: {config.slice.ray_refusal}")
     # Keys travel as digests: no pickle, log or process listing of the cluster holds one.
-    keys = frozenset(digest(key.get_secret_value()) for key in config.api_keys)
+    keys = principals(key.get_secret_value() for key in config.api_keys)
     return LLMServer.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
 
 
@@ -27,7 +27,8 @@ def deployment(config: LLMConfig) -> serve.Application:
 class LLMServer:
     """A replica. Serve makes it, asks `check_health` every few seconds, and deletes it when its requests are done."""
 
-    async def __init__(self, config: LLMConfig, key_digests: frozenset[bytes] = frozenset()):
+    async def __init__(self, config: LLMConfig, keys: Principals = OPEN, keys_of_environment: bool = True):
+        """`keys_of_environment` False: those of PODSLICE_API_KEYS are for what stands in front of this replica."""
         log = logging.getLogger("podslice")
         log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
         log.setLevel(logging.INFO)
@@ -36,7 +37,7 @@ class LLMServer:
             os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
         else:
             os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
-        self._keys = key_digests | keys_from_environment()
+        self._keys = principals_from_environment(keys) if keys_of_environment else keys
         self._hosts: Any = None
         # In a thread: Serve's control calls share this event loop.
         self._model = await asyncio.to_thread(self._load, config)

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from apps.ingress.api_keys import RequireKey
+from apps.ingress.api_keys import OPEN, Principals, RequireKey
 from apps.ingress.openai_errors import OpenAIError
 from apps.stable_diffusion.engine.job import EngineStopped
 from apps.stable_diffusion.imagine import imagine_router
@@ -16,8 +16,8 @@ from apps.stable_diffusion.pictures import PictureModel
 from apps.stable_diffusion.sdapi import sdapi_router
 
 
-def http_app(model: PictureModel, key_digests: frozenset[bytes] = frozenset()) -> FastAPI:
-    """An ASGI application that answers for this model; with digests, only to those who hold a key."""
+def http_app(model: PictureModel, keys: Principals = OPEN) -> FastAPI:
+    """An ASGI application that answers for this model; with keys, only to those who hold a key."""
     app = FastAPI(title="Podslice", description="Stable Diffusion on Cloud TPU slices.")
     app.include_router(imagine_router(model), tags=["Pictures"])
     app.include_router(openai_router(model), tags=["OpenAI"])
@@ -53,10 +53,10 @@ def http_app(model: PictureModel, key_digests: frozenset[bytes] = frozenset()) -
     async def failed(request: Request, error: Exception) -> Response:
         return OpenAIError(500, "The server failed; its log says why.", None, "internal_error").response()
 
-    if key_digests:
+    if keys:
         app.add_middleware(
             RequireKey,
-            digests=key_digests,
+            principals=keys,
             refused=lambda message: OpenAIError(401, message, None, "invalid_api_key").response(),
         )
     return app

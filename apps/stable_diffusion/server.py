@@ -8,7 +8,7 @@ from typing import Any
 
 from ray import serve
 
-from apps.ingress.api_keys import digest, keys_from_environment
+from apps.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.replica_options import options, spans_hosts
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
@@ -25,7 +25,7 @@ def deployment(config: StableDiffusionConfig) -> serve.Application:
             "one host, such as v5e:2x4:8t or v4:2x2x1, and more of them with max_replicas"
         )
     # Keys travel as digests: no pickle, log or process listing of the cluster holds one.
-    keys = frozenset(digest(key.get_secret_value()) for key in config.api_keys)
+    keys = principals(key.get_secret_value() for key in config.api_keys)
     return StableDiffusionServer.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
 
 
@@ -34,13 +34,13 @@ def deployment(config: StableDiffusionConfig) -> serve.Application:
 class StableDiffusionServer:
     """A replica. Serve makes it, asks `check_health` every few seconds, and deletes it when its requests are done."""
 
-    async def __init__(self, config: StableDiffusionConfig, key_digests: frozenset[bytes] = frozenset()):
+    async def __init__(self, config: StableDiffusionConfig, keys: Principals = OPEN):
         log = logging.getLogger("podslice")
         log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
         log.setLevel(logging.INFO)
         # Must be known before jax is imported. With TPUs, the CPU backend stays: some of jax's own code asks for it.
         os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
-        self._keys = key_digests | keys_from_environment()
+        self._keys = principals_from_environment(keys)
         # In a thread: Serve's control calls share this event loop.
         self._model = await asyncio.to_thread(_load, config)
         # What exists now lives as long as the replica: the garbage collector need not walk it again and again.

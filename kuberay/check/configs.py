@@ -3,9 +3,11 @@
 import importlib.util
 from collections.abc import Iterator
 
+from kuberay.check.cells import check_cell, check_guard
 from kuberay.check.findings import Finding
 from kuberay.check.model_size import weight_gib
 from ray_configs.capacity import FlexStart, Queued
+from ray_configs.cell import CellConfig
 from ray_configs.exposure import ClusterIP
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
@@ -25,7 +27,10 @@ def check_config(config: Service | Job) -> list[Finding]:
     for index, app in enumerate(config.applications):
         where = f"Service/{config.name} applications[{index}]"
         found += [*_fits(app, where), *_can_be_fetched(config, app, where), *_exists(app, where), *_lasts(app, where)]
-    return [*found, *_is_guarded(config)]
+        if isinstance(app.config, CellConfig):
+            found += check_cell(config, app.config, where)
+    cells = [app.config for app in config.applications if isinstance(app.config, CellConfig)]
+    return [*found, *(check_guard(config, cells) if cells else _is_guarded(config))]
 
 
 def _fits(app: Application, where: str) -> Iterator[Finding]:

@@ -40,8 +40,7 @@ def local(
     from kuberay.local.running import Wishes, run
     from ray_configs.service import Service
 
-    placeholders = Placeholders(project, bucket)
-    service = placeholders.fill_config(read_config(config, placeholders).config)
+    service = read_config(config, Placeholders(project, bucket)).config
     if not isinstance(service, Service):
         raise Refusal(f"{config} is a job; only a service runs locally")
     try:

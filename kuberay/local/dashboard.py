@@ -31,6 +31,8 @@ class App:
     replicas: dict[str, int]
     """How many are in each state, such as RUNNING; those that stop are left out."""
     wanted: int
+    declared: bool
+    """Whether serveConfigV2 has it. KubeRay sees no others, such as the models that a cell publishes."""
 
 
 class Dashboard:
@@ -94,7 +96,7 @@ class Dashboard:
                     if replica["state"] != "STOPPING":
                         replicas[replica["state"]] = replicas.get(replica["state"], 0) + 1
             message = next((text for text in messages if text), "")
-            found.append(App(name, app["status"], message, replicas, wanted))
+            found.append(App(name, app["status"], message, replicas, wanted, app["source"] == "declarative"))
         return found
 
 

@@ -147,10 +147,11 @@ class _Run:
         with suppress(httpx.HTTPError):  # busy; it is asked again
             self._apps = self._dashboard.apps()
         self._asked = time.monotonic()
-        for app in self._apps:
+        declared = [app for app in self._apps if app.declared]
+        for app in declared:
             if app.status == "DEPLOY_FAILED" and not self._ready:
                 raise ServiceFailed(f"application {app.name} failed to deploy:\n{app.message}")
-        if not self._ready and self._apps and all(app.status == "RUNNING" for app in self._apps):
+        if not self._ready and declared and all(app.status == "RUNNING" for app in declared):
             self._ready = True
             _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._wishes.port}  (Ctrl-C stops it)")
             if self._wishes.kill_host:

@@ -5,18 +5,20 @@ The config is changed before it is rendered, so that manifest, cluster and appli
 
 import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
 from kuberay.local.errors import LocalError
+from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import explained
 from ray_configs.service import Application, Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice, every_slice
 
-TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 16, 512
-"""Largest batch, step and sequence of a tiny model: each step shape is a program to compile, on every host."""
+STATE = "~/.local/state/podslice"
+"""Where the cells of local runs keep their state. Each has a folder there, which its next run finds."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | N
         if not _exists(app.config.import_path):
             said.append(f"left out: application {app.serve_name}; there is no {app.config.import_path} yet")
             continue
-        applications.append(_application(app, tiny, hosts_per_slice, said))
+        applications.append(_application(service, app, tiny, hosts_per_slice, said))
     if not applications:
         raise LocalError(f"none of the applications of {service.name} can run here: {'; '.join(said)}")
     fields = {name: getattr(service, name) for name in service.model_fields_set} | {"applications": applications}
@@ -45,7 +47,9 @@ def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | N
         raise LocalError(f"made smaller, {service.name} is no valid service:\n{explained(error)}") from error
 
 
-def _application(app: Application, tiny: bool, hosts_per_slice: int | None, said: list[str]) -> Application:
+def _application(
+    service: Service, app: Application, tiny: bool, hosts_per_slice: int | None, said: list[str]
+) -> Application:
     config, update = app.config, {}
     slice = config.slice
     if slice is not None and hosts_per_slice is not None and slice.hosts > hosts_per_slice:
@@ -55,37 +59,46 @@ def _application(app: Application, tiny: bool, hosts_per_slice: int | None, said
             f"{app.serve_name}: slices of {slice} ({slice.hosts} hosts, {slice.chips} chips) "
             f"instead of {config.slice} ({config.slice.hosts} hosts, {config.slice.chips} chips)"
         )
-    if isinstance(config, LLMConfig):
-        if tiny:
-            update |= _tiny(config)
-            sizes = ", ".join(f"{name} {value}" for name, value in update.items() if name.startswith("max_"))
-            said.append(
-                f"{app.serve_name}: a tiny random model of the same architecture and sharding instead of "
-                f"{config.model}{', with ' + sizes if sizes else ''}"
-            )
-    elif tiny and isinstance(config, StableDiffusionConfig):
-        demo = StableDiffusionConfig.demo()
-        update |= {name: getattr(demo, name) for name in demo.model_fields_set}
-        update["model_id"] = config.served_name
-        said.append(f"{app.serve_name}: the demo model at {', '.join(demo.sizes)} instead of {config.model}")
-    elif tiny:
-        if "tiny" in type(config).model_fields:
-            update["tiny"] = True
-            said.append(f"{app.serve_name}: a tiny random model of the same architecture")
-        else:
-            said.append(f"{app.serve_name}: has no tiny form and runs as it is")
+    if isinstance(config, LLMConfig) and tiny:
+        update |= _tiny_llm(app, config, said)
+    elif isinstance(config, StableDiffusionConfig) and tiny:
+        update |= _demo_pictures(app, config, said)
+    elif isinstance(config, CellConfig):
+        update |= _cell(service, app, config, tiny, said)
     return app.model_copy(update={"config": config.model_copy(update=update)})
 
 
-def _tiny(config: LLMConfig) -> dict[str, int | bool]:
-    update: dict[str, int | bool] = {"tiny": True}
-    length = config.max_model_len
-    if length is None or length > TINY_MODEL_LEN:
-        update["max_model_len"] = TINY_MODEL_LEN
-    if config.max_batch_size > TINY_BATCH:
-        update["max_batch_size"] = TINY_BATCH
-    if config.max_step_tokens > TINY_STEP_TOKENS:
-        update["max_step_tokens"] = TINY_STEP_TOKENS
+def _tiny_llm(app: Application, config: LLMConfig, said: list[str]) -> dict[str, Any]:
+    small = config.as_tiny()
+    update = {name: value for name, value in small if value != getattr(config, name)}
+    sizes = ", ".join(f"{name} {value}" for name, value in update.items() if name.startswith("max_"))
+    said.append(
+        f"{app.serve_name}: a tiny random model of the same architecture and sharding instead of "
+        f"{config.model}{', with ' + sizes if sizes else ''}"
+    )
+    return update
+
+
+def _demo_pictures(app: Application, config: StableDiffusionConfig, said: list[str]) -> dict[str, Any]:
+    demo = StableDiffusionConfig.demo()
+    said.append(f"{app.serve_name}: the demo model at {', '.join(demo.sizes)} instead of {config.model}")
+    return {name: getattr(demo, name) for name in demo.model_fields_set} | {"model_id": config.served_name}
+
+
+def _cell(service: Service, app: Application, config: CellConfig, tiny: bool, said: list[str]) -> dict[str, Any]:
+    update: dict[str, Any] = {}
+    if tiny and not config.tiny:
+        update["tiny"] = True
+        said.append(
+            f"{app.serve_name}: whatever is published is served as a tiny random model of the same architecture and "
+            "sharding; nothing is read of its checkpoint but config and tokenizer, if they can be reached"
+        )
+    if config.state_bucket is not None or service.is_mounted(config.state_uri):
+        update["state_uri"] = f"{STATE}/{service.name}-{config.name}"
+        said.append(
+            f"{app.serve_name}: what is published is kept in {update['state_uri']} instead of {config.state_uri}, and "
+            f"is served again by the next run of {service.name} here; remove that folder to begin with nothing"
+        )
     return update
 
 

@@ -205,7 +205,7 @@ def _identity(config: Service | Job) -> Iterable[str]:
 def _secrets(config: Service | Job) -> Iterable[str]:
     wanted = (
         (config.hugging_face_token, "HF_TOKEN", "Hugging Face token"),
-        (getattr(config, "api_keys", None), "PODSLICE_API_KEYS", "API keys, comma-separated"),
+        (getattr(config, "api_keys", None), "PODSLICE_API_KEYS", "API keys, KEY or NAME=KEY, comma-separated"),
     )
     entries: dict[str, list[tuple[str, str, str]]] = {}
     for secret, variable, what in wanted:

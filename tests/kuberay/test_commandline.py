@@ -8,6 +8,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from kuberay import commandline
+from kuberay.source import Placeholders, read
+from ray_configs.loading import load
 
 LOCAL = "ray_configs.catalog.local"
 LLAMA = "ray_configs.catalog.llama3_8b_v5e"
@@ -82,6 +84,19 @@ def test_render_fills_in_what_is_given(run):
     assert "us-docker.pkg.dev/p1/podslice/llm" in filled and "bucketName: b1" in filled
 
 
+def test_a_buckets_name_reaches_what_applications_are_told(run):
+    cell = "ray_configs.catalog.cell_v5e_4x8"
+    for options in ((), ("--serve-config",)):
+        _, filled, _ = run("render", cell, "--project", "p1", "--bucket", "b1", *options)
+        assert "state_uri: gs://b1/cell" in filled and "- gs://b1/models" in filled and "BUCKET_NAME" not in filled
+        assert "front_replicas" not in filled, "what the config leaves to its defaults stays unsaid"
+    placeholders = Placeholders("p1", "b1")
+    assert read(cell, placeholders).config.applications[0].config.state_uri == "gs://b1/cell"
+    assert read(cell).config == load(cell)
+    status, _, err = run("apply", cell, "--project", "p1")
+    assert status == 2 and "BUCKET_NAME" in err and "--bucket" in err
+
+
 def test_render_into_a_folder(run, tmp_path):
     status, out, err = run("render", LLAMA, LOCAL, "-o", str(tmp_path / "new"))
     assert status == 0 and out == "" and "wrote" in err
@@ -154,7 +169,7 @@ def test_an_invalid_config_names_the_field(run, tmp_path):
 
 
 def test_check_of_the_catalog_raises_no_false_alarm(run):
-    """What it does warn of is true: applications that this version does not have."""
+    """What it does warn of is true: applications that this version does not have, and a cell open to its VPC."""
     import importlib.util
 
     from ray_configs.loading import catalog
@@ -162,7 +177,9 @@ def test_check_of_the_catalog_raises_no_false_alarm(run):
     status, out, _err = run("check", *catalog())
     assert status == 0, out
     lines = [line for line in out.splitlines() if "error" in line.split(":")[0] or "warning" in line.split(":")[0]]
-    assert all("[not-in-this-version]" in line for line in lines), out
+    (open_cell,) = [line for line in lines if "[no-api-keys]" in line]
+    assert open_cell.startswith("warning: Service/cell exposure"), "as Saxml's tutorials have it"
+    assert all("[not-in-this-version]" in line for line in lines if line != open_cell), out
     for module in ("apps.stable_diffusion", "apps.cell"):
         assert (importlib.util.find_spec(module) is None) == any(module in line for line in lines)
 

@@ -33,6 +33,13 @@ def llm(slice: str | None = None, **fields: Any) -> Application:
     return Application(config=LLMConfig(slice=slice, **fields), **outer)
 
 
+def cell(route_prefix: str = "/", **fields: Any) -> Application:
+    """A cell for a test, with an application name for each route; other fields are its CellConfig's."""
+    return Application(
+        config=CellConfig(**fields), name=f"cell{route_prefix.replace('/', '-')}x", route_prefix=route_prefix
+    )
+
+
 def service(*applications: Application, name: str = "x", **fields: Any) -> Service:
     return Service(name=name, applications=applications or (llm(),), **fields)
 
@@ -58,7 +65,7 @@ CONFIGS = (
     EngineConfig(page_size=64, quantize_weights="int8"),
     LLMConfig(model="gs://weights/llama", slice="v5e:2x4:4t", max_replicas=3, compile_cache=None),
     StableDiffusionConfig(sizes=("512x512", "768x768"), slice="v4:2x2x1"),
-    CellConfig(name="test", slice="v5e:4x8", min_replicas=0),
+    CellConfig(name="test", slice="v5e:4x8", model_roots=("gs://b/models", "/gcs"), admins=("alice", "acl/bob")),
     TpuSlice("v5e", "4x8"),
     Head(cpus=4),
     llm("v5e:4x8", capacity=Spot(), route_prefix="/a"),
@@ -132,7 +139,7 @@ class TestEveryClass:
     def test_defaults_alone_are_a_config_with_nothing_to_say(self, cls: type[Config]) -> None:
         assert cls().model_dump(mode="json", exclude_defaults=True) == {}
 
-    @pytest.mark.parametrize("cls", [LLMConfig, StableDiffusionConfig])
+    @pytest.mark.parametrize("cls", [LLMConfig, StableDiffusionConfig, CellConfig])
     def test_keys_are_in_no_dump_and_no_text(self, cls: type[Any]) -> None:
         config = cls(api_keys="open,sesame")
         assert [key.get_secret_value() for key in config.api_keys] == ["open", "sesame"]
@@ -253,6 +260,21 @@ REFUSED: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         ),
         ("queue", "name the same queue in every application"),
     ),
+    "two cells of one name": (
+        lambda: service(cell(), cell("/b", state_uri="/b")),
+        ("two cells have name 'test'", "/sax/test", "give each its own CellConfig(name=...)"),
+    ),
+    "two cells with one state": (
+        lambda: service(cell(state_uri="gs://b/s"), cell("/b", name="prod", state_uri="gs://b/s/")),
+        ("two cells have state_uri 'gs://b/s'", "one cell at a time", "give each its own CellConfig(state_uri=...)"),
+    ),
+    "admins of a cell without keys": (
+        lambda: service(cell(admins="alice,bob")),
+        ("admins of cell 'test'", "everyone could publish", "Service(api_keys=SecretKey(...))", "NAME=KEY"),
+    ),
+    "a cell's name with capitals": (lambda: CellConfig(name="Test"), ("name", "[a-z][a-z0-9_-]*")),
+    "an admin who can be no key's name": (lambda: CellConfig(admins=("Alice",)), ("admins.0", "[a-z][a-z0-9_-]*")),
+    "nowhere to keep the state": (lambda: CellConfig(state_uri=""), ("state_uri", "at least 1 character")),
     "a model in a bucket that is not there": (
         lambda: service(llm(model="/gcs/llama")),
         ("'/gcs/llama'", "bucket=Bucket(...)"),
@@ -325,6 +347,16 @@ class TestLimitsAllow:
         (group,) = both.worker_groups
         assert (group.name, group.minimum, group.maximum, group.cpus) == ("tpu-v5e-2x2", 2, 3, 4)
         assert both.elastic
+
+    def test_two_cells_that_keep_apart(self) -> None:
+        both = service(cell(state_uri="gs://b/one"), cell("/b", name="prod_2", state_uri="gs://b/two"))
+        assert [app.config.state_bucket for app in both.applications] == ["b", "b"]
+        assert CellConfig().state_bucket is None
+
+    def test_admins_who_hold_keys(self) -> None:
+        guarded = service(cell(admins="acl/alice, bob", model_roots="gs://b/models,/gcs"), api_keys=SECRET)
+        config = guarded.applications[0].config
+        assert config.admins == ("alice", "bob") and config.model_roots == ("gs://b/models", "/gcs")
 
     def test_a_job_may_use_what_ray_cannot(self) -> None:
         assert job(slice="v3:4x4").worker_groups[0].hosts == 4

@@ -1,7 +1,7 @@
 """Saxml's LmCloud test models, by the names under which Saxml publishes them. They have sizes but no weights.
 
-Sources: the sizes are those of saxml/server/pax/lm/params/lm_cloud.py over paxml/tasks/lm/params/lm_cloud.py; the
-block is paxml's TransformerLmSpmdAdafactor (paxml/tasks/lm/model_params.py) with the defaults of praxis' layers:
+The sizes are in ray_configs/lm_cloud.py. The block is paxml's TransformerLmSpmdAdafactor
+(paxml/tasks/lm/model_params.py) with the defaults of praxis' layers:
 - LayerNorm (normalizations.py): scale kept as its distance from one, bias, epsilon 1e-6, one more before the logits.
 - Attention (attentions.py): q, k and v without bias, no rotary embedding, scores over sqrt(head_dim), then capped at
   50 by tanh. praxis' learned scale of each query channel starts at one; it is left out, for a factor on a row of q's
@@ -12,30 +12,8 @@ block is paxml's TransformerLmSpmdAdafactor (paxml/tasks/lm/model_params.py) wit
 Ids 0 and 1 begin and end a text (saxml's template.py).
 """
 
-from dataclasses import dataclass
-
 from apps.llm.engine.architecture import Architecture, UnsupportedModel
-
-PREFIX = "lm_cloud."
-SAXML_PREFIX = "saxml.server.pax.lm.params."  # Saxml's own name of a model is its Python path
-
-
-@dataclass(frozen=True)
-class Size:
-    """What a model's name says about it."""
-
-    layers: int
-    hidden: int
-    heads: int
-
-
-SMALL = Size(layers=18, hidden=3072, heads=24)
-LARGE = Size(layers=96, hidden=12288, heads=96)
-MODELS = {
-    **{f"LmCloudSpmd2B{suffix}": SMALL for suffix in ("", "Test", "4Test", "8Test", "16Test", "32Test")},
-    **{f"LmCloudSpmd175B{suffix}": LARGE for suffix in ("", "Test", "32Test", "64Test", "128Test", "256Test")},
-}
-"""Saxml's names differ in the mesh that it runs them on; here the slice and tensor_parallel say that."""
+from ray_configs.lm_cloud import MODELS, bare_name, unknown
 
 
 def find(name: str) -> Architecture | None:
@@ -44,13 +22,12 @@ def find(name: str) -> Architecture | None:
     Raises:
         UnsupportedModel: it is of that form, but there is no such model.
     """
-    short = name.removeprefix(SAXML_PREFIX)
-    if not short.startswith(PREFIX):
+    bare = bare_name(name)
+    if bare is None:
         return None
-    size = MODELS.get(short.removeprefix(PREFIX))
+    size = MODELS.get(bare)
     if size is None:
-        choices = ", ".join(PREFIX + choice for choice in MODELS)
-        raise UnsupportedModel(f"model {name!r} is not registered; registered: {choices}")
+        raise UnsupportedModel(unknown(name))
     head_dim = size.hidden // size.heads
     return Architecture(
         family="lm_cloud",

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from apps.stable_diffusion.engine import text_encoder, unet, vae, weights
 from apps.stable_diffusion.engine.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.plan import RESTING, Plan, Planner, batch_sizes, check_batch
+from apps.stable_diffusion.engine.picture_plan import RESTING, Plan, Planner, batch_sizes, check_batch
 from apps.stable_diffusion.engine.programs import Given, Programs, State, Text
 from apps.stable_diffusion.engine.prompts import Memory, Tokenizers
 from apps.stable_diffusion.engine.request import PictureRequest

@@ -28,7 +28,7 @@ import torch
 
 from apps.stable_diffusion.engine.checkpoint import Checkpoint, CheckpointError
 from apps.stable_diffusion.engine.fields import refuse_others
-from apps.stable_diffusion.engine.plan import LATENT_CHANNELS, RESTING, Plan, Planner, batch_sizes, check_batch
+from apps.stable_diffusion.engine.picture_plan import LATENT_CHANNELS, RESTING, Plan, Planner, batch_sizes, check_batch
 from apps.stable_diffusion.engine.prompts import Memory, Tokenizers
 from apps.stable_diffusion.engine.request import PictureRequest
 from apps.stable_diffusion.engine.schedules import COLUMNS, NoiseSchedule, Row

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.stable_diffusion.engine import text_encoder, unet, vae
-from apps.stable_diffusion.engine.plan import LATENT_CHANNELS
+from apps.stable_diffusion.engine.picture_plan import LATENT_CHANNELS
 from apps.stable_diffusion.engine.schedules import COLUMNS, Row
 from apps.stable_diffusion.engine.weights import Weights
 

@@ -3,7 +3,12 @@
 import pytest
 
 from kuberay.local.errors import LocalError
+from kuberay.local.hosts import plan_of
+from kuberay.local.running import HEAD_GB, HOST_GB
 from kuberay.local.scaling_down import scale_down
+from kuberay.render import render
+from ray_configs.cell import CellConfig
+from ray_configs.cloud import Bucket
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import load
 from ray_configs.service import Application, Service
@@ -37,6 +42,49 @@ def test_tiny_pictures_are_the_demo_models():
     assert str(config.slice) == "v4:2x2x1" and config.max_batch_size == 16
     assert config.served_name == "stable-diffusion-v1-4"  # requests need not change
     assert scaled.said == ("stable-diffusion: the demo model at 64x64 instead of CompVis/stable-diffusion-v1-4",)
+
+
+def a_cell(bucket: Bucket | None = None, **config: object) -> Service:
+    return Service(name="s", applications=(Application(config=CellConfig(**config)),), bucket=bucket)
+
+
+@pytest.mark.parametrize(
+    ("state_uri", "bucket", "kept"),
+    [
+        ("gs://b/cell", None, "~/.local/state/podslice/s-prod"),
+        ("/gcs/cell", Bucket(read_only=False), "~/.local/state/podslice/s-prod"),
+        ("/gcs/cell", None, "/gcs/cell"),
+        ("/srv/cell", Bucket(), "/srv/cell"),
+    ],
+)
+@pytest.mark.parametrize("tiny", [False, True])
+def test_a_cells_state_stays_on_this_machine(state_uri, bucket, kept, tiny):
+    scaled = scale_down(a_cell(bucket, name="prod", state_uri=state_uri), tiny=tiny)
+    config = scaled.service.applications[0].config
+    assert (config.state_uri, config.tiny) == (kept, tiny)
+    told = [sentence for sentence in scaled.said if f"kept in {kept} instead of {state_uri}" in sentence]
+    assert len(told) == (kept != state_uri)
+
+
+def test_a_tiny_cell_says_what_that_means():
+    (sentence,) = scale_down(a_cell(slice="v5e:4x8"), tiny=True).said
+    assert sentence.startswith("cell: whatever is published is served as a tiny random model")
+    scaled = scale_down(a_cell(slice="v5e:4x8", tiny=True), tiny=True, hosts_per_slice=2)
+    assert str(scaled.service.applications[0].config.slice) == "v5e:2x4:4t"
+    assert scaled.said == ("cell: slices of v5e:2x4:4t (2 hosts, 8 chips) instead of v5e:4x8 (8 hosts, 32 chips)",)
+
+
+def test_the_whole_graph_fits_on_a_laptop():
+    service = scale_down(load("ray_configs.catalog.whole_graph"), tiny=True).service
+    llm, pictures, cell = (app.config for app in service.applications)
+    assert llm.tiny and pictures.model == DEMO_MODEL and cell.tiny
+    assert (cell.min_replicas, cell.max_replicas) == (1, 1)
+    assert cell.state_uri == "~/.local/state/podslice/podslice-test"
+    (manifest,) = (item for item in render(service) if item["kind"] == "RayService")
+    plan = plan_of(manifest, address="127.0.0.2")
+    assert [len(slice.hosts) for slice in plan.slices] == [1, 1, 8]
+    assert all(host.cpus >= 8 for host in plan.hosts if host.chips), "replicas and the cell's own processes"
+    assert HEAD_GB + HOST_GB * (len(plan.hosts) - 1) < 12, "of 24 GB"
 
 
 def test_what_was_small_stays():

@@ -2,9 +2,16 @@
 
 import pytest
 
-from kuberay.node_pools import commands
+from kuberay.node_pools import commands, terraform
 from ray_configs.capacity import FlexStart
-from ray_configs.catalog import gemma_7b_it_v5e, llama3_8b_v5e, smoke_multi_host, smoke_single_host, spmd_175b
+from ray_configs.catalog import (
+    cell_v5e_4x8,
+    gemma_7b_it_v5e,
+    llama3_8b_v5e,
+    smoke_multi_host,
+    smoke_single_host,
+    spmd_175b,
+)
 from ray_configs.catalog import stable_diffusion_v4 as stable_diffusion
 from ray_configs.cloud import GoogleCloud, Identity
 from ray_configs.job import Job
@@ -61,6 +68,14 @@ def test_jetstream_bucket_and_rights(run) -> None:
         "role": "roles/iam.workloadIdentityUser",
         "member": "serviceAccount:PROJECT_ID.svc.id.goog[default/wi-jetstream]",
     }
+
+
+def test_a_cell_may_write_its_state(run) -> None:
+    config = cell_v5e_4x8.service.applications[0].config
+    assert config.state_bucket == cell_v5e_4x8.service.bucket.name
+    rights = run(commands(cell_v5e_4x8.service)).made("storage buckets add-iam-policy-binding gs://BUCKET_NAME")
+    assert "roles/storage.objectUser" in [right.flags["role"] for right in rights], "objectViewer could not write"
+    assert '"roles/storage.objectUser"' in terraform(cell_v5e_4x8.service)
 
 
 def test_hugging_face_secret(run) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kuberay.render import render
 from ray_configs.capacity import FlexStart, Queued, Reservation, Spot
+from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
 from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.job import Job
@@ -260,3 +261,30 @@ def test_several_applications_share_groups_of_the_same_slice() -> None:
     groups = {group["groupName"]: group for group in cluster(three)["workerGroupSpecs"]}
     assert list(groups) == ["tpu-v6e-2x2", "tpu-v6e-1x1"]
     assert (groups["tpu-v6e-2x2"]["minReplicas"], groups["tpu-v6e-2x2"]["maxReplicas"]) == (2, 5)
+
+
+def test_a_cells_slices_are_there_before_anything_is_published() -> None:
+    cell = CellConfig(slice="v5e:4x8", min_replicas=1, max_replicas=3)
+    chat = LLMConfig(slice="v5e:4x8", max_replicas=2)
+    both = Service(name="s", applications=(Application(config=cell), Application(config=chat, route_prefix="/chat")))
+    spec = cluster(both)
+    (group,) = spec["workerGroupSpecs"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (2, 2, 5)
+    assert group["rayStartParams"] == {}, "KubeRay tells Ray of as many CPUs as the container may use"
+    assert int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"]) > 8, "for the cell's own too"
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+@pytest.mark.parametrize(("model", "pod"), [(1, "2"), (2, "3"), (8, "9")])
+def test_on_cpus_a_cell_leaves_room_for_a_model(model: int, pod: str) -> None:
+    config = Service(name="s", applications=(Application(config=CellConfig(num_cpus=model)),))
+    assert worker_pod(config)["containers"][0]["resources"]["limits"]["cpu"] == pod
+
+
+def test_the_catalogs_cell_keeps_both_slices_and_needs_no_autoscaler() -> None:
+    spec = cluster(load("ray_configs.catalog.cell_v5e_4x8"))
+    (group,) = spec["workerGroupSpecs"]
+    assert (group["minReplicas"], group["maxReplicas"], group["numOfHosts"]) == (2, 2, 8)
+    assert spec["enableInTreeAutoscaling"] is False
+    (ray_service,) = of_kind(load("ray_configs.catalog.cell_v5e_4x8"), "RayService")
+    assert ray_service["spec"]["serveService"]["spec"]["ports"] == [{"name": "serve", "port": 8888, "targetPort": 8000}]

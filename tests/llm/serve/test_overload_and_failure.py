@@ -8,7 +8,7 @@ import openai
 import pytest
 from serving import MODEL, local_server, wait_until
 
-from apps.ingress.api_keys import digest, keys_from_environment
+from apps.ingress.api_keys import principals
 from apps.llm.engine import EngineStopped
 from apps.llm.http import http_app
 
@@ -44,7 +44,7 @@ def test_a_full_queue_answers_429(server):
 
 
 def test_keys(server):
-    app = http_app({MODEL: server.model}, frozenset({digest("right"), digest("also right")}))
+    app = http_app({MODEL: server.model}, principals(["right", "also right"]))
 
     def ask(key: str | None, path: str = "/v1/models") -> httpx.Response:
         async def call() -> httpx.Response:
@@ -60,13 +60,6 @@ def test_keys(server):
         assert reply.json()["error"]["code"] == "invalid_api_key"
     assert ask(None, "/generate").status_code == 401  # not even which methods there are
     assert ask(None, "/healthcheck").status_code == ask(None, "/health").status_code == 200
-
-
-def test_keys_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("PODSLICE_API_KEYS", "one, two,")
-    assert keys_from_environment() == {digest("one"), digest("two")}
-    monkeypatch.delenv("PODSLICE_API_KEYS")
-    assert keys_from_environment() == frozenset()
 
 
 def test_an_engine_that_fails_says_so_to_everyone():

@@ -10,7 +10,7 @@ import pytest
 from loop_backend import LoopBackend
 from picture_serving import MODEL, LocalServer, events_of, local_server, wait_until
 
-from apps.ingress.api_keys import digest
+from apps.ingress.api_keys import principals
 from apps.stable_diffusion.engine.job import EngineStopped
 from apps.stable_diffusion.http import http_app
 
@@ -50,7 +50,7 @@ def test_a_full_queue_answers_429():
 
 def test_keys():
     with local_server(LoopBackend()) as server:
-        app = http_app(server.model, frozenset({digest("right")}))
+        app = http_app(server.model, principals(["right"]))
 
         def ask(key: str | None, path: str) -> httpx.Response:
             async def call() -> httpx.Response:

@@ -1,0 +1,21 @@
+"""A cell: models are published, updated and unpublished over HTTP while it runs, each onto slices of its own.
+
+serve run apps.cell:app                      # a cell on this machine
+serve run apps.cell:build name=prod state_uri=gs://BUCKET/cell
+
+The life of a publish: a face (`saxml.py`) reads the call, the admin (`admin.py`) checks it against the registry and
+writes the cell's new state (`store.py`) before it answers. The reconcile loop (`reconcile.py`) compares that desired
+state with what Ray Serve runs (`serve_apps.py`) and takes the steps between them: one Serve application for each
+published model. Requests for a model reach it through the front (`front.py`, `relay.py`).
+"""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """`app` and `build`, imported when asked for: the state can be read and tested without Ray."""
+    if name in ("app", "build"):
+        from apps.cell import application
+
+        return getattr(application, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,265 @@
+"""The cell's desired state and who may change it: publish, update, unpublish, ACLs.
+
+Every change is checked, written, and only then counts and is answered. Blocking calls (a write takes up to some tenths
+of a second on Cloud Storage); safe from several threads.
+"""
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from apps.cell import acl
+from apps.cell.errors import CellError, Conflict, NotAllowed, NotPublished, Unavailable
+from apps.cell.lease import LEASE_S, Lease
+from apps.cell.names import ModelName, check_cell
+from apps.cell.registry import Registry
+from apps.cell.state import CellState, Published
+from apps.cell.store import StateError, StateTaken, Store
+from ray_configs.cell import CellConfig
+
+log = logging.getLogger("podslice")
+
+PUBLISH_FIELDS = {"model", "model_path", "checkpoint", "replicas", "overrides"}
+
+
+class Admin:
+    """One cell's. `principal` is the name of the caller's key; None where the service has no keys."""
+
+    def __init__(self, config: CellConfig, store: Store, lease: Lease):
+        self._config, self._store, self._lease = config, store, lease
+        self._lock = threading.Lock()
+        self.registry = Registry(config)
+        self._version = 0
+        self.state = CellState(cell=config.name, relay_key="")
+
+    def open(self) -> None:
+        """Reads what was published before. Raises StateError; nothing is overwritten then."""
+        with self._lock:
+            self._lease.renew()
+            self._read()
+            if self._version == 0 and self._lease.held:
+                self._write(self.state.model_copy(update={"relay_key": secrets.token_urlsafe(32)}))
+        models = ", ".join(self.state.models) or "nothing"
+        log.info("cell /sax/%s: %s is published, by %s", self._config.name, models, self._store.uri)
+
+    def renew(self) -> None:
+        """Keeps the lease, or looks whether the other cell's has ended. Call every RENEW_S."""
+        with self._lock:
+            held = self._lease.held
+            if self._lease.renew() and not held:
+                log.warning("cell /sax/%s: this one changes the state from now on", self._config.name)
+                held = False
+            if not held:  # another cell may have changed it
+                self._read()
+
+    def close(self) -> None:
+        with self._lock:
+            self._lease.release()
+
+    # What clients ask for. Each returns the model's name and entry as they are from now on.
+
+    def publish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
+        name = self._name(body, PUBLISH_FIELDS)
+        model = Published(
+            model_path=_text(body, "model_path"),
+            checkpoint=_text(body, "checkpoint", ""),
+            replicas=_replicas(body.get("replicas", 1)),
+            overrides=_overrides(body.get("overrides", {})),
+            published_at=int(time.time()),
+            order=self.state.published,
+        )
+        self._may_change(principal, None)
+        self.registry.config(name, model)
+        with self._changing():
+            if name in self.state.models:
+                raise Conflict(f"{name} is published already; PUT /update changes it, /unpublish ends it")
+            model = model.model_copy(update={"order": self.state.published})
+            self._write(self.state.with_model(name, model))
+        log.info("published %s: %s, %d replicas", name, model.model_path, model.replicas)
+        return name, model
+
+    def update(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
+        name = self._name(body, PUBLISH_FIELDS)
+        with self._changing():
+            before = self._published(name)
+            self._may_change(principal, before)
+            if body.get("model_path", before.model_path) != before.model_path:
+                raise CellError(
+                    f"model_path of {name} is {before.model_path} and cannot change; unpublish it and publish another"
+                )
+            changes: dict[str, Any] = {}
+            if "checkpoint" in body:
+                changes["checkpoint"] = _text(body, "checkpoint", "")
+            if "replicas" in body:
+                changes["replicas"] = _replicas(body["replicas"])
+            if "overrides" in body:
+                changes["overrides"] = _overrides(body["overrides"])
+            after = before.model_copy(update=changes)
+            self.registry.config(name, after)
+            self._write(self.state.with_model(name, after))
+        log.info("updated %s: %s", name, changes)
+        return name, after
+
+    def unpublish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
+        name = self._name(body, {"model"})
+        with self._changing():
+            model = self._published(name)
+            self._may_change(principal, model)
+            self._write(self.state.without_model(name))
+        log.info("unpublished %s", name)
+        return name, model
+
+    def create(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
+        """Saxml's `create`: the cell is there already, so it takes the admin ACL, if nobody else has it."""
+        _known(body, {"sax_cell", "fs_root", "admin_acl"})
+        check_cell(body.get("sax_cell"), self._config.name)
+        root = body.get("fs_root", self._config.state_uri)
+        if root not in ("", self._config.state_uri):
+            raise CellError(f"fs_root {root!r} is not this cell's, which keeps its state in {self._config.state_uri}")
+        admins = acl.parse(body.get("admin_acl", ""))
+        with self._changing():
+            if not acl.allows(self.admin_acl, principal):
+                raise Conflict(f"/sax/{self._config.name} has admins already: {self.admin_acl}")
+            self._not_locking_out(principal, admins)
+            self._write(self.state.model_copy(update={"admin_acl": admins}))
+        return {"sax_cell": f"/sax/{self._config.name}", "fs_root": self._config.state_uri, "admin_acl": admins}
+
+    def set_acl(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
+        """Who may change the cell or a model (`method` empty), or call one of a model's methods."""
+        _known(body, {"model", "sax_cell", "method", "acl"})
+        names = acl.parse(body.get("acl"))
+        target = body.get("model") or body.get("sax_cell")
+        method = body.get("method") or ""
+        with self._changing():
+            if target == f"/sax/{self._config.name}":
+                if method:
+                    raise CellError("a cell has an admin ACL only; methods are a model's")
+                self._may_change(principal, None)
+                self._not_locking_out(principal, names)
+                self._write(self.state.model_copy(update={"admin_acl": names}))
+                return {"model": target, "method": "", "acl": names}
+            name = str(ModelName.parse(target, self._config.name))
+            model = self._published(name)
+            self._may_change(principal, model)
+            changed = {"acls": model.acls | {acl.check_method(method): names}} if method else {"admin_acl": names}
+            self._write(self.state.with_model(name, model.model_copy(update=changed)))
+        return {"model": name, "method": method, "acl": names}
+
+    def listed(self, body: Mapping[str, Any]) -> dict[str, Published]:
+        """The model of that name, or all of them."""
+        if "model" not in body:
+            return dict(self.state.models)
+        name = self._name(body, {"model"})
+        return {name: self._published(name)}
+
+    def get_acl(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        _known(body, {"model", "sax_cell", "method"})
+        target, method = body.get("model") or body.get("sax_cell"), body.get("method") or "all"
+        if target in (None, f"/sax/{self._config.name}"):
+            return {"model": f"/sax/{self._config.name}", "acls": {"admin": self.admin_acl}}
+        name = str(ModelName.parse(target, self._config.name))
+        model = self._published(name)
+        acls = {"admin": model.admin_acl} | {known: model.acls.get(known, "") for known in acl.METHODS}
+        if method != "all":
+            acls = {method: acls[acl.check_method(method)]}
+        return {"model": name, "acls": acls}
+
+    @property
+    def admin_acl(self) -> str:
+        """Who may change anything in the cell; empty: everyone."""
+        set_by_client = self.state.admin_acl
+        return ",".join(self._config.admins) if set_by_client is None else set_by_client
+
+    # How.
+
+    def _name(self, body: Mapping[str, Any], fields: set[str]) -> str:
+        _known(body, fields)
+        return str(ModelName.parse(body.get("model"), self._config.name))
+
+    def _published(self, name: str) -> Published:
+        if name not in self.state.models:
+            there = ", ".join(self.state.models) or "nothing"
+            raise NotPublished(f"{name} is not published; published here: {there}")
+        return self.state.models[name]
+
+    def _may_change(self, principal: str | None, model: Published | None) -> None:
+        if acl.allows(self.admin_acl, principal):
+            return
+        if model is not None and model.admin_acl and acl.allows(model.admin_acl, principal):
+            return
+        raise NotAllowed(f"{principal} may not do this; the cell's admins are {self.admin_acl}")
+
+    def _not_locking_out(self, principal: str | None, names: str) -> None:
+        if not acl.allows(names, principal):
+            raise CellError(f"admin_acl {names!r} leaves out {principal}, who sets it; put that name in")
+
+    def _changing(self) -> "_Changing":
+        return _Changing(self._lock, self._lease)
+
+    def _read(self) -> None:
+        found = self._store.read()
+        if found.state is not None:
+            self._version, self.state = found.number, found.state
+
+    def _write(self, state: CellState) -> None:
+        """The lock is held."""
+        try:
+            self._store.write(self._version + 1, state)
+        except StateTaken as error:
+            self._read()
+            raise Unavailable(f"{error}; the call changed nothing, send it again", retry_after_s=1) from error
+        except StateError as error:
+            raise Unavailable(f"{error}; the call changed nothing", retry_after_s=5) from error
+        self._version += 1
+        self.state = state
+
+
+class _Changing:
+    """The lock, if this is the cell that may change the state."""
+
+    def __init__(self, lock: threading.Lock, lease: Lease):
+        self._lock, self._lease = lock, lease
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if not self._lease.held:
+            self._lock.release()
+            where = self._lease.other.where if self._lease.other else "unknown"
+            raise Unavailable(
+                f"another cell ({where}) holds this state and alone may change it; give this cell a state_uri of its "
+                f"own, or stop the other one: {LEASE_S:.0f} s later this one takes over",
+                retry_after_s=LEASE_S,
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def _known(body: Mapping[str, Any], fields: set[str]) -> None:
+    if unknown := sorted(set(body) - fields):
+        raise CellError(f"unknown field {unknown[0]!r}; there are {', '.join(sorted(fields))}")
+
+
+def _text(body: Mapping[str, Any], field: str, default: str | None = None) -> str:
+    value = body.get(field, default)
+    if not isinstance(value, str) or (not value and default is None):
+        raise CellError(f"{field} must be a text" + ("" if field in body else "; it is missing"))
+    return value
+
+
+def _replicas(value: Any) -> int:
+    if isinstance(value, str) and value.isdigit():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10_000:
+        raise CellError(f"replicas must be a whole number, 0 to 10000, not {value!r}")
+    return value
+
+
+def _overrides(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CellError("overrides must be an object of field: value")
+    return json.loads(json.dumps(dict(value)))

@@ -1,0 +1,164 @@
+"""The cell at work: its desired state beside what Ray Serve runs, brought together every second.
+
+    look at Serve -> assign slices -> what differs -> ask Serve for it
+
+Nothing of this is remembered that matters: a cell that starts anew looks, and goes on.
+"""
+
+import logging
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from apps.cell import acl
+from apps.cell.admin import Admin
+from apps.cell.assign import assign
+from apps.cell.errors import CellError
+from apps.cell.reconcile import App, Delete, Target, steps, surge_percent
+from apps.cell.serve_apps import ServeApps, config_digest
+from apps.cell.state import Published
+from ray_configs.cell import CellConfig
+from ray_configs.llm import LLMConfig
+
+log = logging.getLogger("podslice")
+
+EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Exit|Interrupt|Failed|Missing)\b", re.MULTILINE)
+"""Where a traceback names the exception."""
+REASON_CHARACTERS = 1000
+
+
+@dataclass
+class Seen:
+    """What the last look found."""
+
+    models: dict[str, Published] = field(default_factory=dict)
+    apps: dict[str, App] = field(default_factory=dict)
+    assigned: dict[str, int] = field(default_factory=dict)
+    unservable: dict[str, str] = field(default_factory=dict)
+    """Why a model that was published cannot be served by this version and config of the cell."""
+
+
+class Cell:
+    """The reconcile loop's body, and what it shows to the faces."""
+
+    def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, keys: bool):
+        self._config, self._admin, self._apps, self._keys = config, admin, apps, keys
+        self._failed_since: dict[str, float] = {}
+        self.seen = Seen()
+
+    @property
+    def slices(self) -> int | None:
+        """How many the cell may use; None: it runs on CPUs, as many as Ray has."""
+        return self._config.max_replicas if self._config.slice is not None else None
+
+    def reconcile(self) -> None:
+        """One round. Blocking."""
+        models = self._admin.state.models
+        apps = self._apps.observe()
+        servable, unservable = self._servable(models)
+        placed = {name: apps[name].wanted for name in servable if name in apps and apps[name].status != "DELETING"}
+        assigned = assign({name: models[name] for name in servable}, self.slices, placed)
+        self.seen = Seen(models, apps, assigned, unservable)
+        self._note_failures(apps)
+        spare = None if self.slices is None else self.slices - sum(assigned.values())
+        relay_key = self._admin.state.relay_key if self._keys else None
+        targets = {
+            name: Target(config_digest(config, relay_key), assigned[name], surge_percent(assigned[name], spare))
+            for name, config in servable.items()
+        }
+        now = time.monotonic()
+        failed_for_s = {name: now - since for name, since in self._failed_since.items()}
+        # What cannot be served any more under this config is left to run as it does.
+        ours = {name: app for name, app in apps.items() if name not in unservable}
+        for step in steps(targets, ours, failed_for_s):
+            if isinstance(step, Delete):
+                log.info("unloading %s", step.name)
+                self._apps.delete(step.name)
+                continue
+            target = targets[step.name]
+            log.info("loading %s: %d replicas, version %s", step.name, target.replicas, step.version)
+            self._apps.deploy(step.name, servable[step.name], step.version, target.replicas, target.surge_percent)
+
+    def entry(self, name: str, model: Published) -> dict[str, Any]:
+        """One model as listcell shows it."""
+        app = self.seen.apps.get(name)
+        state, reason = self._state(name, model, app)
+        return {
+            "model": name,
+            "model_path": model.model_path,
+            "checkpoint": model.checkpoint or model.model_path,
+            "max_replicas": model.replicas,
+            "active_replicas": app.active if app else 0,
+            "assigned_replicas": self.seen.assigned.get(name, 0),
+            "state": state,
+            "reason": reason,
+            "overrides": model.overrides,
+            "methods": list(acl.METHODS),
+            "acls": model.acls,
+            "admin_acl": model.admin_acl,
+            "published_at": model.published_at,
+            "replicas": [
+                {"id": each.id, "state": each.state, "node": each.node, "address": each.address}
+                for each in (app.replicas if app else ())
+            ],
+        }
+
+    def unloading(self) -> list[str]:
+        """Models that are no longer published, whose replicas still finish what they have."""
+        return [name for name in self.seen.apps if name not in self._admin.state.models]
+
+    def _servable(self, models: dict[str, Published]) -> tuple[dict[str, LLMConfig], dict[str, str]]:
+        configs, refusals = {}, {}
+        for name, model in models.items():
+            try:
+                configs[name] = self._admin.registry.config(name, model)
+            except CellError as error:  # the cell was started with another config, or by another version
+                refusals[name] = str(error)
+        return configs, refusals
+
+    def _note_failures(self, apps: dict[str, App]) -> None:
+        now = time.monotonic()
+        self._failed_since = {
+            name: self._failed_since.get(name, now) for name, app in apps.items() if app.status == "DEPLOY_FAILED"
+        }
+
+    def _state(self, name: str, model: Published, app: App | None) -> tuple[str, str | None]:
+        if name in self.seen.unservable:
+            return "FAILED", self.seen.unservable[name]
+        given = self.seen.assigned.get(name, 0)
+        waits = None
+        if name in self.seen.assigned and given < model.replicas:
+            waits = f"{given} of {model.replicas} replicas have a slice; the cell's {self.slices} are all given"
+        if app is None or app.status == "DELETING":
+            return ("WAITING" if model.replicas else "LOADED"), waits
+        reason = _failure(app)
+        updating = app.status == "DEPLOYING" or _served(self.seen.models.get(name)) != _served(model)
+        if app.active >= model.replicas and updating and app.active:
+            return "UPDATING", reason
+        if app.active >= model.replicas:
+            return "LOADED", reason if app.status == "DEPLOY_FAILED" else None
+        if app.active:
+            return "PARTLY_LOADED", reason or waits
+        # What Serve says of a replica that it cannot place is worth reading too.
+        return ("FAILED", reason) if reason else ("LOADING", waits or app.message.strip() or None)
+
+
+def _served(model: Published | None) -> tuple[Any, ...] | None:
+    """What its replicas depend on."""
+    return None if model is None else (model.model_path, model.checkpoint, model.overrides, model.replicas)
+
+
+def _failure(app: App) -> str | None:
+    """Why replicas did not start, as Serve tells it; None while nothing has failed.
+
+    Of a traceback, its first line (Serve's) and the exception: the rest is in the replica's log.
+    """
+    failed = app.status in ("DEPLOY_FAILED", "UNHEALTHY") or "failed" in app.message
+    if not failed or not app.message.strip():
+        return None
+    told, traced, trace = app.message.strip().partition("Error:\n")
+    if not traced:
+        return told
+    exceptions = [match.start() for match in EXCEPTION.finditer(trace)]
+    return f"{told.strip()} {trace[exceptions[-1] if exceptions else 0 :].strip()[:REASON_CHARACTERS]}"

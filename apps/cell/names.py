@@ -1,0 +1,40 @@
+"""Saxml's names: /sax/CELL/MODEL, and the grammar of what is published under them."""
+
+import re
+from dataclasses import dataclass
+
+from apps.cell.errors import CellError
+
+_PART = r"[a-z]+[a-z0-9_-]*"
+CELL = re.compile(rf"/sax/({_PART})")
+MODEL = re.compile(rf"/sax/({_PART})/({_PART})")
+PART = re.compile(_PART)
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """`/sax/CELL/MODEL`; its string is that again."""
+
+    cell: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"/sax/{self.cell}/{self.model}"
+
+    @classmethod
+    def parse(cls, text: object, cell: str) -> "ModelName":
+        """The name of a model of this very cell. Raises CellError."""
+        match = MODEL.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            raise CellError(
+                f"model {text!r} must be /sax/{cell}/NAME, NAME of small letters, digits, - and _, a letter first"
+            )
+        if match[1] != cell:
+            raise CellError(f"model {text!r} belongs to another cell; this one is /sax/{cell}")
+        return cls(match[1], match[2])
+
+
+def check_cell(text: object, cell: str) -> None:
+    """Raises CellError unless `text` is /sax/CELL of this cell."""
+    if text != f"/sax/{cell}":
+        raise CellError(f"sax_cell {text!r} is not this cell: /sax/{cell}")

@@ -1,0 +1,119 @@
+"""From what is to be served and what Ray Serve runs, the steps between them. Pure, so that a table can test it.
+
+Run again and again, each time from what there is: a step that was cut short by a crash is found and done again, and
+one that was done already is not repeated.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One replica as Serve has it."""
+
+    id: str
+    state: str
+    node: str
+    address: str
+
+
+@dataclass(frozen=True)
+class App:
+    """A Serve application of the cell, as Serve has it."""
+
+    status: str
+    """Serve's ApplicationStatus: DEPLOYING, RUNNING, DEPLOY_FAILED, UNHEALTHY, DELETING ..."""
+    message: str
+    version: str
+    """As the cell gave it; `Version` reads it."""
+    wanted: int
+    """Replicas that Serve aims at."""
+    surge_percent: int
+    replicas: tuple[Replica, ...]
+
+    @property
+    def active(self) -> int:
+        return sum(replica.state == "RUNNING" for replica in self.replicas)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What tells Serve whether replicas must be replaced: the config's digest, and how often it was tried anew."""
+
+    digest: str
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.digest}.{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Version":
+        digest, _, attempt = text.rpartition(".")
+        return cls(digest, int(attempt)) if attempt.isdigit() else cls(text)
+
+    @property
+    def retry_s(self) -> float:
+        """How long after this attempt failed the next one may begin."""
+        return min(FIRST_RETRY_S * 2**self.attempt, LAST_RETRY_S)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One model as it shall run."""
+
+    digest: str
+    replicas: int
+    """That it is given now; 0: none yet."""
+    surge_percent: int
+    """How many replicas more than these may run while an update replaces them, in percent."""
+
+
+@dataclass(frozen=True)
+class Deploy:
+    name: str
+    version: Version
+
+
+@dataclass(frozen=True)
+class Delete:
+    name: str
+
+
+def surge_percent(replicas: int, spare: int | None) -> int:
+    """The most that fits into `spare` slices; None: there is no end of them. Serve rounds up to whole replicas."""
+    if spare is None:
+        return 100
+    return min(100, 100 * spare // replicas) if replicas else 0
+
+
+def steps(
+    targets: Mapping[str, Target], apps: Mapping[str, App], failed_for_s: Mapping[str, float]
+) -> Iterator[Deploy | Delete]:
+    """What to ask of Serve now. What is being deleted is waited for.
+
+    Args:
+        failed_for_s: how long ago each application that failed to deploy was first seen so.
+    """
+    for name, app in apps.items():
+        unwanted = name not in targets or targets[name].replicas == 0
+        if unwanted and app.status != "DELETING":
+            yield Delete(name)
+    for name, target in targets.items():
+        if target.replicas == 0:
+            continue
+        app = apps.get(name)
+        if app is None:
+            yield Deploy(name, Version(target.digest))
+            continue
+        if app.status == "DELETING":
+            continue
+        version = Version.parse(app.version)
+        if version.digest != target.digest:
+            yield Deploy(name, Version(target.digest))
+        elif app.status == "DEPLOY_FAILED" and failed_for_s.get(name, 0) >= version.retry_s:
+            yield Deploy(name, Version(version.digest, version.attempt + 1))
+        elif (app.wanted, app.surge_percent) != (target.replicas, target.surge_percent):
+            yield Deploy(name, version)

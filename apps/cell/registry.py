@@ -1,0 +1,148 @@
+"""What may be published, by name. A name is looked up, never imported: no request decides what code runs.
+
+    lm_cloud.LmCloudSpmd2BTest      Saxml's test models (its own full names work too); random weights only
+    catalog.llama3_8b_v5e           a language model of the catalog, as that config serves it
+    huggingface:OWNER/NAME          any supported model of the hub
+    /models/NAME, gs://...          a checkpoint folder under one of the cell's `model_roots`
+
+`checkpoint` says whose weights: "None" draws random ones, as in Saxml; another folder or hub id is read instead of the
+model's own; and when it is left out, the model's own are read.
+"""
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from apps.cell.errors import CellError
+from apps.cell.state import Published
+from ray_configs import lm_cloud
+from ray_configs.cell import CellConfig
+from ray_configs.llm import LLMConfig
+from ray_configs.loading import catalog, explained, load
+from ray_configs.service import Service
+
+RANDOM = "None"
+HUB = "huggingface:"
+CATALOG = "catalog."
+
+OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"}
+"""Saxml's names of what is a field here."""
+NOT_OVERRIDDEN = frozenset(
+    {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
+    | {"tiny", "tiny_layers", "target_ongoing_requests"}
+)
+"""Fields that the cell decides, or that name files."""
+
+
+class Registry:
+    """The models that one cell can publish."""
+
+    def __init__(self, cell: CellConfig):
+        self._cell = cell
+
+    def config(self, name: str, model: Published) -> LLMConfig:
+        """The application's config for a published model. Raises CellError if it cannot be published here."""
+        if model.checkpoint in ("", model.model_path):
+            location = None
+        elif model.checkpoint == RANDOM:
+            location = RANDOM
+        else:
+            location = self._location(model.checkpoint, "checkpoint")
+        fields = self._base(model.model_path, location) | self._overrides(model.overrides)
+        cell = self._cell
+        fields |= {
+            "model_id": name,
+            "slice": cell.slice,
+            "num_cpus": fields.get("num_cpus", cell.num_cpus),
+            "min_replicas": 1,
+            "max_replicas": 1,
+        }
+        try:
+            config = LLMConfig(**fields)
+        except ValidationError as error:
+            raise CellError(f"{name} cannot be served with these overrides:\n{explained(error)}") from error
+        return config.as_tiny() if cell.tiny else config
+
+    def _base(self, path: str, location: str | None) -> dict[str, Any]:
+        """Fields that follow from the model's path. `location`: where its weights are; None: with the model."""
+        random = location == RANDOM
+        if name := _lm_cloud(path):
+            if location not in (None, RANDOM):
+                raise CellError(f'model_path {path} has no weights but random ones: give the checkpoint "None"')
+            # As Saxml runs it: the large ones in int8, 128 tokens in and 128 out.
+            large = "175B" in name
+            sizes = {"quantize_weights": "int8", "max_model_len": 256} if large else {}
+            return {"model": lm_cloud.PREFIX + name, "random_weights": True} | sizes
+        short = path.removeprefix("ray_configs.")
+        if short.startswith(CATALOG):
+            entries = catalog_models()
+            if short not in entries:
+                raise CellError(f"model_path {path!r} is not in the catalog, which has {', '.join(entries)}")
+            known = entries[short]
+            fields = {field: getattr(known, field) for field in known.model_fields_set}
+            if random:
+                fields["random_weights"] = True
+            elif location is not None:
+                fields["model"] = location
+            return fields
+        model = self._location(path, "model_path")
+        return {"model": model if location in (None, RANDOM) else location, "random_weights": random}
+
+    def _location(self, text: str, field: str) -> str:
+        """Where the engine reads what `text` names."""
+        if text.startswith(HUB):
+            if not self._cell.hub_models:
+                raise CellError(f"{field} {text!r}: this cell publishes nothing from the hub (hub_models=False)")
+            name = text.removeprefix(HUB)
+            if name.count("/") != 1 or not all(name.split("/")) or ".." in name or name[0] in "./~":
+                raise CellError(f"{field} {text!r} must be {HUB}OWNER/NAME")
+            return name
+        if text.startswith("/") or "://" in text:
+            return self._under_a_root(text, field)
+        raise CellError(
+            f"{field} {text!r} is not registered. Known: {lm_cloud.PREFIX}NAME, {CATALOG}NAME, {HUB}OWNER/NAME, "
+            f"and folders under {', '.join(self._cell.model_roots) or 'model_roots, of which this cell has none'}"
+        )
+
+    def _under_a_root(self, text: str, field: str) -> str:
+        for root in self._cell.model_roots:
+            if "://" in root or "://" in text:
+                inside = text.startswith(root.rstrip("/") + "/") and ".." not in text.split("/")
+            else:  # links are followed: a link inside a root is no way out of it
+                real = os.path.realpath(os.path.expanduser(root))
+                inside = os.path.commonpath([real, os.path.realpath(text)]) == real
+            if inside:
+                return text.rstrip("/")
+        roots = ", ".join(self._cell.model_roots) or "none: set model_roots in the cell's config"
+        raise CellError(f"{field} {text!r} is not under a folder that this cell may read; those are {roots}")
+
+    def _overrides(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        fields = {OVERRIDES.get(key, key): value for key, value in overrides.items()}
+        allowed = set(LLMConfig.model_fields) - NOT_OVERRIDDEN
+        if unknown := sorted(set(fields) - allowed):
+            raise CellError(f"override {unknown[0]!r} is none that a model has; there are {', '.join(sorted(allowed))}")
+        return fields
+
+
+def _lm_cloud(path: str) -> str | None:
+    """The model's bare name if the path is one of Saxml's. Raises CellError for one that it does not have."""
+    name = lm_cloud.bare_name(path)
+    if name is not None and name not in lm_cloud.MODELS:
+        raise CellError(lm_cloud.unknown(path))
+    return name
+
+
+@cache
+def catalog_models() -> dict[str, LLMConfig]:
+    """Language models of the catalog, by `catalog.NAME` of the config that serves them."""
+    found = {}
+    for source in catalog():
+        config = load(source)
+        if isinstance(config, Service):
+            models = [app.config for app in config.applications if isinstance(app.config, LLMConfig)]
+            if models:
+                found[source.removeprefix("ray_configs.")] = models[0]
+    return found

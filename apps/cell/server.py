@@ -1,0 +1,225 @@
+"""The cell's two Serve deployments.
+
+CellAdmin   one process: the desired state, and the loop that makes it so
+CellFront   as many as `front_replicas`: HTTP for clients; passes requests on to the models' own replicas
+
+They are apart so that a model's clients do not notice when the admin starts anew, and so that many clients cannot keep
+an operator out.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from apps.ingress.api_keys import principals, principals_from_environment
+from ray_configs.cell import OWN_CPUS, CellConfig
+
+log = logging.getLogger("podslice")
+
+RECONCILE_S = 1.0
+VIEW_S = 0.5
+"""How old the front's picture of the models may be."""
+READING = frozenset({"listed", "get_acl"})
+"""Calls of the admin that write nothing: they need no thread."""
+
+
+def deployment(config: CellConfig) -> serve.Application:
+    """Binds the front to the admin. Keys travel as digests: no pickle or log of the cluster holds one."""
+    keys = principals([key.get_secret_value() for key in config.api_keys])
+    plain = config.model_copy(update={"api_keys": ()})
+    # One line of the server's own every few seconds says more than one for each request, and costs less.
+    quiet = {"logging_config": {"enable_access_log": False}, "ray_actor_options": {"num_cpus": OWN_CPUS}}
+    admin = CellAdmin.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, **quiet).bind(plain, bool(keys))
+    return CellFront.options(
+        num_replicas=config.front_replicas, max_ongoing_requests=10_000, graceful_shutdown_timeout_s=120, **quiet
+    ).bind(plain, admin, keys)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the front must know to answer for the models."""
+
+    cell: dict[str, Any]
+    """As GET /cell answers."""
+    entries: dict[str, dict[str, Any]]
+    """By full name; as GET /listcell answers."""
+    routes: dict[str, str]
+    """Path prefix of each model's own application."""
+    relay_key: str | None
+
+
+@serve.deployment
+class CellAdmin:
+    """The one who knows. Called by the front."""
+
+    async def __init__(self, config: CellConfig, keys: bool):
+        _log_as_serve_does()
+        self._config = config
+        self._keys = keys or bool(principals_from_environment())
+        self._woken = asyncio.Event()
+        await asyncio.to_thread(self._open)
+        self._loop = asyncio.create_task(self._work_forever())
+        self._beat = time.monotonic()
+
+    def _open(self) -> None:
+        from apps.cell.admin import Admin
+        from apps.cell.cell import Cell
+        from apps.cell.lease import Holder, Lease
+        from apps.cell.serve_apps import ServeApps, own_route_prefix
+        from apps.cell.store import Store
+
+        app = serve.get_replica_context().app_name
+        cluster = ray.get_runtime_context().gcs_address
+        me = Holder(f"{_cluster_id()}/{app}", f"application {app} of the Ray cluster at {cluster}")
+        store = Store(self._config.state_uri, self._config.name)
+        self._admin = Admin(self._config, store, Lease(store, me))
+        self._admin.open()
+        relay_key = self._admin.state.relay_key if self._keys else None
+        self._apps = ServeApps(self._config.name, own_route_prefix(app), relay_key)
+        self._cell = Cell(self._config, self._admin, self._apps, self._keys)
+
+    async def _work_forever(self) -> None:
+        """Reconciles every second, and at once after a change; renews the lease."""
+        from apps.cell.lease import RENEW_S
+
+        renewed = time.monotonic()
+        while True:
+            try:
+                if time.monotonic() - renewed >= RENEW_S:
+                    await asyncio.to_thread(self._admin.renew)
+                    renewed = time.monotonic()
+                await asyncio.to_thread(self._cell.reconcile)
+            except Exception:
+                log.exception("the cell could not look after its models; it tries again")
+                await asyncio.sleep(RECONCILE_S)
+            self._beat = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), RECONCILE_S)
+            self._woken.clear()
+
+    async def call(self, method: str, principal: str | None, body: dict[str, Any]) -> tuple[int, Any, float | None]:
+        """(HTTP status, content, seconds until a retry makes sense) of a method of Admin.
+
+        One that changes something is answered when the change is safely kept.
+        """
+        from apps.cell.errors import CellError
+
+        try:
+            if method in READING:
+                answer = getattr(self._admin, method)(body)
+            else:
+                answer = await asyncio.to_thread(getattr(self._admin, method), principal, body)
+                self._woken.set()
+        except CellError as error:
+            return error.status, str(error), error.retry_after_s
+        if method == "listed":
+            answer = [self._cell.entry(name, model) for name, model in answer.items()]
+        elif method in ("publish", "update", "unpublish"):
+            answer = self._cell.entry(*answer)
+        return 200, answer, None
+
+    async def view(self) -> View:
+        models = self._admin.state.models
+        entries = {name: self._cell.entry(name, model) for name, model in models.items()}
+        slices = self._config.slice
+        cell = {
+            "sax_cell": f"/sax/{self._config.name}",
+            "fs_root": self._config.state_uri,
+            "admin_acl": self._admin.admin_acl,
+            "slices": {
+                "kind": str(slices) if slices else "CPU",
+                "total": self._cell.slices,
+                "in_use": sum(entry["assigned_replicas"] for entry in entries.values()),
+            },
+            "unloading": self._cell.unloading(),
+        }
+        routes = {name: self._apps.route(name) for name in models}
+        return View(cell, entries, routes, self._admin.state.relay_key if self._keys else None)
+
+    async def check_health(self) -> None:
+        if time.monotonic() - self._beat > 120:
+            raise RuntimeError("the cell has not looked after its models for two minutes")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_loop"):
+            self._loop.cancel()
+            self._admin.close()
+
+
+@serve.deployment
+@serve.ingress()
+class CellFront:
+    """HTTP. Holds nothing but a picture of the models, half a second old at most."""
+
+    async def __init__(self, config: CellConfig, admin: DeploymentHandle, keys: dict[bytes, str]):
+        from apps.cell.relay import Relay
+        from apps.cell.serve_apps import own_port
+
+        _log_as_serve_does()
+        self._config, self._admin = config, admin
+        self._keys = principals_from_environment(keys)
+        if not self._keys:
+            log.warning(
+                "THIS CELL HAS NO API KEYS: everyone who reaches it may publish and unpublish models. "
+                "Set PODSLICE_API_KEYS=NAME=KEY,... unless nobody else can reach it"
+            )
+        self._relay = Relay(f"http://127.0.0.1:{own_port()}")
+        self.view: View | None = None
+        self._views = asyncio.create_task(self._look_forever())
+
+    async def look(self) -> None:
+        """Brings the view up to date, if the admin answers."""
+        try:
+            self.view = await asyncio.wait_for(self._admin.view.remote(), 30)
+        except Exception as error:  # it starts anew; what was seen last goes on being served
+            log.warning("the cell's admin does not answer: %s", error)
+
+    async def _look_forever(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(VIEW_S)
+
+    async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
+        """What the admin answers. Raises CellError as it did."""
+        from apps.cell.errors import CellError, Unavailable
+
+        try:
+            status, content, retry_after_s = await self._admin.call.remote(method, principal, body)
+        except Exception as error:
+            log.warning("the cell's admin does not answer: %s", error)
+            raise Unavailable("the cell's admin is starting; try again", retry_after_s=2) from error
+        if status != 200:
+            failure = CellError(content, retry_after_s)
+            failure.status = status
+            raise failure
+        if method not in READING:
+            await self.look()  # whoever changed something finds it so with the next request
+        return content
+
+    def __serve_build_asgi_app__(self) -> Any:
+        from apps.cell.http import http_app
+
+        return http_app(self._config.name, self, self._relay, self._keys)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_views"):
+            self._views.cancel()
+
+
+def _cluster_id() -> str:
+    """The Ray cluster's; a cluster that was started anew has another."""
+    from ray._private.worker import global_worker
+
+    return global_worker.gcs_client.cluster_id.hex()
+
+
+def _log_as_serve_does() -> None:
+    log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
+    log.setLevel(logging.INFO)

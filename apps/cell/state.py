@@ -1,0 +1,53 @@
+"""What a cell remembers: the models that are to be served, and who may change that."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FORMAT = 1
+"""Raised when an older Podslice could misread what this one writes."""
+
+
+class Published(BaseModel):
+    """One published model, as it was asked for; what runs of it is Ray Serve's to know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_path: str
+    checkpoint: str = "None"
+    replicas: int = Field(1, ge=0)
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Fields of LLMConfig, by name."""
+    acls: dict[str, str] = Field(default_factory=dict)
+    """Method -> principals that may call it; a method that is absent is everyone's."""
+    admin_acl: str = ""
+    """Principals that may change or unpublish it, besides the cell's admins."""
+    published_at: int = 0
+    """Unix time."""
+    order: int = Field(ge=0)
+    """Place in the order of publication: who came first gets slices first."""
+
+
+class CellState(BaseModel):
+    """All of it. Frozen: a change makes a new one, which is written before it counts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = FORMAT
+    cell: str
+    admin_acl: str | None = None
+    """The cell's admins as a client set them; None: as the config says."""
+    relay_key: str
+    """What the front shows to the models' replicas, which refuse everyone else when the cell has keys."""
+    published: int = 0
+    """Models published ever; the next one's `order`."""
+    models: dict[str, Published] = Field(default_factory=dict)
+    """By full name, /sax/CELL/MODEL."""
+
+    def with_model(self, name: str, model: Published) -> "CellState":
+        return self.model_copy(
+            update={"models": self.models | {name: model}, "published": max(self.published, model.order + 1)}
+        )
+
+    def without_model(self, name: str) -> "CellState":
+        return self.model_copy(update={"models": {key: m for key, m in self.models.items() if key != name}})

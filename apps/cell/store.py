@@ -1,0 +1,218 @@
+"""Where a cell's state is kept: a folder or an object store, one file for each version.
+
+    STATE_URI/CELL/state-000000042.json
+
+A change is a new file, made only if there is none of that name: whoever comes second is told so, and loses nothing of
+the first. That makes every write atomic and every reader's newest version whole, on a local disk (a hard link appears
+at once, or not at all) and on Cloud Storage (`ifGenerationMatch=0`) alike. The newest file is the state; a few older
+ones stay behind for whoever must look back.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import ValidationError
+
+from apps.cell.state import FORMAT, CellState
+
+log = logging.getLogger("podslice")
+
+FILE = re.compile(r"state-(\d{9})\.json")
+KEPT = 10
+"""Older versions that stay."""
+UNFINISHED_S = 60
+"""A temporary file older than this has nobody any more who would finish it."""
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+
+
+class StateError(Exception):
+    """The state cannot be read or kept. What is there was not touched; the message says what to do."""
+
+
+class StateTaken(StateError):
+    """Another cell wrote the version that this one was about to write."""
+
+
+@dataclass(frozen=True)
+class Version:
+    number: int
+    """0: nothing is kept yet."""
+    state: CellState | None
+
+
+class Store:
+    """The files of one cell. Blocking; a gs:// path takes a few tenths of a second a call."""
+
+    def __init__(self, state_uri: str, cell: str):
+        self.cell = cell
+        try:
+            self._fs, root = fsspec.core.url_to_fs(state_uri)
+        except (ImportError, ValueError) as error:
+            raise StateError(f"state_uri {state_uri!r} cannot be opened: {error}") from error
+        if isinstance(self._fs, LocalFileSystem):
+            root = os.path.expanduser(root)
+        self.root = f"{root.rstrip('/')}/{cell}"
+        self.uri = f"{state_uri.rstrip('/')}/{cell}"
+        self._writer = uuid.uuid4().hex
+        """Tells an own write, whose answer was lost and which was sent again, from another cell's."""
+
+    def read(self) -> Version:
+        """The newest version. Raises StateError if it is damaged or of a newer format."""
+        numbers = self._numbers()
+        if not numbers:
+            return Version(0, None)
+        number = max(numbers)
+        return Version(number, self._parsed(number, self._bytes(number)))
+
+    def write(self, number: int, state: CellState) -> None:
+        """Keeps a state as that version, safely by the time this returns. Raises StateTaken, StateError."""
+        content = {
+            "format": FORMAT,
+            "version": number,
+            "writer": self._writer,
+            "sha256": _digest(state.model_dump(mode="json")),
+            "state": state.model_dump(mode="json"),
+        }
+        path, data = self._path(number), json.dumps(content, indent=1).encode()
+        try:
+            self._create(path, data)
+        except FileExistsError:
+            if self._bytes(number) != data:
+                raise StateTaken(f"{path} was written by another cell meanwhile") from None
+        except OSError as error:
+            raise StateError(f"{path} cannot be written: {error.strerror or error}") from error
+        except Exception as error:  # an object store's own errors have no type in common
+            raise StateError(f"{path} cannot be written: {error}") from error
+        self._prune(number)
+
+    # The files.
+
+    def _path(self, number: int) -> str:
+        return f"{self.root}/state-{number:09d}.json"
+
+    def _numbers(self) -> list[int]:
+        try:
+            names = self._fs.ls(self.root, detail=False, refresh=True)
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            raise StateError(f"{self.uri} cannot be read: {error}") from error
+        return [int(match[1]) for name in names if (match := FILE.fullmatch(name.rpartition("/")[2]))]
+
+    def _bytes(self, number: int) -> bytes:
+        try:
+            return self._fs.cat_file(self._path(number))
+        except Exception as error:
+            raise StateError(f"{self._path(number)} cannot be read: {error}") from error
+
+    def _parsed(self, number: int, data: bytes) -> CellState:
+        path = self._path(number)
+        advice = "nothing was changed. To go back to an older version, move the newer files away"
+        try:
+            content = json.loads(data)
+            written_as = content["format"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise StateError(f"{path} is damaged ({error}); {advice}") from error
+        if not isinstance(written_as, int) or written_as > FORMAT:
+            raise StateError(
+                f"{path} was written by a newer Podslice (format {written_as}; this one reads up to {FORMAT}); "
+                "nothing was changed. Start that version"
+            )
+        try:
+            if _digest(content["state"]) != content["sha256"] or content["version"] != number:
+                raise StateError(f"{path} is damaged (its checksum does not match); {advice}")
+            state = CellState.model_validate(content["state"])
+        except (KeyError, TypeError, ValidationError) as error:
+            raise StateError(f"{path} is damaged ({error}); {advice}") from error
+        if state.cell != self.cell:
+            raise StateError(
+                f"{path} is the state of cell {state.cell!r}, not of {self.cell!r}; give state_uri another"
+            )
+        return state
+
+    def _create(self, path: str, data: bytes) -> None:
+        """All of the file, or FileExistsError."""
+        if isinstance(self._fs, LocalFileSystem):
+            _create_local(path, data)
+            return
+        self._fs.pipe_file(path, data, mode="create")
+
+    def _prune(self, newest: int) -> None:
+        """Tidies up; what cannot be removed is tried again after the next write."""
+        with contextlib.suppress(Exception):
+            for number in self._numbers():
+                if number <= newest - KEPT:
+                    self._fs.rm_file(self._path(number))
+            if isinstance(self._fs, LocalFileSystem):
+                for entry in os.scandir(self.root):  # of a cell that was killed while it wrote
+                    if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > UNFINISHED_S:
+                        os.unlink(entry)
+
+    # What else is kept beside the state, by whoever holds the lease.
+
+    def read_small(self, name: str) -> dict[str, Any] | None:
+        """A small JSON file beside the state; None if there is none, or if it makes no sense."""
+        try:
+            content = json.loads(self._fs.cat_file(f"{self.root}/{name}"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
+
+    def write_small(self, name: str, content: dict[str, Any]) -> None:
+        path, data = f"{self.root}/{name}", json.dumps(content).encode()
+        if isinstance(self._fs, LocalFileSystem):
+            os.makedirs(self.root, exist_ok=True)
+            temporary = f"{self.root}/.{name}.{self._writer}"
+            with open(temporary, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        else:
+            self._fs.pipe_file(path, data)
+
+    def remove_small(self, name: str) -> None:
+        with contextlib.suppress(Exception):
+            self._fs.rm_file(f"{self.root}/{name}")
+
+
+def _digest(state: Any) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _create_local(path: str, data: bytes) -> None:
+    """A file that is either absent or whole, and stays after a power cut."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = f"{folder}/.{os.path.basename(path)}.{uuid.uuid4().hex}"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            # A file system without hard links (a mounted bucket): the lease alone keeps two writers apart.
+            if os.path.exists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
+            os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

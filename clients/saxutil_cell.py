@@ -1,0 +1,261 @@
+"""A cell over HTTP for saxutil.py: calls, streams, one sentence for whatever goes wrong; and its replies in print."""
+
+import csv
+import json
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+CONNECT_TIMEOUT_S = 10.0
+PAUSE_S = 0.5
+PATIENCE_S = 10.0
+
+
+class Failure(Exception):
+    """What went wrong and what to do about it, in one line."""
+
+
+class Later(Failure):
+    """Not now: the cell says when to try again, or a stream went quiet or broke."""
+
+    def __init__(self, message: str, after_s: float) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class Cell:
+    """A cell at `url`, such as http://localhost:8000, with the service's route prefix if it has one.
+
+    `timeout_s` is how long the cell may be silent. Every method raises Failure, or Later.
+    """
+
+    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise Failure("the API key holds characters that no HTTP header can carry. Check PODSLICE_API_KEY.")
+        self.url, self.timeout_s = url, timeout_s
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+
+    def call(self, method: str, path: str, arguments: dict[str, Any] | None = None) -> Any:
+        """The JSON that the cell replies with. Arguments go into a GET's query, into another call's body."""
+        with self.reply(method, path, arguments or {}) as response:
+            body = response.read()
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise Failure(f"{self.url}{path} did not answer with JSON. Is a cell there? Check -sax_root.") from None
+
+    def events(self, method: str, path: str, arguments: dict[str, Any]) -> Iterator[Any]:
+        """The JSON of each server-sent event, until [DONE]; a stream without it raises Later when it ends."""
+        with self.reply(method, path, arguments) as response:
+            if "text/event-stream" not in response.headers.get("content-type", ""):
+                raise Failure(f"{self.url}{path} did not answer with a stream. Is a cell there? Check -sax_root.")
+            try:
+                for data in event_data(response.iter_bytes()):
+                    if data == "[DONE]":
+                        return
+                    event = json.loads(data)
+                    if isinstance(event, dict) and (event.keys() & {"Error", "error"}):
+                        raise Failure(f"the cell failed while answering: {server_message(data.encode())}")
+                    yield event
+                raise Later(f"the stream of {self.url}{path} ended too early. See the cell's log.", PAUSE_S)
+            except ValueError:
+                raise Failure(f"cannot read this event of the stream: {one_line(data, 200)}") from None
+            except httpx.HTTPError as error:
+                raise Later(self.explain(error), PAUSE_S) from None
+
+    def changes(self, model: str, patience_s: float = 0.0) -> Iterator[dict[str, Any]]:
+        """What the cell says of a model now, then at each change, the last with state GONE.
+
+        A watch that breaks or stays quiet begins anew, which also finds out whether the cell is still there.
+        `patience_s`: how long the cell may at first refuse, for what was just published may take a moment to show.
+        """
+        last: dict[str, Any] = {}
+        patient_until = time.monotonic() + patience_s
+        while True:
+            pause_s = PAUSE_S
+            try:
+                for entry in self.events("GET", "/watch", {"model": model}):
+                    if entry != last:
+                        yield entry
+                    last = entry
+                    if entry["state"] == "GONE":
+                        return
+            except Failure as failure:
+                if isinstance(failure, Later) if last else time.monotonic() < patient_until:
+                    pause_s = getattr(failure, "after_s", PAUSE_S)
+                else:
+                    raise
+            time.sleep(pause_s)
+
+    @contextmanager
+    def reply(self, method: str, path: str, arguments: dict[str, Any]) -> Iterator[httpx.Response]:
+        content = {"params": arguments} if method == "GET" else {"json": arguments}
+        try:
+            with self.client.stream(method, path, **content) as response:
+                if response.status_code != HTTPStatus.OK:
+                    response.read()
+                    raise refusal(response, self.url)
+                yield response
+        except httpx.HTTPError as error:
+            raise Failure(self.explain(error)) from None
+
+    def explain(self, error: httpx.HTTPError) -> str:
+        """One line for a connection that failed, went silent or broke."""
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", one_line(str(error), 200)) or type(error).__name__
+        reason = reason[:1].lower() + reason[1:] if reason[1:2].islower() else reason
+        if isinstance(error, httpx.ConnectTimeout):
+            reason = f"no connection within {CONNECT_TIMEOUT_S:g} s"
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+            if "[SSL" in reason:
+                return f"cannot reach {self.url}: {reason}. Check the certificate, or whether it should be http://."
+            local = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
+            check = "Is a cell served there" if local else "Is it the right address, port-forwarded if in a cluster"
+            return f"cannot reach {self.url}: {reason}. {check}? -sax_root or PODSLICE_URL says where the cell is."
+        if isinstance(error, httpx.TimeoutException):
+            return (
+                f"no word from {self.url} for {self.timeout_s:g} s. "
+                "It may be compiling or overloaded: see its log, or wait longer with -sax_timeout."
+            )
+        return f"the connection to {self.url} broke: {reason}. See whether the cell still runs, then try again."
+
+
+def refusal(response: httpx.Response, url: str) -> Failure:
+    """The cell's own sentence where it gave one, and what a user can do where the status says it."""
+    status, message = response.status_code, one_line(server_message(response.content))
+    try:  # a model's own refusals are relayed as OpenAI's; a 404 of that kind is another server's
+        own = bool(response.json().keys() & ({"Error"} if status == HTTPStatus.NOT_FOUND else {"Error", "error"}))
+    except (ValueError, AttributeError):
+        own = False
+    if not own:
+        if response.is_redirect:
+            return Failure(f"{url} has moved: pass {response.headers.get('location')} as -sax_root.")
+        named = f"{status} {response.reason_phrase}".strip()
+        message = f"{url} answered {named}: {message.rstrip('.')}. Is a cell there? Check -sax_root."
+    if status == HTTPStatus.UNAUTHORIZED:
+        return Failure(f"{message.rstrip('.')}. Set PODSLICE_API_KEY to a valid key.")
+    wait = response.headers.get("retry-after", "")
+    if wait.isdecimal():
+        return Later(f"{message.rstrip('.')}. Try again in {wait} s.", float(wait))
+    return Failure(message)
+
+
+def server_message(body: bytes) -> str:
+    """The sentence inside an error body: {"Error"}, {"error": {"message"}}, {"detail"}, or plain text."""
+    try:
+        error: Any = json.loads(body)
+    except ValueError:
+        return body.decode(errors="replace") or "(no message)"
+    for name in ("Error", "error", "message", "detail"):
+        if isinstance(error, dict) and error.get(name):
+            error = error[name]
+    return error if isinstance(error, str) else json.dumps(error)
+
+
+def one_line(text: str, longest: int = 1000) -> str:
+    """`text` without line breaks and control characters, cut to `longest` characters."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def event_data(chunks: Iterable[bytes]) -> Iterator[str]:
+    """The data of each server-sent event. Lines end at \\n alone: JSON may hold U+2028 and its like as they are."""
+    data, rest = [], b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            field, _, value = line.rstrip(b"\r").decode(errors="replace").partition(":")
+            if field == "data":
+                data.append(value.removeprefix(" "))
+            elif not field and not value and data:  # an empty line ends the event; ': comment' keeps it open
+                yield "\n".join(data)
+                data = []
+
+
+def addresses(entry: Mapping[str, Any]) -> list[str]:
+    running = [replica for replica in entry.get("replicas") or () if replica["state"] == "RUNNING"]
+    return [str(replica["address"]) for replica in running if replica.get("address")]
+
+
+def row(entry: Mapping[str, Any]) -> list[str]:
+    """A model in `ls`. Like saxutil, it names one address of possibly many."""
+    name, address = entry["model"].rpartition("/")[2], next(iter(addresses(entry)), "")
+    active, methods = str(entry["active_replicas"]), ", ".join(entry["methods"])
+    return [name, entry["model_path"], entry["checkpoint"], active, address, methods]
+
+
+def details(entry: Mapping[str, Any]) -> list[str]:
+    """A model in `ls -details`."""
+    name, replicas = entry["model"].rpartition("/")[2], f"{entry['active_replicas']}/{entry['max_replicas']}"
+    overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in entry["overrides"].items())
+    return [name, entry["state"], replicas, overrides, entry["reason"] or ""]
+
+
+def summary(entry: Mapping[str, Any]) -> str:
+    if entry["state"] == "GONE":
+        return "GONE"
+    reason = f" ({one_line(entry['reason'])})" if entry["reason"] else ""
+    return f"{entry['state']}, {entry['active_replicas']} of {entry['max_replicas']} replicas active{reason}"
+
+
+def wait_until_active(cell: Cell, model: str) -> None:
+    """Says on stderr how far it is: one line that changes in a terminal, else one for each change."""
+    console, began = Console(stderr=True, highlight=False), time.monotonic()
+    with console.status(Text(f"{model}: published")) as line:
+        for entry in cell.changes(model, PATIENCE_S):
+            line.update(Text(f"{model}: {summary(entry)}"))
+            if not console.is_terminal:
+                print(f"{model}: {summary(entry)}", file=sys.stderr, flush=True)
+            if entry["state"] == "GONE":
+                raise Failure(f"{model} was unpublished before all of its replicas were active.")
+            if entry["state"] == "FAILED":
+                raise Failure(f"{model} failed to load: {entry['reason'] or 'see the log of the cell'}")
+            if entry["state"] == "LOADED":
+                break
+    print(f"{model}: {summary(entry)}, after {time.monotonic() - began:.0f} s")
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], as_csv: bool = False) -> None:
+    """As a table with lines of ASCII, in full unless a terminal is too narrow; or as CSV under a `# ` line."""
+    if as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows([["# " + header[0], *header[1:]], *rows])
+        return
+    table = Table(box=box.ASCII2)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for texts in rows:
+        table.add_row(*map(Text, texts))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1_000_000
+    with console.capture() as captured:  # printed below: rich has its own way to end at a closed pipe
+        console.print(table)
+    print(captured.get(), end="")
+
+
+def print_stream(events: Iterable[list[list[Any]]]) -> None:
+    """The first text as it comes, any others after it; whatever happens, the last line is ended."""
+    texts = [""]
+    try:
+        for event in events:
+            texts += [""] * (len(event) - len(texts))
+            for i, (delta, _) in enumerate(event):
+                texts[i] += delta
+                print(delta if i == 0 else "", end="", flush=True)
+    finally:
+        if texts[0] and not texts[0].endswith("\n"):
+            print(flush=True)
+    for text in texts[1:]:
+        print("\n" + text)

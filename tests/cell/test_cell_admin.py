@@ -1,0 +1,163 @@
+"""Publish, update, unpublish and ACLs, as the admin takes them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apps.cell.admin import Admin
+from apps.cell.errors import CellError, Conflict, NotAllowed, NotPublished
+from apps.cell.lease import Holder, Lease
+from apps.cell.store import Store
+from ray_configs.cell import CellConfig
+
+MODEL = {"model": "/sax/test/m", "model_path": "catalog.local", "checkpoint": "None", "replicas": 2}
+
+
+def cell(folder: Path, **config: Any) -> Admin:
+    store = Store(str(folder), "test")
+    admin = Admin(CellConfig(state_uri=str(folder), **config), store, Lease(store, Holder("me", "here")))
+    admin.open()
+    return admin
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Admin:
+    return cell(tmp_path)
+
+
+def test_a_life(admin: Admin) -> None:
+    name, model = admin.publish(None, MODEL)
+    assert name == "/sax/test/m" and (model.replicas, model.checkpoint) == (2, "None")
+    with pytest.raises(Conflict, match="published already"):
+        admin.publish(None, MODEL)
+    _, model = admin.update(None, {"model": name, "replicas": 3})
+    assert (model.replicas, model.checkpoint, model.overrides) == (3, "None", {})
+    _, model = admin.update(None, {"model": name, "checkpoint": "", "overrides": {"max_batch_size": 2}})
+    assert (model.replicas, model.checkpoint, model.overrides) == (3, "", {"max_batch_size": 2})
+    assert admin.unpublish(None, {"model": name})[0] == name
+    for method, body in (
+        ("update", {"model": name, "replicas": 1}),
+        ("unpublish", {"model": name}),
+        ("listed", {"model": name}),
+    ):
+        with pytest.raises(NotPublished, match="published here: nothing"):
+            getattr(admin, method)(*([body] if method == "listed" else [None, body]))
+    _, again = admin.publish(None, MODEL)
+    assert again.order > model.order, "who comes anew stands at the end"
+
+
+def test_the_whole_of_saxmls_update(admin: Admin) -> None:
+    """Its first generation sends all four fields."""
+    admin.publish(None, MODEL)
+    _, model = admin.update(None, MODEL | {"replicas": 5})
+    assert model.replicas == 5
+    with pytest.raises(CellError, match=r"model_path of /sax/test/m is catalog\.local and cannot change"):
+        admin.update(None, MODEL | {"model_path": "lm_cloud.LmCloudSpmd2BTest"})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "m"}, "must be /sax/test/NAME"),
+        ({"model": "/sax/test/M"}, "must be /sax/test/NAME"),
+        ({"model": "/sax/test/m/n"}, "must be /sax/test/NAME"),
+        ({"model": "/sax/other/m"}, "another cell; this one is /sax/test"),
+        ({"model": 7}, "must be /sax/test/NAME"),
+        ({"model": None}, "must be /sax/test/NAME"),
+        ({"model_path": ""}, "model_path must be a text"),
+        ({"model_path": ["catalog.local"]}, "model_path must be a text"),
+        ({"checkpoint": 1}, "checkpoint must be a text"),
+        ({"replicas": -1}, "replicas must be a whole number"),
+        ({"replicas": 1.5}, "replicas must be a whole number"),
+        ({"replicas": True}, "replicas must be a whole number"),
+        ({"replicas": "two"}, "replicas must be a whole number"),
+        ({"overrides": ["x"]}, "overrides must be an object"),
+        ({"overrides": {"pages": "many"}}, "pages"),
+        ({"replica": 1}, "unknown field 'replica'; there are checkpoint, model"),
+    ],
+)
+def test_bad_calls_say_what_is_wrong_and_change_nothing(admin: Admin, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(CellError, match=said):
+        admin.publish(None, MODEL | change)
+    assert admin.state.models == {}
+
+
+def test_without_keys_everyone_may_do_everything(tmp_path: Path) -> None:
+    admin = cell(tmp_path, admins=("alice",))
+    admin.publish(None, MODEL)
+    admin.unpublish(None, {"model": "/sax/test/m"})
+
+
+def test_the_configs_admins_alone_change_the_cell(tmp_path: Path) -> None:
+    admin = cell(tmp_path, admins=("alice",))
+    with pytest.raises(NotAllowed, match="bob may not do this; the cell's admins are alice"):
+        admin.publish("bob", MODEL)
+    admin.publish("alice", MODEL)
+    for method, body in (
+        ("update", {"model": "/sax/test/m", "replicas": 1}),
+        ("unpublish", {"model": "/sax/test/m"}),
+        ("set_acl", {"model": "/sax/test/m", "acl": "bob"}),
+        ("set_acl", {"sax_cell": "/sax/test", "acl": "bob"}),
+    ):
+        with pytest.raises(NotAllowed):
+            getattr(admin, method)("bob", body)
+
+
+def test_a_models_own_admins(tmp_path: Path) -> None:
+    admin = cell(tmp_path, admins=("alice",))
+    admin.publish("alice", MODEL)
+    admin.set_acl("alice", {"model": "/sax/test/m", "acl": "acl/bob, carol"})
+    admin.update("bob", {"model": "/sax/test/m", "replicas": 1})
+    admin.set_acl("carol", {"model": "/sax/test/m", "method": "lm.score", "acl": "dave"})
+    assert admin.get_acl({"model": "/sax/test/m"})["acls"] == {
+        "admin": "bob,carol",
+        "lm.generate": "",
+        "lm.generate_stream": "",
+        "lm.score": "dave",
+        "lm.embed": "",
+    }
+    assert admin.get_acl({"model": "/sax/test/m", "method": "lm.score"})["acls"] == {"lm.score": "dave"}
+    with pytest.raises(NotAllowed):
+        admin.publish("bob", MODEL | {"model": "/sax/test/n"})
+
+
+def test_who_sets_the_cells_admins_stays_one(tmp_path: Path) -> None:
+    admin = cell(tmp_path)
+    with pytest.raises(CellError, match="leaves out alice, who sets it"):
+        admin.set_acl("alice", {"sax_cell": "/sax/test", "acl": "bob"})
+    admin.set_acl("alice", {"sax_cell": "/sax/test", "acl": "alice,bob"})
+    assert cell(tmp_path).admin_acl == "alice,bob", "kept with the state"
+    with pytest.raises(NotAllowed):
+        admin.publish("carol", MODEL)
+    admin.set_acl("bob", {"sax_cell": "/sax/test", "acl": "*"})
+    admin.publish("carol", MODEL)
+
+
+def test_saxmls_create_takes_the_cell_that_is_there(tmp_path: Path) -> None:
+    admin = cell(tmp_path)
+    for body, said in (
+        ({"sax_cell": "/sax/other"}, "not this cell: /sax/test"),
+        ({"sax_cell": "/sax/test", "fs_root": "gs://elsewhere"}, "keeps its state in"),
+    ):
+        with pytest.raises(CellError, match=said):
+            admin.create("alice", body)
+    body = {"sax_cell": "/sax/test", "fs_root": str(tmp_path), "admin_acl": "acl/alice"}
+    assert admin.create("alice", body)["admin_acl"] == "alice"
+    with pytest.raises(Conflict, match="has admins already: alice"):
+        admin.create("bob", body | {"admin_acl": "bob"})
+
+
+@pytest.mark.parametrize("acl", ["Alice", "a b", "alice,,bob", 7, None, "a/b", "acl/"])
+def test_an_acl_is_names(admin: Admin, acl: object) -> None:
+    admin.publish(None, MODEL)
+    with pytest.raises(CellError, match=r"acl .*(name of a key|names of keys)"):
+        admin.set_acl(None, {"model": "/sax/test/m", "acl": acl})
+
+
+def test_methods_have_names(admin: Admin) -> None:
+    admin.publish(None, MODEL)
+    with pytest.raises(CellError, match=r"method 'lm.run' must be one of lm.generate"):
+        admin.set_acl(None, {"model": "/sax/test/m", "method": "lm.run", "acl": "*"})
+    with pytest.raises(CellError, match="a cell has an admin ACL only"):
+        admin.set_acl(None, {"sax_cell": "/sax/test", "method": "lm.score", "acl": "*"})

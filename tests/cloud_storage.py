@@ -1,0 +1,167 @@
+"""Cloud Storage's JSON API, as far as gcsfs asks for it, over real HTTP: objects with generations, in memory.
+
+    with cloud_storage() as storage:        # sets STORAGE_EMULATOR_HOST for this process
+        fsspec.open("gs://bucket/name")
+
+Whole objects only appear; `ifGenerationMatch=0` makes one only if there is none, else 412. `fail_next` breaks requests.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+OBJECTS = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o(?:/(.+))?")
+UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o")
+
+
+@dataclass
+class Storage:
+    """What the buckets hold."""
+
+    objects: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
+    """(bucket, name) -> generation, content."""
+    lose_answers: int = 0
+    """So many uploads are kept, and answered with 503: the client sends them again."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    generation: int = 0
+
+    def names(self, bucket: str) -> list[str]:
+        return sorted(name for known, name in self.objects if known == bucket)
+
+    def put(self, bucket: str, name: str, content: bytes, only_new: bool = False) -> dict[str, Any] | None:
+        """The object's metadata; None: there is one already."""
+        with self.lock:
+            if only_new and (bucket, name) in self.objects:
+                return None
+            self.generation += 1
+            self.objects[bucket, name] = self.generation, content
+            return self.metadata(bucket, name)
+
+    def metadata(self, bucket: str, name: str) -> dict[str, Any]:
+        generation, content = self.objects[bucket, name]
+        return {
+            "kind": "storage#object",
+            "bucket": bucket,
+            "name": name,
+            "id": f"{bucket}/{name}/{generation}",
+            "generation": str(generation),
+            "size": str(len(content)),
+            "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
+            "timeCreated": "2026-01-01T00:00:00.000Z",
+            "updated": "2026-01-01T00:00:00.000Z",
+        }
+
+
+@contextmanager
+def cloud_storage() -> Iterator[Storage]:
+    storage = Storage()
+
+    class Handler(_Handler):
+        pass
+
+    Handler.storage = storage
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    before = os.environ.get("STORAGE_EMULATOR_HOST")
+    os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield storage
+    finally:
+        os.environ.pop("STORAGE_EMULATOR_HOST")
+        if before is not None:
+            os.environ["STORAGE_EMULATOR_HOST"] = before
+        server.shutdown()
+        import gcsfs
+
+        gcsfs.GCSFileSystem.clear_instance_cache()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    storage: Storage
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        match = OBJECTS.fullmatch(url.path)
+        if match is None:
+            return self._answer(404, {"error": {"code": 404, "message": "no such thing"}})
+        bucket, name = match[1], unquote(match[2] or "")
+        if not name:
+            return self._answer(200, self._listing(bucket, query))
+        if (bucket, name) not in self.storage.objects:
+            return self._answer(404, {"error": {"code": 404, "message": f"No such object: {bucket}/{name}"}})
+        if query.get("alt") == "media":
+            return self._content(self.storage.objects[bucket, name][1])
+        return self._answer(200, self.storage.metadata(bucket, name))
+
+    def do_POST(self) -> None:
+        url = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        match = UPLOAD.fullmatch(url.path)
+        if match is None or query.get("uploadType") != "multipart":
+            return self._answer(404, {"error": {"code": 404, "message": "no such thing"}})
+        boundary = b"--" + self.headers["Content-Type"].split("boundary=")[1].strip('"').encode()
+        _, about, content, _ = data.split(boundary, 3)
+        name = json.loads(about.split(b"\n\n", 1)[1])["name"]
+        content = content.split(b"\n\n", 1)[1][:-1]  # the line break before the boundary is not part of it
+        made = self.storage.put(match[1], name, content, query.get("ifGenerationMatch") == "0")
+        if made is None:
+            return self._answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
+        if self.storage.lose_answers:
+            self.storage.lose_answers -= 1
+            return self._answer(503, {"error": {"code": 503, "message": "backendError"}})
+        return self._answer(200, made)
+
+    def do_DELETE(self) -> None:
+        match = OBJECTS.fullmatch(urlsplit(self.path).path)
+        found = match and self.storage.objects.pop((match[1], unquote(match[2])), None)
+        return self._answer(204 if found else 404, None if found else {"error": {"code": 404, "message": "gone"}})
+
+    def _listing(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        items, prefixes = [], set()
+        for name in self.storage.names(bucket):
+            if not name.startswith(prefix):
+                continue
+            rest = name[len(prefix) :]
+            if delimiter and delimiter in rest:
+                prefixes.add(prefix + rest.split(delimiter)[0] + delimiter)
+            else:
+                items.append(self.storage.metadata(bucket, name))
+        return {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)}
+
+    def _content(self, content: bytes) -> None:
+        first, last, status = 0, len(content) - 1, 200
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last, status = int(match[1]), min(int(match[2] or last), last), 206
+        part = content[first : last + 1]
+        self.send_response(status)
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(len(part)))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(part)
+
+    def _answer(self, status: int, content: dict[str, Any] | None) -> None:
+        data = b"" if content is None else json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        pass

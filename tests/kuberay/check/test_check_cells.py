@@ -1,0 +1,108 @@
+"""What `check` says of cells: will their state last, can it be written, who may publish."""
+
+from typing import Any
+
+import pytest
+
+from kuberay.check import Finding
+from kuberay.check.configs import check_config
+from ray_configs.cell import CellConfig
+from ray_configs.cloud import Bucket, Identity, SecretKey
+from ray_configs.exposure import Gateway, LoadBalancer
+from ray_configs.llm import LLMConfig
+from ray_configs.service import Application, Service
+
+KEYS = SecretKey(secret="keys", key="all")
+MINE = Bucket(name="mine")
+STATE = "gs://mine/cell"
+
+
+def findings(cell: dict[str, Any], *others: Application, **service: Any) -> list[Finding]:
+    apps = (Application(config=CellConfig(**{"state_uri": STATE} | cell)), *others)
+    return check_config(Service(**{"name": "mine", "applications": apps, "bucket": MINE} | service))
+
+
+STATE_COMPLAINTS = {
+    "in the Pod": (
+        {"state_uri": "~/cell"},
+        {"bucket": None},
+        ("warning", "cell-state", "lost with it", "state_uri='gs://BUCKET_NAME/test', and Service(bucket=Bucket())"),
+    ),
+    "in the Pod, beside a bucket": (
+        {"state_uri": "/gcsx/cell", "name": "prod"},
+        {},
+        ("warning", "cell-state", "lost with it", "state_uri='gs://mine/prod'"),
+    ),
+    "in a mount that refuses writes": (
+        {"state_uri": "/gcs/cell"},
+        {},
+        ("error", "cell-state", "read-only mount", "state_uri='gs://mine/test'"),
+    ),
+    "in a mount": (
+        {"state_uri": "/gcs/cell"},
+        {"bucket": Bucket(name="mine", read_only=False)},
+        ("warning", "cell-state", "GCSFuse", "state_uri='gs://mine/test'"),
+    ),
+    "in a bucket that nobody gives rights in": (
+        {},
+        {"bucket": None},
+        ("warning", "bucket-permission", "may write gs://mine/cell", "bucket=Bucket(name='mine', mount=None)"),
+    ),
+    "in another bucket than the service's": (
+        {},
+        {"bucket": Bucket(name="other")},
+        ("warning", "bucket-permission", "rights in gs://other", "state_uri='gs://other/test'"),
+    ),
+    "in a bucket that may only be read": (
+        {},
+        {"identity": Identity(bucket_role="roles/storage.objectViewer")},
+        ("error", "bucket-permission", "only reads", "bucket_role='roles/storage.objectUser'"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("cell", "service", "said"), STATE_COMPLAINTS.values(), ids=STATE_COMPLAINTS)
+def test_where_the_state_is_kept(cell: dict[str, Any], service: dict[str, Any], said: tuple[str, ...]) -> None:
+    (finding,) = findings(cell, **service)
+    severity, rule, why, instead = said
+    assert (finding.severity, finding.rule) == (severity, rule)
+    assert why in finding.why and finding.instead.startswith(instead)
+
+
+def test_nothing_to_complain_of() -> None:
+    assert findings({}) == []
+    assert findings({}, identity=Identity(service_account="writer")) == []
+    assert findings({}, bucket=None, identity=Identity()) == [], "its rights were given by hand"
+    assert findings({"admins": "alice"}, api_keys=KEYS, exposure=LoadBalancer(internal=False)) == []
+
+
+def test_a_cell_that_keeps_no_slice_still_needs_a_host() -> None:
+    idle = {"slice": "v5e:4x8", "min_replicas": 0}
+    (finding,) = findings(idle)
+    assert (finding.rule, finding.severity) == ("cell-without-host", "warning")
+    assert "hold a whole v5e:4x8 slice" in finding.why and finding.instead.startswith("min_replicas=1")
+    chat = Application(config=LLMConfig(), route_prefix="/chat")
+    assert findings(idle, chat) == [], "there is a worker anyway"
+
+
+@pytest.mark.parametrize(
+    ("exposure", "severity", "reach"),
+    [
+        (LoadBalancer(), "warning", "the whole VPC"),
+        (Gateway(), "warning", "the whole VPC"),
+        (LoadBalancer(internal=False), "error", "the internet"),
+        (Gateway(gateway_class="gke-l7-global-external-managed"), "error", "the internet"),
+    ],
+)
+def test_whoever_reaches_a_cell_without_keys_may_publish(exposure: Any, severity: str, reach: str) -> None:
+    (finding,) = findings({}, exposure=exposure)
+    assert (finding.rule, finding.severity) == ("no-api-keys", severity)
+    assert reach in finding.why and "may publish, change and unpublish the models of /sax/test" in finding.why
+    assert "SecretKey" in finding.instead and "CellConfig(admins=" in finding.instead
+
+
+def test_every_key_may_publish_unless_there_are_admins() -> None:
+    guarded = CellConfig(name="b", admins="alice", state_uri="gs://mine/b")
+    (finding,) = findings({}, Application(config=guarded, name="b", route_prefix="/b"), api_keys=KEYS)
+    assert (finding.rule, finding.severity) == ("cell-admins", "note")
+    assert "in /sax/test," in finding.why and "admins=('alice',)" in finding.instead
