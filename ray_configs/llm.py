@@ -20,12 +20,15 @@ class EngineConfig(Config):
 
     model: str = DEMO_MODEL
     """Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL (gs://...).
+    Or what `python -m apps.batch.prepare` has made of it, which loads faster.
 
     Or one of Saxml's test models, which have no weights: `lm_cloud.LmCloudSpmd175B32Test` with `random_weights`."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of weights, activations and KV cache, where no quantization says otherwise."""
     quantize_weights: Literal["none", "int8"] = "none"
-    """int8: one scale per output channel, made while loading; halves what a decode step reads."""
+    """int8: one scale per output channel, made while loading; halves what a decode step reads.
+
+    A prepared model that is int8 already is so whatever is said here."""
     quantize_kv_cache: Literal["none", "int8"] = "none"
     """int8: static scales per layer and channel, measured while starting; twice the tokens in the same memory."""
     random_weights: bool = False

@@ -171,6 +171,9 @@ async def _answer(actor: Any) -> int:
 
 
 def _owner() -> str:
-    """The deployment that this replica belongs to: `SERVE_REPLICA::app#deployment#id` without the replica's own id."""
-    name = ray.get_runtime_context().get_actor_name() or "script"
+    """The deployment that this replica belongs to: `SERVE_REPLICA::app#deployment#id` without the replica's own id.
+
+    Of an actor without a name, such as Ray Data's, its own id; it keeps that through restarts."""
+    context = ray.get_runtime_context()
+    name = context.get_actor_name() or context.get_actor_id() or "script"
     return name.rsplit("#", 1)[0]

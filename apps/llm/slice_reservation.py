@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import ray
+from ray import PlacementGroupID
 from ray._private.state import available_resources_per_node
 from ray.autoscaler.sdk import request_resources
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -99,6 +100,17 @@ def reserve(wanted: TpuSlice, owner: str) -> Reservation:
                 told = time.monotonic()
                 log.warning("no free slice %s (%d in use); waiting for one", wanted, len(now.busy))
         time.sleep(LOOK_PERIOD_S)
+
+
+def give_back_all(owner: str) -> None:
+    """Gives back all that was reserved in this owner's name.
+
+    For an actor that Ray restarts under the same id: Ray removes an actor's groups when it is dead for good, so what
+    its last process held would stay held, and a restarted one could wait for its own slice for ever.
+    """
+    for group in placement_group_table().values():
+        if group["name"].startswith(f"podslice:{owner}:") and group["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group["placement_group_id"])))
 
 
 def _take(wanted: TpuSlice, name: str, owner: str) -> Reservation | None:

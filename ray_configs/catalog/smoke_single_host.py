@@ -1,4 +1,4 @@
-"""A flex-start job that counts the TPU cores of one host."""
+"""A flex-start job that counts the TPU cores of one host, and has them work together."""
 
 from ray_configs.capacity import FlexStart
 from ray_configs.cloud import GoogleCloud
@@ -6,7 +6,7 @@ from ray_configs.job import Job
 
 job = Job(
     name="smoke-single-host",
-    command=("python", "-c", 'import jax; print("TPU cores:", jax.device_count())'),
+    command=("python", "-m", "apps.batch.smoke", "--platform", "tpu", "--expect", "4"),
     slice="v5e:2x2",
     capacity=FlexStart(max_run_hours=1),
     max_run_hours=1,

@@ -69,15 +69,28 @@ class Checkpoint:
 
     def json(self, name: str, required: bool = True) -> Any:
         """A JSON file of the folder; None when it is absent and not required."""
-        path = f"{self._root}/{name}"
-        if not self._fs.isfile(path):
+        content = self.file(name)
+        if content is None:
             if required:
                 raise CheckpointError(f"{self.location}: {name} is missing; a Hugging Face model folder is expected")
             return None
         try:
-            return json.loads(self._fs.cat_file(path))
+            return json.loads(content)
         except ValueError as error:
             raise CheckpointError(f"{self.location}/{name} is not valid JSON: {error}") from error
+
+    def file(self, name: str) -> bytes | None:
+        """A small file of the folder; None: it has none of that name."""
+        path = f"{self._root}/{name}"
+        return self._fs.cat_file(path) if self._fs.isfile(path) else None
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file in the folder, by name."""
+        return {
+            Path(info["name"]).name: info["size"]
+            for info in self._fs.ls(self._root, detail=True)
+            if info["type"] == "file"
+        }
 
     def tokenizer_folder(self) -> str:
         """A local folder that holds the tokenizer's files; a remote checkpoint's are copied to a temporary one."""

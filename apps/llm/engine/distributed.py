@@ -19,11 +19,12 @@ HEARTBEAT_TIMEOUT_S = 20
 SHUTDOWN_TIMEOUT_S = 5
 
 
-def join(coordinator: str, rank: int, hosts: int) -> None:
+def join(coordinator: str, rank: int, hosts: int, start_timeout_s: float = START_TIMEOUT_S) -> None:
     """Become host `rank` of `hosts`. Call before anything else of JAX: its backend must not have started.
 
     Args:
         coordinator: `address:port` on host 0, which listens there from now to the end of its process.
+        start_timeout_s: for all hosts to come.
 
     Raises:
         RuntimeError: the hosts did not come together, or the port is taken.
@@ -35,7 +36,7 @@ def join(coordinator: str, rank: int, hosts: int) -> None:
         num_processes=hosts,
         process_id=rank,
         cluster_detection_method="deactivate",  # all is known; a detection would ask metadata servers
-        initialization_timeout=START_TIMEOUT_S,
+        initialization_timeout=int(start_timeout_s),
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_S,
     )

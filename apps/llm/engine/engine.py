@@ -75,6 +75,7 @@ class Engine:
         use_compile_cache(config.compile_cache)
         place = place or ThisProcess()
         model = Model.open(config)
+        config = model.settle(config)
         max_len = model.max_len(config)
         slice = config.slice if isinstance(config, LLMConfig) else None
         chosen = layout.choose(config, model.arch, place.devices(config), slice)

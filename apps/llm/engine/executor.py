@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine import attention, distributed, params, sampling
+from apps.llm.engine import attention, distributed, params, prepared, sampling
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.attention import KVScales, LayerCache
 from apps.llm.engine.checkpoint import Checkpoint
@@ -30,6 +30,7 @@ from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
 from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.model import Model
 from apps.llm.engine.params import HeadLayout, Params
+from apps.llm.engine.prepared import Prepared
 from apps.llm.engine.progress import bar
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
@@ -106,7 +107,8 @@ class LocalExecutor:
         if checkpoint is None or config.random_weights:
             self.params = params.random(self.declared, self.mesh, self.dtype, self.int8_weights)
         else:
-            self.params = params.load(self.declared, checkpoint, self.mesh, self.dtype, self.int8_weights, True)
+            load = prepared.load if isinstance(checkpoint, Prepared) else params.load
+            self.params = load(self.declared, checkpoint, self.mesh, self.dtype, self.int8_weights, True)
         jax.block_until_ready(self.params)
         log.info(
             "%.1f M parameters, %.2f GiB, on %d %s device(s) after %.1f s",

@@ -72,7 +72,9 @@ def follow(
         distributed.join(coordinator, rank, hosts)
         connection.send(message(Kind.DONE, (distributed.here().count,)))
         layout = _layout(connection)
-        model = Model.open(config).at_size(config, layout.tensor)
+        model = Model.open(config)
+        config = model.settle(config)
+        model = model.at_size(config, layout.tensor)
         for copy, mesh in enumerate(distributed.meshes(layout)):
             if distributed.takes_part(mesh):
                 first = rank == min(device.process_index for device in mesh.devices.flat)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from apps.llm.engine import architecture, lm_cloud
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.checkpoint import Checkpoint
+from apps.llm.engine.prepared import Prepared, open_checkpoint
 from apps.llm.engine.tiny import generic, tiny
 from apps.llm.engine.tokenizer import ModelTokenizer
 from ray_configs.llm import EngineConfig
@@ -47,11 +48,20 @@ class Model:
 
     @classmethod
     def _read(cls, location: str, random: bool) -> "Model":
-        checkpoint = Checkpoint(location, weights=not random)
+        checkpoint = Checkpoint(location, weights=False) if random else open_checkpoint(location)
         arch = architecture.from_hf_config(
             checkpoint.json("config.json"), checkpoint.json("generation_config.json", required=False)
         )
         return cls(arch, checkpoint, random)
+
+    def settle(self, config: EngineConfig) -> EngineConfig:
+        """The config with what a prepared checkpoint has settled: its quantization. Others leave it as it is.
+
+        Raises:
+            ValueError: the config wants what the weights are not.
+        """
+        weighed = isinstance(self.checkpoint, Prepared) and not self.random_weights
+        return self.checkpoint.settle(config) if weighed else config
 
     def at_size(self, config: EngineConfig, shards: int) -> "Model":
         """With `tiny`, the double that splits over `shards` devices as the model does; else the model itself.

@@ -18,10 +18,9 @@ from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.progress import bar
 from apps.llm.engine.quantization import QuantArray, Weight, quantize
+from apps.llm.engine.source import Rows, Source, clipped
 
 Params = dict[str, Any]
-Reader = Callable[[Checkpoint, tuple[slice, ...]], np.ndarray]
-"""Reads one shard, given as slices of the declared shape, from a checkpoint."""
 
 MESH_AXES = {"vocab": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": None}
 """Logical axis -> mesh axis."""
@@ -33,7 +32,7 @@ class Param:
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
-    read: Reader
+    source: Source
     matrix: bool = False  # `[out, in]`, which int8 quantization applies to
     constant: float | None = None  # random weights fill it with this; None: normal noise
 
@@ -43,6 +42,14 @@ class Param:
         return PartitionSpec(
             *(name if name and size % mesh.shape[name] == 0 else None for name, size in zip(names, self.shape))
         )
+
+    def read(self, checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
+        """One shard, given as slices of the declared shape."""
+        first, last, _ = index[0].indices(self.shape[0])
+        rows = clipped(self.source, first, last)
+        parts = [checkpoint.read(part.tensor, part.shape, slice(part.start, part.stop)) for part in rows]
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return whole[(slice(None), *index[1:])]
 
 
 @dataclass(frozen=True)
@@ -159,48 +166,32 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
     return tree
 
 
-def _plain(name: str, *shape: int) -> Reader:
+def _plain(name: str, *shape: int) -> Source:
     """One tensor as it lies in the file."""
-
-    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        return checkpoint.read(name, shape, index[0])[(slice(None), *index[1:])]
-
-    return read
+    return (Rows(name, shape, 0, shape[0]),)
 
 
-def _gate_up(feed: str, kind: str, heads: HeadLayout, *shape: int) -> Reader:
+def _gate_up(feed: str, kind: str, heads: HeadLayout, *shape: int) -> Source:
     """The two projections into the MLP as one matrix: each device's rows of the gate, then its rows of the other."""
     share = shape[0] // heads.devices
-
-    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        first, last, _ = index[0].indices(2 * shape[0])
-        parts = []
-        for device in range(first // (2 * share), last // (2 * share)):
-            rows = slice(device * share, (device + 1) * share)
-            parts.extend(checkpoint.read(f"{feed}.{name}_proj.{kind}", shape, rows) for name in ("gate", "up"))
-        return np.concatenate(parts)[(slice(None), *index[1:])]
-
-    return read
+    return tuple(
+        Rows(f"{feed}.{name}_proj.{kind}", shape, device * share, (device + 1) * share)
+        for device in range(heads.devices)
+        for name in ("gate", "up")
+    )
 
 
-def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int, *inputs: int) -> Reader:
+def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int, *inputs: int) -> Source:
     """q, k and v as one matrix, each key/value head after the query heads that use it."""
-    rows_per_head = (heads.group + 2) * dim
     q_shape = heads.kv_heads * heads.group * dim, *inputs
     kv_shape = heads.kv_heads // heads.repeat * dim, *inputs
-
-    def read(checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        first, last, _ = index[0].indices(heads.kv_heads * rows_per_head)
-        parts = []
-        for kv_head in range(first // rows_per_head, last // rows_per_head):
-            source = kv_head // heads.repeat
-            q = slice(kv_head * heads.group * dim, (kv_head + 1) * heads.group * dim)
-            kv = slice(source * dim, (source + 1) * dim)
-            parts.append(checkpoint.read(f"{attention}.q_proj.{kind}", q_shape, q))
-            parts.extend(checkpoint.read(f"{attention}.{name}_proj.{kind}", kv_shape, kv) for name in "kv")
-        return np.concatenate(parts)[(slice(None), *index[1:])]
-
-    return read
+    parts = []
+    for kv_head in range(heads.kv_heads):
+        first, source = kv_head * heads.group, kv_head // heads.repeat
+        parts.append(Rows(f"{attention}.q_proj.{kind}", q_shape, first * dim, (first + heads.group) * dim))
+        for name in "kv":
+            parts.append(Rows(f"{attention}.{name}_proj.{kind}", kv_shape, source * dim, (source + 1) * dim))
+    return tuple(parts)
 
 
 def abstract(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
@@ -224,20 +215,13 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
     Files lie row by row. Where a matrix is split by columns over several hosts, each of them reads its share of the
     rows instead, and the devices exchange: else every host would have to read the whole matrix.
     """
-    hosts = len({device.process_index for device in mesh.devices.flat})
     with bar("reading weights", _count(tree), progress) as advance:
 
         def read(param: Param) -> Weight:
-            def shard(index: tuple[slice, ...] | None) -> np.ndarray:
-                index = index or (slice(None),) * len(param.shape)
+            def shard(index: tuple[slice, ...]) -> np.ndarray:
                 return np.ascontiguousarray(param.read(checkpoint, index)).astype(dtype, copy=False)
 
-            sharding = NamedSharding(mesh, param.spec(mesh))
-            by_rows = NamedSharding(mesh, PartitionSpec("tensor"))
-            if hosts > 1 and any(sharding.spec[1:]) and param.shape[0] % mesh.size == 0:
-                array = _exchanged(sharding)(jax.make_array_from_callback(param.shape, by_rows, shard))
-            else:
-                array = jax.make_array_from_callback(param.shape, sharding, shard)
+            array = placed(param.shape, NamedSharding(mesh, param.spec(mesh)), shard, exchange=True)
             weight = quantize(array) if int8 and param.matrix else array
             # One at a time: CPU devices of several processes deadlock when programs that talk to each other (the
             # largest of a row that is split) pile up.
@@ -246,6 +230,21 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
             return weight
 
         return _map(read, tree)
+
+
+def placed(
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
+    shard: Callable[[tuple[slice, ...]], np.ndarray],
+    exchange: bool,
+) -> jax.Array:
+    """An array of the shards that each device reads; where `exchange` saves reading, by way of rows: see `load`."""
+    mesh = sharding.mesh
+    hosts = len({device.process_index for device in mesh.devices.flat})
+    if exchange and hosts > 1 and any(sharding.spec[1:]) and shape[0] % mesh.size == 0:
+        by_rows = NamedSharding(mesh, PartitionSpec("tensor"))
+        return _exchanged(sharding)(jax.make_array_from_callback(shape, by_rows, shard))
+    return jax.make_array_from_callback(shape, sharding, shard)
 
 
 @cache

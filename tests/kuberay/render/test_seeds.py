@@ -125,9 +125,10 @@ def test_flex_start_hosts_find_each_other_by_a_headless_service() -> None:
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
 
 
-def test_flex_start_job_runs_the_tutorials_command_without_its_privileges() -> None:
-    container = at(rendered("smoke_multi_host", "Job"), "spec.template.spec.containers.0")
-    assert container["command"][-1] == 'import jax; print("TPU cores:", jax.device_count())'
+@pytest.mark.parametrize(("name", "chips"), [("smoke_single_host", "4"), ("smoke_multi_host", "8")])
+def test_flex_start_jobs_count_the_chips_without_the_tutorials_privileges(name: str, chips: str) -> None:
+    container = at(rendered(name, "Job"), "spec.template.spec.containers.0")
+    assert container["command"] == ["python", "-m", "apps.batch.smoke", "--platform", "tpu", "--expect", chips]
     assert "securityContext" not in container
 
 
@@ -148,7 +149,8 @@ def test_the_checkpoint_job_uses_the_tutorials_secret_and_writes_where_the_serve
     (token,) = container["env"]
     assert token["name"] == "HF_TOKEN"
     assert token["valueFrom"]["secretKeyRef"] == {"name": "huggingface-secret", "key": "HUGGINGFACE_TOKEN"}
-    assert container["command"][-1] == server.applications[0].config.model
+    served = server.applications[0].config
+    assert container["command"][3:] == ["google/gemma-7b-it", served.model, "--slice", str(served.slice)]
     assert job["spec"]["template"]["spec"]["serviceAccountName"] == "podslice"
     assert at(
         rendered("prepare_gemma_7b_it", "ServiceAccount"), "metadata.annotations iam.gke.io/gcp-service-account"

@@ -1,0 +1,111 @@
+"""The input file: how many lines it has, where they are, and which are still to be answered.
+
+A large file is never in memory: `scan` reads it once and notes where every 1024th line begins, and a span's lines are
+read again when they are due.
+"""
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import fsspec
+import numpy as np
+
+SPAN_LINES = 1024
+BUFFER_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive lines: `lines` of them from number `first` on (from 0), bytes [start, stop) of the file."""
+
+    first: int
+    lines: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class InputFile:
+    url: str
+    lines: int
+    sha256: str
+    spans: tuple[Span, ...]
+
+    def span(self, span: Span) -> list[bytes]:
+        """The span's lines, without their ends.
+
+        Raises:
+            ValueError: the file is no longer what was scanned.
+        """
+        with fsspec.open(self.url, "rb") as file:
+            file.seek(span.start)
+            lines = file.read(span.stop - span.start).removesuffix(b"\n").split(b"\n")
+        if len(lines) != span.lines:
+            raise ValueError(f"{self.url} changed while it was being read: line {span.first + 1} is not where it was")
+        return lines
+
+
+def scan(url: str) -> InputFile:
+    """Reads the whole file once. Empty lines at its end are none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    starts, lines, at, last_line, last_byte = [0], 0, 0, 0, 0
+    with fsspec.open(url, "rb") as raw, io.BufferedReader(raw, BUFFER_BYTES) as file:
+        for line in file:
+            digest.update(line)
+            lines, at = lines + 1, at + len(line)
+            if lines % SPAN_LINES == 0:
+                starts.append(at)
+            if not line.isspace():
+                last_line, last_byte = lines, at
+    starts = starts[: -(-last_line // SPAN_LINES)]
+    stops = [*starts[1:], last_byte]
+    spans = [
+        Span(i * SPAN_LINES, min(SPAN_LINES, last_line - i * SPAN_LINES), start, stop)
+        for i, (start, stop) in enumerate(zip(starts, stops))
+    ]
+    return InputFile(url, last_line, digest.hexdigest(), tuple(spans))
+
+
+@dataclass(frozen=True)
+class Todo:
+    """A span, and which of its lines are still to be answered; None: all."""
+
+    span: Span
+    missing: np.ndarray | None
+
+    def chunks(self, source: InputFile, lines: int) -> Iterator[tuple[np.ndarray, list[bytes]]]:
+        """Indices and texts of what is missing, so many lines at a time."""
+        texts = source.span(self.span)
+        wanted = np.arange(self.span.lines) if self.missing is None else self.missing
+        for at in range(0, len(wanted), lines):
+            part = wanted[at : at + lines]
+            yield part + self.span.first, [texts[i] for i in part]
+
+
+def missing(source: InputFile, done: np.ndarray) -> list[Todo]:
+    """What is left of the file, in its order. `done` has a bool for each line."""
+    left = []
+    for span in source.spans:
+        wanted = np.flatnonzero(~done[span.first : span.first + span.lines])
+        if len(wanted):
+            left.append(Todo(span, None if len(wanted) == span.lines else wanted))
+    return left
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Answered lines: their numbers (from 0), ascending, and their lines of the output, without ends."""
+
+    indices: list[int]
+    answers: list[bytes]
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    ready_at: float
+    """Unix time at which the replica that answered had loaded its model."""

@@ -1,0 +1,122 @@
+"""Lines -> replicas -> answers, as a Ray Data pipeline.
+
+What flows is chunks: a row of the dataset, alone in its block, is some tens of lines. So a chunk is one task of a
+replica, and Ray Data's own parts (the pool of actors, their restarts and retries, back-pressure) work on chunks. Each
+replica has as many chunks open as its engine has places in the batch. Then the batch stays full whatever the answers'
+lengths: if every chunk is down to its last long answer, these alone fill it.
+
+Answers come in no order, each chunk when its last line is done: a long answer holds nobody up, and what is done can be
+saved. Whoever writes the output puts them in order.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import ray
+from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask, TaskPoolStrategy
+from ray.data.block import BlockMetadata
+
+from apps.batch.generation.deaths import Deaths
+from apps.batch.generation.lines import Chunk, InputFile, Todo
+from apps.batch.generation.replica import Replica
+from apps.batch.generation.requests import Defaults
+from apps.replica_options import options
+from ray_configs.llm import LLMConfig
+
+MOST_CHUNK_LINES = 64
+MOST_READ_TASKS = 1000
+PROGRESS_PERIOD_S = 1.0
+
+# Ray Data's console says how to turn its progress bars on, and repeats errors that are raised as well.
+for _handler in logging.getLogger("ray.data").handlers:
+    if isinstance(_handler, logging.StreamHandler):
+        _handler.setLevel(logging.CRITICAL)
+
+
+def chunk_lines(lines: int, replicas: int, open_chunks: int) -> int:
+    """Lines in a chunk: many, for each costs Ray some milliseconds; few enough that all replicas end together."""
+    return max(1, min(MOST_CHUNK_LINES, math.ceil(lines / (2 * replicas * open_chunks))))
+
+
+class LinesSource(Datasource):
+    """What is left of the input, a chunk in each row. Read on the driver's host, where a local file is."""
+
+    def __init__(self, source: InputFile, todo: list[Todo], lines: int):
+        super().__init__()
+        self._source, self._todo, self._lines = source, todo, lines
+
+    @property
+    def supports_distributed_reads(self) -> bool:
+        return False
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        return None  # an estimate would be a reason to cut blocks in pieces
+
+    def get_read_tasks(self, parallelism: int, *_: object, **__: object) -> list[ReadTask]:
+        """One for some spans of the file each, whatever parallelism Ray thinks right."""
+        each = math.ceil(len(self._todo) / MOST_READ_TASKS)
+        return [self._read_task(self._todo[at : at + each]) for at in range(0, len(self._todo), each)]
+
+    @property
+    def read_tasks(self) -> int:
+        return len(self.get_read_tasks(1))
+
+    def _read_task(self, todo: list[Todo]) -> ReadTask:
+        source, lines = self._source, self._lines
+
+        def read() -> Iterator[pa.Table]:
+            for span in todo:
+                for indices, texts in span.chunks(source, lines):
+                    numbers = pa.array([indices.tolist()], pa.list_(pa.int64()))
+                    yield pa.table({"indices": numbers, "lines": pa.array([texts], pa.list_(pa.binary()))})
+
+        return ReadTask(read, BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None))
+
+
+def answers(
+    source: InputFile, todo: list[Todo], config: LLMConfig, defaults: Defaults, replicas: int
+) -> Iterator[Chunk]:
+    """Runs the pipeline in the Ray cluster that this process is connected to. Close the iterator to stop it.
+
+    Raises:
+        ray.exceptions.RayError: a replica cannot load the model, or died too often.
+    """
+    context = DataContext.get_current().copy()
+    context.target_max_block_size = 1  # byte: never two rows in one block
+    context.execution_options.preserve_order = False
+    context.execution_no_progress_timeout_s = -1  # a slice, or a long answer, may be long in coming
+    context.enable_progress_bars = context.print_on_execution_start = False
+    left = sum(item.span.lines if item.missing is None else len(item.missing) for item in todo)
+    # No more than what each replica could have: a few lines need no 32 threads.
+    open_chunks = min(config.max_batch_size, math.ceil(left / replicas))
+    reading = LinesSource(source, todo, chunk_lines(left, replicas, open_chunks))
+    deaths = Deaths.remote(replicas)
+    with DataContext.current(context):
+        answered = ray.data.read_datasource(
+            reading,
+            override_num_blocks=reading.read_tasks,
+            num_cpus=0,  # the head of a cluster on GKE has none to give
+            compute=TaskPoolStrategy(size=min(2, reading.read_tasks)),
+        ).map_batches(
+            Replica,
+            fn_constructor_args=(config, defaults, deaths),
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(
+                size=replicas,
+                max_concurrent_calls_per_actor=open_chunks,
+                max_tasks_in_flight_per_actor=open_chunks + 2,
+                enable_true_multi_threading=True,
+            ),
+            **options(config)["ray_actor_options"],
+        )
+        told = 0.0
+        for table in answered.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=4):
+            for row in table.to_pylist():
+                yield Chunk(**row)
+            if time.monotonic() - told > PROGRESS_PERIOD_S:
+                told = time.monotonic()
+                deaths.answered.remote()

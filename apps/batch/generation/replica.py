@@ -1,0 +1,129 @@
+"""One replica: an engine on its slice, and chunks of lines through it. Ray Data makes an actor of it.
+
+A call takes one chunk, submits all its lines and waits for them. Many calls run at once, each in a thread of its own:
+the engine batches what all of them have submitted, and while one chunk waits for its longest answer, the others keep
+the batch full. An event loop would be woken for every open request at every step, and so would a thread that reads its
+answer as it grows; these look at it now and then.
+
+A replica fails as a whole, as a server's does: when its engine or a host of its slice is dead or stuck, the process
+ends, Ray starts it again (on any free slice) and gives it its chunks again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import pyarrow as pa
+import ray
+
+from apps.batch.generation.requests import Answer, BadLine, Defaults, Line, Open, collect, read, submit
+from apps.ingress.openai_errors import OpenAIError
+from apps.replica_options import spans_hosts
+from ray_configs.llm import LLMConfig
+
+log = logging.getLogger("podslice")
+
+CHECK_PERIOD_S = 1.0
+NO_LIMIT = 2**31
+"""Of waiting requests: what is open at a replica is bounded by its chunks."""
+
+
+class Replica:
+    """
+    Args:
+        config: whose engine to load. Its failure to load ends the run.
+        defaults: for fields that lines leave out.
+        deaths: the run's Deaths actor.
+    """
+
+    def __init__(self, config: LLMConfig, defaults: Defaults, deaths: Any):
+        logging.basicConfig(format="%(message)s")
+        self._deaths = deaths
+        actor = ray.get_runtime_context().get_actor_id()
+        ray.get(deaths.started.remote(actor))
+        # Must be known before jax is imported, as for a server's replica.
+        if spans_hosts(config):
+            os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
+        else:
+            os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
+        from apps.llm.engine import Engine
+
+        self._model, self._defaults, self._deadline_s = config.served_name, defaults, config.health_step_deadline_s
+        self._hosts: Any = None
+        if spans_hosts(config):
+            from apps.llm.slice import SliceHosts
+            from apps.llm.slice_reservation import give_back_all
+
+            give_back_all(actor)  # what this actor's last process held, if there was one
+            self._hosts = SliceHosts.start(config)
+        try:
+            self._engine = Engine.load(config.model_copy(update={"max_waiting": NO_LIMIT}), self._hosts)
+        except BaseException:
+            if self._hosts is not None:
+                self._hosts.close()
+            raise
+        self._ready_at = time.time()
+        threading.Thread(target=self._watch, name="podslice-watch", daemon=True).start()
+
+    def __call__(self, chunk: pa.Table) -> pa.Table:
+        """A row of `indices` and `lines` becomes one of `indices`, `answers` and how many there are of what."""
+        from apps.llm.engine import EngineStopped
+
+        row = chunk.to_pylist()[0]
+        try:
+            opened = [self._open(index, text) for index, text in zip(row["indices"], row["lines"])]
+            answers = [one if isinstance(one, Answer) else collect(one) for one in opened]
+        except EngineStopped as error:
+            self._die(str(error))
+        return pa.table(
+            {
+                "indices": pa.array([row["indices"]], pa.list_(pa.int64())),
+                "answers": pa.array([[answer.text.encode() for answer in answers]], pa.list_(pa.binary())),
+                "errors": [sum(answer.error for answer in answers)],
+                "prompt_tokens": [sum(answer.prompt_tokens for answer in answers)],
+                "completion_tokens": [sum(answer.completion_tokens for answer in answers)],
+                "ready_at": [self._ready_at],
+            }
+        )
+
+    def _open(self, index: int, text: bytes) -> Open | Answer:
+        from apps.llm.engine import EngineStopped
+
+        line: Line | None = None
+        try:
+            line = read(index, text, self._defaults)
+            return submit(line, self._engine, self._model)
+        except EngineStopped:
+            raise
+        except BadLine as error:
+            return Answer(error.answer(), error=True)
+        except Exception as error:  # of one line of very many: it must not take the others with it
+            log.exception("line %d failed", index + 1)
+            ids, wrapped = ({}, False) if line is None else (line.ids, line.wrapped)
+            known = OpenAIError(500, f"{type(error).__name__}: {error}", None, "internal_error")
+            return Answer(BadLine(index, ids, wrapped, known).answer(), error=True)
+
+    def _watch(self) -> None:
+        """Ends the process when its engine or a host of its slice is dead or stuck."""
+        while True:
+            time.sleep(CHECK_PERIOD_S)
+            try:
+                if self._hosts is not None:
+                    asyncio.run(self._hosts.check())
+                self._engine.check(self._deadline_s)
+            except Exception as error:
+                self._die(str(error))
+
+    def _die(self, reason: str) -> Any:
+        node = ray.util.get_node_ip_address()
+        print(f"the replica on {node} ends and is started again: {reason}", file=sys.stderr, flush=True)
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self._deaths.reason.remote(reason), timeout=5)
+        if self._hosts is not None:
+            self._hosts.close()
+        os._exit(1)

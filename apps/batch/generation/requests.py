@@ -1,0 +1,222 @@
+"""A line of the input as a request, and a request's result as a line of the output. The shapes are in
+`apps.batch.generate`'s docstring; what the fields mean is OpenAI's, read by the same types as the server's.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from apps.ingress.openai_errors import OpenAIError
+from apps.llm.engine import Engine, EngineStopped, Generation, RequestError, SamplingParams
+from apps.llm.openai_answers import ChatWriter, Choice, CompletionWriter, usage
+from apps.llm.openai_errors import from_body, from_engine
+from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody
+
+URLS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
+LOOK_PERIOD_S = 0.05
+"""How often a waiting thread looks. Nobody reads along; threads woken at each token would take the engine's time."""
+ID_FIELDS = ("id", "custom_id")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that reads well.
+
+    Args:
+        index: its place in the input, from 0.
+        ids: its `id` or `custom_id`, to be repeated in the answer.
+        wrapped: it came as OpenAI's batch API wants it, and is answered so.
+    """
+
+    index: int
+    ids: Mapping[str, Any]
+    wrapped: bool
+    body: CompletionBody | ChatBody
+
+
+class BadLine(ValueError):
+    """A line that cannot be answered; the message names the line, counted from 1, and the field."""
+
+    def __init__(self, index: int, ids: Mapping[str, Any], wrapped: bool, error: OpenAIError):
+        super().__init__(f"line {index + 1}: {error.message}")
+        self.index, self.ids, self.wrapped, self.error = index, ids, wrapped, error
+
+    def answer(self) -> str:
+        body = self.error.body()
+        body["error"]["message"] = str(self)
+        if self.wrapped:
+            return _dump(_wrapped(self.index, self.ids, self.error.status, body))
+        return _dump({"index": self.index, **self.ids, **body})
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Fields for lines that leave them out."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    """Of the first line; each further line's is one more, so that equal prompts do not get equal answers."""
+
+    def fields(self, index: int) -> dict[str, Any]:
+        values = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
+        if self.seed is not None:
+            values["seed"] = self.seed + index
+        return {name: value for name, value in values.items() if value is not None}
+
+
+NO_DEFAULTS = Defaults()
+
+
+def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
+    """The request in a line. Raises BadLine."""
+    ids: dict[str, Any] = {}
+    wrapped = False
+
+    def bad(message: str, param: str | None, code: str) -> BadLine:
+        return BadLine(index, ids, wrapped, OpenAIError(400, message, param, code))
+
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise bad(f"this is not JSON: {error}", None, "invalid_json") from None
+    if not isinstance(fields, dict):
+        raise bad('a line must be a JSON object, such as {"prompt": "..."}', None, "invalid_type")
+    ids = {name: fields[name] for name in ID_FIELDS if name in fields}
+    wrapped = "body" in fields or "url" in fields
+    if wrapped:
+        kind = URLS.get(fields.get("url", ""))
+        if kind is None:
+            raise bad(f"url must be {' or '.join(URLS)}, not {fields.get('url')!r}", "url", "invalid_value")
+        if fields.get("method", "POST") != "POST":
+            raise bad(f"method must be POST, not {fields['method']!r}", "method", "invalid_value")
+        if not isinstance(fields.get("body"), dict):
+            raise bad("body must be a JSON object, the request", "body", "invalid_type")
+        fields = fields["body"]
+    else:
+        if ("prompt" in fields) == ("messages" in fields):
+            raise bad("exactly one of prompt and messages is needed", "prompt", "missing_required_parameter")
+        kind = CompletionBody if "prompt" in fields else ChatBody
+    given = {name for name, value in fields.items() if value is not None}
+    if "max_completion_tokens" in given:
+        given.add("max_tokens")
+    added = {name: value for name, value in defaults.fields(index).items() if name not in given}
+    try:
+        body = kind.model_validate_json(json.dumps(fields | added))
+    except ValidationError as error:
+        raise BadLine(index, ids, wrapped, from_body(error)) from None
+    if body.stream:
+        raise bad("stream: answers in a file are whole; leave it out", "stream", "invalid_value")
+    return Line(index, ids, wrapped, body)
+
+
+@dataclass
+class Open:
+    """A line whose request is with the engine."""
+
+    line: Line
+    params: SamplingParams
+    model: str
+    echoes: list[str] = field(default_factory=list)
+    generations: list[Generation] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A line of the output, without its end of line."""
+
+    text: str
+    error: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def submit(line: Line, engine: Engine, model: str) -> Open:
+    """Hands the line to the engine and does not wait.
+
+    Raises:
+        BadLine: the engine refuses it.
+        EngineStopped: the engine takes nothing more.
+    """
+    body = line.body
+    if body.model is not None and body.model != model:
+        message = f"The model '{body.model}' is not what runs here, which is '{model}'; name that, or leave model out."
+        raise BadLine(line.index, line.ids, line.wrapped, OpenAIError(404, message, "model", "model_not_found"))
+    opened = Open(line, body.params(), model)
+    try:
+        if isinstance(body, ChatBody):
+            prompts = [engine.chat_prompt([message.plain() for message in body.messages])]
+        else:
+            tokenizer = engine.tokenizer
+            prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts()]
+            if body.max_tokens is None:
+                room = engine.max_model_len - max(map(len, prompts))
+                most = max(1, min(COMPLETION_MAX_TOKENS, room), opened.params.min_tokens)
+                opened.params = replace(opened.params, max_tokens=most)
+            if body.echo:
+                opened.echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts()]
+        for prompt in prompts:
+            opened.generations.append(engine.submit(prompt, opened.params))
+    except RequestError as error:
+        for generation in opened.generations:
+            generation.abort()
+        raise BadLine(line.index, line.ids, line.wrapped, from_engine(error, body.names)) from None
+    return opened
+
+
+def collect(opened: Open) -> Answer:
+    """Waits for the answer.
+
+    Raises:
+        EngineStopped: the engine failed before its end.
+    """
+    line, n = opened.line, opened.params.n
+    choices = [Choice(i, opened.echoes[i // n] if opened.echoes else "") for i in range(len(opened.generations) * n)]
+    tokens = 0
+    for first, generation in enumerate(opened.generations):
+        while True:
+            for output in generation.drain():
+                if output.finish_reason in ("error", "abort"):
+                    raise EngineStopped(output.error or "the request was aborted")
+                choices[first * n + output.index].take(output)
+                tokens += len(output.token_ids)
+            if generation.finished:
+                break
+            time.sleep(LOOK_PERIOD_S)
+    prompt_tokens = sum(len(generation.prompt_ids) for generation in opened.generations)
+    counts = usage(prompt_tokens, tokens, sum(generation.cached_tokens for generation in opened.generations))
+    with_logprobs = opened.params.logprobs is not None
+    writer = (ChatWriter if isinstance(line.body, ChatBody) else CompletionWriter)(opened.model, with_logprobs, False)
+    whole = writer.whole(choices, counts)
+    if line.wrapped:
+        whole["id"] = f"{writer.ID}{line.index}"
+        return Answer(_dump(_wrapped(line.index, line.ids, 200, whole)), False, prompt_tokens, tokens)
+    shape = {"index": line.index, **line.ids}
+    # What depends on how the run went, not on the line, stays out: the prefix cache's luck.
+    counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    if len(choices) == 1 and not with_logprobs:
+        shape |= {"text": "".join(choices[0].texts), "finish_reason": choices[0].finish_reason, "usage": counts}
+    else:
+        shape |= {"choices": whole["choices"], "usage": counts}
+    return Answer(_dump(shape), False, prompt_tokens, tokens)
+
+
+def _wrapped(index: int, ids: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """A line of the file that OpenAI's batch API returns."""
+    response = {"status_code": status, "request_id": f"req_{index}", "body": body}
+    custom_id = ids.get("custom_id")
+    return {"id": f"batch_req_{index}", "index": index, "custom_id": custom_id, "response": response, "error": None}
+
+
+def _dump(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape and UTF-8 cannot say
+        return json.dumps(value)
+    return text

@@ -1,0 +1,237 @@
+"""The folder or URL that a preparation fills.
+
+A file appears there whole or not at all: on a disk it is written beside its place, synced and renamed; in a bucket an
+object is whole by nature. `preparing.json` says what is being prepared and which files are done, with their checksums;
+a file that it does not name is written again. When all are done the manifest is written, and `preparing.json` goes.
+
+On one machine a second preparation of the same folder is refused, by a lock that the kernel drops with the process that
+holds it. In a bucket there is no such lock, nor need of one: two that prepare the same write the same objects, byte for
+byte, and one that prepares something else there is refused by what `preparing.json` says.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import ValidationError
+
+from apps.llm.engine.checkpoint import Checkpoint
+from apps.llm.engine.prepared import FORMAT, UNFINISHED, VERSION, Manifest, Request, StoredFile
+from apps.llm.engine.progress import bar
+
+PIECE = 16 * 2**20
+UNSYNCED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
+"""What file systems without a sync of folders, such as GCSFuse, answer to it."""
+
+
+class Refused(ValueError):
+    """The command cannot be carried out as it was given; the message names the argument."""
+
+
+class Busy(RuntimeError):
+    """Another process is preparing there."""
+
+
+class Progress(Request):
+    """What `preparing.json` says."""
+
+    format: Literal["podslice-prepared"] = FORMAT
+    version: int = VERSION
+    done: dict[str, StoredFile]
+
+
+class Sink:
+    """A file that is being written."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._hash, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.size += len(data)
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+
+class Output:
+    """Where a prepared model goes: a local folder, or any fsspec URL."""
+
+    def __init__(self, location: str):
+        self.location = location if "://" in location else str(Path(location).expanduser().resolve())
+        self._fs, self._root = fsspec.core.url_to_fs(self.location)
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def is_at(self, location: str) -> bool:
+        return self.location.rstrip("/") == location.rstrip("/")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes the folder, and keeps others on this machine out of it. Raises Busy."""
+        if not self._local:
+            yield
+            return
+        Path(self._root).mkdir(parents=True, exist_ok=True)
+        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                with suppress_errors(errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise Busy(f"another process is preparing {self.location}; wait for it, or stop it") from error
+            yield
+        finally:
+            os.close(folder)
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request, manifest: str) -> dict[str, StoredFile]:
+        """Files that earlier runs of the same request have written, by their records.
+
+        Raises:
+            Refused: the folder holds something else.
+        """
+        there = self._names()
+        for name, kind in ((manifest, Manifest), (UNFINISHED, Progress)):
+            if name not in there:
+                continue
+            found = self._read(name, kind)
+            if not request.same_as(found):
+                raise Refused(f"OUTPUT: {self.location} holds {_told(found)}, not {_told(request)}; {_ADVICE}")
+            return found.files if isinstance(found, Manifest) else found.done
+        if there:
+            raise Refused(f"OUTPUT: {self.location} is not empty ({sorted(there)[0]} is there); {_ADVICE}")
+        self.record(request, {})
+        return {}
+
+    def _names(self) -> set[str]:
+        if not self._fs.exists(self._root):
+            return set()
+        names = {Path(path).name for path in self._fs.ls(self._root, detail=False)}
+        return {name for name in names if not name.endswith(_PARTIAL)}
+
+    def _read(self, name: str, kind: type[Manifest] | type[Progress]) -> Manifest | Progress:
+        content: Any = Checkpoint(self.location, weights=False).json(name)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise Refused(f"OUTPUT: {self.location}/{name} is not of this command; {_ADVICE}")
+        if kind is Manifest:
+            return Manifest.parse(content, self.location)
+        try:
+            return Progress.model_validate(content)
+        except ValidationError as error:
+            raise Refused(f"OUTPUT: {self.location}/{name} is damaged or of another Podslice; {_ADVICE}") from error
+
+    def whole(self, files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
+        """Those that are there with the size and the checksum that they should have."""
+        if not files:
+            return {}
+        found = {}
+        with bar(f"checking {self.location}", len(files)) as advance:
+            for name, stored in files.items():
+                if self._stored(name, stored.size) == stored:
+                    found[name] = stored
+                advance()
+        return found
+
+    def _stored(self, name: str, size: int) -> StoredFile | None:
+        path = f"{self._root}/{name}"
+        if not self._fs.isfile(path) or self._fs.size(path) != size:
+            return None
+        digest = hashlib.sha256()
+        with self._fs.open(path, "rb") as file:
+            while data := file.read(PIECE):
+                digest.update(data)
+        return StoredFile(size=size, sha256=digest.hexdigest())
+
+    def need_space(self, total: int, largest: int) -> None:
+        """Raises OSError when so many more bytes will not fit; only a disk can say so beforehand."""
+        if not self._local:
+            return
+        free = shutil.disk_usage(self._root).free
+        if free < total:
+            said = f"{total / 1e9:.1f} GB are still to be written, and {free / 1e9:.1f} GB are free"
+            raise OSError(errno.ENOSPC, f"No space left on device: {said}", self.location)
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Sink]:
+        """A file that is there when the block has ended well, and is not otherwise."""
+        path = f"{self._root}/{name}"
+        if not self._local:
+            file = self._fs.open(path, "wb")
+            try:
+                yield Sink(file)
+            except BaseException:
+                with suppress(Exception):  # what broke the upload may break this; the first error is the one to tell
+                    file.discard()
+                raise
+            file.close()
+            return
+        partial = Path(self._root, f".{name}{_PARTIAL}")
+        try:
+            with partial.open("wb") as file:
+                yield Sink(file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # a full disk needs the room
+            raise
+        self._sync()
+
+    def _sync(self) -> None:
+        """A file that was renamed is there after a power cut, too."""
+        if not self._local:
+            return
+        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with suppress_errors(*UNSYNCED):
+                os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def record(self, request: Request, done: Mapping[str, StoredFile]) -> None:
+        """From now on these files count as written."""
+        progress = Progress(**request.model_dump(), done=dict(done))
+        self._write(UNFINISHED, (progress.model_dump_json(indent=1) + "\n").encode())
+
+    def finish(self, name: str, manifest: bytes) -> None:
+        """The output is complete."""
+        self._write(name, manifest)
+        if self._fs.exists(f"{self._root}/{UNFINISHED}"):
+            self._fs.rm_file(f"{self._root}/{UNFINISHED}")
+        self._sync()
+
+    def _write(self, name: str, content: bytes) -> None:
+        with self.writing(name) as sink:
+            sink.write(content)
+
+
+_PARTIAL = ".partial"
+_ADVICE = "choose another folder, or delete it"
+
+
+@contextmanager
+def suppress_errors(*numbers: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise
+
+
+def _told(request: Request) -> str:
+    quantized = "" if request.quantize_weights == "none" else f", weights {request.quantize_weights}"
+    layout = f"tensor_parallel {request.tensor_parallel}"
+    return f"{request.source} ({request.dtype}{quantized}, {layout}, digest {request.source_digest[:8]})"

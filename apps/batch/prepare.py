@@ -1,0 +1,131 @@
+"""Lays a checkpoint out as the engine keeps it in memory: `python -m apps.batch.prepare MODEL OUTPUT`.
+
+OUTPUT is then a `model` for LLMConfig, which starts faster from it and with less memory. What is in it:
+`apps.llm.engine.prepared`.
+"""
+
+import errno
+import logging
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+FAILED, WRONG = 1, 2
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Dtype(StrEnum):
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class Quantization(StrEnum):
+    none = "none"
+    int8 = "int8"
+
+
+@app.command()
+def main(
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, a Hugging Face id or a URL (gs://...).", show_default=False)
+    ] = None,
+    output: Annotated[
+        str | None, typer.Argument(help="Folder or URL that becomes the model.", show_default=False)
+    ] = None,
+    slice: Annotated[
+        str | None, typer.Option(help="Lay it out for this slice, such as v5e:2x4:8t; others can read it too.")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="The same by the number of devices that share each layer.")
+    ] = None,
+    quantize_weights: Annotated[
+        Quantization, typer.Option(help="int8: done here once, as the engine would at each start.")
+    ] = Quantization.none,
+    dtype: Annotated[Dtype, typer.Option(help="As the service's config will say.")] = Dtype.bfloat16,
+    verify: Annotated[
+        str | None, typer.Option(metavar="OUTPUT", help="Check every file of a prepared model instead.")
+    ] = None,
+) -> None:
+    """Lay MODEL out as the engine keeps it in memory, in OUTPUT. Run it again to go on after it was stopped.
+
+    Exit status: 0 done; 1 failed, and worth a second try; 2 an argument is wrong.
+    """
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("podslice").setLevel(logging.INFO)
+    os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX starts: chips beside it, if any, are others'
+    if verify is not None:
+        if model is not None or output is not None:
+            _end("--verify takes the one folder that it checks, and no MODEL or OUTPUT beside it", WRONG)
+        _verify(verify)
+        return
+    if model is None or output is None:
+        missing = "MODEL" if model is None else "OUTPUT"
+        _end(f"{missing} is missing: python -m apps.batch.prepare MODEL OUTPUT (or --verify OUTPUT)", WRONG)
+    if slice is not None and tensor_parallel is not None:
+        _end("--slice and --tensor-parallel say the same in two ways; give one of them", WRONG)
+    _prepare(model, output, slice, tensor_parallel, quantize_weights, dtype)
+
+
+def _prepare(
+    model: str,
+    output: str,
+    slice: str | None,
+    tensor_parallel: int | None,
+    quantize_weights: Quantization,
+    dtype: Dtype,
+) -> None:
+    from pydantic import TypeAdapter, ValidationError
+
+    from apps.batch.preparation import Wanted, prepare
+    from apps.batch.preparation.output import Busy, Refused
+    from apps.llm.engine.checkpoint import CheckpointError
+    from ray_configs.tpu import SliceField
+
+    try:
+        parsed = None if slice is None else TypeAdapter(SliceField).validate_python(slice)
+        summary = prepare(Wanted(model, output, dtype.value, quantize_weights.value, parsed, tensor_parallel))
+    except ValidationError as error:
+        _end(f"--slice: {error.errors()[0]['msg'].removeprefix('Value error, ')}", WRONG)
+    except (Refused, ImportError) as error:  # of ImportError: a URL whose package is absent
+        _end(str(error), WRONG)
+    except (CheckpointError, Busy) as error:
+        _end(str(error), FAILED)
+    except OSError as error:
+        said = (
+            f"cannot write {output}: {error.strerror}. Make room"
+            if error.errno in FULL
+            else f"stopped: {error}. Mend it"
+        )
+        _end(f"{said} and run the same command again: what is written stays, and it goes on from there", FAILED)
+    if summary.renewed:
+        typer.echo(f"written again, for they were damaged: {', '.join(summary.renewed)}")
+    kept = f"; {summary.kept} were there already" if summary.kept else ""
+    typer.echo(f"{output} is ready: {summary.files} files, {summary.nbytes / 1e9:.2f} GB{kept}")
+
+
+def _verify(location: str) -> None:
+    from apps.batch.preparation import verify
+    from apps.llm.engine.checkpoint import CheckpointError
+
+    try:
+        problems = verify(location)
+    except (CheckpointError, ImportError) as error:
+        _end(str(error), WRONG)
+    for problem in problems:
+        typer.echo(problem)
+    if problems:
+        _end(f"{location}: {len(problems)} files are damaged; the command that made it writes them again", FAILED)
+    typer.echo(f"{location} is whole")
+
+
+def _end(said: str, status: int) -> None:
+    typer.echo(f"error: {said}", err=True)
+    raise typer.Exit(status)
+
+
+if __name__ == "__main__":
+    app()

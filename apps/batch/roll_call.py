@@ -1,0 +1,105 @@
+"""Which hosts of a slice are there? Asked before JAX joins them, which ends the process when one of them is not.
+
+Host 0 listens, the others tell it their number; each waits for its word that all have come, or who has not.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Iterable, Sequence
+
+PAUSE_S = 0.5
+"""Between two attempts to reach host 0, whose name may not resolve yet."""
+READ_S = 5.0
+"""For a caller to say its number: what calls here by mistake says none."""
+ALL_HERE = "all here"
+
+
+class Absent(RuntimeError):
+    """Not all hosts have come in time, or two say that they are the same one."""
+
+
+def take(names: Sequence[str], own: int, port: int, timeout_s: float) -> None:
+    """Returns on every host when all are there.
+
+    Args:
+        names: of all hosts, in their order.
+        own: this host's place among them.
+        port: where host 0 listens until then; free again afterwards.
+
+    Raises:
+        Absent: after `timeout_s`, on every host that has come; it names the others.
+    """
+    deadline = time.monotonic() + timeout_s
+    if own == 0:
+        _lead(names, port, deadline, timeout_s)
+    else:
+        _answer(names[0], own, port, deadline, timeout_s)
+
+
+def _lead(names: Sequence[str], port: int, deadline: float, timeout_s: float) -> None:
+    came: dict[int, socket.socket] = {}
+    try:
+        with socket.create_server(("", port), backlog=len(names)) as server, selectors.DefaultSelector() as ready:
+            ready.register(server, selectors.EVENT_READ)
+            while len(came) < len(names) - 1 and ready.select(max(0.0, deadline - time.monotonic())):
+                caller, _ = server.accept()
+                rank = _number(caller)
+                if rank is None or not 0 < rank < len(names):
+                    caller.close()
+                elif rank in came:
+                    said = f"two hosts say that they are host {rank} ({names[rank]}): see TPU_WORKER_ID"
+                    _tell([*came.values(), caller], said)
+                    caller.close()
+                    raise Absent(said)
+                else:
+                    came[rank] = caller
+        missing = [f"{rank} ({name})" for rank, name in enumerate(names) if rank and rank not in came]
+        said = f"not all hosts came within {timeout_s:g} s; missing: {', '.join(missing)}" if missing else ALL_HERE
+        _tell(came.values(), said)
+        if missing:
+            raise Absent(said)
+    except OSError as error:
+        raise Absent(f"host 0 cannot listen on port {port}: {error.strerror}; choose another with --port") from error
+    finally:
+        for caller in came.values():
+            caller.close()
+
+
+def _number(caller: socket.socket) -> int | None:
+    caller.settimeout(READ_S)
+    try:
+        said = caller.makefile("rb").readline(16).strip()
+    except OSError:
+        return None
+    return int(said) if said.isdigit() else None
+
+
+def _tell(callers: Iterable[socket.socket], said: str) -> None:
+    for caller in callers:
+        try:
+            caller.sendall(f"{said}\n".encode())
+        except OSError:
+            continue  # it is gone again: joining it will say so
+
+
+def _answer(leader: str, own: int, port: int, deadline: float, timeout_s: float) -> None:
+    while True:
+        try:
+            with socket.create_connection((leader, port), timeout=max(1.0, deadline - time.monotonic())) as call:
+                call.sendall(f"{own}\n".encode())
+                # Host 0 may have begun later, and so has its own deadline.
+                call.settimeout(timeout_s + READ_S)
+                line = call.makefile("rb").readline()
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            said = line.decode(errors="replace").strip()
+            if said == ALL_HERE:
+                return
+            if said:
+                raise Absent(said)
+            reason = "it hung up"
+        if time.monotonic() + PAUSE_S > deadline:
+            raise Absent(f"host 0 ({leader}) could not be reached within {timeout_s:g} s: {reason}")
+        time.sleep(PAUSE_S)

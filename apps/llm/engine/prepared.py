@@ -1,0 +1,279 @@
+"""Prepared checkpoints: weights as the engine keeps them, which `python -m apps.batch.prepare` writes.
+
+A folder or URL with the model's own config and tokenizer files and, in place of its weights:
+
+- `manifest.json`: what was prepared and how, where each tensor lies, size and SHA-256 of each file. Written last.
+- `layer-00000.safetensors` and so on, `embed.safetensors`, `head.safetensors`: plain safetensors files whose data begin
+  at a multiple of 64 bytes, so that JAX on a CPU takes the mapped file as it is.
+
+Tensors are the parameters that `params.declare` declares, by the names of its tree (`layers.0.qkv`): fused, and of the
+engine's type, or int8 with `NAME.scale` beside them. They lie in the order of a mesh of `tensor_parallel` devices:
+
+- split by rows: each device's rows lie together. In `gate_up`, each device's gate rows, then its up rows, that is so on
+  the mesh that it was prepared for; in all others, on any.
+- split by columns (`out`, `down`): cut into as many blocks of columns as there are devices, one after the other:
+  `[out, in]` lies as `[blocks * out, in / blocks]`.
+
+Files are replaced, never changed in place: an engine may have them mapped.
+
+So on the mesh that it was prepared for each device reads one range of bytes of each parameter and nothing is copied or
+computed. Any other mesh that the model can be split over reads it too, by several ranges.
+"""
+
+import logging
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from pydantic import Field, ValidationError
+
+from apps.llm.engine import architecture
+from apps.llm.engine.architecture import Architecture
+from apps.llm.engine.checkpoint import DTYPES, Checkpoint, CheckpointError, TensorEntry
+from apps.llm.engine.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, placed
+from apps.llm.engine.progress import bar
+from apps.llm.engine.quantization import QuantArray, Weight, quantize
+from apps.llm.engine.source import clipped, positions
+from ray_configs.base import Config
+from ray_configs.llm import EngineConfig
+
+log = logging.getLogger("podslice")
+
+FORMAT, VERSION = "podslice-prepared", 1
+MANIFEST = "manifest.json"
+UNFINISHED = "preparing.json"
+"""Stands in for the manifest until every file is there: see `apps.batch.preparation.output`."""
+SCALE = ".scale"
+OPTIONS = "dtype", "quantize_weights", "tensor_parallel"
+"""Of the command: fields of a Request."""
+STORED_DTYPES = DTYPES | {"I8": np.dtype(np.int8)}
+
+
+class StoredTensor(Config):
+    """Bytes `[start, stop)` of a file, as an array of the given safetensors type and shape."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    split: Literal["rows", "columns"]
+    """How the engine splits it over devices, where it does: see this module's head for how it then lies."""
+
+
+class StoredFile(Config):
+    size: int
+    sha256: str
+
+
+class Request(Config):
+    """What is to be prepared, and how."""
+
+    source: str
+    """The model, as it was named."""
+    source_digest: str
+    """SHA-256 of its config.json and of where its tensors lie."""
+    dtype: Literal["bfloat16", "float32"]
+    quantize_weights: Literal["none", "int8"]
+    tensor_parallel: int = Field(ge=1)
+
+    def same_as(self, other: "Request") -> bool:
+        """Whether both make the same files: a model may be named in two ways."""
+        return self._made_from() == other._made_from()
+
+    def _made_from(self) -> dict[str, Any]:
+        return self.model_dump(include=set(Request.model_fields) - {"source"})
+
+
+class Manifest(Request):
+    """What `manifest.json` says."""
+
+    format: Literal["podslice-prepared"] = FORMAT
+    version: int = VERSION
+    tensors: dict[str, StoredTensor]
+    files: dict[str, StoredFile]
+
+    def json_bytes(self) -> bytes:
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+    @classmethod
+    def parse(cls, content: Any, location: str) -> "Manifest":
+        """Raises CheckpointError: made by a newer Podslice, or damaged."""
+        version = content.get("version")
+        if isinstance(version, int) and version > VERSION:
+            raise CheckpointError(
+                f"{location} was prepared by a newer Podslice (format {version}; this one reads {VERSION}): update "
+                "Podslice, or prepare the model again with this one"
+            )
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise CheckpointError(f"{location}/{MANIFEST} is damaged: {field}: {first['msg']}") from error
+
+
+def open_checkpoint(location: str) -> Checkpoint:
+    """A model as Hugging Face lays it out, or a prepared one.
+
+    Raises:
+        CheckpointError: it cannot be read, or its preparation has not ended.
+    """
+    found = Checkpoint(location)
+    content = found.json(MANIFEST, required=False)
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        return Prepared(found.location, Manifest.parse(content, location))
+    begun = found.json(UNFINISHED, required=False)
+    if isinstance(begun, dict) and begun.get("format") == FORMAT:
+        options = (f"--{name.replace('_', '-')} {begun.get(name)}" for name in OPTIONS)
+        raise CheckpointError(
+            f"{location} is not finished; this goes on where it was stopped: "
+            f"python -m apps.batch.prepare {begun.get('source')} {location} {' '.join(options)}"
+        )
+    return found
+
+
+def by_columns(param: Param) -> bool:
+    """Whether the engine splits it by columns."""
+    return any(MESH_AXES.get(axis) for axis in param.axes[1:])
+
+
+def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
+    """The parameters as they are stored, by name: key/value heads once, whatever the mesh repeats."""
+    heads = HeadLayout(arch.num_kv_heads, arch.num_heads // arch.num_kv_heads, 1, tensor_parallel)
+    return dict(_named(declare(arch, heads)))
+
+
+def _named(tree: Params) -> Iterator[tuple[str, Param]]:
+    for path, param in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_param):
+        yield _name(path), param
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _is_param(leaf: Any) -> bool:
+    return isinstance(leaf, Param)
+
+
+class Prepared(Checkpoint):
+    """A prepared checkpoint. `tensors` and `read` know it by the engine's own names."""
+
+    def __init__(self, location: str, manifest: Manifest):
+        super().__init__(location)
+        self.manifest = manifest
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorEntry]:
+        """From the manifest alone: no header is read. The sizes of the files are checked."""
+        sizes = self.sizes()
+        for file in sorted({tensor.file for tensor in self.manifest.tensors.values()}):
+            if problem := size_problem(file, self.manifest.files.get(file), sizes.get(file)):
+                raise CheckpointError(
+                    f"{self.location}/{problem}; prepare the model again: only this file is rewritten"
+                )
+        return {
+            name: TensorEntry(tensor.file, STORED_DTYPES[tensor.dtype], tensor.shape, tensor.start, tensor.stop)
+            for name, tensor in self.manifest.tensors.items()
+        }
+
+    def settle(self, config: EngineConfig) -> EngineConfig:
+        """The config with what the weights are already: int8, if they are.
+
+        Raises:
+            ValueError: they are of another dtype than the config's.
+        """
+        own = self.manifest
+        if config.dtype != own.dtype:
+            raise ValueError(
+                f"dtype is {config.dtype}, but {self.location} was prepared with dtype {own.dtype}: set dtype to "
+                f"{own.dtype}, or prepare it again with --dtype {config.dtype}"
+            )
+        if own.quantize_weights == "none" or config.quantize_weights == own.quantize_weights:
+            return config
+        log.info("weights are %s, as %s was prepared", own.quantize_weights, self.location)
+        return config.model_copy(update={"quantize_weights": own.quantize_weights})
+
+    # -- shards ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _stored(self) -> dict[str, Param]:
+        arch = architecture.from_hf_config(self.json("config.json"))
+        return stored_params(arch, self.manifest.tensor_parallel)
+
+    def values(self, name: str, wanted: Param, index: tuple[slice, ...]) -> np.ndarray:
+        """A shard of a parameter, of its stored type, given as slices of the shape that the mesh gives it."""
+        if by_columns(wanted):
+            return self._columns(name, index)
+        return self._rows(name, self._stored[name].shape, wanted, index)
+
+    def scale(self, name: str, wanted: Param, index: tuple[slice, ...]) -> np.ndarray:
+        """The same shard's scales, `[rows]` float32."""
+        return self._rows(name + SCALE, self._stored[name].shape[:1], wanted, index)
+
+    def _rows(self, name: str, shape: tuple[int, ...], wanted: Param, index: tuple[slice, ...]) -> np.ndarray:
+        first, last, _ = index[0].indices(wanted.shape[0])
+        stored = self._stored[name.removesuffix(SCALE)].source
+        ranges = positions(stored, clipped(wanted.source, first, last))
+        parts = [self.read(name, shape, slice(*rows)) for rows in ranges]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _columns(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        out, columns = self._stored[name].shape
+        blocks = self.manifest.tensor_parallel
+        width = columns // blocks
+        (top, bottom, _), (first, last, _) = index[0].indices(out), index[1].indices(columns)
+        inside = range(first // width, -(-last // width))
+        shape = blocks * out, width
+        if (top, bottom) == (0, out):  # whole blocks lie side by side
+            found = self.read(name, shape, slice(inside.start * out, inside.stop * out)).reshape(-1, out, width)
+        else:
+            found = np.stack([self.read(name, shape, slice(b * out + top, b * out + bottom)) for b in inside])
+        joined = found[0] if len(inside) == 1 else found.swapaxes(0, 1).reshape(bottom - top, -1)
+        return joined[:, first - inside.start * width : last - inside.start * width]
+
+
+def size_problem(file: str, stored: StoredFile | None, size: int | None) -> str:
+    """What is wrong with a file by its size; empty: nothing."""
+    if stored is None:
+        return f"{MANIFEST} does not list {file}"
+    if size is None:
+        return f"{file} is missing"
+    return "" if size == stored.size else f"{file} has {size} bytes where {MANIFEST} says {stored.size}"
+
+
+def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8: bool, progress: bool) -> Params:
+    """As `params.load`. Weights that are int8 already stay so whatever `int8` says; others become it if it is set."""
+
+    def read(name: str, param: Param) -> Weight:
+        quantized = name + SCALE in checkpoint.tensors
+        wanted = abstract(param, mesh, dtype, quantized)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted)
+        # Blocks of columns are ranges of bytes: the devices need not exchange what they have read.
+        exchange = by_columns(param) and checkpoint.manifest.tensor_parallel % mesh.size != 0
+
+        def values(index: tuple[slice, ...]) -> np.ndarray:
+            return np.ascontiguousarray(checkpoint.values(name, param, index))
+
+        def scale(index: tuple[slice, ...]) -> np.ndarray:
+            return checkpoint.scale(name, param, index)
+
+        if quantized:
+            array = placed(param.shape, shardings.values, values, exchange)
+            return QuantArray(array, placed(param.shape[:1], shardings.scale, scale, exchange=False))
+        array = placed(param.shape, shardings, values, exchange)
+        return quantize(array) if int8 and param.matrix else array
+
+    with bar("reading weights", len(list(_named(tree))), progress) as advance:
+
+        def ready(path: tuple[Any, ...], param: Param) -> Weight:
+            weight = jax.block_until_ready(read(_name(path), param))  # see `params.load`
+            advance()
+            return weight
+
+        return jax.tree_util.tree_map_with_path(ready, tree, is_leaf=_is_param)

@@ -1,0 +1,167 @@
+"""Answers on disk: whatever kills the run, and whenever, each line has its one answer in the end."""
+
+import json
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from apps.batch.generation.lines import Chunk
+from apps.batch.generation.lock import Busy, held
+from apps.batch.generation.parts import Parts, Refused
+
+RUN = {"input": {"lines": 10, "sha256": "x"}, "model": {"model": "m"}}
+
+
+def chunk(*indices: int, text: str = "answer", errors: int = 0) -> Chunk:
+    return Chunk(list(indices), [f"{text} {i}".encode() for i in indices], errors, 1, 1, 0.0)
+
+
+def begin(output: Path, lines: int = 10, run: dict = RUN, overwrite: bool = False) -> Parts:
+    Path(f"{output}.parts").mkdir(exist_ok=True)
+    return Parts.open(LocalFileSystem(), str(output), lines, run, overwrite)
+
+
+def test_out_of_order_in_order_out(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    with held(LocalFileSystem(), f"{output}.parts"):
+        parts = begin(output)
+        assert parts.add(chunk(7, 8, 9)) and parts.add(chunk(0, 2, errors=1))
+        parts.save()
+        assert not parts.add(chunk(0, 2, text="again")), "a chunk that was tried twice counts once"
+        again = begin(output)
+        assert again.done.nonzero()[0].tolist() == [0, 2, 7, 8, 9] and again.errors == 1
+        again.add(chunk(1, 6))
+        again.save()
+        again.add(chunk(3, 4, 5))
+        assert not output.exists()
+        again.finish()
+    assert output.read_text().splitlines() == [f"answer {i}" for i in range(10)]
+    assert sorted(tmp_path.iterdir()) == [output]
+
+
+def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    parts = begin(output)
+    parts.add(chunk(0))
+    parts.save()
+    other = {**RUN, "model": {"model": "n"}}
+    with pytest.raises(Refused, match=r"differs in model \(model\)\. .*--overwrite"):
+        begin(output, run=other)
+    assert not begin(output, run=other, overwrite=True).done.any()
+    assert not list(Path(f"{output}.parts").glob("part-*"))
+
+
+def test_an_output_is_not_overwritten(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.write_text("precious")
+    with pytest.raises(Refused, match="is there already"):
+        begin(output)
+    begin(output, lines=0, overwrite=True)
+    assert output.read_text() == "precious", "not before the new one is whole"
+
+
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    parts = begin(output, lines=2)
+    parts.add(chunk(0, 1))
+    parts.save()
+    part = Path(f"{output}.parts/part-000000.jsonl")
+    part.write_bytes(part.read_bytes()[:-3])
+    with pytest.raises(Refused, match="jsonl is damaged"):
+        begin(output, lines=2).finish()
+    assert sorted(Path(f"{output}.parts").iterdir()) == [part, part.parent / "run.json"]
+    part.write_bytes(b"")
+    with pytest.raises(Refused, match="jsonl is damaged"):
+        begin(output, lines=2)
+    part.unlink()
+    assert not begin(output, lines=2).done.any()
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    parts = begin(output, lines=3)
+    parts.add(chunk(0))
+    parts.save()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        parts.add(chunk(1, 2, text="x" * 1000))
+        with pytest.raises(OSError):
+            parts.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert not list(Path(f"{output}.parts").glob("*.partial"))
+    assert begin(output, lines=3).done.tolist() == [True, False, False]
+    parts.finish()
+    assert len(output.read_text().splitlines()) == 3
+
+
+WRITER = """
+import random, sys
+sys.path.insert(0, {here!r})
+from test_batch_generate_parts import begin, chunk
+from pathlib import Path
+parts = begin(Path({output!r}), lines={lines})
+left = [i for i in range({lines}) if not parts.done[i]]
+print("go", flush=True)
+while left:
+    parts.add(chunk(*sorted(left.pop(random.randrange(min(len(left), 50))) for _ in range(min(len(left), 5)))))
+    parts.save()
+parts.finish()
+"""
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """A process that does nothing but write parts, killed again and again, until one gets through."""
+    output, lines = tmp_path / "out", 2000
+    program = WRITER.format(here=str(Path(__file__).parent), output=str(output), lines=lines)
+    kills = 0
+    while not output.exists():
+        writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        writer.stdout.readline()
+        if kills < 5:
+            time.sleep(random.uniform(0, 0.15))
+            writer.kill()
+            kills += 1
+        assert writer.wait(60) in (0, -signal.SIGKILL)
+        writer.stdout.close()
+    assert output.read_text().splitlines() == [f"answer {i}" for i in range(lines)]
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    fs = LocalFileSystem()
+    folder = str(tmp_path / "parts")
+    for _ in range(2):
+        with held(fs, folder), pytest.raises(Busy, match=r"another run \(process \d+ on "), held(fs, folder):
+            pass
+        assert not list(tmp_path.iterdir())
+
+
+def test_in_a_bucket() -> None:
+    """fsspec's in-memory object store has what a bucket has, and lacks what it lacks: whole objects, no locks."""
+    fs, output = fsspec.filesystem("memory"), "/bucket/out"
+    folder = f"{output}.parts"
+    with held(fs, folder, lease_s=0.4), pytest.raises(Busy, match="another run"), held(fs, folder, lease_s=0.4):
+        pass
+    with held(fs, folder, lease_s=0.4):
+        parts = Parts.open(fs, output, 3, RUN, overwrite=False)
+        parts.add(chunk(1))
+        parts.save()
+    fs.pipe_file(f"{folder}/lock", json.dumps({"holder": "a dead one", "token": "t", "beat": 5}).encode())
+    with held(fs, folder, lease_s=0.4):
+        parts = Parts.open(fs, output, 3, RUN, overwrite=False)
+        assert parts.done.tolist() == [False, True, False]
+        parts.add(chunk(0, 2))
+        parts.finish()
+    assert fs.cat_file(output) == b"answer 0\nanswer 1\nanswer 2\n"
+    assert fs.find("/bucket") == [output]
