@@ -72,7 +72,7 @@ def from_body(error: ValidationError | BodyTooLarge, unions: Mapping[str, str] |
     field = detail["loc"][0] if detail["loc"] else None
     if not param:
         return OpenAIError(400, "The body of the request must be a JSON object.", None, "invalid_type")
-    if unions and field in unions:
+    if unions and field in unions and detail["type"] != "value_error":
         return OpenAIError(400, unions[field], field, "invalid_type")
     message = detail["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if detail["type"] == "missing" else "invalid_value"

@@ -3,9 +3,21 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from apps.llm.engine import Engine, EngineStats, Generation, Output, SamplingParams
+import numpy as np
+
+from apps.llm.engine import (
+    Engine,
+    EngineStats,
+    EngineStopped,
+    Generation,
+    Output,
+    Pool,
+    QueueFull,
+    SamplingParams,
+)
 from apps.llm.metrics import Metrics
 
 log = logging.getLogger("podslice")
@@ -17,6 +29,7 @@ LONG_TEXT = 20_000
 class EngineModel:
     def __init__(self, name: str, engine: Engine, step_deadline_s: float):
         self.name, self.created, self.max_model_len = name, int(time.time()), engine.max_model_len
+        self.embedding_size = engine.embedding_size
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._metrics = Metrics(name)
 
@@ -49,6 +62,46 @@ class EngineModel:
                 raise
         return EngineStream(generation, self._metrics, began)
 
+    async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:
+        if isinstance(prefix, str):
+            prefix = await self.encode(prefix)
+        if sum(len(suffix) for suffix in suffixes if isinstance(suffix, str)) > LONG_TEXT:
+            encode = self._engine.tokenizer.encode_suffix
+            suffixes = [await asyncio.to_thread(encode, s) if isinstance(s, str) else s for s in suffixes]
+        outputs = await _whole(self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop()))
+        return [list(output.scores) for output in sorted(outputs, key=lambda output: output.index)]
+
+    async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool) -> list[np.ndarray]:
+        at_once, loop = self._engine.config.max_batch_size, asyncio.get_running_loop()
+        open_: deque[Generation] = deque()
+        vectors: list[np.ndarray] = []
+
+        async def read_one() -> None:
+            (output,) = await _whole(open_[0])
+            vectors.append(output.embedding)
+            open_.popleft()
+
+        try:
+            for prompt in prompts:
+                if isinstance(prompt, str):
+                    prompt = await self.encode(prompt)
+                while len(open_) >= at_once:
+                    await read_one()
+                while True:
+                    try:
+                        open_.append(self._engine.submit_embedding(prompt, pooling, loop))
+                        break
+                    except QueueFull:
+                        if not open_ and not vectors:
+                            raise
+                        await (read_one() if open_ else asyncio.sleep(0.02))
+            while open_:
+                await read_one()
+        finally:
+            for generation in open_:
+                generation.abort()
+        return vectors
+
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
@@ -66,6 +119,19 @@ class EngineModel:
                 self._metrics.publish(self._engine.stats())
         except Exception:
             log.exception("metrics are no longer published")
+
+
+async def _whole(generation: Generation) -> list[Output]:
+    """All outputs; aborts what is unread when it is cancelled. Raises EngineStopped."""
+    outputs: list[Output] = []
+    try:
+        async for output in generation:
+            if output.finish_reason in ("error", "abort"):
+                raise EngineStopped(output.error or "the request was aborted")
+            outputs.append(output)
+    finally:
+        generation.abort()
+    return outputs
 
 
 def _abort_unread(submitted: "asyncio.Future[Generation]") -> None:
@@ -95,7 +161,7 @@ class EngineStream:
             for output in outputs:
                 tokens += len(output.token_ids)
             yield outputs
-        answers = self._generation.params.n
+        answers = self._generation.n
         if first is not None and tokens > answers:
             self._metrics.answered((last - first) / (tokens / answers - 1))
 

@@ -10,8 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from apps.ingress.api_keys import OPEN, Principals, RequireKey
 from apps.ingress.openai_errors import OpenAIError
+from apps.ingress.request_body import BodyTooLarge, read_body
+from apps.llm import jetstream, saxml
 from apps.llm.engine import EngineStopped
-from apps.llm.jetstream import jetstream_router
 from apps.llm.model import Models
 from apps.llm.openai import openai_router
 
@@ -22,7 +23,17 @@ def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:
     """An ASGI application that answers for these models; with keys, only to those who hold a key."""
     app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.")
     app.include_router(openai_router(models), tags=["OpenAI"])
-    app.include_router(jetstream_router(models), tags=["JetStream"])
+    app.include_router(jetstream.jetstream_router(models), tags=["JetStream"])
+    app.include_router(saxml.saxml_router(models), tags=["Saxml"])
+
+    @app.post("/generate", tags=["JetStream", "Saxml"])
+    async def generate(request: Request) -> Response:
+        """Both systems' servers have it: a body with `query` is Saxml's, one without is JetStream's."""
+        try:
+            body = await read_body(request)
+        except BodyTooLarge as error:  # in the form that has both systems' keys
+            return saxml.refusal(error)
+        return await (saxml if saxml.is_saxml(body) else jetstream).generate(models, body)
 
     @app.get("/health", tags=["Server"])
     @app.get("/healthz", include_in_schema=False)

@@ -10,14 +10,13 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from apps.ingress.event_stream import EventStream
-from apps.ingress.request_body import BodyTooLarge, read_body
 from apps.llm.engine import EngineStopped, Output, QueueFull, RequestError, SamplingParams
-from apps.llm.model import Models, Stream
+from apps.llm.model import Model, Models, Stream
 
 
 class GenerateBody(BaseModel):
@@ -41,9 +40,9 @@ class Indented(JSONResponse):
 
 
 def jetstream_router(models: Models) -> APIRouter:
-    """The face's routes; JetStream serves one model, so the first one answers."""
+    """The face's own routes; /generate it shares with Saxml: see `generate`."""
     router = APIRouter()
-    model = next(iter(models.values()))
+    model = _only(models)
 
     @router.get("/")
     async def root() -> Response:
@@ -57,36 +56,40 @@ def jetstream_router(models: Models) -> APIRouter:
             return Indented({"detail": str(error)}, 500)
         return Indented({"response": {"is_live": True}})
 
-    @router.post("/generate")
-    async def generate(request: Request) -> Response:
-        """JetStream's generate. Greedy: its sampling was the server's affair, and greedy by default."""
-        try:
-            body = GenerateBody.model_validate_json(await read_body(request) or b"{}")
-            prompt = await model.encode(body.prompt)
-            # JetStream ends an answer at the end of the context; it does not refuse to begin.
-            limit = max(1, min(body.max_tokens, model.max_model_len - len(prompt)))
-            stream = await model.submit(prompt, SamplingParams(max_tokens=limit, temperature=0.0))
-            try:
-                if body.stream:
-                    pieces = _pieces(stream)
-                    return EventStream(await anext(pieces), pieces, "application/json")
-                return Indented({"response": "".join([text async for text in _texts(stream)])})
-            except BaseException:
-                stream.abort()
-                raise
-        except ValidationError as error:
-            detail = [e | {"loc": ["body", *e["loc"]]} for e in error.errors(include_url=False, include_context=False)]
-            return Indented({"detail": json.loads(json.dumps(detail, default=str))}, 422)
-        except BodyTooLarge as error:
-            return Indented({"detail": str(error)}, 413)
-        except RequestError as error:
-            return Indented({"detail": str(error)}, 400)
-        except QueueFull as error:
-            return Indented({"detail": str(error)}, 429, {"Retry-After": str(max(1, round(error.retry_after_s)))})
-        except EngineStopped as error:
-            return Indented({"detail": str(error)}, 503, {"Retry-After": "5"})
-
     return router
+
+
+async def generate(models: Models, content: bytes) -> Response:
+    """POST /generate, a body of JetStream's. Greedy: its sampling was the server's affair, and greedy by default."""
+    model = _only(models)
+    try:
+        body = GenerateBody.model_validate_json(content or b"{}")
+        prompt = await model.encode(body.prompt)
+        # JetStream ends an answer at the end of the context; it does not refuse to begin.
+        limit = max(1, min(body.max_tokens, model.max_model_len - len(prompt)))
+        stream = await model.submit(prompt, SamplingParams(max_tokens=limit, temperature=0.0))
+        try:
+            if body.stream:
+                pieces = _pieces(stream)
+                return EventStream(await anext(pieces), pieces, "application/json")
+            return Indented({"response": "".join([text async for text in _texts(stream)])})
+        except BaseException:
+            stream.abort()
+            raise
+    except ValidationError as error:
+        detail = [e | {"loc": ["body", *e["loc"]]} for e in error.errors(include_url=False, include_context=False)]
+        return Indented({"detail": json.loads(json.dumps(detail, default=str))}, 422)
+    except RequestError as error:
+        return Indented({"detail": str(error)}, 400)
+    except QueueFull as error:
+        return Indented({"detail": str(error)}, 429, {"Retry-After": str(max(1, round(error.retry_after_s)))})
+    except EngineStopped as error:
+        return Indented({"detail": str(error)}, 503, {"Retry-After": "5"})
+
+
+def _only(models: Models) -> Model:
+    """JetStream serves one model, so the first one answers."""
+    return next(iter(models.values()))
 
 
 async def _texts(stream: Stream) -> AsyncIterator[str]:

@@ -24,6 +24,8 @@ GAUGES = {
 COUNTERS = {
     "prompt_tokens": ("podslice_prompt_tokens", "Prompt tokens taken in."),
     "generated_tokens": ("podslice_generated_tokens", "Tokens generated."),
+    "scored_tokens": ("podslice_scored_tokens", "Tokens of suffixes scored."),
+    "embeddings": ("podslice_embeddings", "Prompts embedded."),
     "prefix_hit_tokens": ("podslice_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
     "preemptions": ("podslice_preemptions", "Sequences that gave up their pages and are computed again."),
     "steps": ("podslice_engine_steps", "Steps run."),

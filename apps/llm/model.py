@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from apps.llm.engine import EngineStats, Output, SamplingParams
+import numpy as np
+
+from apps.llm.engine import EngineStats, Output, Pool, SamplingParams
 
 
 class Stream(Protocol):
@@ -30,6 +32,8 @@ class Model(Protocol):
     """Unix time at which it was loaded."""
     max_model_len: int
     """Tokens of prompt and answer together."""
+    embedding_size: int
+    """Numbers in an embedding."""
 
     async def encode(self, text: str) -> list[int]: ...
 
@@ -41,6 +45,23 @@ class Model(Protocol):
 
     async def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> Stream:
         """Raises RequestError (PromptTooLong), QueueFull or EngineStopped."""
+        ...
+
+    async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:
+        """Log probability of each token of each suffix, directly after the prefix.
+
+        A prefix is encoded as a prompt is; a suffix by itself, without special tokens: no token spans the boundary.
+        Cancelling frees what it holds. Raises RequestError (PromptTooLong; fields `prefix` and `suffix`), QueueFull or
+        EngineStopped.
+        """
+        ...
+
+    async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool) -> list[np.ndarray]:
+        """A vector of length 1 for each prompt, `[embedding_size]` float32: mean or last hidden state.
+
+        Many prompts are no reason for a 429: only the first is refused when the queue is full, the others wait for
+        room. Cancelling frees what is held. Raises as `score`; the fields are `prompt` and `pooling`.
+        """
         ...
 
     def stats(self) -> EngineStats: ...

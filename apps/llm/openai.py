@@ -1,4 +1,4 @@
-"""The OpenAI face: /v1/models, /v1/completions and /v1/chat/completions."""
+"""The OpenAI face: /v1/models, /v1/completions, /v1/chat/completions and /v1/embeddings."""
 
 import asyncio
 import logging
@@ -15,13 +15,13 @@ from apps.ingress.openai_errors import OpenAIError
 from apps.ingress.request_body import BodyTooLarge, read_body
 from apps.llm.engine import EngineStopped, Output, RequestError, SamplingParams
 from apps.llm.model import Model, Models, Stream
-from apps.llm.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, usage
-from apps.llm.openai_errors import ENGINE_ERRORS, from_body, from_engine
-from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody
+from apps.llm.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, embeddings, usage
+from apps.llm.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine
+from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody, EmbeddingBody, each
 
 log = logging.getLogger("podslice")
 
-B = TypeVar("B", CompletionBody, ChatBody)
+B = TypeVar("B", CompletionBody, ChatBody, EmbeddingBody)
 
 
 def openai_router(models: Models) -> APIRouter:
@@ -34,21 +34,21 @@ def openai_router(models: Models) -> APIRouter:
 
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Any:
-        return _card(_find(models, name))
+        return _card(find_model(models, name))
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
         body = await _parse(CompletionBody, request)
-        model = _find(models, body.model)
+        model = find_model(models, body.model)
         params = body.params()
         prompts: list[Sequence[int]] = []
-        for prompt in body.prompts():
+        for prompt in each(body.prompt):
             prompts.append(await model.encode(prompt) if isinstance(prompt, str) else prompt)
         if body.max_tokens is None:
             room = model.max_model_len - max(map(len, prompts))
             params = replace(params, max_tokens=max(1, min(COMPLETION_MAX_TOKENS, room), params.min_tokens))
-        echoes = [p if isinstance(p, str) else await model.decode(p) for p in body.prompts()] if body.echo else []
+        echoes = [p if isinstance(p, str) else await model.decode(p) for p in each(body.prompt)] if body.echo else []
         writer = CompletionWriter(model.name, params.logprobs is not None, body.include_usage)
         return await _answer(model, prompts, params, body, writer, echoes)
 
@@ -56,7 +56,7 @@ def openai_router(models: Models) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions: the model's own chat template makes the prompt."""
         body = await _parse(ChatBody, request)
-        model = _find(models, body.model)
+        model = find_model(models, body.model)
         params = body.params()
         try:
             prompt = await model.chat_prompt([message.plain() for message in body.messages])
@@ -64,6 +64,22 @@ def openai_router(models: Models) -> APIRouter:
             raise from_engine(error, body.names) from error
         writer = ChatWriter(model.name, params.logprobs is not None, body.include_usage)
         return await _answer(model, [prompt], params, body, writer, [])
+
+    @router.post("/v1/embeddings")
+    async def embed(request: Request) -> Response:
+        """OpenAI's embeddings; the vectors are the model's hidden states, pooled, of length 1."""
+        body = await _parse(EmbeddingBody, request)
+        model = find_model(models, body.model)
+        if body.dimensions not in (None, model.embedding_size):
+            message = f"dimensions must be {model.embedding_size}, this model's own: it cannot shorten its vectors"
+            raise OpenAIError(400, message, "dimensions", "invalid_value")
+        prompts = [await model.encode(p) if isinstance(p, str) else p for p in each(body.input)]
+        try:
+            vectors = await model.embed(prompts, body.pooling or "mean")
+        except ENGINE_ERRORS as error:
+            raise from_engine(error, {"prompt": "input"}) from error
+        whole = embeddings(model.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
+        return JSONResponse(whole)
 
     return router
 
@@ -76,17 +92,6 @@ def _card(model: Model) -> dict[str, Any]:
         "owned_by": "podslice",
         "max_model_len": model.max_model_len,
     }
-
-
-def _find(models: Models, name: str | None) -> Model:
-    if name is None and len(models) == 1:
-        return next(iter(models.values()))
-    if name is None:
-        raise OpenAIError(400, f"model is needed: one of {', '.join(models)}", "model", "missing_required_parameter")
-    if name not in models:
-        message = f"The model '{name}' does not exist. Served here: {', '.join(models)}."
-        raise OpenAIError(404, message, "model", "model_not_found")
-    return models[name]
 
 
 async def _parse(kind: type[B], request: Request) -> B:

@@ -6,8 +6,11 @@ A streamed token costs one small JSON string: what stays the same in every event
 import json
 import time
 import uuid
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from apps.llm.engine import Output, TokenLogprob
 
@@ -21,6 +24,20 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+
+
+def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as_base64: bool) -> dict[str, Any]:
+    """/v1/embeddings. In base64: the bytes of little-endian float32, which is what the official client asks for."""
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist(),
+        }
+        for index, vector in enumerate(vectors)
+    ]
+    counts = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return {"object": "list", "data": data, "model": model, "usage": counts}
 
 
 class Choice:

@@ -8,6 +8,7 @@ from apps.ingress import openai_errors
 from apps.ingress.openai_errors import OpenAIError
 from apps.ingress.request_body import BodyTooLarge
 from apps.llm.engine import EngineStopped, PromptTooLong, QueueFull, RequestError
+from apps.llm.model import Model, Models
 
 STOPPED_RETRY_AFTER_S = 5
 """About what a replica whose engine failed needs to be noticed; another one may answer at once."""
@@ -16,6 +17,7 @@ EngineError = RequestError | QueueFull | EngineStopped
 ENGINE_ERRORS = (RequestError, QueueFull, EngineStopped)
 
 UNIONS = {
+    "input": "input must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "prompt": "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "stop must be a string or a list of strings",
 }
@@ -39,3 +41,15 @@ def from_engine(error: EngineError, names: Mapping[str, str]) -> OpenAIError:
 def from_body(error: ValidationError | BodyTooLarge) -> OpenAIError:
     """The OpenAI form of a body that cannot be read, naming the first bad field."""
     return openai_errors.from_body(error, UNIONS)
+
+
+def find_model(models: Models, name: str | None) -> Model:
+    """The served model that a request names; the only one needs no name. Raises OpenAIError."""
+    if name is None and len(models) == 1:
+        return next(iter(models.values()))
+    if name is None:
+        raise OpenAIError(400, f"model is needed: one of {', '.join(models)}", "model", "missing_required_parameter")
+    if name not in models:
+        message = f"The model '{name}' does not exist. Served here: {', '.join(models)}."
+        raise OpenAIError(404, message, "model", "model_not_found")
+    return models[name]

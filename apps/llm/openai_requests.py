@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's completions and chat completions, with vLLM's further sampling fields.
+"""Bodies of OpenAI's completions, chat completions and embeddings, with vLLM's further sampling fields.
 
 Types are strict, as OpenAI's are ("0.5" is no number); null means absent; fields that are not named here are ignored.
 """
@@ -11,6 +11,15 @@ from apps.llm.engine import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat goes on as far as the context allows
 MAX_PROMPTS = 256
+MAX_INPUTS = 2048  # OpenAI's limit for embeddings
+
+Texts = str | list[int] | list[str] | list[list[int]]
+"""One text or several, each written out or as token ids."""
+
+
+def each(texts: Texts) -> list[str | list[int]]:
+    """One entry for each text."""
+    return [texts] if isinstance(texts, str) or not texts or isinstance(texts[0], int) else texts
 
 
 class Body(BaseModel):
@@ -99,7 +108,7 @@ SAME_NAME = tuple(
 
 
 class CompletionBody(SamplingBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Texts
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -108,7 +117,7 @@ class CompletionBody(SamplingBody):
     @field_validator("prompt")
     @classmethod
     def _some_prompts(cls, value: Any) -> Any:
-        if isinstance(value, list) and value and not isinstance(value[0], int) and len(value) > MAX_PROMPTS:
+        if len(each(value)) > MAX_PROMPTS:
             raise ValueError(f"at most {MAX_PROMPTS} prompts in a request")
         return value
 
@@ -127,12 +136,6 @@ class CompletionBody(SamplingBody):
     def names(self) -> dict[str, str]:
         """Engine's field -> the client's, where they differ."""
         return {"json_schema": "response_format"}
-
-    def prompts(self) -> list[str | list[int]]:
-        """One entry for each prompt of the request."""
-        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return self.prompt
 
     def params(self) -> SamplingParams:
         return self.sampling(logprobs=self.logprobs)
@@ -179,3 +182,18 @@ class ChatBody(SamplingBody):
     def params(self) -> SamplingParams:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return self.sampling(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class EmbeddingBody(Body):
+    input: Texts
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    pooling: Literal["mean", "last"] | None = None  # not OpenAI's: which tokens' hidden states; default: mean
+
+    @field_validator("input")
+    @classmethod
+    def _some_inputs(cls, value: Texts) -> Texts:
+        if len(each(value)) > MAX_INPUTS:
+            raise ValueError(f"at most {MAX_INPUTS} inputs in a request")
+        return value

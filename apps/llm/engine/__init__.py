@@ -6,17 +6,19 @@ print(engine.generate(["How many days are in a week?"], SamplingParams(max_token
 """
 
 from apps.llm.engine.checkpoint import CheckpointError
-from apps.llm.engine.engine import Engine, EngineStats
+from apps.llm.engine.engine import Engine
 from apps.llm.engine.request import (
     EngineStopped,
     Generation,
     Output,
+    Pool,
     PromptTooLong,
     QueueFull,
     RequestError,
     SamplingParams,
     TokenLogprob,
 )
+from apps.llm.engine.stats import EngineStats
 from ray_configs.llm import EngineConfig
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "EngineStopped",
     "Generation",
     "Output",
+    "Pool",
     "PromptTooLong",
     "QueueFull",
     "RequestError",

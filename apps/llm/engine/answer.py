@@ -14,6 +14,8 @@ from apps.llm.engine.tokenizer import ModelTokenizer
 class Answer:
     """The engine's view of one sequence, beside the scheduler's."""
 
+    reads = False  # no more of a step than its samples; see `reading`
+
     def __init__(self, seq: Sequence, tokenizer: ModelTokenizer, arch: Architecture, matcher: Matcher | None):
         self.params = params = seq.generation.params
         self.entered = False  # has left the queue at least once
@@ -22,6 +24,7 @@ class Answer:
         self._stops = frozenset(params.stop_token_ids)
         self._eos = frozenset() if params.ignore_eos else frozenset(arch.eos_token_ids)
         self._vocab_size = arch.vocab_size
+        self.bias = params.logit_bias
         self.penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
         self.rows = {  # sampling settings as the step wants them
             "temperature": params.temperature,

@@ -108,11 +108,14 @@ class Decoder:
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """`[rows, hidden]` -> `[rows, vocab]` float32."""
         head = params["embed"] if self.arch.tied_embeddings else params["lm_head"]
-        x = self._norm(hidden, params["final_norm"], params.get("final_norm_bias"))
-        logits = product(x, head, params.get("lm_head_bias"))
+        logits = product(self.final(params, hidden), head, params.get("lm_head_bias"))
         if self.arch.final_softcap is not None:
             logits = self.arch.final_softcap * jnp.tanh(logits / self.arch.final_softcap)
         return logits
+
+    def final(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """The final norm of the last layer's output, `[rows, hidden]`."""
+        return self._norm(hidden, params["final_norm"], params.get("final_norm_bias"))
 
     def _norm(self, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
         """RMSNorm over the last axis, or LayerNorm (which has a bias), in float32.

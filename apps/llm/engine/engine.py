@@ -9,26 +9,33 @@ The life of a request:
 1. `submit`, in the caller's thread, checks it and queues it; a bad or hopeless one never gets further.
 2. The least busy copy of the model takes it. Most replicas have one copy; see `layout`.
 3. That copy's loop, in a thread of its own, puts it into steps until it ends; see `loop`.
+
+`submit_score` and `submit_embedding` queue prompts that are only read; their lives are the same; see `reading`.
 """
 
 import random
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 from apps.llm.engine import layout
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor import ThisProcess, use_compile_cache
 from apps.llm.engine.executor_protocol import Executor, Place
-from apps.llm.engine.loop import EngineStats, Loop
+from apps.llm.engine.loop import Loop, Member
 from apps.llm.engine.model import Model
-from apps.llm.engine.request import EngineStopped, Generation, QueueFull, RequestError, SamplingParams
+from apps.llm.engine.reading import Pooling, Scoring
+from apps.llm.engine.request import EngineStopped, Generation, Output, Pool, QueueFull, RequestError, SamplingParams
 from apps.llm.engine.scheduler import Sequence
+from apps.llm.engine.stats import EngineStats
 from apps.llm.engine.structured import Grammars
 from apps.llm.engine.tokenizer import ModelTokenizer
-from apps.llm.engine.validation import answer_limit, check_params
+from apps.llm.engine.validation import MAX_CHOICES, answer_limit, check_params, check_room
 from ray_configs.llm import EngineConfig, LLMConfig
 
 CALIBRATION_TEXT = (
@@ -107,12 +114,9 @@ class Engine:
         """
         params = params or SamplingParams()
         check_params(params, self._arch.vocab_size)
-        prompt_ids = self._prompt_ids(prompt)
-        cache_tokens = (min(copy.executor.pages for copy in self.loops) - 1) * self.config.page_size
-        limit = answer_limit(len(prompt_ids), params, self.max_model_len, cache_tokens)
+        prompt_ids = self._ids_of("prompt", prompt)
+        limit = answer_limit(len(prompt_ids), params, self.max_model_len, self._cache_tokens)
         generation = Generation(prompt_ids, params)
-        if loop is not None:
-            generation.bind_loop(loop)
         first_seed = random.getrandbits(63) if params.seed is None else params.seed
         answers = []
         for index in range(params.n):
@@ -122,33 +126,75 @@ class Engine:
             seq = Sequence(generation, index, limit, seed, list(prompt_ids), len(prompt_ids))
             seq.lockstep = matcher is not None
             answers.append((seq, Answer(seq, self.tokenizer, self._arch, matcher)))
+        return self._queue(generation, answers, loop)
+
+    def submit_score(self, prefix: str | Ids[int], suffixes: Ids[str | Ids[int]], loop: Any = None) -> Generation:
+        """Queue the scoring of suffixes, each directly after the prefix; as `submit`, but with one output for each.
+
+        A prefix given as text is encoded as a prompt is, special tokens and all; a suffix without any, by itself: no
+        token spans the boundary. Texts of which one token would span it are better given as ids. The prefix is
+        computed once for all suffixes as far as the prefix cache has whole pages of it.
+
+        Raises:
+            RequestError, QueueFull, EngineStopped: as `submit`; the fields are `prefix` and `suffix`.
+        """
+        prefix_ids = self._ids_of("prefix", prefix)
+        suffix_ids = [
+            self.tokenizer.encode_suffix(suffix) if isinstance(suffix, str) else self._ids_of("suffix", suffix)
+            for suffix in suffixes
+        ]
+        if isinstance(suffixes, str) or not 1 <= len(suffix_ids) <= MAX_CHOICES:
+            raise RequestError("suffix", f"suffixes must be a list of 1 to {MAX_CHOICES}")
+        check_room("prefix", len(prefix_ids), self.max_model_len, self._cache_tokens)
+        for suffix in suffix_ids:
+            check_room("suffix", len(suffix), self.max_model_len, self._cache_tokens, after=len(prefix_ids))
+        generation = Generation(prefix_ids, None, len(suffix_ids))
+        readings = [Scoring(generation, i, prefix_ids, suffix) for i, suffix in enumerate(suffix_ids)]
+        return self._queue(generation, [(reading.seq, reading) for reading in readings], loop)
+
+    def submit_embedding(self, prompt: str | Ids[int], pooling: Pool = "mean", loop: Any = None) -> Generation:
+        """Queue the embedding of a prompt; as `submit`, but with one output.
+
+        Raises:
+            RequestError, QueueFull, EngineStopped: as `submit`.
+        """
+        if pooling not in ("mean", "last"):
+            raise RequestError("pooling", f"pooling must be 'mean' or 'last', not {pooling!r}")
+        ids = self._ids_of("prompt", prompt)
+        check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
+        generation = Generation(ids, None)
+        reading = Pooling(generation, ids, pooling)
+        return self._queue(generation, [(reading.seq, reading)], loop)
+
+    def _queue(self, generation: Generation, members: list[Member], loop: Any) -> Generation:
+        """To the least busy copy of the model, if there is room."""
+        if loop is not None:
+            generation.bind_loop(loop)
         with self._places:
             self._raise_if_stopped()
             waiting = sum(copy.waiting for copy in self.loops)
-            if waiting and waiting + params.n > self.config.max_waiting:
+            if waiting and waiting + len(members) > self.config.max_waiting:
                 raise QueueFull(f"{waiting} requests wait already (max_waiting {self.config.max_waiting})")
             generation.engine = min(self.loops, key=lambda copy: copy.open)
-            generation.engine.submit(answers)
+            generation.engine.submit(members)
         return generation
 
     def generate(self, prompts: Ids[str | Ids[int]], params: SamplingParams | None = None) -> list[str]:
         """The answers to many prompts, in their order: submit all (waiting when the queue is full), then read."""
-        generations = []
-        for prompt in prompts:
-            while True:
-                try:
-                    generations.append(self.submit(prompt, params))
-                    break
-                except QueueFull:
-                    time.sleep(0.01)
-        texts = []
-        for generation in generations:
-            parts = list(generation)
-            failed = next((part.error for part in parts if part.error), None)
-            if failed:
-                raise EngineStopped(failed)
-            texts.append("".join(part.text for part in parts if part.index == 0))
-        return texts
+        generations = [_patiently(self.submit, prompt, params) for prompt in prompts]
+        return ["".join(part.text for part in _whole(generation) if part.index == 0) for generation in generations]
+
+    def score(self, prefix: str | Ids[int], suffixes: Ids[str | Ids[int]]) -> list[list[float]]:
+        """Log probability of each token of each suffix after the prefix, by the model's own distribution; see
+        `submit_score`. Saxml's score of a suffix is the sum of its tokens'."""
+        parts = _whole(_patiently(self.submit_score, prefix, suffixes))
+        return [list(part.scores) for part in sorted(parts, key=lambda part: part.index)]
+
+    def embed(self, prompts: Ids[str | Ids[int]], pooling: Pool = "mean") -> np.ndarray:
+        """A vector of length 1 for each prompt, `[prompts, hidden]` float32: the model's hidden states after its final
+        norm, their mean over the prompt's tokens or that of the last one."""
+        generations = [_patiently(self.submit_embedding, prompt, pooling) for prompt in prompts]
+        return np.stack([_whole(generation)[0].embedding for generation in generations])
 
     def chat_prompt(self, messages: Ids[dict]) -> list[int]:
         """Ids of a conversation, ready to submit; RequestError when the model's chat template refuses it."""
@@ -172,13 +218,41 @@ class Engine:
         for loop in self.loops:
             loop.check_open()
 
-    def _prompt_ids(self, prompt: str | Ids[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        ids = list(prompt)
+    @property
+    def embedding_size(self) -> int:
+        """Numbers in an embedding."""
+        return self._arch.hidden_size
+
+    @property
+    def _cache_tokens(self) -> int:
+        """That every copy's KV cache can hold."""
+        return (min(copy.executor.pages for copy in self.loops) - 1) * self.config.page_size
+
+    def _ids_of(self, field: str, text: str | Ids[int]) -> list[int]:
+        if isinstance(text, str):
+            return self.tokenizer.encode(text)
+        ids = list(text)
         if not all(isinstance(token, int) and 0 <= token < self._arch.vocab_size for token in ids):
-            raise RequestError("prompt", f"token ids must be integers from 0 to {self._arch.vocab_size - 1}")
+            raise RequestError(field, f"{field}: token ids must be integers from 0 to {self._arch.vocab_size - 1}")
         return ids
+
+
+def _patiently(submit: Callable[..., Generation], *request: Any) -> Generation:
+    """Submit, waiting while the queue is full."""
+    while True:
+        try:
+            return submit(*request)
+        except QueueFull:
+            time.sleep(0.01)
+
+
+def _whole(generation: Generation) -> list[Output]:
+    """All outputs of a request. Raises EngineStopped."""
+    parts = list(generation)
+    failed = next((part.error for part in parts if part.error), None)
+    if failed:
+        raise EngineStopped(failed)
+    return parts
 
 
 def _make_ready(executors: list[Executor], calibration: list[int]) -> None:

@@ -26,12 +26,13 @@ from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.attention import KVScales, LayerCache
 from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.decoder import Decoder
-from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
+from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.model import Model
 from apps.llm.engine.params import HeadLayout, Params
 from apps.llm.engine.prepared import Prepared
 from apps.llm.engine.progress import bar
+from apps.llm.engine.readout import BLOCK, Launched, Reader, Readout
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
 from ray_configs.llm import EngineConfig
@@ -95,6 +96,7 @@ class LocalExecutor:
         self.compiles = CompileCount()
         self.dtype = jnp.dtype(config.dtype)
         self.shapes = step_shapes(config, max_len)
+        self.readable = readable(self.shapes)
         self.max_pages = self.shapes[0].max_pages
         platform = self.mesh.devices.flat[0].platform
         heads = HeadLayout.of(arch, self.mesh.shape["tensor"])
@@ -162,7 +164,7 @@ class LocalExecutor:
             page_bytes /= self.mesh.size
             # A step's own working memory: activations of the largest step and its logits, with room to spare.
             work = 4 * self.config.max_step_tokens * max(self.arch.intermediate_size, self.arch.hidden_size) * 4
-            work += 4 * self.config.max_batch_size * self.arch.vocab_size * 4
+            work += 4 * max(self.config.max_batch_size, BLOCK) * self.arch.vocab_size * 4
             free = (stats["bytes_limit"] - stats["bytes_in_use"]) * self.config.memory_fraction - work
         # Hosts differ in what is free, and a page is a part of the cache on each of them.
         fit = distributed.least_over_hosts(int(free // page_bytes), self.mesh)
@@ -198,12 +200,16 @@ class LocalExecutor:
     def _everywhere(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
 
-    def shape_for(self, tokens: int, seqs: int) -> StepShape:
-        return fitting(self.shapes, tokens, seqs)
+    def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
+        return fitting(self.readable if reads else self.shapes, tokens, seqs)
 
     @cached_property
     def step(self):
         return compiled_step(self.decoder)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.decoder, self.params)
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need; afterwards nothing compiles."""
@@ -211,7 +217,8 @@ class LocalExecutor:
         try:
             with bar("compiling steps", len(self.shapes) + 1) as advance:
                 for shape in self.shapes:
-                    self.read(self.launch(shape.host()))
+                    readout = Readout.everything(shape) if shape in self.readable else None
+                    self.read(self.launch(shape.host(), readout=readout))
                     advance()
                 self.start_row(self.config.max_batch_size, [0], [0])
                 advance()
@@ -233,21 +240,28 @@ class LocalExecutor:
     def _idle_extras(self) -> dict[int, Extras]:
         return {}
 
-    def launch(self, step: HostStep, extras: Extras | None = None) -> jax.Array:
+    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> Launched:
         """Start a step; the result is for `read`."""
         if extras is not None:  # placed as the idle ones are: another placement would be another program
             extras = self._place(extras)
         extras = extras or self.no_extras(step.shape.seqs)
-        packed = self._place(step.packed) if self.mesh.size > 1 else step.packed
-        samples, self.caches, self.state = self.step(
-            self.params, self.caches, self.state, self.kv_scales, packed, extras, step.shape
+        samples, hidden, self.caches, self.state = self.step(
+            self.params, self.caches, self.state, self.kv_scales, self._given(step.packed), extras, step.shape
         )
-        samples.copy_to_host_async()
-        return samples
+        scores = pooled = None
+        if readout is not None and readout.targets is not None:
+            scores = self.reader.scores(hidden, self._given(readout.targets))
+        if readout is not None and readout.rows is not None:
+            pooled = self.reader.pooled(hidden, self._given(readout.rows), step.shape.seqs)
+        launched = Launched(samples, scores, pooled)
+        for part in launched:
+            if part is not None:
+                part.copy_to_host_async()
+        return launched
 
-    def read(self, samples: jax.Array) -> Tokens:
-        """Wait for a launched step and unpack what it sampled."""
-        return Tokens.unpack(np.asarray(samples))
+    def read(self, launched: Launched) -> Tokens:
+        """Wait for a launched step and unpack its results."""
+        return Tokens.unpack(*(None if part is None else np.asarray(part) for part in launched))
 
     def start_row(self, row: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
@@ -262,6 +276,10 @@ class LocalExecutor:
     def close(self) -> None:
         """Nothing is held beyond this process."""
 
+    def _given(self, host: np.ndarray) -> jax.Array | np.ndarray:
+        """An input of a compiled program, where the program expects it."""
+        return self._place(host) if self.mesh.size > 1 else host
+
     def _place(self, host: T) -> T:
         """Host arrays on every device of the mesh."""
         if not self.spans_hosts:
@@ -273,9 +291,10 @@ class LocalExecutor:
 
 
 def compiled_step(decoder: Decoder):
-    """The jitted step: (weights, caches, state, kv_scales, packed, extras, shape) -> (samples, caches, state).
+    """The jitted step: (weights, caches, state, kv_scales, packed, extras, shape) -> (samples, hidden, caches, state).
 
-    Caches and state are donated. Lowers from abstract arrays too: see `params.abstract`.
+    Hidden states `[T, hidden]` are the last layer's output: see `readout`. Caches and state are donated. Lowers from
+    abstract arrays too: see `params.abstract`.
     """
 
     def step(weights, caches, state, kv_scales, packed, extras, shape: StepShape):
@@ -290,8 +309,8 @@ def compiled_step(decoder: Decoder):
         samples = sampling.pack(sampled)
         if decoder.mesh.size > 1:  # whole on every device: each host reads its own copy, and feeds its own state back
             everywhere = NamedSharding(decoder.mesh, P())
-            samples, state = jax.lax.with_sharding_constraint((samples, state), everywhere)
-        return samples, caches, state
+            samples, hidden, state = jax.lax.with_sharding_constraint((samples, hidden, state), everywhere)
+        return samples, hidden, caches, state
 
     return jax.jit(step, static_argnames="shape", donate_argnums=(1, 2))
 

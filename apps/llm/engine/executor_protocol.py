@@ -7,26 +7,32 @@ import numpy as np
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.model import Model
+from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from ray_configs.llm import EngineConfig
 
 SMALLEST_STEP = 8  # tokens; from 4 rows on, XLA:CPU's matrix products give each row the same bits whatever the others
 
+SMALLEST_READ = 32  # tokens of the smallest step whose hidden states can be read
+
 
 class Tokens(NamedTuple):
-    """A step's samples on the host, each by the step's sequence."""
+    """A step's results on the host: samples, each by the step's sequence, and what was read of its hidden states."""
 
     ids: np.ndarray  # [S] int32
     logprob: np.ndarray  # [S] float32; zeros unless some sequence wanted them
     top_ids: np.ndarray  # [S, TOP_LOGPROBS]
     top_logprobs: np.ndarray
+    scores: np.ndarray | None = None  # [T] float32, log probabilities of the readout's targets
+    pooled: np.ndarray | None = None  # [S, hidden] float32, sums of hidden states
 
     @classmethod
-    def unpack(cls, host: np.ndarray) -> "Tokens":
-        """From `[S, 2 + 2 * TOP_LOGPROBS]` int32, as `sampling.pack` lays it out."""
+    def unpack(cls, host: np.ndarray, scores: np.ndarray | None = None, pooled: np.ndarray | None = None) -> "Tokens":
+        """From `[S, 2 + 2 * TOP_LOGPROBS]` int32, as `sampling.pack` lays it out, and what a readout asked for."""
         top = (host.shape[1] - 2) // 2
-        return cls(host[:, 0], host[:, 1].view(np.float32), host[:, 2 : 2 + top], host[:, 2 + top :].view(np.float32))
+        top_ids, top_logprobs = host[:, 2 : 2 + top], host[:, 2 + top :].view(np.float32)
+        return cls(host[:, 0], host[:, 1].view(np.float32), top_ids, top_logprobs, scores, pooled)
 
 
 class Executor(Protocol):
@@ -44,16 +50,16 @@ class Executor(Protocol):
         """Compile every shape and everything else a request may need; afterwards nothing compiles."""
         ...
 
-    def shape_for(self, tokens: int, seqs: int) -> StepShape:
-        """The smallest compiled step that holds so many."""
+    def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
+        """The smallest compiled step that holds so many; `reads`: one that can be launched with a readout."""
         ...
 
-    def launch(self, step: HostStep, extras: Extras | None = None) -> Any:
+    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> Any:
         """Start a step; the result is for `read`. Step n + 1 may be launched before step n is read."""
         ...
 
     def read(self, launched: Any) -> Tokens:
-        """Wait for a launched step's samples."""
+        """Wait for a launched step's results."""
         ...
 
     def start_row(self, row: int, prompt: list[int], answer: list[int]) -> None:
@@ -96,6 +102,16 @@ def step_shapes(config: EngineConfig, max_len: int) -> list[StepShape]:
     """Every step that is compiled, smallest first."""
     pages = -(-max_len // config.page_size)
     return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in token_buckets(config)]
+
+
+def readable(shapes: list[StepShape]) -> list[StepShape]:
+    """Of those steps, the ones whose hidden states can be read: powers of two, and the largest.
+
+    Not all, for each takes two more programs to compile: like this they are a twelfth of the demo's first start, and
+    nothing that shows of later ones. A text takes a step of at most twice its size.
+    """
+    most, powers = shapes[-1].tokens, [SMALLEST_READ << i for i in range(32)]
+    return [shape for shape in shapes if shape.tokens == most or shape.tokens in powers]
 
 
 def fitting(shapes: list[StepShape], tokens: int, seqs: int) -> StepShape:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 import jax
 import numpy as np
@@ -23,6 +22,7 @@ from apps.llm.engine import distributed
 from apps.llm.engine.executor import LocalExecutor, use_compile_cache
 from apps.llm.engine.layout import Layout
 from apps.llm.engine.model import Model
+from apps.llm.engine.readout import Launched, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.wire import NO_COPY, Connection, Kind, message
@@ -96,7 +96,7 @@ class _Follower:
 
     def __init__(self, connection: Connection, rank: int, first: bool):
         self._connection, self._rank, self._first = connection, rank, first
-        self._launched: SimpleQueue[jax.Array] = SimpleQueue()
+        self._launched: SimpleQueue[Launched] = SimpleQueue()
 
     def run(self, mesh: Mesh, config: EngineConfig, model: Model) -> None:
         with _telling(self._connection, self._rank):
@@ -110,12 +110,14 @@ class _Follower:
     def _obey(self, kind: Kind, numbers: tuple[int, ...], content: bytes) -> None:
         executor = self._executor
         if kind is Kind.STEP:
-            tokens, seqs, used, more = numbers
+            tokens, seqs, used, more, kinds = numbers
             shape = StepShape(tokens, seqs, executor.max_pages)
-            end = len(content) - more
+            wanted = len(content) - 4 * tokens * kinds.bit_count()  # where the readout begins
+            end = wanted - more
             step = HostStep.whole(shape, used, memoryview(content)[:end])
-            extras = _extras(content[end:], seqs, executor.arch.vocab_size) if more else None
-            self._launched.put(executor.launch(step, extras))
+            extras = _extras(content[end:wanted], seqs, executor.arch.vocab_size) if more else None
+            readout = Readout.of(kinds, content[wanted:]) if kinds else None
+            self._launched.put(executor.launch(step, extras, readout))
         elif kind is Kind.START_ROW:
             row, prompt, *_ = numbers
             ids = np.frombuffer(content, np.int32)
@@ -133,13 +135,15 @@ class _Follower:
         """Waits for each step: the copy's first host to send its tokens, the others for the errors it may end in."""
         with _telling(self._connection, self._rank):
             while True:
-                samples: Any = self._launched.get()
+                launched = self._launched.get()
                 if not self._first:
-                    samples.block_until_ready()
+                    jax.block_until_ready(launched)
                     continue
-                host = np.asarray(samples)
-                compiled = self._executor.compiles_after_ready
-                self._connection.send(message(Kind.TOKENS, (compiled, *host.shape), host.tobytes()))
+                samples, scores, pooled = (None if part is None else np.asarray(part) for part in launched)
+                numbers = [self._executor.compiles_after_ready, *samples.shape]
+                numbers += [0 if scores is None else scores.size, 0 if pooled is None else pooled.shape[1]]
+                content = b"".join(part.tobytes() for part in (samples, scores, pooled) if part is not None)
+                self._connection.send(message(Kind.TOKENS, tuple(numbers), content))
 
 
 def _extras(content: bytes, seqs: int, vocab: int) -> Extras:

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from apps.llm.engine.executor_protocol import Tokens, fitting, step_shapes
+from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.model import Model
+from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.wire import NO_COPY, Connection, Kind, Listener, message
@@ -196,8 +197,7 @@ class Hosts:
                 for kind, numbers, content in self._connections[key.data].receive():
                     if kind is Kind.TOKENS:
                         self.compiles_after_ready = numbers[0]
-                        samples = np.frombuffer(content, np.int32).reshape(numbers[1], numbers[2])
-                        self._tokens.append(Tokens.unpack(samples))
+                        self._tokens.append(_tokens(numbers[1:], content))
                     elif kind is Kind.DONE:
                         self._reports[key.data].append(numbers[0])
                     elif kind is Kind.FAILED:
@@ -220,6 +220,7 @@ class LockstepExecutor:
     def __init__(self, config: EngineConfig, model: Model, hosts: Hosts):
         self.arch, self.pages, self.hosts = model.arch, 0, hosts
         self.shapes = step_shapes(config, model.max_len(config))
+        self.readable = readable(self.shapes)
 
     def loaded(self) -> "LockstepExecutor":
         """Waits for each host to have its part of the weights."""
@@ -238,13 +239,15 @@ class LockstepExecutor:
         self.hosts.tell(message(Kind.WARM_UP))
         self.hosts.reports()
 
-    def shape_for(self, tokens: int, seqs: int) -> StepShape:
-        return fitting(self.shapes, tokens, seqs)
+    def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
+        return fitting(self.readable if reads else self.shapes, tokens, seqs)
 
-    def launch(self, step: HostStep, extras: Extras | None = None) -> None:
+    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> None:
         used, content = step.trimmed()
         more = b"" if extras is None else b"".join(part.tobytes() for part in extras)
-        self.hosts.tell(message(Kind.STEP, (step.shape.tokens, step.shape.seqs, used, len(more)), content + more))
+        kinds, wanted = (0, b"") if readout is None else readout.content()
+        numbers = step.shape.tokens, step.shape.seqs, used, len(more), kinds
+        self.hosts.tell(message(Kind.STEP, numbers, content + more + wanted))
 
     def read(self, launched: None = None) -> Tokens:
         return self.hosts.tokens()
@@ -258,6 +261,14 @@ class LockstepExecutor:
 
     def close(self) -> None:
         self.hosts.close()
+
+
+def _tokens(numbers: tuple[int, ...], content: bytes) -> Tokens:
+    """From a TOKENS message: the samples, and the scores and pooled vectors where there are any."""
+    rows, columns, scored, width = numbers
+    parts = np.split(np.frombuffer(content, np.int32), np.cumsum([rows * columns, scored]))
+    samples, scores, pooled = parts[0].reshape(rows, columns), parts[1].view(np.float32), parts[2].view(np.float32)
+    return Tokens.unpack(samples, scores if scored else None, pooled.reshape(rows, width) if width else None)
 
 
 def _bytes(tokens: list[int]) -> bytes:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,38 +18,19 @@ import numpy as np
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor_protocol import Executor, Tokens
 from apps.llm.engine.pages import PagePool
+from apps.llm.engine.reading import Reading
+from apps.llm.engine.readout import Readout
 from apps.llm.engine.request import EngineStopped, Generation, Output
 from apps.llm.engine.sampling import MAX_BIAS, Extras
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work
+from apps.llm.engine.stats import EngineStats
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
 
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Where the engine stands; counters are totals since it started."""
-
-    running: int
-    waiting: int
-    pages_total: int
-    pages_used: int
-    prompt_tokens: int
-    generated_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    compiles_after_ready: int
-    steps: int
-    step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle
-
-    @classmethod
-    def together(cls, parts: "list[EngineStats]") -> "EngineStats":
-        """Of several copies of the model. Compiles are the process's, the same for each."""
-        of_all = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(cls)}
-        for name in ("compiles_after_ready", "step_running_s"):
-            of_all[name] = max(getattr(part, name) for part in parts)
-        return cls(**of_all)
+Member = tuple[Sequence, Answer | Reading]
+"""One of a request's sequences, as the scheduler and as the loop sees it."""
 
 
 class Loop:
@@ -69,21 +49,21 @@ class Loop:
             config.max_batch_size,
             config.max_step_tokens,
         )
-        self._answers: dict[Sequence, Answer] = {}
+        self._answers: dict[Sequence, Answer | Reading] = {}
         self._lock = threading.Condition()
-        self._incoming: deque[list[tuple[Sequence, Answer]]] = deque()
+        self._incoming: deque[list[Member]] = deque()
         self._aborted: deque[Generation] = deque()
         self._queued = 0  # submitted and not yet running: what max_waiting bounds
         self._stopping = False
         self._failure: str | None = None
         self._turn_began: float | None = None
-        self._prompt_tokens = self._generated_tokens = self._steps = 0
+        self._prompt_tokens = self._generated_tokens = self._scored_tokens = self._embeddings = self._steps = 0
         self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
         self._thread.start()
 
     # -- the callers' side --------------------------------------------------------------------------------------
 
-    def submit(self, answers: list[tuple[Sequence, Answer]]) -> None:
+    def submit(self, answers: list[Member]) -> None:
         """Queue a request's sequences.
 
         Raises:
@@ -123,6 +103,8 @@ class Loop:
             pages_used=scheduler.pool.used,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            scored_tokens=self._scored_tokens,
+            embeddings=self._embeddings,
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             preemptions=scheduler.preemptions,
             compiles_after_ready=self.executor.compiles_after_ready,
@@ -196,16 +178,19 @@ class Loop:
                 executor.start_row(seq.row, known[: seq.prompt_len], known[seq.prompt_len :])
         self._scheduler.entered.clear()
         tokens = sum(item.stop - item.start for item in work)
-        shape = executor.shape_for(tokens, len(work))
-        step = shape.host()
-        for item in work:
-            seq = item.seq
+        reads = any(self._answers[item.seq].reads for item in work if not item.decoding)
+        shape = executor.shape_for(tokens, len(work), reads)
+        step, readout = shape.host(), Readout()
+        for i, item in enumerate(work):
+            seq, answer = item.seq, self._answers[item.seq]
             known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
             # What a chunk short of the prompt's end samples means nothing: it is noted in the row that is nobody's.
             row = seq.row if item.samples else self.config.max_batch_size
-            step.add(known, item.stop, seq.pages, item.decoding, row=row, seed=seq.seed, **self._answers[seq].rows)
+            start = step.add(known, item.stop, seq.pages, item.decoding, row=row, seed=seq.seed, **answer.rows)
+            if answer.reads:
+                answer.want(readout, shape, start, i, item)
         self._steps += 1
-        return work, executor.launch(step, self._extras(work, shape))
+        return work, executor.launch(step, self._extras(work, shape), readout)
 
     def _extras(self, work: list[Work], shape: StepShape) -> Extras | None:
         """Token masks and logit biases, when a sequence of the step has any."""
@@ -214,8 +199,8 @@ class Loop:
             answer = self._answers[item.seq]
             if item.samples and (mask := answer.allowed(len(item.seq.tokens) - 1)) is not None:
                 masks[i] = mask
-            if answer.params.logit_bias:
-                biased[i] = answer.params.logit_bias
+            if answer.bias:
+                biased[i] = answer.bias
         if not masks and not biased:
             return None
         words = -(-self._arch.vocab_size // 32)
@@ -228,20 +213,27 @@ class Loop:
             ids[i, : len(biases)], bias[i, : len(biases)] = list(biases), list(biases.values())
         return Extras(allowed, ids, bias, np.array([bool(masks), bool(biased)], np.int32))
 
-    def _read(self, work: list[Work], samples: Any) -> None:
-        """Wait for a step's tokens and pass them on."""
-        result: Tokens = self.executor.read(samples)
+    def _read(self, work: list[Work], launched: Any) -> None:
+        """Wait for a step's results and pass them on."""
+        result: Tokens = self.executor.read(launched)
         outputs: list[tuple[Generation, Output]] = []
         ids = result.ids.tolist()
         for i, item in enumerate(work):
             seq = item.seq
-            if not item.decoding and not seq.done:
-                self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
-            if not item.samples or seq.done:
+            if seq.done:
                 continue
-            self._generated_tokens += 1
+            if not item.decoding:
+                self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
+            answer = self._answers[seq]
+            if answer.reads:
+                answer.note(result)
+            if not item.samples:
+                continue
             self._scheduler.fill_in(seq, ids[i])
-            output = self._answers[seq].take(ids[i], result, i)
+            output = answer.take(ids[i], result, i)
+            self._generated_tokens += len(output.token_ids)
+            self._scored_tokens += len(output.scores)
+            self._embeddings += output.embedding is not None
             if output.finish_reason is not None:
                 self._scheduler.finish(seq)
                 del self._answers[seq]
@@ -255,7 +247,7 @@ class Loop:
         self._scheduler.finish(seq)
         return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error)
 
-    def _leave_queue(self, answer: Answer) -> None:
+    def _leave_queue(self, answer: Answer | Reading) -> None:
         if not answer.entered:
             answer.entered = True
             with self._lock:  # callers' threads count up

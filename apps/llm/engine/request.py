@@ -7,7 +7,11 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pool = Literal["mean", "last"]
+"""Which tokens' hidden states make an embedding: all of them, or the last one's."""
 
 _ids = itertools.count()
 
@@ -81,22 +85,26 @@ class Output:
     finish_reason: FinishReason | None = None  # set once, in the sequence's last output
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     error: str | None = None  # with finish_reason "error": what went wrong
+    scores: tuple[float, ...] = ()  # of a scored suffix: each token's log probability
+    embedding: np.ndarray | None = None  # of an embedded prompt: [hidden] float32, of length 1
 
 
 class Generation:
     """A submitted request: iterate it (`for` in a thread, `async for` in an event loop) to read its outputs.
 
-    Ends after each of the n sequences has sent its `finish_reason`. Leaving early is `abort()`: the KV pages
-    are free again within one step. Outputs of one step arrive together; `drain()` takes all that wait.
+    Of a request to score or embed, each sequence has just one output. Ends after each of the n sequences has sent its
+    `finish_reason`. Leaving early is `abort()`: the KV pages are free again within one step. Outputs of one step arrive
+    together; `drain()` takes all that wait.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams):
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1):
         self.id = next(_ids)
         self.prompt_ids = tuple(prompt_ids)
-        self.params = params
+        self.params = params  # None: nothing is sampled, `n` suffixes are scored or a prompt is embedded
+        self.n = n if params is None else params.n
         self.cached_tokens = 0  # prompt tokens whose KV pages were found in the prefix cache
         self.engine = None  # set by submit
-        self._open = params.n
+        self._open = self.n
         self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -5,6 +5,7 @@ everything launched has run; the token that a launched step samples is counted a
 the step is read.
 """
 
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class Sequence:
     seed: int
     tokens: list[int]  # the prompt, then the answer; UNREAD where still on the device
     prompt_len: int
+    reusable: int = sys.maxsize  # so many first tokens may come from the prefix cache; of the others something is read
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     hashes: list[PageHash] = field(default_factory=list)  # names of its full pages, as far as known
@@ -175,7 +177,8 @@ class Scheduler:
         """Give the first of the queue a place and pages for its first chunk, known prefixes first."""
         if self.pool.reuse:
             # All but the last token's page: something must be computed to sample from.
-            seq.pages = self.pool.match(self._names(seq, (len(seq.tokens) - 1) // self.page_size))
+            known = min(len(seq.tokens) - 1, seq.reusable)
+            seq.pages = self.pool.match(self._names(seq, known // self.page_size))
             seq.published = len(seq.pages)
             seq.computed = len(seq.pages) * self.page_size
         if not self._grow(seq, min(len(seq.tokens), seq.computed + budget)):

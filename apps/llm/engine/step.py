@@ -138,8 +138,11 @@ class HostStep:
         step.packed[table.stop :] = given[end:]
         return step
 
-    def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> None:
-        """One sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings."""
+    def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> int:
+        """One sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings.
+
+        Returns where in the step its first token lies.
+        """
         i, start, stop = int(self._num_seqs[0]), self._filled, self._filled + len(tokens)
         self._tokens[start:stop] = tokens
         self._q_starts[i + 1 :] = stop
@@ -150,3 +153,4 @@ class HostStep:
         for name, value in rows.items():
             self._rows[name][i] = value
         self._num_seqs[0], self._filled = i + 1, stop
+        return start

@@ -68,6 +68,10 @@ class ModelTokenizer:
         """Ids of a prompt, with the special tokens that the tokenizer puts round a text (bos, for most)."""
         return self.fast.encode(text).ids
 
+    def encode_suffix(self, text: str) -> list[int]:
+        """Ids of a text that continues another one: no special tokens round it, and no token spans the two."""
+        return self.fast.encode(text, add_special_tokens=False).ids
+
     def decode(self, ids: Sequence[int]) -> str:
         return self.fast.decode(list(ids), skip_special_tokens=True)
 

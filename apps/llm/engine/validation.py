@@ -68,3 +68,22 @@ def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, ca
             f"{longest - prompt_len} (context {longest})",
         )
     return prompt_len + params.max_tokens
+
+
+def check_room(field: str, count: int, max_model_len: int, cache_tokens: int, after: int = 0) -> None:
+    """Of `count` tokens that are read and not answered: they may fill the context.
+
+    Args:
+        after: tokens of the prefix before them, if they are a suffix. Its last one need not be computed.
+
+    Raises:
+        RequestError: no tokens at all.
+        PromptTooLong: more than the model's context or the KV cache holds.
+    """
+    if count == 0:
+        raise RequestError(field, f"the {field} is empty: it must have at least one token")
+    said = f"the {field} has {count} tokens" + (f" after a prefix of {after}" if after else "")
+    if after + count > max_model_len:
+        raise PromptTooLong(field, f"{said}, but the model's context holds {max_model_len}")
+    if after + count - bool(after) > cache_tokens:
+        raise PromptTooLong(field, f"{said}, but the KV cache holds {cache_tokens}")

@@ -1,6 +1,6 @@
 """Messages between the engine's process and the hosts of its slice: numbers over TCP, never code.
 
-Every message is a header, four numbers and some bytes. Whoever connects must first show the secret that the hosts
+Every message is a header, five numbers and some bytes. Whoever connects must first show the secret that the hosts
 were started with.
 """
 
@@ -13,7 +13,7 @@ from enum import IntEnum
 from struct import Struct
 
 HEADER = Struct("<II")  # kind, bytes that follow
-NUMBERS = Struct("<4i")  # at the start of every message's content; what they mean is said at its Kind
+NUMBERS = Struct("<5i")  # at the start of every message's content; what they mean is said at its Kind
 VANISHED_S = 15
 """A host whose machine is gone, so that nothing closes the connection, counts as dead after about this long."""
 
@@ -23,21 +23,25 @@ NO_COPY = -1
 
 
 class Kind(IntEnum):
-    """Messages and their four numbers."""
+    """Messages and their five numbers."""
 
     HELLO = 0  # host's rank, the copy of the model that this is for or NO_COPY; then the secret
     MAKE_CACHE = 1  # tokens; then the calibration's ids
     WARM_UP = 2
-    STEP = 3  # StepShape's tokens and seqs, used columns of the page table, bytes of extras; then the step, the extras
+    # StepShape's tokens and seqs, used columns of the page table, bytes of extras, which parts of a readout; then the
+    # step, the extras, the readout.
+    STEP = 3
     START_ROW = 4  # row, length of the prompt, length of the answer; then both
     DONE = 5  # a number to report: from every host after loading, MAKE_CACHE and WARM_UP
-    TOKENS = 6  # programs compiled since ready, rows, columns; then the samples
+    # Programs compiled since ready, rows, columns, number of scores, width of pooled vectors; then the samples, the
+    # scores and a pooled vector for each row.
+    TOKENS = 6
     FAILED = 7  # then why
     LAYOUT = 8  # copies, devices of each
 
 
 def message(kind: Kind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:
-    numbers = (*numbers, 0, 0, 0, 0)[:4]
+    numbers = (*numbers, 0, 0, 0, 0, 0)[:5]
     return HEADER.pack(kind, NUMBERS.size + len(content)) + NUMBERS.pack(*numbers) + content
 
 

@@ -9,7 +9,7 @@ from apps.llm.engine.request import Generation
 
 def read(generation: Generation) -> list[list[Output]]:
     """The outputs of each of the request's answers."""
-    answers: list[list[Output]] = [[] for _ in range(generation.params.n)]
+    answers: list[list[Output]] = [[] for _ in range(generation.n)]
     for output in generation:
         answers[output.index].append(output)
     assert all(out.finish_reason is None for answer in answers for out in answer[:-1])

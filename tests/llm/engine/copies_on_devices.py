@@ -7,6 +7,8 @@ import threading
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
+import numpy as np
+
 from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
 
 folder, cache = sys.argv[1:]
@@ -24,13 +26,20 @@ def answers(engine: Engine) -> list[list[int]]:
     return [[token for output in generation for token in output.token_ids] for generation in generations]
 
 
+def read(engine: Engine) -> np.ndarray:
+    """Scores and embeddings of all prompts, one after the other."""
+    scores = [score for prompt in PROMPTS for suffix in engine.score(prompt, [" jumps", "x y z"]) for score in suffix]
+    return np.concatenate([scores, engine.embed(PROMPTS, "mean").ravel(), engine.embed(PROMPTS, "last").ravel()])
+
+
 alone = load()
-expected = answers(alone)
+expected, readings = answers(alone), read(alone)
 alone.shutdown()
 copies = load(data_parallel=2, tensor_parallel=2)
 devices = [sorted(device.id for device in copy.executor.mesh.devices.flat) for copy in copies.loops]
 batches = [copy.config.max_batch_size for copy in copies.loops]
 same = answers(copies) == expected
+apart = float(np.abs(read(copies) - readings).max())
 steps = [copy.stats().steps for copy in copies.loops]
 stats = copies.stats()
 
@@ -58,6 +67,7 @@ report = {
     "devices": devices,
     "batches": batches,
     "same": same,
+    "apart": apart,
     "steps": steps,
     "compiles": stats.compiles_after_ready,
     "pages": [stats.pages_total, stats.pages_used],

@@ -135,6 +135,7 @@ def test_copies_in_one_process_answer_as_one_engine(llama: Path, compile_cache: 
     assert found["devices"] == [[0, 1], [2, 3]]
     assert found["batches"] == [4, 4]
     assert found["same"], "greedy answers of two copies over two devices are those of one device"
+    assert found["apart"] < 1e-4, "and so are scores and embeddings"
     assert all(steps >= 12 for steps in found["steps"]), "both copies worked"
     assert found["compiles"] == 0
     assert found["pages"] == [2 * 63, 0]

@@ -65,11 +65,13 @@ class Serving(RuleBasedStateMachine):
         prompt=st.lists(st.sampled_from([7, 8]), min_size=1, max_size=30),
         answer=st.integers(1, 20),
         lockstep=st.booleans(),
+        reusable=st.integers(0, 40),
     )
-    def submit(self, prompt: list[int], answer: int, lockstep: bool) -> None:
+    def submit(self, prompt: list[int], answer: int, lockstep: bool, reusable: int = 40) -> None:
         prompt = prompt[: self.longest - 1]
         limit = min(len(prompt) + answer, self.longest)
         seq = Sequence(Generation(prompt, SamplingParams()), 0, limit, 0, list(prompt), len(prompt), lockstep=lockstep)
+        seq.reusable = reusable
         self.device.truth[seq] = list(prompt)
         self.open.append(seq)
         self.scheduler.add(seq)
@@ -109,7 +111,7 @@ class Serving(RuleBasedStateMachine):
         assert preempted or set(expected) <= planned, "whoever can decode does"
         for seq in self.scheduler.entered:
             matched = next(item.start for item in work if item.seq is seq)
-            assert matched % PAGE == 0
+            assert matched % PAGE == 0 and matched <= seq.reusable
             self.stops[seq] = matched
         self.scheduler.entered.clear()
         for item in work:

@@ -32,8 +32,11 @@ def leave(url: str, path: str, body: dict, split: bool) -> None:
         ("/v1/completions", {"stream": False}),
         ("/v1/completions", {"n": 2, "prompt": ["x", "y"]}),
         ("/generate", {"prompt": "ha" * 30, "stream": False}),  # JetStream has no ignore_eos; this goes on and on
+        ("/generate", {"query": "ha" * 30, "stream": True, "extra_inputs": {"per_example_max_decode_steps": 900}}),
+        ("/v1/embeddings", {"input": [[token % 200 + 10] * 500 for token in range(300)]}),
+        ("/score", {"prefix": "x", "suffix": ["ha" * (300 + more) for more in range(60)]}),
     ],
-    ids=["stream", "whole", "many", "jetstream"],
+    ids=["stream", "whole", "many", "jetstream", "saxml", "embeddings", "score"],
 )
 def test_leaving_frees_the_request(llm_url, stats, path, extra, split):
     before = stats()["generated_tokens"]

@@ -26,21 +26,50 @@ def test_a_full_queue_answers_429(server):
     with httpx.stream("POST", url, json=ENDLESS | {"n": 4}) as running:
         next(running.iter_lines())
 
-        async def overload() -> tuple[httpx.Response, httpx.Response]:
+        async def overload() -> list[httpx.Response]:
             async with httpx.AsyncClient() as client:
                 queued = asyncio.create_task(client.post(url, json=ENDLESS | {"n": 2}))
                 while server.engine.stats().waiting < 2:
                     await asyncio.sleep(0.01)
-                replies = await client.post(url, json=ENDLESS), await client.post(f"{server.url}/generate", json={})
+                paths = {
+                    "/v1/completions": ENDLESS,
+                    "/v1/embeddings": {"input": "x"},
+                    "/generate": {},
+                    "/generate?saxml": {"query": "x"},
+                    "/score": {"prefix": "x", "suffix": "y"},
+                }
+                replies = [await client.post(server.url + path, json=body) for path, body in paths.items()]
                 queued.cancel()
                 return replies
 
-        openai_reply, jetstream = asyncio.run(overload())
+        openai_reply, embeddings, jetstream, *saxml = asyncio.run(overload())
     assert openai_reply.status_code == 429 and int(openai_reply.headers["retry-after"]) >= 1
     assert openai_reply.json()["error"]["code"] == "rate_limit_exceeded"
+    assert embeddings.status_code == 429 and embeddings.json()["error"]["code"] == "rate_limit_exceeded"
+    for reply in saxml:
+        assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1
+        assert "busy" in reply.json()["Error"] == reply.json()["detail"]
     assert jetstream.status_code == 429 and jetstream.json()["detail"] and "retry-after" in jetstream.headers
     wait_until(lambda: server.engine.stats().pages_used == 0)
     assert httpx.post(url, json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_many_embeddings_wait_for_room_and_leave_with_their_reader(server):
+    prompts = [[token % 200 + 10] * 100 for token in range(200)]
+
+    async def ask() -> None:
+        assert len(await server.model.embed(prompts[:30], "mean")) == 30  # of which the queue holds two
+        for request in (server.model.embed(prompts, "mean"), server.model.score(prompts[0], prompts[:100])):
+            task = asyncio.create_task(request)
+            while not server.engine.stats().running:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(wait_until, lambda: server.engine.stats().pages_used == 0)
+            assert server.engine.stats().waiting == 0
+
+    asyncio.run(ask())
 
 
 def test_keys(server):
@@ -84,4 +113,9 @@ def test_an_engine_that_fails_says_so_to_everyone():
         health = httpx.get(f"{server.url}/health")
         assert health.status_code == 503 and "device" in json.dumps(health.json())
         assert httpx.get(f"{server.url}/healthcheck").status_code == 500
+        for path, body in {"/generate": {"query": "x"}, "/score": {"prefix": "x", "suffix": "y"}}.items():
+            reply = httpx.post(server.url + path, json=body)
+            assert reply.status_code == 503 and "the device is gone" in reply.json()["Error"]
+            assert int(reply.headers["retry-after"]) >= 1
+        assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "x"}).status_code == 503
         assert httpx.post(f"{server.url}/generate", json={}).status_code == 503

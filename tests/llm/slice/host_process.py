@@ -28,7 +28,7 @@ def main() -> None:
     launch = executor.LocalExecutor.launch
     steps = 0
 
-    def launched(self, step, extras=None):
+    def launched(self, *arguments, **named):
         nonlocal steps
         steps += 1
         if steps == trouble.get("step") and rank == trouble["rank"]:
@@ -37,7 +37,7 @@ def main() -> None:
             if trouble["kind"] == "hang":
                 threading.Event().wait()
             os._exit(1)
-        return launch(self, step, extras)
+        return launch(self, *arguments, **named)
 
     executor.LocalExecutor.launch = launched
     leader = follower.Leader(tuple(orders["leader"]), bytes.fromhex(orders["secret"]))

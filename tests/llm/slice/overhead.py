@@ -28,6 +28,7 @@ from apps.llm.engine.executor_protocol import Executor, Place, step_shapes
 from apps.llm.engine.layout import choose
 from apps.llm.engine.lockstep import Hosts
 from apps.llm.engine.model import Model
+from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.wire import Kind, Listener, message
 from ray_configs.llm import EngineConfig
@@ -99,8 +100,8 @@ def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
         def __init__(self) -> None:
             self.device = Device(step_s)
 
-        def launch(self, step: HostStep, extras: None) -> Samples:
-            return Samples(self.device.launch())
+        def launch(self, step: HostStep, extras: None, readout: None) -> Launched:
+            return Launched(Samples(self.device.launch()))
 
     connection = follower.connect(("127.0.0.1", port), bytes.fromhex(secret), rank)
     follower.exit_with(connection)

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_models
 from processes import Processes
@@ -55,6 +57,10 @@ def answers(engine: Engine, **params: Any) -> list[list[Any]]:
     return [[(token.token_id, {top[0]: top[2] for top in token.top}) for token in tokens] for tokens in outputs]
 
 
+def scores(engine: Engine, prompts: list[str]) -> list[float]:
+    return [score for prompt in prompts for suffix in engine.score(prompt, prompts) for score in suffix]
+
+
 def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
     assert [[token for token, _ in answer] for answer in found] == [[token for token, _ in a] for a in expected]
     for answer, other in zip(found, expected):
@@ -76,6 +82,8 @@ def test_two_hosts_give_the_answers_of_one_process(family: str, config: Callable
         odd = {"presence_penalty": 1.0, "repetition_penalty": 1.2, "logit_bias": {7: 3.0, 9: -100.0}, "min_tokens": 3}
         assert_same(answers(together, **odd), answers(alone, **odd))
         assert_same(answers(together, temperature=1.0, seed=5), answers(alone, temperature=1.0, seed=5))
+        for read in (scores, Engine.embed, partial(Engine.embed, pooling="last")):
+            assert np.abs(np.subtract(read(together, PROMPTS), read(alone, PROMPTS))).max() < 1e-4
         stats = together.stats()
         assert stats.compiles_after_ready == 0 and stats.pages_used == 0 and stats.pages_total == 63
         check_bytes(place.bytes_read(), config(family).model)

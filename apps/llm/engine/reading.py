@@ -1,0 +1,108 @@
+"""Prompts that are read and not answered: how likely their last tokens are, or their hidden states as one vector.
+
+To the scheduler such a sequence is a prompt whose answer has no room for a second token: chunks of prefill, pages and
+prefixes as for any other, and the end with the step that reaches its last token. What that step samples is ignored.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import ClassVar
+
+import numpy as np
+
+from apps.llm.engine.executor_protocol import Tokens
+from apps.llm.engine.readout import Readout
+from apps.llm.engine.request import Generation, Output, Pool
+from apps.llm.engine.scheduler import Sequence, Work
+from apps.llm.engine.step import StepShape
+
+
+class Reading(ABC):
+    """The engine's view of one such sequence, beside the scheduler's; to the loop it is what an Answer is."""
+
+    reads = True
+    penalized = False
+    bias: ClassVar[dict[int, float]] = {}
+    rows: ClassVar = {"temperature": 0.0, "top_p": 1.0, "repetition": 1.0}
+
+    def __init__(self, seq: Sequence):
+        self.seq = seq
+        self.entered = False  # has left the queue at least once
+
+    def allowed(self, length: int) -> np.ndarray | None:
+        """Bits of the tokens that may be sampled; any, for it does not matter."""
+        return None
+
+    @abstractmethod
+    def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
+        """Note what the step must give; the item's tokens lie in it from `start` on, as its sequence `row`."""
+
+    @abstractmethod
+    def note(self, step: Tokens) -> None:
+        """Keep what a step gave; once for each `want`, in the same order."""
+
+    @abstractmethod
+    def take(self, token: int, step: Tokens, i: int) -> Output:
+        """The sequence's only output, once all of its steps are noted."""
+
+
+class Scoring(Reading):
+    """Log probabilities of a suffix after a prefix."""
+
+    def __init__(self, generation: Generation, index: int, prefix: list[int], suffix: list[int]):
+        """Both have at least one token."""
+        tokens = prefix + suffix[:-1]  # nothing follows the last one: it need not be computed
+        super().__init__(_sequence(generation, index, tokens))
+        self.seq.reusable = len(prefix) - 1  # of the last one the hidden state is wanted
+        self._suffix, self._first = suffix, len(prefix) - 1
+        self._logprobs = np.zeros(len(suffix), np.float32)
+        self._wanted: deque[tuple[int, slice]] = deque()  # by step: place in it, part of the suffix
+
+    def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
+        skipped = max(self._first - item.start, 0)
+        part = slice(item.start + skipped - self._first, max(item.stop - self._first, 0))
+        if part.stop:
+            readout.score(shape, start + skipped, self._suffix[part])
+        self._wanted.append((start + skipped, part))
+
+    def note(self, step: Tokens) -> None:
+        start, part = self._wanted.popleft()
+        if part.stop:
+            self._logprobs[part] = step.scores[start : start + part.stop - part.start]
+
+    def take(self, token: int, step: Tokens, i: int) -> Output:
+        return Output(self.seq.index, "", (), finish_reason="stop", scores=tuple(self._logprobs.tolist()))
+
+
+class Pooling(Reading):
+    """The hidden states of a prompt's tokens, or of its last one, as one vector of length 1."""
+
+    def __init__(self, generation: Generation, prompt: list[int], how: Pool):
+        super().__init__(_sequence(generation, 0, prompt))
+        self._all = how == "mean"
+        if self._all:
+            self.seq.reusable = 0
+        self._sum: np.ndarray | None = None
+        self._wanted: deque[tuple[int, Work]] = deque()  # by step: the sequence's place in it
+
+    def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
+        stop = start + item.stop - item.start
+        if self._all or item.samples:
+            readout.pool(shape, start if self._all else stop - 1, stop, row)
+        self._wanted.append((row, item))
+
+    def note(self, step: Tokens) -> None:
+        row, item = self._wanted.popleft()
+        if self._all or item.samples:
+            # From the beginning, and so again after a preemption.
+            before = 0.0 if item.start == 0 or not self._all else self._sum
+            self._sum = before + step.pooled[row]
+
+    def take(self, token: int, step: Tokens, i: int) -> Output:
+        # The mean's direction is the sum's.
+        vector = self._sum / max(float(np.linalg.norm(self._sum)), 1e-12)
+        return Output(self.seq.index, "", (), finish_reason="stop", embedding=vector.astype(np.float32))
+
+
+def _sequence(generation: Generation, index: int, tokens: list[int]) -> Sequence:
+    return Sequence(generation, index, len(tokens) + 1, 0, list(tokens), len(tokens))
