@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from apps.compilation import use_compile_cache
 from apps.llm.engine import layout
 from apps.llm.engine.answer import Answer
-from apps.llm.engine.executor import ThisProcess, use_compile_cache
+from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import Executor, Place
 from apps.llm.engine.loop import Loop, Member
 from apps.llm.engine.model import Model

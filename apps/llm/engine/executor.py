@@ -8,8 +8,6 @@ order on every host are one program (see `lockstep`).
 """
 
 import logging
-import os
-import threading
 import time
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.compilation import CompileCount, warming_up
 from apps.llm.engine import attention, distributed, params, prepared, sampling
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.attention import KVScales, LayerCache
@@ -40,34 +39,6 @@ from ray_configs.llm import EngineConfig
 log = logging.getLogger("podslice")
 
 T = TypeVar("T")
-
-
-class CompileCount:
-    """Counts programs that XLA compiles (or fetches from the persistent cache) in this process."""
-
-    def __init__(self) -> None:
-        self.programs = 0
-        jax.monitoring.register_event_duration_secs_listener(self._hear)
-
-    def _hear(self, event: str, duration: float, **_: object) -> None:
-        # A copy that is ready must not count what the next one compiles to get ready.
-        if event == "/jax/core/compile/backend_compile_duration" and not getattr(_this_thread, "warms_up", False):
-            self.programs += 1
-
-
-_this_thread = threading.local()
-
-
-def use_compile_cache(folder: str | None) -> None:
-    """Keep compiled programs in a folder, whatever their size and however quickly they compiled."""
-    if folder is None:
-        return
-    path = Path(folder).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(path / "numba"))  # the CPU attention's kernels
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class ThisProcess:
@@ -213,17 +184,13 @@ class LocalExecutor:
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need; afterwards nothing compiles."""
-        _this_thread.warms_up = True
-        try:
-            with bar("compiling steps", len(self.shapes) + 1) as advance:
-                for shape in self.shapes:
-                    readout = Readout.everything(shape) if shape in self.readable else None
-                    self.read(self.launch(shape.host(), readout=readout))
-                    advance()
-                self.start_row(self.config.max_batch_size, [0], [0])
+        with warming_up(), bar("compiling steps", len(self.shapes) + 1) as advance:
+            for shape in self.shapes:
+                readout = Readout.everything(shape) if shape in self.readable else None
+                self.read(self.launch(shape.host(), readout=readout))
                 advance()
-        finally:
-            _this_thread.warms_up = False
+            self.start_row(self.config.max_batch_size, [0], [0])
+            advance()
         self._programs_when_ready = self.compiles.programs
 
     @property

@@ -18,8 +18,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from apps.compilation import use_compile_cache
 from apps.llm.engine import distributed
-from apps.llm.engine.executor import LocalExecutor, use_compile_cache
+from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.layout import Layout
 from apps.llm.engine.model import Model
 from apps.llm.engine.readout import Launched, Readout

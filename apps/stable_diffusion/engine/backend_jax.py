@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.compilation import CompileCount, use_compile_cache
 from apps.stable_diffusion.engine import text_encoder, unet, vae, weights
 from apps.stable_diffusion.engine.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.picture_plan import RESTING, Plan, Planner, batch_sizes, check_batch
@@ -261,26 +261,3 @@ def _describe(key: tuple[Any, ...]) -> str:
     width, height = rest[0]
     name = {"denoise": "denoising", "decode": "decoder", "image": "image encoder"}[kind]
     return f"{name} {width}x{height}" + (f" batch {rest[1]}" if kind == "denoise" else "")
-
-
-class CompileCount:
-    """Counts programs that XLA compiles (or fetches from the persistent cache) in this process."""
-
-    def __init__(self) -> None:
-        self.programs = 0
-        jax.monitoring.register_event_duration_secs_listener(self._hear)
-
-    def _hear(self, event: str, duration: float, **_: object) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            self.programs += 1
-
-
-def use_compile_cache(folder: str | None) -> None:
-    """Keep compiled programs in a folder, whatever their size and however quickly they compiled."""
-    if folder is None:
-        return
-    path = Path(folder).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -28,7 +28,7 @@ def test_messages_cut_anywhere_come_whole() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         connection = Connection(server.accept()[0], timeout_s=10)
-    sent = message(Kind.STEP, (1, 2, 3, 4), b"step") + message(Kind.DONE, (5,))
+    sent = message(Kind.STEP, (1, 2, 3, 4, 5), b"step") + message(Kind.DONE, (5,))
 
     def dribble() -> None:
         for byte in sent:
@@ -39,7 +39,7 @@ def test_messages_cut_anywhere_come_whole() -> None:
     found: list[tuple[Kind, tuple[int, ...], bytes]] = []
     while len(found) < 2:
         found += connection.receive()
-    assert found == [(Kind.STEP, (1, 2, 3, 4), b"step"), (Kind.DONE, (5, 0, 0, 0), b"")]
+    assert found == [(Kind.STEP, (1, 2, 3, 4, 5), b"step"), (Kind.DONE, (5, 0, 0, 0, 0), b"")]
     connection.socket.close()
 
 
