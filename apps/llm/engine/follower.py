@@ -79,7 +79,7 @@ def follow(
         for copy, mesh in enumerate(distributed.meshes(layout)):
             if distributed.takes_part(mesh):
                 first = rank == min(device.process_index for device in mesh.devices.flat)
-                follower = _Follower(leader.connect(rank, copy), rank, first)
+                follower = Follower(leader.connect(rank, copy), rank, first)
                 orders = mesh, layout.of_copy(config), model
                 threading.Thread(target=follower.run, args=orders, name=f"podslice-copy-{copy}", daemon=True).start()
 
@@ -92,7 +92,7 @@ def _layout(connection: Connection) -> Layout:
             return Layout(data, tensor)
 
 
-class _Follower:
+class Follower:
     """This host's part of one copy of the model."""
 
     def __init__(self, connection: Connection, rank: int, first: bool):
@@ -100,13 +100,19 @@ class _Follower:
         self._launched: SimpleQueue[Launched] = SimpleQueue()
 
     def run(self, mesh: Mesh, config: EngineConfig, model: Model) -> None:
+        """Loads its part of the model, and obeys until the connection ends."""
         with _telling(self._connection, self._rank):
-            self._executor = LocalExecutor.on(mesh, config, model)
+            executor = LocalExecutor.on(mesh, config, model)
             self._connection.send(message(Kind.DONE))
-            threading.Thread(target=self._report, name="podslice-results", daemon=True).start()
-            while True:
-                for kind, numbers, content in self._connection.receive():
-                    self._obey(kind, numbers, content)
+            self.obey(executor)
+
+    def obey(self, executor: LocalExecutor) -> None:
+        """Does what the engine says with the executor. Raises ConnectionError when the engine is gone."""
+        self._executor = executor
+        threading.Thread(target=self._report, name="podslice-results", daemon=True).start()
+        while True:
+            for kind, numbers, content in self._connection.receive():
+                self._obey(kind, numbers, content)
 
     def _obey(self, kind: Kind, numbers: tuple[int, ...], content: bytes) -> None:
         executor = self._executor

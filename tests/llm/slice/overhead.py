@@ -30,7 +30,7 @@ from apps.llm.engine.lockstep import Hosts
 from apps.llm.engine.model import Model
 from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
-from apps.llm.engine.wire import Kind, Listener, message
+from apps.llm.engine.wire import NO_COPY, Kind, Listener, message
 from ray_configs.llm import EngineConfig
 
 STEPS = 400
@@ -103,10 +103,10 @@ def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
         def launch(self, step: HostStep, extras: None, readout: None) -> Launched:
             return Launched(Samples(self.device.launch()))
 
-    connection = follower.connect(("127.0.0.1", port), bytes.fromhex(secret), rank)
+    connection = follower.Leader(("127.0.0.1", port), bytes.fromhex(secret)).connect(rank)
     follower.exit_with(connection)
     with contextlib.suppress(ConnectionError):
-        follower._Follower(connection, rank, Executor()).run()
+        follower.Follower(connection, rank, first=rank == 0).obey(Executor())
 
 
 def over_tcp(count: int, step_s: float) -> float:
@@ -115,7 +115,8 @@ def over_tcp(count: int, step_s: float) -> float:
     processes = [
         subprocess.Popen([sys.executable, __file__, "host", *start, str(rank), str(step_s)]) for rank in range(count)
     ]
-    hosts = Hosts(listener.accept(count, 120, 60), 60)
+    connections = listener.accept([(rank, NO_COPY) for rank in range(count)], 120, 60)
+    hosts = Hosts(connections, range(count), 60)
     step = plan()
 
     def launch() -> None:
