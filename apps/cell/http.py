@@ -11,6 +11,7 @@ from apps.cell import acl
 from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.relay import Relay
 from apps.ingress.api_keys import RequireKey
+from apps.ingress.application import unknown_path
 from apps.ingress.openai_errors import OpenAIError
 
 
@@ -119,8 +120,7 @@ def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
         # Saxml's HTTP server says just this, with 400; a status of its own helps more.
-        hint = {404: f"There is nothing at {request.url.path}.", 405: f"{request.url.path} has no {request.method}."}
-        sentence = hint.get(error.status_code, str(error.detail))
+        sentence = unknown_path(request, error)
         content = {"message": "Invalid Request", "Error": sentence, "detail": sentence}
         return JSONResponse(content, error.status_code, error.headers)
 

@@ -5,11 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from apps.ingress.api_keys import OPEN, Principals, RequireKey
-from apps.ingress.openai_errors import OpenAIError
+from apps.ingress.api_keys import OPEN, Principals
+from apps.ingress.application import answer_as_openai
 from apps.ingress.request_body import BodyTooLarge, read_body
 from apps.llm import jetstream, saxml
 from apps.llm.engine import EngineStopped
@@ -49,26 +48,5 @@ def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:
                 well, report[name]["failure"] = False, str(error)
         return JSONResponse({"status": "ok" if well else "failed", "models": report}, 200 if well else 503)
 
-    @app.exception_handler(OpenAIError)
-    async def refused(request: Request, error: OpenAIError) -> Response:
-        return error.response()
-
-    @app.exception_handler(HTTPException)
-    async def not_found(request: Request, error: HTTPException) -> Response:
-        hint = {404: f"There is nothing at {request.url.path}.", 405: f"{request.url.path} has no {request.method}."}
-        message = hint.get(error.status_code, str(error.detail))
-        response = OpenAIError(error.status_code, message).response()
-        response.headers.update(error.headers or {})
-        return response
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        return OpenAIError(500, "The server failed; its log says why.", None, "internal_error").response()
-
-    if keys:
-        app.add_middleware(
-            RequireKey,
-            principals=keys,
-            refused=lambda message: OpenAIError(401, message, None, "invalid_api_key").response(),
-        )
+    answer_as_openai(app, keys)
     return app
