@@ -14,7 +14,7 @@ from apps.ingress.openai_errors import OpenAIError
 from apps.llm.engine import Engine, EngineStopped, Generation, RequestError, SamplingParams
 from apps.llm.openai_answers import ChatWriter, Choice, CompletionWriter, usage
 from apps.llm.openai_errors import from_body, from_engine
-from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody
+from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody, each
 
 URLS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 LOOK_PERIOD_S = 0.05
@@ -153,13 +153,13 @@ def submit(line: Line, engine: Engine, model: str) -> Open:
             prompts = [engine.chat_prompt([message.plain() for message in body.messages])]
         else:
             tokenizer = engine.tokenizer
-            prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in body.prompts()]
+            prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in each(body.prompt)]
             if body.max_tokens is None:
                 room = engine.max_model_len - max(map(len, prompts))
                 most = max(1, min(COMPLETION_MAX_TOKENS, room), opened.params.min_tokens)
                 opened.params = replace(opened.params, max_tokens=most)
             if body.echo:
-                opened.echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in body.prompts()]
+                opened.echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in each(body.prompt)]
         for prompt in prompts:
             opened.generations.append(engine.submit(prompt, opened.params))
     except RequestError as error:
