@@ -1,0 +1,20 @@
+"""The environment that an emulated host's Ray gets from this process's."""
+
+from itertools import count
+
+import pytest
+
+from kuberay.local import raylet
+
+
+@pytest.mark.skipif(not raylet.has_haproxy(), reason="Ray brings no HAProxy for this machine")
+def test_the_wrapper_is_never_told_to_start_itself(tmp_path, monkeypatch):
+    """Below a program that asked for direct ingress, or in the image, both variables are there already."""
+    monkeypatch.delenv("PODSLICE_HAPROXY_BINARY", raising=False)
+    monkeypatch.delenv("RAY_SERVE_HAPROXY_BINARY_PATH", raising=False)
+    site = raylet.Site("127.0.0.1", tmp_path, 1, 2, 3, None)
+    plain = raylet.haproxy(None, site, count(1))
+    for name in ("PODSLICE_HAPROXY_BINARY", "RAY_SERVE_HAPROXY_BINARY_PATH"):
+        monkeypatch.setenv(name, plain[name])
+    below = raylet.haproxy(None, site, count(1))
+    assert below == plain and below["PODSLICE_HAPROXY_BINARY"] != below["RAY_SERVE_HAPROXY_BINARY_PATH"]
