@@ -83,6 +83,7 @@ def test_killed_and_gone_on(ray_cluster: str, undisturbed: tuple[Path, str], tmp
     assert not parts.exists()
 
 
+@pytest.mark.long
 def test_a_dead_replica_is_replaced(ray_cluster: str, undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     """Two replicas; the process of one is killed when the first answers are there."""
     file, expected = undisturbed

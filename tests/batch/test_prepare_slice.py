@@ -13,6 +13,7 @@ from apps.llm.engine.prepared import open_checkpoint
 HOSTS, DEVICES = 2, 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_each_host_reads_its_own_bytes(tmp_path: Path) -> None:
     model, output = tmp_path / "model", tmp_path / "prepared"

@@ -1,6 +1,9 @@
 """A replica on several hosts, as on GKE: Saxml's test model on two slices, one of which loses a host."""
 
+import pytest
 
+
+@pytest.mark.long
 def test_two_slices_of_two_hosts_answer_and_survive(local_run):
     run = local_run("ray_configs.catalog.spmd_175b", "--tiny", "--hosts-per-slice", "2")
     assert run.wait_for(r"slices of v5e:2x4:4t \(2 hosts, 8 chips\) instead of v5e:4x8 \(8 hosts, 32 chips\)")

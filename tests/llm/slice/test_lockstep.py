@@ -105,6 +105,7 @@ def test_lm_cloud_without_weights_is_the_same_model_on_one_host_and_on_two(slice
     assert_same(*found)
 
 
+@pytest.mark.long
 def test_copies_side_by_side_give_the_same_answers(config: Callable[..., EngineConfig]) -> None:
     """Two copies on each host: whoever answers, the answer is that of one process."""
     alone, data = Engine.load(config()), 4

@@ -78,6 +78,7 @@ def test_the_schema_describes_every_number() -> None:
 
 
 @pytest.mark.tpu_compile
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_search_compiles_the_cheapest_and_prints_its_plan() -> None:
     pytest.importorskip("libtpu")
