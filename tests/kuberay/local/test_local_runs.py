@@ -8,7 +8,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
 from local_runs import alive, wait_until
 
 LOCAL = "ray_configs.catalog.local"
