@@ -41,8 +41,7 @@ class Admin:
         with self._lock:
             self._lease.renew()
             self._read()
-            if self._version == 0 and self._lease.held:
-                self._write(self.state.model_copy(update={"relay_key": secrets.token_urlsafe(32)}))
+            self._begin()
         models = ", ".join(self.state.models) or "nothing"
         log.info("cell /sax/%s: %s is published, by %s", self._config.name, models, self._store.uri)
 
@@ -55,6 +54,7 @@ class Admin:
                 held = False
             if not held:  # another cell may have changed it
                 self._read()
+                self._begin()
 
     def close(self) -> None:
         with self._lock:
@@ -204,6 +204,11 @@ class Admin:
         found = self._store.read()
         if found.state is not None:
             self._version, self.state = found.number, found.state
+
+    def _begin(self) -> None:
+        """The first version of all, by the cell that may write it."""
+        if self._version == 0 and self._lease.held:
+            self._write(self.state.model_copy(update={"relay_key": secrets.token_urlsafe(32)}))
 
     def _write(self, state: CellState) -> None:
         """The lock is held."""

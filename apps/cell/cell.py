@@ -78,7 +78,8 @@ class Cell:
                 continue
             target = targets[step.name]
             log.info("loading %s: %d replicas, version %s", step.name, target.replicas, step.version)
-            self._apps.deploy(step.name, servable[step.name], step.version, target.replicas, target.surge_percent)
+            config = servable[step.name]
+            self._apps.deploy(step.name, config, relay_key, step.version, target.replicas, target.surge_percent)
 
     def entry(self, name: str, model: Published) -> dict[str, Any]:
         """One model as listcell shows it."""

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from apps.cell.http import Caller
+from apps.cell.caller import Caller
 from apps.ingress.openai_errors import OpenAIError
 from apps.ingress.request_body import BodyTooLarge, read_body
 

@@ -17,8 +17,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from apps.cell.caller import Caller, Front, principal_of
 from apps.cell.errors import CellError
-from apps.cell.http import Caller, Front, principal_of
 from apps.cell.names import ModelName, check_cell
 from apps.ingress.event_stream import EventStream
 from apps.ingress.request_body import BodyTooLarge, read_body

@@ -26,11 +26,9 @@ CALL_S = 30
 class ServeApps:
     """The applications of one cell. Every call blocks; they raise what Ray raises when the controller is away."""
 
-    def __init__(self, cell: str, route_prefix: str, relay_key: str | None):
-        """`relay_key`: the models answer only to whoever shows it; None: to everyone."""
+    def __init__(self, cell: str, route_prefix: str):
         self._cell = cell
         self._prefix = route_prefix.rstrip("/")
-        self._relay_key = relay_key
 
     def app_name(self, model: str) -> str:
         """Dots, for a slash would end up in names of log files; no part of a model's name has one."""
@@ -51,11 +49,22 @@ class ServeApps:
             if name.startswith(f"sax.{self._cell}.")
         }
 
-    def deploy(self, model: str, config: LLMConfig, version: Version, replicas: int, surge_percent: int) -> None:
-        """Returns at once; Serve goes on by itself. Deploying what is deployed already changes nothing."""
+    def deploy(
+        self,
+        model: str,
+        config: LLMConfig,
+        relay_key: str | None,
+        version: Version,
+        replicas: int,
+        surge_percent: int,
+    ) -> None:
+        """Returns at once; Serve goes on by itself. Deploying what is deployed already changes nothing.
+
+        `relay_key`: the model answers only to whoever shows it; None: to everyone.
+        """
         chosen = options(config) | {"num_replicas": replicas, "max_surge_percent": surge_percent}
         deployment = LLMServer.options(_internal=True, version=str(version), **chosen)
-        keys = OPEN if self._relay_key is None else {digest(self._relay_key): "cell"}
+        keys = OPEN if relay_key is None else {digest(relay_key): "cell"}
         serve.run_many(
             [serve.RunTarget(deployment.bind(config, keys), name=self.app_name(model), route_prefix=self.route(model))],
             wait_for_ingress_deployment_creation=False,

@@ -81,8 +81,7 @@ class CellAdmin:
         store = Store(self._config.state_uri, self._config.name)
         self._admin = Admin(self._config, store, Lease(store, me))
         self._admin.open()
-        relay_key = self._admin.state.relay_key if self._keys else None
-        self._apps = ServeApps(self._config.name, own_route_prefix(app), relay_key)
+        self._apps = ServeApps(self._config.name, own_route_prefix(app))
         self._cell = Cell(self._config, self._admin, self._apps, self._keys)
 
     async def _work_forever(self) -> None:

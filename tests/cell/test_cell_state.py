@@ -153,3 +153,15 @@ def test_the_second_cell_looks_on_until_the_first_ends(tmp_path: Path, monkeypat
     second.close()
     first.renew()  # given back: no waiting
     first.unpublish(None, {"model": "/sax/test/m"})
+
+
+def test_a_cell_that_takes_over_nothing_begins_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one ended before it wrote anything."""
+    clock = [0.0]
+    monkeypatch.setattr(leases.time, "monotonic", lambda: clock[0])
+    Lease(Store(str(tmp_path), "test"), Holder("gone", "elsewhere")).renew()
+    admin = opened(str(tmp_path))
+    assert admin.state.relay_key == ""
+    clock[0] += leases.LEASE_S
+    admin.renew()
+    assert admin.state.relay_key and opened(str(tmp_path)).state == admin.state
