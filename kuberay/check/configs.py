@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from kuberay.check.cells import check_cell, check_guard
 from kuberay.check.findings import Finding
-from kuberay.check.model_size import weight_gib
+from kuberay.check.model_size import weights
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
 from ray_configs.exposure import ClusterIP
@@ -35,17 +35,16 @@ def check_config(config: Service | Job) -> list[Finding]:
 
 def _fits(app: Application, where: str) -> Iterator[Finding]:
     config = app.config
-    if not isinstance(config, LLMConfig) or config.slice is None or (told := weight_gib(config)) is None:
+    if not isinstance(config, LLMConfig) or config.slice is None or (needed := weights(config)) is None:
         return
-    needed, how = told
     slice = config.slice
     has = f"the {slice.chips} chips of {slice} have {slice.hbm_gib} GiB together"
-    instead = "a larger slice" + ("" if config.quantize_weights == "int8" else ", or quantize_weights='int8'")
-    if needed > slice.hbm_gib:
-        why = f"weights take about {needed:.0f} GiB ({how}), and {has}: the replica would die while loading"
+    instead = "a larger slice" + ("" if needed.int8 else ", or quantize_weights='int8'")
+    if needed.gib > slice.hbm_gib:
+        why = f"weights take about {needed.gib:.0f} GiB ({needed.how}), and {has}: the replica would die while loading"
         yield Finding("model-too-large", "error", f"{where}.config.slice", why, instead)
-    elif needed > slice.hbm_gib * ROOM_FOR_CACHE:
-        why = f"weights take about {needed:.0f} GiB ({how}), and {has}: little is left for the KV cache"
+    elif needed.gib > slice.hbm_gib * ROOM_FOR_CACHE:
+        why = f"weights take about {needed.gib:.0f} GiB ({needed.how}), and {has}: little is left for the KV cache"
         yield Finding("model-too-large", "warning", f"{where}.config.slice", why, instead)
 
 

@@ -17,6 +17,7 @@ from apps.batch.prepare import app
 from apps.llm.engine import EngineConfig
 from apps.llm.engine.checkpoint import CheckpointError
 from apps.llm.engine.model import Model
+from apps.llm.engine.plan import architectures
 from apps.llm.engine.prepared import MANIFEST, UNFINISHED, open_checkpoint
 
 
@@ -77,6 +78,13 @@ def test_the_output_settles_the_quantization(prepared: Path) -> None:
         model.settle(EngineConfig(model=str(prepared), dtype="float32"))
     random = EngineConfig(model=str(prepared), random_weights=True, dtype="float32")
     assert Model.open(random).settle(random) == random
+
+
+def test_a_plan_of_the_output_knows_that_it_is_int8(prepared: Path, tiny_llama: Path) -> None:
+    planned = architectures.find(EngineConfig(model=str(prepared)))
+    assert planned.config.quantize_weights == "int8" and "as it was prepared" in planned.source
+    original = architectures.find(EngineConfig(model=str(tiny_llama)))
+    assert original.config.quantize_weights == "none" and original.arch.num_params == planned.arch.num_params
 
 
 def test_preparing_again_checks_and_mends(tiny_llama: Path, prepared: Path, copy: Path) -> None:

@@ -222,6 +222,14 @@ def test_a_models_size_is_read_from_its_config_where_there_is_one(run, tmp_path)
     assert "config.json" in out and "[model-too-large]" in out
 
 
+def test_a_model_that_was_prepared_as_int8_takes_half(run, tmp_path):
+    (tmp_path / "llama-70b").mkdir()
+    config = service_file(tmp_path, f"model='{tmp_path}/llama-70b', slice='v5e:2x4:8t'")
+    assert "[model-too-large]" in run("check", config)[1]
+    (tmp_path / "llama-70b" / "manifest.json").write_text('{"quantize_weights": "int8"}')
+    assert "model-too-large" not in run("check", config)[1]
+
+
 def test_check_of_foreign_yaml_names_the_line(run, tmp_path):
     _, text, _ = run("render", LLAMA)
     broken = tmp_path / "broken.yaml"

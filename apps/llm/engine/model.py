@@ -61,7 +61,7 @@ class Model:
             ValueError: the config wants what the weights are not.
         """
         weighed = isinstance(self.checkpoint, Prepared) and not self.random_weights
-        return self.checkpoint.settle(config) if weighed else config
+        return self.checkpoint.manifest.settle(config) if weighed else config
 
     def at_size(self, config: EngineConfig, shards: int) -> "Model":
         """With `tiny`, the double that splits over `shards` devices as the model does; else the model itself.

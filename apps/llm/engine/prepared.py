@@ -100,6 +100,22 @@ class Manifest(Request):
     def json_bytes(self) -> bytes:
         return (self.model_dump_json(indent=1) + "\n").encode()
 
+    def settle(self, config: EngineConfig) -> EngineConfig:
+        """The config with what the weights are already: int8, if they are.
+
+        Raises:
+            ValueError: they are of another dtype than the config's.
+        """
+        if config.dtype != self.dtype:
+            raise ValueError(
+                f"dtype is {config.dtype}, but {config.model} was prepared with dtype {self.dtype}: set dtype to "
+                f"{self.dtype}, or prepare it again with --dtype {config.dtype}"
+            )
+        if self.quantize_weights == "none" or config.quantize_weights == self.quantize_weights:
+            return config
+        log.info("weights are %s, as %s was prepared", self.quantize_weights, config.model)
+        return config.model_copy(update={"quantize_weights": self.quantize_weights})
+
     @classmethod
     def parse(cls, content: Any, location: str) -> "Manifest":
         """Raises CheckpointError: made by a newer Podslice, or damaged."""
@@ -117,6 +133,18 @@ class Manifest(Request):
             raise CheckpointError(f"{location}/{MANIFEST} is damaged: {field}: {first['msg']}") from error
 
 
+def manifest_of(folder: Checkpoint) -> Manifest | None:
+    """What the folder was prepared as; None: it was not, or not to the end.
+
+    Raises:
+        CheckpointError: the manifest cannot be read.
+    """
+    content = folder.json(MANIFEST, required=False)
+    if isinstance(content, dict) and content.get("format") == FORMAT:
+        return Manifest.parse(content, folder.location)
+    return None
+
+
 def open_checkpoint(location: str) -> Checkpoint:
     """A model as Hugging Face lays it out, or a prepared one.
 
@@ -124,9 +152,9 @@ def open_checkpoint(location: str) -> Checkpoint:
         CheckpointError: it cannot be read, or its preparation has not ended.
     """
     found = Checkpoint(location)
-    content = found.json(MANIFEST, required=False)
-    if isinstance(content, dict) and content.get("format") == FORMAT:
-        return Prepared(found.location, Manifest.parse(content, location))
+    manifest = manifest_of(found)
+    if manifest is not None:
+        return Prepared(found.location, manifest)
     begun = found.json(UNFINISHED, required=False)
     if isinstance(begun, dict) and begun.get("format") == FORMAT:
         options = (f"--{name.replace('_', '-')} {begun.get(name)}" for name in OPTIONS)
@@ -181,23 +209,6 @@ class Prepared(Checkpoint):
             name: TensorEntry(tensor.file, STORED_DTYPES[tensor.dtype], tensor.shape, tensor.start, tensor.stop)
             for name, tensor in self.manifest.tensors.items()
         }
-
-    def settle(self, config: EngineConfig) -> EngineConfig:
-        """The config with what the weights are already: int8, if they are.
-
-        Raises:
-            ValueError: they are of another dtype than the config's.
-        """
-        own = self.manifest
-        if config.dtype != own.dtype:
-            raise ValueError(
-                f"dtype is {config.dtype}, but {self.location} was prepared with dtype {own.dtype}: set dtype to "
-                f"{own.dtype}, or prepare it again with --dtype {config.dtype}"
-            )
-        if own.quantize_weights == "none" or config.quantize_weights == own.quantize_weights:
-            return config
-        log.info("weights are %s, as %s was prepared", own.quantize_weights, self.location)
-        return config.model_copy(update={"quantize_weights": own.quantize_weights})
 
     # -- shards ---------------------------------------------------------------------------------------------------
 

@@ -1,20 +1,32 @@
 """Which architecture a config means, without its weights, and where that was learnt."""
 
-import json
-import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from apps.llm.engine import lm_cloud
 from apps.llm.engine.architecture import Architecture, from_hf_config
 from apps.llm.engine.checkpoint import Checkpoint, CheckpointError
 from apps.llm.engine.plan import known
+from apps.llm.engine.prepared import manifest_of
 from ray_configs.llm import EngineConfig
 
-log = logging.getLogger("podslice")
+
+@dataclass(frozen=True)
+class Planned:
+    """A model without its weights.
+
+    Args:
+        config: with what a prepared checkpoint has settled: int8 weights.
+        source: a sentence that says what this was taken from.
+    """
+
+    arch: Architecture
+    config: EngineConfig
+    source: str
 
 
-def find(config: EngineConfig) -> tuple[Architecture, str]:
-    """The architecture, and a sentence that says what it was taken from.
+def find(config: EngineConfig) -> Planned:
+    """The config's model.
 
     In this order: Saxml's registered models; a folder on this machine; the hub's cache; the table of public models;
     and only then the network, which a machine that plans may not have.
@@ -22,30 +34,39 @@ def find(config: EngineConfig) -> tuple[Architecture, str]:
     Raises:
         CheckpointError: there is none of these.
         UnsupportedModel: its config.json describes what the decoder does not know.
+        ValueError: it was prepared with another dtype than the config's.
     """
     registered = lm_cloud.find(config.model)
     if registered is not None:
-        return registered, f"{config.model}, one of Saxml's test models"
-    path = _local(config.model)
-    if path is not None:
-        return from_hf_config(json.loads(path.read_text())), f"config.json in {path.parent}"
+        return Planned(registered, config, f"{config.model}, one of Saxml's test models")
+    folder = _local(config.model)
+    if folder is not None:
+        return _read(Checkpoint(str(folder)), config)
     name = known.find(config.model)
     if name is not None:
-        return from_hf_config(known.MODELS[name]), f"the table of public models, as {name} (no config.json was read)"
+        arch = from_hf_config(known.MODELS[name])
+        return Planned(arch, config, f"the table of public models, as {name} (no config.json was read)")
     try:
-        checkpoint = Checkpoint(config.model, weights=False)
-        return from_hf_config(checkpoint.json("config.json")), f"config.json of {config.model}"
+        return _read(Checkpoint(config.model, weights=False), config)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}\nWithout it the plan needs a model that it knows by name: {', '.join(known.MODELS)}"
         ) from error
 
 
+def _read(folder: Checkpoint, config: EngineConfig) -> Planned:
+    arch = from_hf_config(folder.json("config.json"))
+    manifest = None if config.random_weights or config.tiny else manifest_of(folder)
+    if manifest is None:
+        return Planned(arch, config, f"config.json of {folder.location}")
+    return Planned(arch, manifest.settle(config), f"{folder.location}, as it was prepared")
+
+
 def _local(model: str) -> Path | None:
-    """config.json on this machine: in the folder of that name, or in the hub's cache."""
-    path = Path(model).expanduser() / "config.json"
-    if path.is_file():
-        return path
+    """A folder of this machine with a config.json: the one of that name, or the hub's cache."""
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -53,4 +74,4 @@ def _local(model: str) -> Path | None:
         cached = try_to_load_from_cache(model, "config.json")
     except HFValidationError:
         return None
-    return Path(cached) if isinstance(cached, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None

@@ -59,16 +59,17 @@ class Sized:
             CheckpointError, UnsupportedModel: the architecture cannot be had.
             NoCompiler: there is no TPU compiler, or it does not know the slice.
         """
-        arch, source = architectures.find(wanted.config)
-        max_len = wanted.config.max_model_len or arch.max_position
+        model = architectures.find(wanted.config)
+        arch, config = model.arch, model.config
+        max_len = config.max_model_len or arch.max_position
         if max_len > arch.max_position:
             raise ValueError(f"max_model_len is {max_len}; this model's context is {arch.max_position}")
         for name, value in (("context", wanted.context), ("prompt", wanted.prompt)):
             if value is not None and not 1 <= value <= max_len:
                 raise ValueError(f"{name} is {value}; it must be from 1 to the longest sequence, {max_len}")
         devices = Devices(len(topology.devices(wanted.slice)), wanted.slice.hosts)
-        layout = choose(wanted.config, arch, devices, wanted.slice)
-        config = layout.of_copy(wanted.config)
+        layout = choose(config, arch, devices, wanted.slice)
+        config = layout.of_copy(config)
         mesh = topology.mesh(wanted.slice, "tensor", layout.tensor)
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
@@ -76,7 +77,7 @@ class Sized:
         programs = Programs(config, arch, mesh, most)
         room = (usable - programs.weight_bytes()) * config.memory_fraction
         fit = max(int(room // programs.page_bytes()), each + 1)
-        return cls(wanted, config, layout, arch, source, max_len, replace(programs, pages=min(most, fit)), usable)
+        return cls(wanted, config, layout, arch, model.source, max_len, replace(programs, pages=min(most, fit)), usable)
 
     @property
     def shapes(self) -> list[StepShape]:

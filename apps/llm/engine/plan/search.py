@@ -65,7 +65,7 @@ def search(wanted: Wanted, limits: Limits, tell: Callable[[str], None] = lambda 
     priced = all(name in limits.prices for name in limits.generations)
     fitting: list[tuple[Candidate, Wanted]] = []
     refused: list[Candidate] = []
-    arch = architectures.find(wanted.config)[0]
+    arch = architectures.find(wanted.config).arch
     for slice, devices, layout in layouts(arch, limits):
         update = {"data_parallel": layout.data, "tensor_parallel": layout.tensor}
         there = replace(wanted, slice=slice, config=wanted.config.model_copy(update=update))
