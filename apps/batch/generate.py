@@ -105,7 +105,7 @@ def main(
         _fail("give INPUT and OUTPUT, and before them, if not the demo model, a config or a model")
     model, (input_url, output_url) = arguments[0] if len(arguments) == 3 else None, arguments[-2:]
     try:
-        config = language_model(model, name, set)
+        config = language_model(model, name, set or ())
     except ConfigError as error:
         _fail(str(error))
     if importlib.util.find_spec("pyarrow") is None or importlib.util.find_spec("pandas") is None:

@@ -5,11 +5,10 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
+from ray_configs.choosing import application, assignments, changed
 from ray_configs.llm import EngineConfig, LLMConfig
-from ray_configs.loading import ConfigError, explained, load
-from ray_configs.service import Service
+from ray_configs.loading import ConfigError
 from ray_configs.tpu import GENERATIONS
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -19,36 +18,12 @@ def language_model(source: str, name: str | None, changes: dict[str, Any]) -> LL
     """The config's one language model, or the application of that name, with some fields changed.
 
     Raises:
-        ConfigError: there is none, or several and no name.
+        ConfigError: there is none, or several and no name; or it runs on no slice.
     """
-    loaded = load(source)
-    if not isinstance(loaded, Service):
-        raise ConfigError(f"{source} is a job; a plan is of a service's language model")
-    models = {a.serve_name: a.config for a in loaded.applications if isinstance(a.config, LLMConfig)}
-    if name is not None and name not in models:
-        raise ConfigError(f"{source} has no language model named {name!r}; it has {', '.join(models) or 'none'}")
-    if not models:
-        raise ConfigError(f"{source} has no language model to plan for")
-    if name is None and len(models) > 1:
-        raise ConfigError(f"{source} has several language models; choose one with --app: {', '.join(models)}")
-    config = models[name] if name is not None else next(iter(models.values()))
-    try:
-        config = LLMConfig.model_validate(config.model_dump() | changes)
-    except ValidationError as error:
-        raise ConfigError(f"{source} with these changes is not a valid config:\n{explained(error)}") from error
+    config = changed(application(source, LLMConfig, name), changes, source)
     if config.slice is None:
         raise ConfigError(f"{source} runs on CPUs: it has no slice to plan for. Name one, such as --slice v5e:2x4:8t")
     return config
-
-
-def _changes(pairs: list[str]) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    for pair in pairs:
-        field, equals, value = pair.partition("=")
-        if not equals or field not in EngineConfig.model_fields:
-            raise ConfigError(f"--set {pair!r} must be FIELD=VALUE, a field of ray_configs/llm.py's EngineConfig")
-        changes[field] = None if value in ("None", "null") else value
-    return changes
 
 
 def _prices(pairs: list[str]) -> dict[str, float]:
@@ -80,7 +55,7 @@ def main(
 ) -> None:
     """Compile CONFIG's steps with XLA's TPU compiler for its slice, and say what fits and how fast it can be."""
     try:
-        changes = _changes(set or []) | ({} if slice is None else {"slice": slice})
+        changes = assignments(set or [], EngineConfig) | ({} if slice is None else {"slice": slice})
         model = language_model(config, name, changes)
         _run(model, json, context, prompt, whole, search, ms_per_token, generation, most_chips, _prices(price or []))
     except ConfigError as error:

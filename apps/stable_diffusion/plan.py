@@ -5,10 +5,9 @@ import sys
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
-from ray_configs.loading import ConfigError, explained, load
-from ray_configs.service import Service
+from ray_configs.choosing import application, changed
+from ray_configs.loading import ConfigError
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -20,22 +19,7 @@ def pictures_config(source: str, name: str | None, changes: dict[str, str]) -> S
     Raises:
         ConfigError: there is none, or several and no name; or it runs on no slice.
     """
-    loaded = load(source)
-    applications = loaded.applications if isinstance(loaded, Service) else ()
-    found = {a.serve_name: a.config for a in applications if isinstance(a.config, StableDiffusionConfig)}
-    if not found:
-        raise ConfigError(f"{source} has no Stable Diffusion application to plan for")
-    if name is None and len(found) > 1:
-        raise ConfigError(
-            f"{source} has several Stable Diffusion applications; choose one with --app: {', '.join(found)}"
-        )
-    if name is not None and name not in found:
-        raise ConfigError(f"{source} has no Stable Diffusion application named {name!r}; it has {', '.join(found)}")
-    config = found[name] if name is not None else next(iter(found.values()))
-    try:
-        config = StableDiffusionConfig.model_validate(config.model_dump() | changes)
-    except ValidationError as error:
-        raise ConfigError(f"{source} with these changes is not a valid config:\n{explained(error)}") from error
+    config = changed(application(source, StableDiffusionConfig, name), changes, source)
     if config.slice is None:
         raise ConfigError(f"{source} runs on CPUs: it has no slice to plan for. Name one, such as --slice v5e:2x2")
     return config

@@ -152,7 +152,7 @@ def test_bad_lines_and_other_shapes(ray_cluster: str, tmp_path: Path) -> None:
         (["in.jsonl", "sg://bucket/out.jsonl"], "sg"),
         (["ray_configs.catalog.nothing", "in.jsonl", "out.jsonl"], "there is no module 'ray_configs.catalog.nothing'"),
         (["ray_configs.catalog.smoke_single_host", "in.jsonl", "out.jsonl"], "is a job"),
-        (["in.jsonl", "out.jsonl", "--set", "modle=x"], "a field of ray_configs/llm.py"),
+        (["in.jsonl", "out.jsonl", "--set", "modle=x"], "a field of LLMConfig in ray_configs.llm"),
         (["in.jsonl", "out.jsonl", "--set", "max_batch_size=0"], "max_batch_size"),
     ],
 )

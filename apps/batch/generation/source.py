@@ -2,16 +2,14 @@
 
 import importlib.util
 import os
-from typing import Any
+from collections.abc import Iterable
 
-from pydantic import ValidationError
-
+from ray_configs.choosing import application, assignments, changed
 from ray_configs.llm import DEMO_MODEL, LLMConfig
-from ray_configs.loading import ConfigError, explained, load
-from ray_configs.service import Service
+from ray_configs.loading import ConfigError
 
 
-def language_model(source: str | None, name: str | None = None, changes: list[str] | None = None) -> LLMConfig:
+def language_model(source: str | None, name: str | None = None, changes: Iterable[str] = ()) -> LLMConfig:
     """The config to run.
 
     Args:
@@ -24,22 +22,13 @@ def language_model(source: str | None, name: str | None = None, changes: list[st
         ConfigError: there is no such config, or the changes do not fit it.
     """
     if source is not None and _names_a_config(source):
-        config = _of_service(source, name)
+        config = application(source, LLMConfig, name)
     elif name is not None:
         raise ConfigError(f"--app {name} chooses an application of a config, and {source or 'the demo'} is a model")
     else:
         # A replica's process has another working directory.
         config = LLMConfig(model=os.path.abspath(source) if source and os.path.isdir(source) else source or DEMO_MODEL)
-    values: dict[str, Any] = {}
-    for change in changes or []:
-        field, equals, value = change.partition("=")
-        if not equals or field not in LLMConfig.model_fields:
-            raise ConfigError(f"--set {change!r} must be FIELD=VALUE, a field of ray_configs/llm.py")
-        values[field] = None if value in ("None", "null") else value
-    try:
-        return LLMConfig.model_validate(config.model_dump() | values)
-    except ValidationError as error:
-        raise ConfigError(f"{source or 'the demo'} with these changes is not valid:\n{explained(error)}") from error
+    return changed(config, assignments(changes, LLMConfig), source or "the demo")
 
 
 def _names_a_config(source: str) -> bool:
@@ -49,18 +38,3 @@ def _names_a_config(source: str) -> bool:
         return True
     first, dot, _ = path.partition(".")
     return bool(dot) and all(part.isidentifier() for part in path.split(".")) and bool(importlib.util.find_spec(first))
-
-
-def _of_service(source: str, name: str | None) -> LLMConfig:
-    service = load(source)
-    if not isinstance(service, Service):
-        raise ConfigError(f"{source} is a job; what generates is a service's language model")
-    models = {app.serve_name: app.config for app in service.applications if isinstance(app.config, LLMConfig)}
-    if name is None and len(models) == 1:
-        return next(iter(models.values()))
-    if name in models:
-        return models[name]
-    have = ", ".join(models) or "none"
-    if name is not None:
-        raise ConfigError(f"{source} has no language model named {name!r}; it has {have}")
-    raise ConfigError(f"{source} must have one language model, or choose one with --app; it has {have}")
