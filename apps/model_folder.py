@@ -1,0 +1,170 @@
+"""A model's folder where it lies: on this machine, or at any fsspec URL such as gs://bucket/model; and its safetensors.
+
+Tensors are read straight from the safetensors files, by ranges of bytes: who needs an eighth of a matrix reads an
+eighth, and a host never holds the model. The format is a JSON header and raw little-endian data
+(https://github.com/huggingface/safetensors#format), read here directly because the safetensors package opens local
+files only.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import ml_dtypes
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+
+DTYPES = {
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
+
+
+class CheckpointError(ValueError):
+    """The checkpoint is missing something, is damaged, or is of another kind; the message names the file or field."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where one tensor lies: bytes `[start, stop)` of a file."""
+
+    file: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class ModelFolder:
+    """Files are named by their path in the folder.
+
+    Args:
+        location: a local folder or an fsspec URL.
+
+    Raises:
+        CheckpointError: there is no such folder.
+    """
+
+    def __init__(self, location: str):
+        self.location = location
+        self._fs, self._root = fsspec.core.url_to_fs(location)
+        self.is_local = isinstance(self._fs, LocalFileSystem)
+        if not self._fs.isdir(self._root):
+            raise CheckpointError(f"{location}: no such folder")
+
+    def path(self, name: str) -> str:
+        """The file's, in the file system that it is in."""
+        return f"{self._root}/{name}"
+
+    def has(self, name: str) -> bool:
+        return self._fs.isfile(self.path(name))
+
+    def file(self, name: str) -> bytes | None:
+        """A small file; None: there is none of that name."""
+        return self._fs.cat_file(self.path(name)) if self.has(name) else None
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file's value; None: there is no such file.
+
+        Raises:
+            CheckpointError: it is not JSON.
+        """
+        content = self.file(name)
+        if content is None:
+            return None
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise CheckpointError(f"{self.location}/{name} is not valid JSON: {error}") from error
+
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """Bytes of each file by its name; of the folder itself, or of one in it. Empty if that is not there."""
+        path = self.path(folder).rstrip("/")
+        if not self._fs.isdir(path):
+            return {}
+        listed = self._fs.ls(path, detail=True)
+        return {Path(info["name"]).name: info["size"] for info in listed if info["type"] == "file"}
+
+    def copy(self, name: str, to: Path) -> None:
+        """One file, to a path on this machine."""
+        to.parent.mkdir(parents=True, exist_ok=True)
+        self._fs.get_file(self.path(name), str(to))
+
+    def shards(self, index: str) -> list[str] | None:
+        """The files that a `.safetensors.index.json` names; None: there is no such index.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        content = self.read_json(index)
+        if content is None:
+            return None
+        try:
+            return sorted(set(content["weight_map"].values()))
+        except (TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(f"{self.location}/{index} has no weight_map") from error
+
+    def header(self, file: str) -> dict[str, TensorEntry]:
+        """The tensors of one safetensors file, by name.
+
+        Raises:
+            CheckpointError: it is missing, cut short or damaged.
+        """
+        if not self.has(file):
+            raise CheckpointError(f"{self.location}: {file}, named in the index, is missing")
+        path = self.path(file)
+        size = self._fs.size(path)
+        length = int.from_bytes(self._fs.cat_file(path, 0, 8), "little") if size >= 8 else 0
+        if not 2 <= length <= size - 8:
+            raise CheckpointError(f"{self.location}/{file} is no safetensors file or is cut short ({size} bytes)")
+        entries = {}
+        try:
+            header = json.loads(self._fs.cat_file(path, 8, 8 + length))
+            header.pop("__metadata__", None)
+            for name, info in header.items():
+                dtype = DTYPES.get(info["dtype"])
+                if dtype is None:
+                    continue  # integer tensors (position ids and the like) are never parameters here
+                start, stop = (8 + length + offset for offset in info["data_offsets"])
+                entries[name] = TensorEntry(file, dtype, tuple(map(int, info["shape"])), start, stop)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(f"{self.location}/{file}: damaged safetensors header: {error!r}") from error
+        for name, entry in entries.items():
+            whole = math.prod(entry.shape) * entry.dtype.itemsize
+            if not 8 + length <= entry.start <= entry.stop <= size or entry.stop - entry.start != whole:
+                raise CheckpointError(
+                    f"{self.location}/{file} is cut short or damaged: tensor {name} ends at byte {entry.stop} of {size}"
+                )
+        return entries
+
+    def array(self, file: str, start: int, stop: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+        """Bytes `[start, stop)` of a file as an array. Local files are mapped, not copied."""
+        if self.is_local and start < stop:
+            mapped = np.memmap(self.path(file), np.uint8, "r", start, (stop - start,))
+            return mapped.view(dtype).reshape(shape)
+        return np.frombuffer(self._fs.cat_file(self.path(file), start, stop), dtype).reshape(shape)
+
+
+def from_hub(repository: str, patterns: Sequence[str]) -> str:
+    """The folder in the Hugging Face hub's own cache into which a repository's files of these patterns are fetched.
+
+    Raises:
+        CheckpointError: the hub does not give it.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(repository, allow_patterns=list(patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{repository}: neither a local folder nor a model that the Hugging Face hub would give ({reason}); "
+            "for a gated model set HF_TOKEN"
+        ) from error
