@@ -3,7 +3,7 @@
 A call takes one chunk, submits all its lines and waits for them. Many calls run at once, each in a thread of its own:
 the engine batches what all of them have submitted, and while one chunk waits for its longest answer, the others keep
 the batch full. An event loop would be woken for every open request at every step, and so would a thread that reads its
-answer as it grows; these look at it now and then.
+answer as it grows; these are woken when it is there.
 
 A replica fails as a whole, as a server's does: when its engine or a host of its slice is dead or stuck, the process
 ends, Ray starts it again (on any free slice) and gives it its chunks again.
@@ -77,6 +77,9 @@ class Replica:
         row = chunk.to_pylist()[0]
         try:
             opened = [self._open(index, text) for index, text in zip(row["indices"], row["lines"])]
+            for one in reversed(opened):  # see Open.wait
+                if isinstance(one, Open):
+                    one.wait()
             answers = [one if isinstance(one, Answer) else collect(one) for one in opened]
         except EngineStopped as error:
             self._die(str(error))

@@ -3,7 +3,6 @@
 """
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +16,6 @@ from apps.llm.openai_errors import from_body, from_engine
 from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody, each
 
 URLS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
-LOOK_PERIOD_S = 0.05
-"""How often a waiting thread looks. Nobody reads along; threads woken at each token would take the engine's time."""
 ID_FIELDS = ("id", "custom_id")
 
 
@@ -125,6 +122,12 @@ class Open:
     echoes: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
 
+    def wait(self) -> None:
+        """Until its answer is there, or the engine has failed. Nobody reads along: threads that are woken at each
+        token would take the engine's time."""
+        for generation in reversed(self.generations):  # the last is likely to end last: then it is one wake for all
+            generation.wait()
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -170,24 +173,21 @@ def submit(line: Line, engine: Engine, model: str) -> Open:
 
 
 def collect(opened: Open) -> Answer:
-    """Waits for the answer.
+    """The answer, waited for.
 
     Raises:
         EngineStopped: the engine failed before its end.
     """
+    opened.wait()
     line, n = opened.line, opened.params.n
     choices = [Choice(i, opened.echoes[i // n] if opened.echoes else "") for i in range(len(opened.generations) * n)]
     tokens = 0
     for first, generation in enumerate(opened.generations):
-        while True:
-            for output in generation.drain():
-                if output.finish_reason in ("error", "abort"):
-                    raise EngineStopped(output.error or "the request was aborted")
-                choices[first * n + output.index].take(output)
-                tokens += len(output.token_ids)
-            if generation.finished:
-                break
-            time.sleep(LOOK_PERIOD_S)
+        for output in generation.drain():
+            if output.finish_reason in ("error", "abort"):
+                raise EngineStopped(output.error or "the request was aborted")
+            choices[first * n + output.index].take(output)
+            tokens += len(output.token_ids)
     prompt_tokens = sum(len(generation.prompt_ids) for generation in opened.generations)
     counts = usage(prompt_tokens, tokens, sum(generation.cached_tokens for generation in opened.generations))
     with_logprobs = opened.params.logprobs is not None

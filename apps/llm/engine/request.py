@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import queue
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -94,7 +95,7 @@ class Generation:
 
     Of a request to score or embed, each sequence has just one output. Ends after each of the n sequences has sent its
     `finish_reason`. Leaving early is `abort()`: the KV pages are free again within one step. Outputs of one step arrive
-    together; `drain()` takes all that wait.
+    together; `drain()` takes all that wait. Who wants nothing before the end `wait()`s for it and then drains.
     """
 
     def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1):
@@ -104,7 +105,8 @@ class Generation:
         self.n = n if params is None else params.n
         self.cached_tokens = 0  # prompt tokens whose KV pages were found in the prefix cache
         self.engine = None  # set by submit
-        self._open = self.n
+        self._open = self._running = self.n
+        self._ended = threading.Event()
         self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,6 +126,10 @@ class Generation:
     def put(self, output: Output) -> None:
         """Called by the engine's thread."""
         self._queue.put(output)
+        if output.finish_reason is not None:
+            self._running -= 1
+            if not self._running:
+                self._ended.set()
 
     def wake(self) -> None:
         """Called in the event loop after `put`s."""
@@ -142,6 +148,10 @@ class Generation:
     def __iter__(self) -> Iterator[Output]:
         while self._open:
             yield self._take(self._queue.get())
+
+    def wait(self) -> None:
+        """Until all of the request's outputs are there. The thread is woken once, not at each token."""
+        self._ended.wait()
 
     def drain(self) -> list[Output]:
         """All outputs that wait now, oldest first; may be empty."""
