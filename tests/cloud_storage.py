@@ -1,9 +1,10 @@
 """Cloud Storage's JSON API, as far as gcsfs asks for it, over real HTTP: objects with generations, in memory.
 
-    with cloud_storage() as storage:        # sets STORAGE_EMULATOR_HOST for this process
+    with cloud_storage() as storage:        # sets STORAGE_EMULATOR_HOST for this process and its children
         fsspec.open("gs://bucket/name")
 
-Whole objects only appear; `ifGenerationMatch=0` makes one only if there is none, else 412. `fail_next` breaks requests.
+Whole objects only appear, large ones after an upload in pieces; `ifGenerationMatch=0` makes one only if there is none,
+else 412. `lose_answers` breaks requests.
 """
 
 import base64
@@ -12,14 +13,16 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 
 OBJECTS = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o(?:/(.+))?")
+NO_HEADERS: Mapping[str, str] = {}
 UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o")
 
 
@@ -31,6 +34,8 @@ class Storage:
     """(bucket, name) -> generation, content."""
     lose_answers: int = 0
     """So many uploads are kept, and answered with 503: the client sends them again."""
+    begun: dict[str, tuple[str, str, bytearray]] = field(default_factory=dict)
+    """Uploads in pieces that have not ended: upload's id -> bucket, name, what has come."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     generation: int = 0
 
@@ -72,14 +77,12 @@ def cloud_storage() -> Iterator[Storage]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    before = os.environ.get("STORAGE_EMULATOR_HOST")
-    os.environ["STORAGE_EMULATOR_HOST"] = f"http://127.0.0.1:{server.server_port}"
+    # Each process would look for a metadata server of Google's for some seconds, to ask for credentials.
+    environment = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{server.server_port}", "NO_GCE_CHECK": "true"}
     try:
-        yield storage
+        with mock.patch.dict(os.environ, environment):
+            yield storage
     finally:
-        os.environ.pop("STORAGE_EMULATOR_HOST")
-        if before is not None:
-            os.environ["STORAGE_EMULATOR_HOST"] = before
         server.shutdown()
         import gcsfs
 
@@ -110,6 +113,10 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         match = UPLOAD.fullmatch(url.path)
+        if match and "upload_id" in query:
+            return self._piece(query["upload_id"], data)
+        if match and query.get("uploadType") == "resumable":
+            return self._begin(match[1], json.loads(data)["name"])
         if match is None or query.get("uploadType") != "multipart":
             return self._answer(404, {"error": {"code": 404, "message": "no such thing"}})
         boundary = b"--" + self.headers["Content-Type"].split("boundary=")[1].strip('"').encode()
@@ -125,9 +132,31 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, made)
 
     def do_DELETE(self) -> None:
-        match = OBJECTS.fullmatch(urlsplit(self.path).path)
+        url = urlsplit(self.path)
+        if UPLOAD.fullmatch(url.path):
+            self.storage.begun.pop(parse_qs(url.query)["upload_id"][0], None)
+            return self._answer(499, {})
+        match = OBJECTS.fullmatch(url.path)
         found = match and self.storage.objects.pop((match[1], unquote(match[2])), None)
         return self._answer(204 if found else 404, None if found else {"error": {"code": 404, "message": "gone"}})
+
+    def _begin(self, bucket: str, name: str) -> None:
+        storage = self.storage
+        with storage.lock:
+            upload = str(len(storage.begun) + storage.generation * 1000)
+            storage.begun[upload] = bucket, name, bytearray()
+        place = f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
+        self._answer(200, {}, {"Location": place})
+
+    def _piece(self, upload: str, data: bytes) -> None:
+        """`Content-Range: bytes 0-9/*`, more will come; `bytes 10-19/20` or `bytes */20`, that was all."""
+        bucket, name, content = self.storage.begun[upload]
+        content += data
+        if self.headers["Content-Range"].endswith("/*"):
+            return self._answer(308, None, {"Range": f"bytes=0-{len(content) - 1}"})
+        assert self.headers["Content-Range"].endswith(f"/{len(content)}")
+        del self.storage.begun[upload]
+        return self._answer(200, self.storage.put(bucket, name, bytes(content)))
 
     def _listing(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
@@ -155,11 +184,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(part)
 
-    def _answer(self, status: int, content: dict[str, Any] | None) -> None:
+    def _answer(self, status: int, content: dict[str, Any] | None, headers: Mapping[str, str] = NO_HEADERS) -> None:
         data = b"" if content is None else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 

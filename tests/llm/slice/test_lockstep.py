@@ -17,6 +17,8 @@ from apps.llm.engine.checkpoint import Checkpoint
 pytestmark = pytest.mark.timeout(600)
 
 HOSTS, DEVICES = 2, 4
+FEW = 2
+"""Devices of a host where their number does not matter: four on two cores mostly wait for each other."""
 PROMPTS = ["the quick brown fox", "x", "days of the week jump over the lazy dog and the brown fox " * 2]
 MODELS: dict[str, dict[str, Any]] = {
     # Eight shards: of two, one, sixteen key/value heads.
@@ -70,7 +72,7 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
             assert max(abs(top[token] - other_top[token]) for token in shared) < 1e-4
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["llama3", pytest.param("gemma", marks=pytest.mark.long), "gemma2"])
 def test_two_hosts_give_the_answers_of_one_process(family: str, config: Callable[..., EngineConfig]) -> None:
     alone = Engine.load(config(family))
     place = Processes(HOSTS, DEVICES)
@@ -127,7 +129,7 @@ def test_copies_side_by_side_give_the_same_answers(config: Callable[..., EngineC
 
 
 def test_a_copy_in_trouble_fails_all_of_them(config: Callable[..., EngineConfig]) -> None:
-    place = Processes(HOSTS, DEVICES, deadline_s=5, trouble={"kind": "die", "rank": 1, "step": 12})
+    place = Processes(HOSTS, FEW, deadline_s=5, trouble={"kind": "die", "rank": 1, "step": 12})
     engine = Engine.load(config(data_parallel=2), place)
     generations = [engine.submit(prompt, SamplingParams(max_tokens=80, ignore_eos=True)) for prompt in PROMPTS[:2]]
     ends = [[output.error for output in generation][-1] for generation in generations]
@@ -215,7 +217,7 @@ def test_too_little_memory_on_one_host_is_said(config: Callable[..., EngineConfi
 def test_one_host_in_trouble_fails_all(kind: str, said: str, config: Callable[..., EngineConfig]) -> None:
     # Three steps warm up; the trouble comes in the middle of the answers.
     trouble = {"kind": kind, "rank": 1, "step": 12}
-    place = Processes(HOSTS, DEVICES, deadline_s=3, trouble=trouble)
+    place = Processes(HOSTS, FEW, deadline_s=3, trouble=trouble)
     engine = Engine.load(config(), place)
     began = time.monotonic()
     with pytest.raises(EngineStopped, match=said):
@@ -238,7 +240,7 @@ def test_a_whole_slice_takes_part(config: Callable[..., EngineConfig]) -> None:
 
 
 def test_the_next_step_is_sent_before_the_last_one_is_read(config: Callable[..., EngineConfig]) -> None:
-    place = Processes(HOSTS, DEVICES)
+    place = Processes(HOSTS, FEW)
     engine = Engine.load(config(), place)
     try:
         events: list[str] = []

@@ -112,6 +112,7 @@ def test_a_killed_host_fails_its_replica_alone(cluster: Emulated, url: str) -> N
     strike(cluster, url, 1, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_hanging_host_fails_its_replica_alone(cluster: Emulated, url: str) -> None:
     strike(cluster, url, 1, signal.SIGSTOP)
 
