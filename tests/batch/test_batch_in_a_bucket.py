@@ -9,56 +9,59 @@ from pathlib import Path
 import fsspec
 import pytest
 from cloud_storage import Storage, cloud_storage
+from typer.testing import CliRunner
 
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
+from apps.batch import generate
+from apps.llm.engine.prepared import MANIFEST
 
 REPOSITORY = Path(__file__).parents[2]
-SIZES = {"dtype": "float32", "max_batch_size": 4, "max_step_tokens": 16, "max_model_len": 64, "page_size": 16}
-LINES = 20
+SMALL = ["--set", "max_batch_size=4", "--set", "max_step_tokens=64"]  # as the other tests, so that it is compiled
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def storage() -> Iterator[Storage]:
     with cloud_storage() as found:
         yield found
 
 
-def job(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def job(name: str, *arguments: object) -> None:
     command = [sys.executable, "-m", f"apps.batch.{name}", *map(str, arguments)]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-def test_prepare_and_then_generate(storage: Storage, tiny_llama: Path, tmp_path: Path) -> None:
+def test_prepare(storage: Storage, tiny_llama: Path, tmp_path: Path) -> None:
     for file in tiny_llama.iterdir():
         storage.put("a-bucket", f"models/llama/{file.name}", file.read_bytes())
-    options = "--dtype", "float32", "--quantize-weights", "int8"
-    prepared = job("prepare", "gs://a-bucket/models/llama", "gs://a-bucket/prepared", *options)
-    assert prepared.returncode == 0, prepared.stderr
-    assert not storage.begun, "no upload is left open"
-    verified = job("prepare", "--verify", "gs://a-bucket/prepared")
-    assert verified.returncode == 0, verified.stderr
+    job("prepare", "gs://a-bucket/models/llama", "gs://a-bucket/prepared", "--quantize-weights", "int8")
+    job("prepare", "--verify", "gs://a-bucket/prepared")
+    job("prepare", tiny_llama, tmp_path / "prepared", "--quantize-weights", "int8")
+    expected = {file.name: file.read_bytes() for file in (tmp_path / "prepared").iterdir()}
+    names = [name.removeprefix("prepared/") for name in storage.names("a-bucket") if name.startswith("prepared/")]
+    assert sorted(names) == sorted(expected) and not storage.begun
+    for name in set(names) - {MANIFEST}:  # which names the source
+        assert storage.objects["a-bucket", f"prepared/{name}"][1] == expected[name]
 
-    prompts = [f"the quick {i}" for i in range(LINES)]
-    asked = [{"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True} for prompt in prompts]
-    storage.put("a-bucket", "in.jsonl", "".join(json.dumps(line) + "\n" for line in asked).encode())
-    sizes = SIZES | {"compile_cache": str(tmp_path / "cache")}
-    changes = [part for name, value in sizes.items() for part in ("--set", f"{name}={value}")]
-    done = job("generate", "gs://a-bucket/prepared", "gs://a-bucket/in.jsonl", "gs://a-bucket/out.jsonl", *changes)
-    assert done.returncode == 0, done.stderr
-    assert [name for name in storage.names("a-bucket") if name.startswith("out")] == ["out.jsonl"], "no parts are left"
-    found = [json.loads(line) for line in storage.objects["a-bucket", "out.jsonl"][1].splitlines()]
-    assert [line["index"] for line in found] == list(range(LINES))
 
-    alone = Engine.load(EngineConfig(model=str(tiny_llama), quantize_weights="int8", **sizes))
-    try:
-        greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-        assert [line["text"] for line in found] == alone.generate(prompts, greedy)
-    finally:
-        alone.shutdown()
+def test_generate(ray_cluster: str, storage: Storage, tmp_path: Path) -> None:
+    prompts = [f"What is {i} plus {i}?" for i in range(30)]
+    lines = [json.dumps({"prompt": prompt, "max_tokens": 8, "temperature": 0}) for prompt in prompts]
+    content = "".join(line + "\n" for line in lines).encode()
+    storage.put("a-bucket", "in.jsonl", content)
+    # A process and a cluster of its own: that of the other tests knows nothing of the bucket.
+    job("generate", "gs://a-bucket/in.jsonl", "gs://a-bucket/out.jsonl", *SMALL)
+    assert storage.names("a-bucket") == ["in.jsonl", "out.jsonl"] and not storage.begun, "no parts are left"
+
+    here = tmp_path / "in.jsonl"
+    here.write_bytes(content)
+    local = CliRunner().invoke(generate.app, [str(here), str(tmp_path / "out.jsonl"), *SMALL], catch_exceptions=False)
+    assert local.exit_code == 0, local.stderr
+    assert storage.objects["a-bucket", "out.jsonl"][1] == (tmp_path / "out.jsonl").read_bytes()
 
 
 def test_a_large_file_goes_in_pieces(storage: Storage) -> None:
     """As a layer of a real model, or the answers of a long run, would."""
+    storage.put("a-bucket", "something", b"so that there is a bucket")
     content = bytes(range(256)) * 2**16
     with fsspec.open("gs://a-bucket/large", "wb") as file:
         for start in range(0, len(content), 3 * 2**20):
