@@ -1,5 +1,9 @@
-"""What Serve is told of any application's replicas: how many, what each takes, when it is full, ill or done."""
+"""What follows from a config for any application's replicas: how many, what each takes, when it is full, ill or done.
 
+And for the process of each: which devices JAX is to use.
+"""
+
+import os
 from typing import Any
 
 from ray_configs.llm import LLMConfig
@@ -50,6 +54,15 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
             "logging_config": {"enable_access_log": False},
         }
     )
+
+
+def choose_platform(config: LLMConfig | StableDiffusionConfig) -> None:
+    """Tells JAX what this replica's process computes on. To be called before anything imports jax."""
+    if spans_hosts(config):
+        os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
+    else:
+        # With TPUs, the CPU backend stays: some of jax's own code asks for it.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
 
 
 def spans_hosts(config: LLMConfig | StableDiffusionConfig) -> bool:

@@ -2,7 +2,9 @@
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,9 @@ import pytest
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Beside the programs in each test's own compile cache there are the CPU attention's kernels, the same for all models:
+# half a minute of both cores where four processes make them at once.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")))
 
 
 def free_port() -> int:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -17,7 +16,7 @@ from apps.llm.engine import EngineStopped, Output, RequestError, SamplingParams
 from apps.llm.model import Model, Models, Stream
 from apps.llm.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, embeddings, usage
 from apps.llm.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine
-from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody, EmbeddingBody, each
+from apps.llm.openai_requests import ChatBody, CompletionBody, EmbeddingBody, each
 
 log = logging.getLogger("podslice")
 
@@ -41,13 +40,10 @@ def openai_router(models: Models) -> APIRouter:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
         body = await _parse(CompletionBody, request)
         model = find_model(models, body.model)
-        params = body.params()
         prompts: list[Sequence[int]] = []
         for prompt in each(body.prompt):
             prompts.append(await model.encode(prompt) if isinstance(prompt, str) else prompt)
-        if body.max_tokens is None:
-            room = model.max_model_len - max(map(len, prompts))
-            params = replace(params, max_tokens=max(1, min(COMPLETION_MAX_TOKENS, room), params.min_tokens))
+        params = body.params_after(prompts, model.max_model_len)
         echoes = [p if isinstance(p, str) else await model.decode(p) for p in each(body.prompt)] if body.echo else []
         writer = CompletionWriter(model.name, params.logprobs is not None, body.include_usage)
         return await _answer(model, prompts, params, body, writer, echoes)

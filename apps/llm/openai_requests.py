@@ -3,6 +3,8 @@
 Types are strict, as OpenAI's are ("0.5" is no number); null means absent; fields that are not named here are ignored.
 """
 
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -139,6 +141,14 @@ class CompletionBody(SamplingBody):
 
     def params(self) -> SamplingParams:
         return self.sampling(logprobs=self.logprobs)
+
+    def params_after(self, prompts: Iterable[Sequence[int]], max_model_len: int) -> SamplingParams:
+        """`params()` for these prompts' token ids: without max_tokens OpenAI's default, or what the context leaves."""
+        params = self.params()
+        if self.max_tokens is not None:
+            return params
+        room = max_model_len - max(map(len, prompts))
+        return replace(params, max_tokens=max(1, min(COMPLETION_MAX_TOKENS, room), params.min_tokens))
 
 
 class TextPart(Body):

@@ -3,13 +3,12 @@
 import asyncio
 import gc
 import logging
-import os
 from typing import Any
 
 from ray import serve
 
 from apps.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
-from apps.replica_options import options, spans_hosts
+from apps.replica_options import choose_platform, options, spans_hosts
 from ray_configs.llm import LLMConfig
 
 
@@ -32,11 +31,7 @@ class LLMServer:
         log = logging.getLogger("podslice")
         log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
         log.setLevel(logging.INFO)
-        # Must be known before jax is imported. With TPUs, the CPU backend stays: some of jax's own code asks for it.
-        if spans_hosts(config):
-            os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
-        else:
-            os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
+        choose_platform(config)
         self._keys = principals_from_environment(keys) if keys_of_environment else keys
         self._hosts: Any = None
         # In a thread: Serve's control calls share this event loop.

@@ -14,7 +14,7 @@ def found(tiny_llama: Path, tiny_gemma: Path) -> dict:
     script = Path(__file__).with_name("prepared_load.py")
     process = subprocess.run(
         [sys.executable, str(script), str(tiny_llama), str(tiny_gemma)],
-        env=tiny_models.environment(XLA_FLAGS="--xla_force_host_platform_device_count=2"),
+        env=tiny_models.environment(XLA_FLAGS=tiny_models.xla_flags(2)),
         capture_output=True,
         text=True,
         timeout=250,

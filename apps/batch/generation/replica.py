@@ -11,6 +11,7 @@ ends, Ray starts it again (on any free slice) and gives it its chunks again.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -23,7 +24,7 @@ import ray
 
 from apps.batch.generation.requests import Answer, BadLine, Defaults, Line, Open, collect, read, submit
 from apps.ingress.openai_errors import OpenAIError
-from apps.replica_options import spans_hosts
+from apps.replica_options import choose_platform, spans_hosts
 from ray_configs.llm import LLMConfig
 
 log = logging.getLogger("podslice")
@@ -46,11 +47,7 @@ class Replica:
         self._deaths = deaths
         actor = ray.get_runtime_context().get_actor_id()
         ray.get(deaths.started.remote(actor))
-        # Must be known before jax is imported, as for a server's replica.
-        if spans_hosts(config):
-            os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
-        else:
-            os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
+        choose_platform(config)
         from apps.llm.engine import Engine
 
         self._model, self._defaults, self._deadline_s = config.served_name, defaults, config.health_step_deadline_s
@@ -67,6 +64,9 @@ class Replica:
             if self._hosts is not None:
                 self._hosts.close()
             raise
+        # What exists now lives as long as the replica: the garbage collector need not walk it again and again.
+        gc.collect()
+        gc.freeze()
         self._ready_at = time.time()
         threading.Thread(target=self._watch, name="podslice-watch", daemon=True).start()
 

@@ -4,7 +4,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,7 +13,7 @@ from apps.ingress.openai_errors import OpenAIError
 from apps.llm.engine import Engine, EngineStopped, Generation, RequestError, SamplingParams
 from apps.llm.openai_answers import ChatWriter, Choice, CompletionWriter, usage
 from apps.llm.openai_errors import from_body, from_engine
-from apps.llm.openai_requests import COMPLETION_MAX_TOKENS, ChatBody, CompletionBody, each
+from apps.llm.openai_requests import ChatBody, CompletionBody, each
 
 URLS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 ID_FIELDS = ("id", "custom_id")
@@ -157,10 +157,7 @@ def submit(line: Line, engine: Engine, model: str) -> Open:
         else:
             tokenizer = engine.tokenizer
             prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in each(body.prompt)]
-            if body.max_tokens is None:
-                room = engine.max_model_len - max(map(len, prompts))
-                most = max(1, min(COMPLETION_MAX_TOKENS, room), opened.params.min_tokens)
-                opened.params = replace(opened.params, max_tokens=most)
+            opened.params = body.params_after(prompts, engine.max_model_len)
             if body.echo:
                 opened.echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in each(body.prompt)]
         for prompt in prompts:

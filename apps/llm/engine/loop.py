@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.event_loops import wake
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor_protocol import Executor, Tokens
 from apps.llm.engine.pages import PagePool
@@ -254,17 +255,9 @@ class Loop:
                 self._queued -= 1
 
     def _deliver(self, outputs: list[tuple[Generation, Output]]) -> None:
-        loops: dict[Any, list[Generation]] = {}
         for generation, output in outputs:
             generation.put(output)
-            if generation.loop is not None:
-                loops.setdefault(generation.loop, []).append(generation)
-        for loop, generations in loops.items():
-            try:
-                loop.call_soon_threadsafe(_wake, generations)
-            except RuntimeError:  # that event loop is closed: its readers are gone
-                for generation in generations:
-                    generation.abort()
+        wake(generation for generation, _ in outputs)
 
     def _fail(self, reason: str) -> None:
         """Every open request gets its error: none is left waiting."""
@@ -278,8 +271,3 @@ class Loop:
         self._answers.clear()
         self._turn_began = None
         self._deliver(outputs)
-
-
-def _wake(generations: list[Generation]) -> None:
-    for generation in generations:
-        generation.wake()

@@ -112,7 +112,7 @@ class Generation:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver to an event loop. The engine wakes each loop once a step, not once a token."""
+        """Deliver to an event loop."""
         self._loop, self._wake = loop, asyncio.Event()
 
     @property

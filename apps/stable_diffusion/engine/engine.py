@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apps.event_loops import wake
 from apps.stable_diffusion.engine.backend import Backend
 from apps.stable_diffusion.engine.batches import Batches, Order
 from apps.stable_diffusion.engine.job import (
@@ -221,7 +222,7 @@ class Engine:
             if job.end is None:
                 self._aborted += self._drop(job)
                 job.close("aborted")
-        self._wake(leaving)
+        wake(leaving)
         return not self._stopping
 
     def _launch(self, batch: list[Order]) -> int:
@@ -265,14 +266,14 @@ class Engine:
             error = PictureFailed(f"the picture could not be started: {type(error).__name__}: {error}")
         self._failed += self._drop(job)
         job.close("failed", error)
-        self._wake([job])
+        wake([job])
 
     def _hand_out(self, batch: list[Order]) -> None:
         """Tells each reader how far its picture is, with previews and finished pictures."""
         for order in batch:
             picture = order.picture
             order.job.put(Step(order.index, picture.steps_done, picture.steps_total))
-        self._wake(order.job for order in batch)
+        wake(order.job for order in batch)
         wanted = [order for order in batch if not order.job.leaving]
         done = [order for order in wanted if order.picture.steps_done >= order.picture.steps_total]
         shown = [order for order in wanted if order.previews and order.picture.steps_done >= order.previews[0]]
@@ -284,7 +285,7 @@ class Engine:
                 picture = order.picture
                 order.job.put(Preview(order.index, order.shown, picture.steps_done, picture.steps_total, pixels))
                 order.previews, order.shown = order.previews[1:], order.shown + 1
-        self._wake(order.job for order in (*done, *shown))
+        wake(order.job for order in (*done, *shown))
 
     def _finish(self, order: Order, pixels: Any) -> None:
         self._batches.remove(order)
@@ -304,19 +305,6 @@ class Engine:
                     self._queued -= 1
         return len(orders)
 
-    def _wake(self, jobs: Any) -> None:
-        """Wakes each event loop once for all of its readers."""
-        loops: dict[Any, set[Job]] = {}
-        for job in jobs:
-            if job.loop is not None:
-                loops.setdefault(job.loop, set()).add(job)
-        for loop, readers in loops.items():
-            try:
-                loop.call_soon_threadsafe(_wake_all, readers)
-            except RuntimeError:  # that event loop is closed: its readers are gone
-                for job in readers:
-                    job.abort()
-
     def _fail(self, reason: str) -> None:
         """Every open job gets its error: none is left waiting."""
         with self._lock:
@@ -330,7 +318,7 @@ class Engine:
         jobs = {order.job for order in orders if order.job.end is None}
         for job in jobs:
             job.close("failed", EngineStopped(reason))
-        self._wake(jobs)
+        wake(jobs)
 
 
 def _preview_steps(steps: int, previews: int) -> tuple[int, ...]:
@@ -340,8 +328,3 @@ def _preview_steps(steps: int, previews: int) -> tuple[int, ...]:
 
 def _say(program: str, done: int, of: int, seconds: float) -> None:
     log.info("compiled %s in %.1f s (%d of %d)", program, seconds, done, of)
-
-
-def _wake_all(jobs: set[Job]) -> None:
-    for job in jobs:
-        job.wake()

@@ -1,11 +1,8 @@
-"""A model's copies side by side on four pretended devices of one process: python copies_on_devices.py FOLDER CACHE."""
+"""A model's copies side by side on four pretended devices (XLA_FLAGS): python copies_on_devices.py FOLDER CACHE."""
 
 import json
-import os
 import sys
 import threading
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
 import numpy as np
 

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models
@@ -51,8 +50,6 @@ def test_the_whole_step_compiles_for_tpu_slices() -> None:
 def test_the_cpu_keeps_one_cache(attention: str, tokens: int) -> None:
     arch = from_hf_config(tpu_step.LLAMA3 | tiny_models.SIZES | {"head_dim": 64})
     mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
-    found = tpu_step.memory(
-        arch, mesh, attention, jnp.dtype(jnp.bfloat16), False, StepShape(tokens, tpu_step.BATCH, 16)
-    )
+    found = tpu_step.memory(arch, mesh, attention, False, StepShape(tokens, tpu_step.BATCH, 16))
     assert found["alias"] >= found["cache"]
     assert found["temp"] < found["cache"]

@@ -1,7 +1,6 @@
 """Copies of a model side by side: which layout a config means, and that copies answer as one engine does."""
 
 import json
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 
 from apps.llm.engine import lm_cloud
 from apps.llm.engine.architecture import Architecture, from_hf_config
@@ -126,10 +126,10 @@ def test_copies_share_the_batch() -> None:
 
 
 def test_copies_in_one_process_answer_as_one_engine(llama: Path, compile_cache: str) -> None:
-    root = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, str(Path(__file__).with_name("copies_on_devices.py")), str(llama), compile_cache]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=tiny_models.environment(XLA_FLAGS=tiny_models.xla_flags(4)), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["devices"] == [[0, 1], [2, 3]]

@@ -43,7 +43,7 @@ def test_logits_on_four_devices(checkpoint: tuple[Path, np.ndarray], compile_cac
     script = Path(__file__).with_name("lm_cloud_on_devices.py")
     done = subprocess.run(
         [sys.executable, str(script), str(checkpoint[0]), compile_cache],
-        env=tiny_models.environment(XLA_FLAGS="--xla_force_host_platform_device_count=4"),
+        env=tiny_models.environment(XLA_FLAGS=tiny_models.xla_flags(4)),
         capture_output=True,
         text=True,
         timeout=200,

@@ -18,7 +18,7 @@ def loaded(folder: Path, kind: str) -> dict:
     script = Path(__file__).with_name("sharded_load.py")
     found = subprocess.run(
         [sys.executable, str(script), str(folder), kind],
-        env=tiny_models.environment(XLA_FLAGS="--xla_force_host_platform_device_count=4"),
+        env=tiny_models.environment(XLA_FLAGS=tiny_models.xla_flags(4)),
         capture_output=True,
         text=True,
         timeout=200,

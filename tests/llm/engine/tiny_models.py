@@ -110,6 +110,11 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def xla_flags(devices: int) -> str:
+    """That many pretended devices. What is compared between devices is compared whatever the code: compile quickly."""
+    return f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+
+
 def environment(**changes: str) -> dict[str, str]:
     """For a test that needs a process of its own: this one's environment, the repository importable."""
     root = str(Path(__file__).parents[3])

@@ -75,7 +75,8 @@ class Emulation:
             "TPU_ACCELERATOR_TYPE": self.kind.ray_pod_type,
             "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * self.kind.hosts),
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            # Compiled quickly: how fast these steps are is nobody's matter.
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0",
         }
         with environment(gke):
             resources = {"TPU": self.kind.chips_per_host}

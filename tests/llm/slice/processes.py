@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tiny_models
+
 from apps.llm.engine.layout import Devices, Layout
 from apps.llm.engine.lockstep import LockstepExecutor, Slice
 from apps.llm.engine.model import Model
@@ -32,16 +34,14 @@ class Processes:
         devices: int,
         deadline_s: float = 60,
         trouble: dict | None = None,
-        xla_flags: str = "",
         **orders: Any,
     ):
-        self.xla_flags = xla_flags
         self.count, self.of_host, self.deadline_s = hosts, devices, deadline_s
         self.orders = orders | {"hosts": hosts, "trouble": trouble or {}}
         self.processes: list[subprocess.Popen[str]] = []
 
     def devices(self, config: EngineConfig) -> Devices:
-        flags = f"--xla_force_host_platform_device_count={self.of_host} {self.xla_flags}"
+        flags = tiny_models.xla_flags(self.of_host)
         path = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
         command = [sys.executable, str(Path(__file__).with_name("host_process.py"))]

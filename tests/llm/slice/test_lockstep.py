@@ -151,8 +151,7 @@ def test_the_175b_model_at_its_96_layers_on_eight_hosts(slice_cache: str) -> Non
     """
     settings = {"max_batch_size": 4, "max_step_tokens": 16, "max_model_len": 64, "page_size": 16, "pages": 32}
     settings |= {"tiny": True, "tiny_layers": 96, "random_weights": True, "quantize_weights": "int8"}
-    # Steps of this width take no time whatever the code: compile quickly. Eight processes share the cores.
-    place = Processes(8, 1, deadline_s=300, xla_flags="--xla_backend_optimization_level=0")
+    place = Processes(8, 1, deadline_s=300)  # which share the cores
     config = EngineConfig(model="lm_cloud.LmCloudSpmd175B32Test", compile_cache=slice_cache, **settings)
     engine = Engine.load(config, place)
     try:
