@@ -43,6 +43,7 @@ def test_prepare(storage: Storage, tiny_llama: Path, tmp_path: Path) -> None:
         assert storage.objects["a-bucket", f"prepared/{name}"][1] == expected[name]
 
 
+@pytest.mark.long
 def test_generate(ray_cluster: str, storage: Storage, tmp_path: Path) -> None:
     prompts = [f"What is {i} plus {i}?" for i in range(30)]
     lines = [json.dumps({"prompt": prompt, "max_tokens": 8, "temperature": 0}) for prompt in prompts]
