@@ -6,13 +6,17 @@ word by word, so that no C compiler is needed. Numba makes the handlers and keep
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
 import llvmlite.binding
 import numba
 import numpy as np
+from filelock import FileLock
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -209,13 +213,42 @@ def _on_help(state, like):
     _release(state)
 
 
+LONGEST_WAIT_S = 120
+"""For another process that compiles the same kernels; that takes ten seconds on an idle core."""
 ZEROS = {"bf16": np.uint16(0), "f32": np.float32(0), "int8": np.int8(0)}
 """A value of each type that a cache is kept in, by the name that the handlers carry."""
+
+
+@contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    """The first one of this machine compiles; the others wait, and find the kernels on disk.
+
+    Side by side, all would compile: sixteen pretended hosts on two cores for five minutes.
+    """
+    lock = None
+    if folder := numba.config.CACHE_DIR:
+        lock = FileLock(Path(folder, "podslice-kernels.lock"), timeout=LONGEST_WAIT_S)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except (OSError, NotImplementedError) as error:  # a file system without locks, or somebody hangs
+            log.warning("%s cannot be locked (%s); other processes may compile the same kernels now", folder, error)
+            lock = None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 @cache
 def register(kind: str) -> None:
     """Compile the kernels for a kind of cache (or fetch them from Numba's own cache) and name them to XLA."""
+    with _one_process_at_a_time():
+        _register(kind)
+
+
+def _register(kind: str) -> None:
     began = time.monotonic()
     like = ZEROS[kind]
     handler, task = types.int64(types.int64), types.void(types.int64)
