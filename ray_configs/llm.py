@@ -11,7 +11,7 @@ from ray_configs.replicas import AppConfig
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 
-TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 16, 512
+TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
 """Largest batch, step and sequence of a tiny model."""
 
 
@@ -43,7 +43,7 @@ class EngineConfig(Config):
     """Longest sequence in tokens, prompt and answer together; default: the model's own limit."""
     max_batch_size: int = Field(32, ge=1, le=4096)
     """Sequences that decode together; several copies of the model (`data_parallel`) take equal shares of them."""
-    max_step_tokens: int = Field(512, ge=16)
+    max_step_tokens: int = Field(512, ge=8)
     """Token budget of a step: decodes first, the rest goes to chunks of prefill."""
     page_size: int = Field(32, ge=8, le=128)
     """Tokens in a KV cache page; whole pages are what a shared prefix reuses. A power of two."""

@@ -56,6 +56,11 @@ class Admin:
                 self._read()
                 self._begin()
 
+    @property
+    def undecided(self) -> bool:
+        """Whether it may still turn out that nobody else holds the state; see Lease."""
+        return self._lease.undecided
+
     def close(self) -> None:
         with self._lock:
             self._lease.release()

@@ -36,6 +36,8 @@ class Lease:
         self.held = False
         self.other: Holder | None = None
         """Who holds it, when it is not this cell."""
+        self.undecided = False
+        """Whether that one has not been seen to live: it may have been killed, and its words be left over."""
 
     def renew(self) -> bool:
         """Takes, keeps or looks at the lease; returns whether this cell holds it. Raises what the store raises."""
@@ -43,13 +45,14 @@ class Lease:
         now = time.monotonic()
         if found is not None and found.get("owner") != self._me.owner:
             if self._seen is None or self._seen[0] != found:
+                self.undecided = self._seen is None
                 self._seen = (found, now)
             if now - self._seen[1] < LEASE_S:
                 self.held, self.other = False, Holder(str(found.get("owner")), str(found.get("where")))
                 return False
         self._count += 1
         self._store.write_small(FILE, {"owner": self._me.owner, "where": self._me.where, "count": self._count})
-        self._seen, self.other, self.held = None, None, True
+        self._seen, self.other, self.held, self.undecided = None, None, True, False
         return True
 
     def release(self) -> None:

@@ -114,6 +114,7 @@ class CellAdmin:
             if method in READING:
                 answer = getattr(self._admin, method)(body)
             else:
+                await self._decided()
                 answer = await asyncio.to_thread(getattr(self._admin, method), principal, body)
                 self._woken.set()
         except CellError as error:
@@ -123,6 +124,15 @@ class CellAdmin:
         elif method in ("publish", "update", "unpublish"):
             answer = self._cell.entry(*answer)
         return 200, answer, None
+
+    async def _decided(self) -> None:
+        """A cell started anew after a kill waits until its own old words are seen to be nobody's."""
+        from apps.cell.lease import LEASE_S, RENEW_S
+
+        with contextlib.suppress(TimeoutError):  # the storage does not answer: the call says so
+            async with asyncio.timeout(LEASE_S + 2 * RENEW_S):
+                while self._admin.undecided:
+                    await asyncio.sleep(0.1)
 
     async def view(self) -> View:
         models = self._admin.state.models

@@ -32,6 +32,8 @@ class Site:
     client_port: int
     token: str | None
     """Of Ray's token authentication; None: off."""
+    tiny: bool = False
+    """Toy models only: compiling them takes longer than running them."""
 
 
 PATIENCE = {
@@ -144,8 +146,9 @@ def environment(host: Host, site: Site, ports: Iterator[int]) -> dict[str, str]:
     env["JAX_PLATFORMS"] = "cpu"
     env["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
     if host.chips:
+        quick = "--xla_backend_optimization_level=0" if site.tiny else None
         count = f"--xla_force_host_platform_device_count={host.chips}"
-        env["XLA_FLAGS"] = " ".join(filter(None, [env.get("XLA_FLAGS"), count]))
+        env["XLA_FLAGS"] = " ".join(filter(None, [quick, env.get("XLA_FLAGS"), count]))
     if not has_haproxy():
         env["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     return env

@@ -76,7 +76,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
     ports = free_ports(wishes.port)
-    site = Site(address, folder.path, next(ports), next(ports), next(ports), token)
+    site = Site(address, folder.path, next(ports), next(ports), next(ports), token, wishes.tiny)
     if token:
         (token_file := folder.path / "token").touch(mode=0o600)
         token_file.write_text(token)

@@ -82,11 +82,13 @@ def test_the_head_is_killed_and_nothing_acknowledged_is_lost(tmp_path: Path) -> 
 
 
 def _until_writable(http: httpx.Client) -> set[str]:
-    """What is published, as soon as this cluster's cell holds the state: the killed one's lease must end first."""
+    """What is published, as soon as this cluster's cell answers: it waits for the killed one's lease to end."""
     deadline = time.monotonic() + 180
     while True:
         with contextlib.suppress(httpx.HTTPError):
-            if http.put("/acl", json={"sax_cell": "/sax/test", "acl": "*"}).status_code == 200:
+            answer = http.put("/acl", json={"sax_cell": "/sax/test", "acl": "*"})
+            assert "holds this state" not in answer.text, "it waits; there is nobody else to hold it"
+            if answer.status_code == 200:
                 return set(http.get("/listall").json())
         assert time.monotonic() < deadline
         time.sleep(0.5)

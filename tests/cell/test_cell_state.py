@@ -131,6 +131,7 @@ def test_the_second_cell_looks_on_until_the_first_ends(tmp_path: Path, monkeypat
         return admin
 
     first, second = cell("first"), cell("second")
+    assert second.undecided, "the first one's words may be left over"
     first.publish(None, MODEL)
     with pytest.raises(Unavailable, match=r"another cell \(the first cluster\) holds this state") as refusal:
         second.publish(None, MODEL | {"model": "/sax/test/n"})
@@ -139,6 +140,7 @@ def test_the_second_cell_looks_on_until_the_first_ends(tmp_path: Path, monkeypat
         clock[0] += leases.LEASE_S / 2
         first.renew()
         second.renew()
+        assert not second.undecided
     assert "/sax/test/m" in second.state.models, "it serves what the other one publishes"
     clock[0] += leases.LEASE_S / 2
     second.renew()
@@ -162,6 +164,10 @@ def test_a_cell_that_takes_over_nothing_begins_the_state(tmp_path: Path, monkeyp
     Lease(Store(str(tmp_path), "test"), Holder("gone", "elsewhere")).renew()
     admin = opened(str(tmp_path))
     assert admin.state.relay_key == ""
-    clock[0] += leases.LEASE_S
+    clock[0] += leases.LEASE_S - 1
     admin.renew()
+    assert admin.undecided
+    clock[0] += 1
+    admin.renew()
+    assert not admin.undecided
     assert admin.state.relay_key and opened(str(tmp_path)).state == admin.state

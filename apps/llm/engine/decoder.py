@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from apps.llm.engine import attention
 from apps.llm.engine.architecture import Architecture, sinusoid_frequencies
 from apps.llm.engine.attention import AttentionSpec, Implementation, KVScales, LayerCache
+from apps.llm.engine.parallel import row_parallel, rows
 from apps.llm.engine.params import HeadLayout, Params
-from apps.llm.engine.quantization import linear, product, rows
+from apps.llm.engine.quantization import linear, product
 from apps.llm.engine.step import Batch
 
 
@@ -55,7 +56,7 @@ class Decoder:
             observe: when given, each layer's keys and values `[T, kv_heads, head_dim]` are appended (calibration).
         """
         arch = self.arch
-        x = rows(params["embed"], tokens, self.dtype)
+        x = rows(params["embed"], tokens, self.dtype, self.mesh)
         if arch.scaled_embeddings:
             # Rounded to the model's type first, as the reference does.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
@@ -86,7 +87,7 @@ class Decoder:
                 qk = _rotate(qk, cos, sin)
             q, k = qk[:, :, :-1], qk[:, :, -1]
             y, cache = attention.attend(self.impl, q, k, v, cache, plan, batch, spec, self.mesh, scales)
-            y = linear(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"))
+            y = row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), self.mesh)
             if arch.post_norms:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
             x = x + y
@@ -140,7 +141,7 @@ class Decoder:
             y = activation(gate) * up
         else:
             y = activation(product(x, layer["up"], layer.get("up_bias")))
-        return linear(y.astype(x.dtype).reshape(len(x), -1), layer["down"], layer.get("down_bias"))
+        return row_parallel(y.astype(x.dtype).reshape(len(x), -1), layer["down"], layer.get("down_bias"), self.mesh)
 
 
 def _silu(x: jax.Array) -> jax.Array:

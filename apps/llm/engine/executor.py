@@ -272,11 +272,11 @@ def compiled_step(decoder: Decoder):
         )
         hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
         last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
-        sampled, state = sampling.sample(decoder.logits(weights, last), batch, state, extras)
-        samples = sampling.pack(sampled)
+        logits = decoder.logits(weights, last)
+        samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh)
         if decoder.mesh.size > 1:  # whole on every device: each host reads its own copy, and feeds its own state back
             everywhere = NamedSharding(decoder.mesh, P())
-            samples, hidden, state = jax.lax.with_sharding_constraint((samples, hidden, state), everywhere)
+            hidden, state = jax.lax.with_sharding_constraint((hidden, state), everywhere)
         return samples, hidden, caches, state
 
     return jax.jit(step, static_argnames="shape", donate_argnums=(1, 2))

@@ -21,7 +21,7 @@ class Tokens(NamedTuple):
     """A step's results on the host: samples, each by the step's sequence, and what was read of its hidden states."""
 
     ids: np.ndarray  # [S] int32
-    logprob: np.ndarray  # [S] float32; zeros unless some sequence wanted them
+    logprob: np.ndarray  # [S] float32; only those of sequences that wanted them count
     top_ids: np.ndarray  # [S, TOP_LOGPROBS]
     top_logprobs: np.ndarray
     scores: np.ndarray | None = None  # [T] float32, log probabilities of the readout's targets

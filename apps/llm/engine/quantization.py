@@ -31,8 +31,9 @@ def product(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.
     Weights keep Hugging Face's `[out, in]` order: nothing is transposed on loading. XLA:CPU reaches its matrix unit
     (AMX) only for plain two-dimensional bf16 x bf16 -> float32; it would copy a weight of more axes in every step.
     """
-    values = weight.values.astype(x.dtype) if isinstance(weight, QuantArray) else weight
-    y = jax.lax.dot_general(x, values, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+    y = jax.lax.dot_general(
+        x, values(weight).astype(x.dtype), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+    )
     if isinstance(weight, QuantArray):
         y = y * weight.scale
     return y if bias is None else y + bias.astype(jnp.float32)
@@ -43,8 +44,6 @@ def linear(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.A
     return product(x, weight, bias).astype(x.dtype)
 
 
-def rows(table: Weight, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Rows of an embedding table: `[vocab, hidden]`, `[tokens]` -> `[tokens, hidden]`."""
-    if isinstance(table, QuantArray):
-        return (table.values[ids].astype(jnp.float32) * table.scale[ids, None]).astype(dtype)
-    return table[ids].astype(dtype)
+def values(weight: Weight) -> jax.Array:
+    """The weight's numbers, before any scale."""
+    return weight.values if isinstance(weight, QuantArray) else weight

@@ -1,5 +1,8 @@
 """From logits to tokens, on the device, each sequence by its own settings.
 
+Where the vocabulary is split over devices, each of them gets the whole logits of a few sequences and picks their
+tokens by itself: one exchange in a step, where each maximum and each sum over a split vocabulary would be one.
+
 Nothing here sorts the vocabulary: top-k and top-p are found as thresholds by bisection over the float's bits, which
 is exact and costs a few dozen passes. Work that no sequence of the step asks for is skipped at run time (`lax.cond`),
 so that there is one program for a shape, whatever its requests want.
@@ -7,12 +10,15 @@ so that there is one program for a shape, whatever its requests want.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
+from apps.llm.engine.collectives import AXIS, gathered
 from apps.llm.engine.step import Batch, SamplingRows
 
 TOP_LOGPROBS = 20  # alternatives reported at most, OpenAI's limit
@@ -60,10 +66,72 @@ class Sampled(NamedTuple):
     top_logprobs: jax.Array  # [S, TOP_LOGPROBS]
 
 
-def sample(logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras) -> tuple[Sampled, SamplingState]:
-    """Pick one token for each sequence from `logits [S, vocab]` and note it in the state."""
+def sample(
+    logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras, mesh: Mesh | None = None
+) -> tuple[jax.Array, SamplingState]:
+    """Pick one token for each sequence from `logits [S, vocab]` and note it in the state.
+
+    Returns:
+        What was sampled, as `pack` lays it out, and the state. With a mesh, both are whole on each of its devices.
+    """
+    rows = _Rows(batch.kv_lens, batch.rows, batch.sampling)
+    split = mesh is not None and mesh.size > 1
+    packed = (_in_shares(mesh) if split else _pick)(logits, rows, state.counts, extras)
+    tokens, present = packed[:, 0], batch.kv_lens > 0
+    # Padding writes to the last row, which belongs to no sequence.
+    row = jnp.where(present, batch.rows, state.last_token.shape[0] - 1)
+    return packed, SamplingState(
+        state.last_token.at[row].set(tokens), state.counts.at[row, tokens].add(present.astype(jnp.int16))
+    )
+
+
+class _Rows(NamedTuple):
+    """What a batch says of its sequences that sampling needs, each `[S]`; see Batch."""
+
+    kv_lens: jax.Array
+    rows: jax.Array
+    sampling: SamplingRows
+
+
+def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
+    """`_pick`, each device of the mesh for its share of the sequences; all devices get all results.
+
+    By hand, since XLA's partitioner would spread the choice of the shares over the rest of the step.
+    """
+    devices = mesh.size
+
+    def pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) -> jax.Array:
+        seqs = batch.kv_lens.shape[0]
+        share = -(-seqs // devices)
+        first = jax.lax.axis_index(AXIS) * share
+
+        def even(x: jax.Array) -> jax.Array:  # repeats the last sequence, which costs nothing that it did not
+            return jnp.pad(x, ((0, share * devices - seqs), *((0, 0),) * (x.ndim - 1)), mode="edge")
+
+        def own(x: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(even(x), first, share)
+
+        if logits.shape[1] < counts.shape[1]:
+            logits = jax.lax.all_to_all(even(logits), AXIS, split_axis=0, concat_axis=1, tiled=True)
+        else:
+            logits = own(logits)
+        mine = extras._replace(**{name: own(getattr(extras, name)) for name in ("allowed", "bias_ids", "bias")})
+        packed = _pick(logits, jax.tree.map(own, batch), counts, mine)
+        return gathered(packed, mesh)[:seqs]
+
+    def picked(logits: jax.Array, *rest: Any) -> jax.Array:
+        # As the decoder's last product leaves them: a table whose length does not divide is whole on every device.
+        vocab = P(None, None if logits.shape[1] % devices else AXIS)
+        return jax.shard_map(pick, mesh=mesh, in_specs=(vocab, P(), P(), P()), out_specs=P(), check_vma=False)(
+            logits, *rest
+        )
+
+    return picked
+
+
+def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) -> jax.Array:
     rows = batch.sampling
-    adjusted = _penalized(logits, rows, state.counts, batch.rows)
+    adjusted = _penalized(logits, rows, counts, batch.rows)
     adjusted = _biased(adjusted, extras)
     position = batch.kv_lens  # the sampled token's own position: with the seed it fixes the random number
     tokens = jax.lax.cond(
@@ -71,13 +139,7 @@ def sample(logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras
         lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), _likeliest(adjusted)),
         lambda: _likeliest(adjusted),
     ).astype(jnp.int32)
-    present = batch.kv_lens > 0
-    # Padding writes to the last row, which belongs to no sequence.
-    row = jnp.where(present, batch.rows, state.last_token.shape[0] - 1)
-    state = SamplingState(
-        state.last_token.at[row].set(tokens), state.counts.at[row, tokens].add(present.astype(jnp.int16))
-    )
-    return _with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0)), state
+    return pack(_with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0)))
 
 
 def _likeliest(logits: jax.Array) -> jax.Array:

