@@ -1,6 +1,7 @@
 """What tests of several rooms share: one Ray cluster with Serve, started when the first test asks for it."""
 
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Beside the programs in each test's own compile cache there are the CPU attention's kernels, the same for all models:
 # half a minute of both cores where four processes make them at once.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")))
+# A shell's background job, and some CI runners' steps, ignore Ctrl-C, and so would each program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def free_port() -> int:

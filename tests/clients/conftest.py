@@ -4,7 +4,6 @@ import asyncio
 import importlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -193,7 +192,6 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
             **pipes | {key: value for key, value in options.items() if key != "env"},
             env=environment | options.get("env", {}),
             encoding="utf-8",
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background shells ignore it
         )
         started.append(process)
         return process
