@@ -15,11 +15,12 @@ def local_run() -> Iterator[Callable[..., LocalRun]]:
     """Starts runs, and ends those that a test leaves."""
     runs: list[LocalRun] = []
 
-    def start(config: str, *options: str) -> LocalRun:
-        taken = {run.port for run in runs}
-        port = serving_port()
-        while port in taken or not is_free(port):
-            port += 1
+    def start(config: str, *options: str, port: int | None = None) -> LocalRun:
+        if port is None:
+            taken = {run.port for run in runs}
+            port = serving_port()
+            while port in taken or not is_free(port):
+                port += 1
         runs.append(LocalRun(config, *options, port=port))
         return runs[-1]
 

@@ -31,13 +31,13 @@ def test_two_at_once_answer_and_ctrl_c_leaves_nothing(local_run, config_file):
     assert "instead of nobody/tiny" in two.output and "4 JAX CPU devices for chips" in two.output
 
     # A second one on the same port says so; and so does a wish for another service's host.
-    taken = type(one)(one.config, port=one.port)
+    taken = local_run(one.config, port=one.port)
     assert taken.process.wait(60) == 2 and f"a service runs on port {one.port} already" in taken.output
-    wrong = type(one)(two.config, "--kill-host", "0:0", port=one.port)
+    wrong = local_run(two.config, "--kill-host", "0:0", port=one.port)
     assert wrong.process.wait(60) == 2 and "serves one, not two" in wrong.output
 
     # The host with the chips dies; its slice comes back, and answers.
-    killer = type(two)(two.config, "--kill-host", "0:0", port=two.port)
+    killer = local_run(two.config, "--kill-host", "0:0", port=two.port)
     assert killer.process.wait(60) == 0 and "killed tpu-v5e-2x2-0-0" in killer.output
     two.wait_for("host tpu-v5e-2x2-0-0 was killed; it is recreated")
     two.wait_for("slice tpu-v5e-2x2-0 is up again")
@@ -61,7 +61,7 @@ def test_a_crash_of_the_supervisor_leaves_no_process(local_run):
     run.process.kill()
     wait_until(lambda: not [pid for pid in processes if alive(pid)], 20)
     # What it could not remove, the next one on the port does.
-    after = type(run)(LOCAL, port=run.port)
+    after = local_run(LOCAL, port=run.port)
     after.wait_for("head: starting")
     assert after.interrupt() == 130
     assert not list(Path("/tmp").glob(f"podslice-{os.getuid()}/{run.port}*"))

@@ -13,7 +13,7 @@ def test_two_slices_of_two_hosts_answer_and_survive(local_run):
     chat = {"model": "/sax/test/spmd", "prompt": "Hello", "max_tokens": 2}
     assert run.post("/v1/completions", chat).json()["choices"][0]["finish_reason"] == "length"
 
-    killer = type(run)(run.config, "--kill-host", "1:1", port=run.port)
+    killer = local_run(run.config, "--kill-host", "1:1", port=run.port)
     assert killer.process.wait(60) == 0
     run.wait_for("host tpu-v5e-2x4-4t-1-1 was killed; its slice is recreated whole, the other 1 too")
     run.wait_for("slice tpu-v5e-2x4-4t-1 is up again")
