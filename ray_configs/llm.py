@@ -12,7 +12,7 @@ DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo
 
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
-"""Largest batch, step and sequence of a tiny model."""
+"""Largest batch, step and sequence of a tiny model. The step is the smallest there is, so that it is the only one."""
 
 
 class EngineConfig(Config):

@@ -67,16 +67,15 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras, mesh: Mesh | None = None
+    logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras, mesh: Mesh
 ) -> tuple[jax.Array, SamplingState]:
     """Pick one token for each sequence from `logits [S, vocab]` and note it in the state.
 
     Returns:
-        What was sampled, as `pack` lays it out, and the state. With a mesh, both are whole on each of its devices.
+        What was sampled, as `pack` lays it out, and the state, both whole on every device of the mesh.
     """
     rows = _Rows(batch.kv_lens, batch.rows, batch.sampling)
-    split = mesh is not None and mesh.size > 1
-    packed = (_in_shares(mesh) if split else _pick)(logits, rows, state.counts, extras)
+    packed = (_in_shares(mesh) if mesh.size > 1 else _pick)(logits, rows, state.counts, extras)
     tokens, present = packed[:, 0], batch.kv_lens > 0
     # Padding writes to the last row, which belongs to no sequence.
     row = jnp.where(present, batch.rows, state.last_token.shape[0] - 1)
@@ -105,7 +104,7 @@ def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
         share = -(-seqs // devices)
         first = jax.lax.axis_index(AXIS) * share
 
-        def even(x: jax.Array) -> jax.Array:  # repeats the last sequence, which costs nothing that it did not
+        def even(x: jax.Array) -> jax.Array:  # by the last sequence again, so that it asks for no further work
             return jnp.pad(x, ((0, share * devices - seqs), *((0, 0),) * (x.ndim - 1)), mode="edge")
 
         def own(x: jax.Array) -> jax.Array:

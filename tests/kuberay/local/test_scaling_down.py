@@ -88,7 +88,7 @@ def test_the_whole_graph_fits_on_a_laptop():
 
 
 def test_what_was_small_stays():
-    config = scale_down(one(max_batch_size=2, max_step_tokens=16, max_model_len=64), tiny=True).service.applications[0]
+    config = scale_down(one(max_batch_size=2, max_step_tokens=8, max_model_len=64), tiny=True).service.applications[0]
     assert (config.config.max_batch_size, config.config.max_step_tokens, config.config.max_model_len) == (2, 8, 64)
 
 

@@ -43,15 +43,15 @@ def compared(devices: int, seqs: int, vocab: int, used: tuple[int, int]) -> dict
     ids[:, 0], bias[:, 0] = RNG.integers(0, vocab, seqs), 3.0
     extras = Extras(words, ids, bias, np.array(used, np.int32))
 
-    def on(mesh: Mesh | None) -> tuple:
+    def on(count: int) -> tuple:
+        mesh = Mesh(np.array(jax.devices()[:count]), ("tensor",))
         given = logits
-        if mesh is not None and vocab % mesh.size == 0:  # as the decoder leaves them
+        if vocab % mesh.size == 0:  # as the decoder leaves them
             given = jax.device_put(logits, NamedSharding(mesh, P(None, "tensor")))
         run = jax.jit(lambda logits, packed: sample(logits, shape.unpack(packed), state, extras, mesh))
         return run(given, step.packed)
 
-    mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
-    (packed, after), (expected, expected_after) = on(mesh), on(None)
+    (packed, after), (expected, expected_after) = on(devices), on(1)
     whole = packed.is_fully_replicated and all(part.is_fully_replicated for part in after)
     found, expected = Tokens.unpack(np.asarray(packed)), Tokens.unpack(np.asarray(expected))
     asked = [i for i in range(seqs - 1) if settings(i).get("logprobs")]  # the others' may be there or not

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_models
+from jax.sharding import Mesh
 
 from apps.llm.engine.executor_protocol import Tokens
 from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS, Extras, SamplingState, sample, start_row
@@ -19,9 +20,11 @@ from apps.llm.engine.step import StepShape
 SEQS, VOCAB, ROWS = 16, 50, 20
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=VOCAB).astype(np.float32) * 2
+ALONE = Mesh(jax.devices()[:1], ("tensor",))
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "top_k": 0, "logprobs": 0}
 run = jax.jit(
-    lambda logits, packed, state, extras, shape: sample(logits, shape.unpack(packed), state, extras), static_argnums=4
+    lambda logits, packed, state, extras, shape: sample(logits, shape.unpack(packed), state, extras, ALONE),
+    static_argnums=4,
 )
 
 
