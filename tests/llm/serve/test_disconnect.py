@@ -8,6 +8,10 @@ import httpx
 import pytest
 
 LONG = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
+# JetStream's and Saxml's bodies have no ignore_eos. Greedily answered, this goes on and on; sampled, as Saxml's is
+# by default, it may end before anybody sees it run.
+LAUGH = "ha" * 30
+GOES_ON = {"temperature": 0, "per_example_max_decode_steps": 900}
 
 
 def leave(url: str, path: str, body: dict, split: bool) -> None:
@@ -21,7 +25,7 @@ def leave(url: str, path: str, body: dict, split: bool) -> None:
         connection.sendall(content)
         deadline = time.monotonic() + 10
         while not httpx.get(f"{url}/health").json()["models"]["podslice-demo"]["running"]:
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, "never seen running"
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["one packet", "body apart"])
@@ -31,8 +35,8 @@ def leave(url: str, path: str, body: dict, split: bool) -> None:
         ("/v1/completions", {"stream": True}),
         ("/v1/completions", {"stream": False}),
         ("/v1/completions", {"n": 2, "prompt": ["x", "y"]}),
-        ("/generate", {"prompt": "ha" * 30, "stream": False}),  # JetStream has no ignore_eos; this goes on and on
-        ("/generate", {"query": "ha" * 30, "stream": True, "extra_inputs": {"per_example_max_decode_steps": 900}}),
+        ("/generate", {"prompt": LAUGH, "stream": False}),
+        ("/generate", {"query": LAUGH, "stream": True, "extra_inputs": GOES_ON}),
         ("/v1/embeddings", {"input": [[token % 200 + 10] * 500 for token in range(300)]}),
         ("/score", {"prefix": "x", "suffix": ["ha" * (300 + more) for more in range(60)]}),
     ],
