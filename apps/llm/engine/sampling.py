@@ -8,7 +8,6 @@ is exact and costs a few dozen passes. Work that no sequence of the step asks fo
 so that there is one program for a shape, whatever its requests want.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from apps.llm.engine.step import Batch, SamplingRows
 
 TOP_LOGPROBS = 20  # alternatives reported at most, OpenAI's limit
 MAX_BIAS = 512  # logit_bias entries of one request
+LANES = 128  # of a vector register of the TPU; what goes over the vocabulary in two stages goes by so many tokens
 PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the prompt
 
 
@@ -141,14 +141,22 @@ def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) ->
     return pack(_with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0)))
 
 
+def _blocks(x: jax.Array, width: int, fill: float) -> jax.Array:
+    """`[S, n]` as `[S, ceil(n / width), width]`, the last block filled up."""
+    padding = -x.shape[1] % width
+    return jnp.pad(x, ((0, 0), (0, padding)), constant_values=fill).reshape(len(x), -1, width)
+
+
+def _block(blocks: jax.Array, at: jax.Array) -> jax.Array:
+    """The block of each row that `at [S]` says: `[S, width]`."""
+    return jnp.take_along_axis(blocks, at[:, None, None], axis=1)[:, 0]
+
+
 def _likeliest(logits: jax.Array) -> jax.Array:
     """`argmax(logits, axis=-1)` in two stages: XLA:CPU finds a maximum eight times quicker than its place."""
-    rows, vocab = logits.shape
-    width = math.gcd(vocab, 128)
-    blocks = logits.reshape(rows, vocab // width, width)
+    blocks = _blocks(logits, LANES, fill=-jnp.inf)
     block = jnp.argmax(blocks.max(axis=-1), axis=-1)
-    best = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * width + jnp.argmax(best, axis=-1)
+    return block * LANES + jnp.argmax(_block(blocks, block), axis=-1)
 
 
 def _penalized(logits: jax.Array, rows: SamplingRows, counts: jax.Array, row: jax.Array) -> jax.Array:
@@ -168,7 +176,12 @@ def _biased(logits: jax.Array, extras: Extras) -> jax.Array:
         return x.at[jnp.arange(len(x))[:, None], extras.bias_ids].add(extras.bias)
 
     def allow(x: jax.Array) -> jax.Array:
-        bits = (extras.allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+        # Words are spread over the lanes of a block, not bits out of words: three fifths of the time on TPU, and compiled
+        # in a fifth of it.
+        lane = jnp.arange(LANES)
+        words = _blocks(extras.allowed, LANES // 32, fill=0)
+        words = jnp.take_along_axis(words, jnp.broadcast_to(lane // 32, (*words.shape[:2], LANES)), axis=2)
+        bits = (words >> (lane % 32).astype(jnp.uint32)) & 1
         return jnp.where(bits.reshape(len(x), -1)[:, : x.shape[1]] == 1, x, -jnp.inf)
 
     logits = jax.lax.cond(extras.used[1] > 0, bias, lambda x: x, logits)
@@ -195,12 +208,33 @@ def _draw(logits: jax.Array, rows: SamplingRows, position: jax.Array) -> jax.Arr
     def uniform(seed: jax.Array, position: jax.Array) -> jax.Array:
         return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position))
 
-    cumulated = jnp.cumsum(weights, axis=-1)
-    goal = jax.vmap(uniform)(rows.seed, position) * cumulated[:, -1]
-    picked = jnp.sum(cumulated <= goal[:, None], axis=-1)
-    # Rounding may carry the goal to the very end: the last token that has any weight then.
-    last = vocab - 1 - jnp.argmax((weights > 0)[:, ::-1], axis=-1)
-    return jnp.minimum(picked, last)
+    return weighted_choice(weights, jax.vmap(uniform)(rows.seed, position))
+
+
+def weighted_choice(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """The token at the part `uniform [S]`, in [0, 1), of the sum of each row of `weights [S, vocab]`: `[S]`.
+
+    In two stages, the block and the token in it: a cumulated sum of the whole vocabulary took a fifth of the time that
+    a step's program takes to compile for TPU. A token of weight 0 is never chosen.
+    """
+    blocks = _blocks(weights, LANES, fill=0)
+    sums = blocks.sum(axis=-1)
+    cumulated = jnp.cumsum(sums, axis=-1)
+    goal = uniform * cumulated[:, -1]
+    block = _reached(sums, cumulated, goal)
+    before = jnp.take_along_axis(cumulated - sums, block[:, None], axis=1)[:, 0]
+    inside = _block(blocks, block)
+    token = block * LANES + _reached(inside, jnp.cumsum(inside, axis=-1), goal - before)
+    return jnp.minimum(token, weights.shape[1] - 1)  # of weights that are no numbers too
+
+
+def _reached(weights: jax.Array, cumulated: jax.Array, goal: jax.Array) -> jax.Array:
+    """The first place where more than the goal is reached, or the last one if rounding hides it; never one of weight 0.
+    All `[S, n]` -> `[S]`."""
+    weighty = weights > 0
+    reached = weighty & (cumulated > goal[:, None])
+    last = weights.shape[1] - 1 - jnp.argmax(weighty[:, ::-1], axis=-1)
+    return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last)
 
 
 def _largest_threshold(holds: Callable[[jax.Array], jax.Array], count: int) -> jax.Array:

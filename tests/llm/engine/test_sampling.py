@@ -14,12 +14,14 @@ import tiny_models
 from jax.sharding import Mesh
 
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS, Extras, SamplingState, sample, start_row
+from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS, Extras, SamplingState, sample, start_row, weighted_choice
 from apps.llm.engine.step import StepShape
 
 SEQS, VOCAB, ROWS = 16, 50, 20
+BLOCKS = 300  # a vocabulary of two blocks of lanes and a part of one
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=VOCAB).astype(np.float32) * 2
+MORE_LOGITS = RNG.normal(size=BLOCKS).astype(np.float32) * 2
 ALONE = Mesh(jax.devices()[:1], ("tensor",))
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "top_k": 0, "logprobs": 0}
 run = jax.jit(
@@ -28,8 +30,8 @@ run = jax.jit(
 )
 
 
-def extras(allowed: Sequence[int] | None = None, bias: dict[int, float] | None = None) -> Extras:
-    words = np.full((SEQS, -(-VOCAB // 32)), 0xFFFFFFFF, np.uint32)
+def extras(allowed: Sequence[int] | None = None, bias: dict[int, float] | None = None, vocab: int = VOCAB) -> Extras:
+    words = np.full((SEQS, -(-vocab // 32)), 0xFFFFFFFF, np.uint32)
     if allowed is not None:
         words[:] = 0
         for token in allowed:
@@ -45,9 +47,10 @@ def draw(settings: Sequence[dict], logits=LOGITS, state=None, more=None, positio
     step = StepShape(SEQS, SEQS, 2).host()
     for i, changes in enumerate(settings):
         step.add([0], position, [1], False, **({"row": i, "seed": i} | NEUTRAL | changes))
-    logits = np.broadcast_to(logits, (SEQS, VOCAB)).astype(np.float32)
-    state = state or SamplingState.empty(ROWS, VOCAB)
-    packed, state = run(logits, step.packed, state, extras() if more is None else more, step.shape)
+    vocab = len(logits)
+    logits = np.broadcast_to(logits, (SEQS, vocab)).astype(np.float32)
+    state = state or SamplingState.empty(ROWS, vocab)
+    packed, state = run(logits, step.packed, state, extras(vocab=vocab) if more is None else more, step.shape)
     return Tokens.unpack(np.asarray(packed)), state
 
 
@@ -102,10 +105,19 @@ def test_greedy_takes_the_likeliest_first_of_equals() -> None:
     ids=str,
 )
 def test_distribution(settings: dict) -> None:
+    check_distribution(LOGITS, settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 40, "top_p": 0.9}], ids=str)
+def test_distribution_over_blocks(settings: dict) -> None:
+    check_distribution(MORE_LOGITS, settings)
+
+
+def check_distribution(logits: np.ndarray, settings: dict) -> None:
     """Chi-square over the tokens that may come, at 99.9 %; none else ever comes."""
     count = 4096
-    expected = kept(LOGITS, **settings) * count
-    seen = np.bincount(many(count, **settings), minlength=VOCAB)
+    expected = kept(logits, **settings) * count
+    seen = np.bincount(many(count, logits, **settings), minlength=len(logits))
     assert not seen[expected == 0].any()
     common = expected >= 5
     bins = np.append(expected[common], expected[~common].sum() + 1e-9), np.append(seen[common], seen[~common].sum())
@@ -114,6 +126,24 @@ def test_distribution(settings: dict) -> None:
     assert chi < freedom + 4.4 * np.sqrt(2 * freedom) + 8
     if settings and settings.get("temperature", 1) == 1 and (expected > 0).sum() <= 12:
         assert set(np.flatnonzero(seen)) == set(np.flatnonzero(expected)), "each that may come does"
+
+
+def test_the_number_says_which_token() -> None:
+    """All along the sum, and at both ends of it; tokens and whole blocks of no weight lie between."""
+    count = 5000
+    weights = np.exp(RNG.normal(size=BLOCKS) * 2).astype(np.float32)
+    weights[RNG.random(BLOCKS) < 0.5] = 0
+    weights[128:256] = 0
+    weights[[0, BLOCKS - 1]] = 0
+    below_one = np.nextafter(np.float32(1), np.float32(0))
+    numbers = np.concatenate([[0, below_one], RNG.random(count - 2)]).astype(np.float32)
+    chosen = np.asarray(jax.jit(weighted_choice)(np.broadcast_to(weights, (count, BLOCKS)), numbers))
+    assert (weights[chosen] > 0).all()
+    assert (chosen[0], chosen[1]) == (np.flatnonzero(weights)[0], np.flatnonzero(weights)[-1])
+    cumulated = np.cumsum(weights.astype(np.float64)) / weights.sum(dtype=np.float64)
+    near_an_edge = np.abs(cumulated[None] - numbers[:, None]).min(axis=1) < 1e-6
+    right = np.searchsorted(cumulated, numbers, side="right")
+    assert (chosen == right)[~near_an_edge].all() and near_an_edge.mean() < 0.01
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.9}], ids=str)
@@ -190,6 +220,12 @@ def test_bias_and_mask() -> None:
     seen = np.bincount(many(4096, more=extras(None, bias)), minlength=VOCAB) / 4096
     assert np.abs(seen - softmax(expected)).max() < 0.03
     assert set(many(SEQS, more=extras(allowed, bias), temperature=0.0)) == {int(both.argmax())}
+
+
+def test_the_mask_finds_every_token() -> None:
+    for token in range(BLOCKS):
+        allowed = extras([token], vocab=BLOCKS)
+        assert draw([{"temperature": 0.0}], MORE_LOGITS, None, allowed)[0].ids[0] == token
 
 
 def test_logprobs_are_the_models_own() -> None:
