@@ -18,7 +18,7 @@ from ray import serve
 from apps.cell.application import build
 from ray_configs.cell import CellConfig
 
-SMALL = {"max_batch_size": 4, "max_step_tokens": 16, "max_model_len": 64}
+SMALL = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 64}
 DEMO = {"model": "/sax/small/demo", "model_path": "catalog.local", "replicas": 1, "overrides": SMALL}
 QUESTION = "How many days are in a week?"
 KEYS = {"alice": "a-key", "bob": "b-key"}

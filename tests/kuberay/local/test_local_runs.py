@@ -11,7 +11,7 @@ from pathlib import Path
 from local_runs import alive, wait_until
 
 LOCAL = "ray_configs.catalog.local"
-SMALL = "max_batch_size=4, max_step_tokens=64"
+SMALL = "max_batch_size=4, max_step_tokens=8"
 
 
 def in_shared_memory(processes: set[int]) -> set[str]:

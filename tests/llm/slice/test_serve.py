@@ -31,7 +31,7 @@ def settings(slice_cache: str) -> dict[str, Any]:
         "max_replicas": SLICES,
         "num_cpus": 0.5,
         "max_batch_size": 4,
-        "max_step_tokens": 16,
+        "max_step_tokens": 8,
         "max_model_len": 128,
         "compile_cache": slice_cache,
     }
