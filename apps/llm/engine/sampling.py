@@ -176,8 +176,8 @@ def _biased(logits: jax.Array, extras: Extras) -> jax.Array:
         return x.at[jnp.arange(len(x))[:, None], extras.bias_ids].add(extras.bias)
 
     def allow(x: jax.Array) -> jax.Array:
-        # Words are spread over the lanes of a block, not bits out of words: three fifths of the time on TPU, and compiled
-        # in a fifth of it.
+        # Words are spread over the lanes of a block, not bits out of words: compiled for TPU in a fifth of the time,
+        # and run in three fifths.
         lane = jnp.arange(LANES)
         words = _blocks(extras.allowed, LANES // 32, fill=0)
         words = jnp.take_along_axis(words, jnp.broadcast_to(lane // 32, (*words.shape[:2], LANES)), axis=2)

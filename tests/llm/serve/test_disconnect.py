@@ -43,10 +43,13 @@ def leave(url: str, path: str, body: dict, split: bool) -> None:
     ids=["stream", "whole", "many", "jetstream", "saxml", "embeddings", "score"],
 )
 def test_leaving_frees_the_request(llm_url, stats, path, extra, split):
-    before = stats()["generated_tokens"]
+    def work() -> int:
+        return stats()["prompt_tokens"] + stats()["generated_tokens"]
+
     leave(llm_url, path, LONG | extra, split)
-    deadline = time.monotonic() + 2
+    done = work()
+    deadline = time.monotonic() + 30
     while (now := stats())["running"] or now["waiting"]:
         assert time.monotonic() < deadline, "still running"
     assert now["pages_used"] == 0
-    assert now["generated_tokens"] - before < 2000  # of 1000 to 4000 that nobody would have read
+    assert work() - done < 300, "of 900 and more that nobody would have read"

@@ -221,7 +221,7 @@ def test_one_host_in_trouble_fails_all(kind: str, said: str, config: Callable[..
     began = time.monotonic()
     with pytest.raises(EngineStopped, match=said):
         engine.generate(PROMPTS, SamplingParams(max_tokens=80, ignore_eos=True))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40, "soon, on a busy machine too"
     with pytest.raises(EngineStopped, match=said):
         engine.submit("x")
     with pytest.raises(EngineStopped, match=said):
