@@ -62,12 +62,15 @@ def test_a_check_changes_nothing() -> None:
 
 
 def test_many_objects_take_no_more_work_each() -> None:
-    """Counted in calls, not seconds. Rules that compare objects with each other must not compare all pairs."""
+    """Counted in calls, not seconds: some 17,000 for this one. A rule that walks through all objects for each of them
+    would show."""
     count = 16
     objects = [copy.deepcopy(good.wide_service()[0]) for _ in range(count)]
     for index, item in enumerate(objects):
         item["metadata"]["name"] = f"llama-{index}"
-    assert calls_of_check(objects) < 1.2 * count * calls_of_check(objects[:1])
+    one = calls_of_check(objects[:1])
+    assert one < 100_000
+    assert calls_of_check(objects) < 1.2 * count * one
 
 
 def calls_of_check(objects: list[dict[str, Any]]) -> int:

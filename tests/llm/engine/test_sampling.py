@@ -18,10 +18,10 @@ from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS, Extras, SamplingSta
 from apps.llm.engine.step import StepShape
 
 SEQS, VOCAB, ROWS = 16, 50, 20
-BLOCKS = 300  # a vocabulary of two blocks of lanes and a part of one
+LARGER = 300  # a vocabulary of two blocks and a part of one
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=VOCAB).astype(np.float32) * 2
-MORE_LOGITS = RNG.normal(size=BLOCKS).astype(np.float32) * 2
+LARGER_LOGITS = RNG.normal(size=LARGER).astype(np.float32) * 2
 ALONE = Mesh(jax.devices()[:1], ("tensor",))
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "top_k": 0, "logprobs": 0}
 run = jax.jit(
@@ -110,7 +110,7 @@ def test_distribution(settings: dict) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 40, "top_p": 0.9}], ids=str)
 def test_distribution_over_blocks(settings: dict) -> None:
-    check_distribution(MORE_LOGITS, settings)
+    check_distribution(LARGER_LOGITS, settings)
 
 
 def check_distribution(logits: np.ndarray, settings: dict) -> None:
@@ -131,13 +131,13 @@ def check_distribution(logits: np.ndarray, settings: dict) -> None:
 def test_the_number_says_which_token() -> None:
     """All along the sum, and at both ends of it; tokens and whole blocks of no weight lie between."""
     count = 5000
-    weights = np.exp(RNG.normal(size=BLOCKS) * 2).astype(np.float32)
-    weights[RNG.random(BLOCKS) < 0.5] = 0
+    weights = np.exp(RNG.normal(size=LARGER) * 2).astype(np.float32)
+    weights[RNG.random(LARGER) < 0.5] = 0
     weights[128:256] = 0
-    weights[[0, BLOCKS - 1]] = 0
+    weights[[0, LARGER - 1]] = 0
     below_one = np.nextafter(np.float32(1), np.float32(0))
     numbers = np.concatenate([[0, below_one], RNG.random(count - 2)]).astype(np.float32)
-    chosen = np.asarray(jax.jit(weighted_choice)(np.broadcast_to(weights, (count, BLOCKS)), numbers))
+    chosen = np.asarray(jax.jit(weighted_choice)(np.broadcast_to(weights, (count, LARGER)), numbers))
     assert (weights[chosen] > 0).all()
     assert (chosen[0], chosen[1]) == (np.flatnonzero(weights)[0], np.flatnonzero(weights)[-1])
     cumulated = np.cumsum(weights.astype(np.float64)) / weights.sum(dtype=np.float64)
@@ -223,9 +223,9 @@ def test_bias_and_mask() -> None:
 
 
 def test_the_mask_finds_every_token() -> None:
-    for token in range(BLOCKS):
-        allowed = extras([token], vocab=BLOCKS)
-        assert draw([{"temperature": 0.0}], MORE_LOGITS, None, allowed)[0].ids[0] == token
+    for token in range(LARGER):
+        allowed = extras([token], vocab=LARGER)
+        assert draw([{"temperature": 0.0}], LARGER_LOGITS, None, allowed)[0].ids[0] == token
 
 
 def test_logprobs_are_the_models_own() -> None:
