@@ -309,7 +309,7 @@ def _findings(source: Source, crds: Path | None) -> list["Finding"]:
     from kuberay.check import check as check_objects
     from kuberay.check.configs import check_config
 
-    found = check_objects(source.objects, crds)
+    found = [*source.findings, *check_objects(source.objects, crds)]
     return (check_config(source.config) if source.config else []) + found
 
 

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kuberay.render import render
 from ray_configs.cloud import BUCKET_PLACEHOLDER, PROJECT_PLACEHOLDER
 from ray_configs.job import Job
 from ray_configs.loading import load
 from ray_configs.service import Application, Service
+
+if TYPE_CHECKING:
+    from kuberay.check import Finding
 
 Objects = list[dict[str, Any]]
 
@@ -63,6 +66,8 @@ class Source:
     name: str
     objects: Objects
     config: Service | Job | None = None
+    findings: tuple["Finding", ...] = ()
+    """What reading has to say already: files that were skipped, or that hold nothing."""
 
     def open_placeholders(self) -> list[str]:
         """Placeholders that are still in the objects, such as PROJECT_ID."""
@@ -77,15 +82,17 @@ def read(source: str, placeholders: Placeholders = LEFT_OPEN) -> Source:
     """
     path = Path(source)
     if source == "-" or path.suffix in YAML_SUFFIXES or path.is_dir():
-        return Source(source, _manifests(path, placeholders))
+        return _manifests(source, path, placeholders)
     config = load(source)
     return Source(source, placeholders.fill(render(config)), placeholders.fill_config(config))
 
 
-def _manifests(path: Path, placeholders: Placeholders) -> Objects:
+def _manifests(source: str, path: Path, placeholders: Placeholders) -> Source:
+    from kuberay.check import Finding
+    from kuberay.check.kustomize import left_out
     from kuberay.check.reading import read_yaml
 
-    if str(path) == "-":
+    if source == "-":
         files = [Path("/dev/stdin")]
     elif path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in YAML_SUFFIXES)
@@ -93,6 +100,14 @@ def _manifests(path: Path, placeholders: Placeholders) -> Objects:
             raise ValueError(f"there is no .yaml file in the folder {path}")
     else:
         files = [path]
-    objects = [item for file in files for item in read_yaml(file)]
+    skipped = {file: finding for file in files if (finding := left_out(file))}
+    objects = [item for file in files if file not in skipped for item in read_yaml(file)]
+    findings = list(skipped.values())
+    if not objects and not skipped:
+        why = "holds no object: nothing was checked, and nothing would be applied"
+        instead = "look at what wrote it; a command that failed leaves such a file"
+        findings.append(Finding("no-object", "error", source, why, instead, file=source))
     # As they were read, objects know their lines, which findings name; filled in, they are plain ones.
-    return objects if placeholders == LEFT_OPEN else placeholders.fill(objects)
+    return Source(
+        source, objects if placeholders == LEFT_OPEN else placeholders.fill(objects), findings=tuple(findings)
+    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from kuberay.check.nodes import Node
 from kuberay.check.pods import Pod
 from kuberay.check.rules import Problem, error, nearest, rule
 
@@ -21,12 +22,19 @@ def names(pod: Pod) -> Iterator[Problem]:
         seen.add(name or "")
 
 
+def _claim_templates(spec: Node) -> Iterator[Node]:
+    """Claims that a StatefulSet, LeaderWorkerSet or JobSet makes for its Pods, as volumes of the same names."""
+    yield from spec["volumeClaimTemplates"]
+    yield from spec["leaderWorkerTemplate"]["volumeClaimTemplates"]
+    for policy in spec["volumeClaimPolicies"]:
+        yield from policy["templates"]
+
+
 @rule(Pod, "volume", "Kubernetes API server")
 def volumes(pod: Pod) -> Iterator[Problem]:
     """What a container mounts is a volume of the Pod, each path once."""
     known = {volume["name"].value for volume in pod.spec["volumes"] if isinstance(volume["name"].value, str)}
-    claims = pod.node.document.node.at("spec", "volumeClaimTemplates")
-    known |= {str(claim.at("metadata", "name").value) for claim in claims}
+    known |= {str(claim.at("metadata", "name").value) for claim in _claim_templates(pod.node.document.node["spec"])}
     if pod.role in ("head", "worker", "submitter"):
         known |= _OPERATORS_OWN
     for container in [*pod.init_containers, *pod.containers]:

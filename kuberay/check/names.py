@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Cluster, Manifest
 from kuberay.check.nodes import Node
 from kuberay.check.pods import Pod
-from kuberay.check.rules import Problem, error, rule, warning
+from kuberay.check.rules import Problem, error, note, rule, warning
 
 _LONGEST = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 36}
 _LONGEST_MULTI_HOST = {"RayCluster": 41, "RayService": 35, "RayJob": 35, "RayCronJob": 24}
@@ -39,8 +39,28 @@ def kind_and_version(manifest: Manifest) -> Iterator[Problem]:
             "write apiVersion: ray.io/v1",
         )
     named = manifest.metadata["name"].present or manifest.metadata["generateName"].present
-    if manifest.kind and not named and manifest.kind not in ("Kustomization",):
+    if not named and (reader := _reader(manifest)):
+        yield note(node["kind"], f"is read by {reader}: it is no object of the API server", "do not apply it")
+    elif not named:
         yield error(manifest.metadata["name"], "has no name: the API server refuses it", "write metadata.name")
+
+
+def _reader(manifest: Manifest) -> str | None:
+    """The program whose own file this is, which only looks like an object."""
+    group, version = manifest.group, str(manifest.node["apiVersion"].value)
+    if version == "v1" and manifest.kind == "Config":
+        return "kubectl, as a kubeconfig"
+    for start, reader in (
+        ("skaffold", "Skaffold"),
+        ("kind.x-k8s.io", "kind"),
+        ("k3d.io", "k3d"),
+        ("audit.k8s.io", "kube-apiserver"),
+    ):
+        if version.startswith(f"{start}/"):
+            return reader
+    if group.endswith(".config.k8s.io") or group.startswith("config.") or group.startswith("kubeadm.k8s.io"):
+        return "a program of Kubernetes as its configuration"
+    return None
 
 
 @rule(Manifest, "name", "KubeRay 1.7: ValidateRayClusterMetadata and its siblings")
@@ -151,34 +171,51 @@ def duplicate_objects(manifest: Manifest) -> Iterator[Problem]:
 def duplicate_service_ports(manifest: Manifest) -> Iterator[Problem]:
     """A Service's ports differ in number and name."""
     if manifest.kind == "Service":
-        yield from _duplicates(list(manifest.spec["ports"]), "port", "the API server refuses the Service")
+        yield from _duplicates(list(manifest.spec["ports"]), "port", "Service")
 
 
 @rule(Pod, "duplicate-port", "Kubernetes API server; KubeRay 1.7 looks ports up by name")
 def duplicate_container_ports(pod: Pod) -> Iterator[Problem]:
-    """Ports of a Pod's containers differ: they share one network."""
-    ports = [port for container in pod.containers for port in container["ports"]]
-    yield from _duplicates(ports, "containerPort", "whoever looks the port up gets the first; the rest is ignored")
-    for port in ports:
-        name = port["name"].text
-        if name is not None and (len(name) > 15 or not re.search("[a-z]", name) or not _DNS_1123.match(name)):
-            yield error(
-                port["name"],
-                f"{name!r} is no port name: the API server refuses the Pod",
-                "use at most 15 lower-case letters, digits and hyphens",
+    """Ports of a container differ in number and name; two containers may share names, but no number: one network."""
+    owners: dict[tuple[int, str], str] = {}
+    for container in pod.containers:
+        what = "RayCluster" if pod.role in ("head", "worker") else "Pod"
+        yield from _duplicates(list(container["ports"]), "containerPort", what)
+        for port in container["ports"]:
+            name, number = port["name"].text, port["containerPort"].number
+            if name is not None and (len(name) > 15 or not re.search("[a-z]", name) or not _DNS_1123.match(name)):
+                yield error(
+                    port["name"],
+                    f"{name!r} is no port name: the API server refuses the Pod",
+                    "use at most 15 lower-case letters, digits and hyphens",
+                )
+            here = str(container["name"].value)
+            if number is None or owners.setdefault((number, port["protocol"].text or "TCP"), here) == here:
+                continue
+            yield warning(
+                port["containerPort"],
+                f"port {number} is the container {owners[number, port['protocol'].text or 'TCP']}'s too: containers of "
+                "a Pod share one network, and only the first to come can listen",
+                "give each container its own port",
             )
 
 
-def _duplicates(ports: list[Node], key: str, consequence: str) -> Iterator[Problem]:
+def _duplicates(ports: list[Node], key: str, what: str) -> Iterator[Problem]:
     numbers: set[tuple[int, str]] = set()
     names: set[str] = set()
     for port in ports:
         number, name = port[key].number, port["name"].text
         protocol = port["protocol"].text or "TCP"
         if number is not None and (number, protocol) in numbers:
-            yield error(port[key], f"{protocol} port {number} is listed twice: {consequence}", "list it once")
+            # Of a Pod's ports the API server only warns; KubeRay's CRD says in its schema that they differ.
+            say, consequence = (
+                (warning, "server-side apply refuses") if what == "Pod" else (error, "the API server refuses")
+            )
+            yield say(port[key], f"{protocol} port {number} is listed twice: {consequence} the {what}", "list it once")
         elif name is not None and name in names:
-            yield error(port["name"], f"two ports are named {name}: {consequence}", "give each its own name")
+            yield error(
+                port["name"], f"two ports are named {name}: the API server refuses the {what}", "give each its own name"
+            )
         if number is not None:
             numbers.add((number, protocol))
         if name is not None:
