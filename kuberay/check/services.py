@@ -95,9 +95,9 @@ def upgrade_options(cluster: Cluster) -> Iterator[Problem]:
         )
 
 
-@rule(Cluster, "serve-readiness", "KubeRay 1.7: initLivenessAndReadinessProbe (kuberay#2552, #4994)")
+@rule(Cluster, "serve-readiness", "KubeRay 1.7: initLivenessAndReadinessProbe, BuildServeService (kuberay#1808)")
 def readiness(cluster: Cluster) -> Iterator[Problem]:
-    """KubeRay's own readiness probe asks every worker for a Serve proxy, which most hosts of a slice do not run."""
+    """Readiness alone keeps hosts without a Serve proxy out of NAME-serve-svc; KubeRay's own probe asks for one."""
     if cluster.manifest.kind != "RayService":
         return
     head_only = re.search(r"proxy_location\W+HeadOnly", str(cluster.manifest.spec["serveConfigV2"].value or ""))
@@ -105,9 +105,8 @@ def readiness(cluster: Cluster) -> Iterator[Problem]:
         if not group.pod.containers or not group.tpu or not (group.multi_host or head_only):
             continue
         probe = group.pod.containers[0]["readinessProbe"]
-        asks_proxy = probe.at("httpGet", "port").value in (8000, "serve")
-        if not probe.present or asks_proxy:
-            who = "this probe asks every worker" if asks_proxy else "KubeRay's readiness probe asks every worker"
+        asks_proxy = probe.at("httpGet", "port").value in (8000, "serve") or ":8000/" in str(probe["exec"].value)
+        if probe.present and not asks_proxy:
             reason = (
                 "proxy_location HeadOnly starts no Serve proxy on workers"
                 if head_only
@@ -115,10 +114,10 @@ def readiness(cluster: Cluster) -> Iterator[Problem]:
             )
             yield warning(
                 probe,
-                f"{who} of a RayService for a Serve proxy on port 8000; {reason}, so "
-                "the other hosts stay NotReady for ever (kuberay#2552, #4994, #3353)",
-                "write a readinessProbe of your own that asks the raylet alone: httpGet path /api/healthz port 52365 "
-                "(Ray 2.53 and later), with a failureThreshold that survives model loading",
+                f"NAME-serve-svc sends requests to every worker that is Ready, and this probe does not ask for a Serve "
+                f"proxy on port 8000; {reason}, so requests to the other hosts are refused (kuberay#1808)",
+                "leave readinessProbe out: KubeRay's own asks for the proxy. Hosts without one then stay NotReady, "
+                "which keeps requests away and stops nothing else",
             )
 
 

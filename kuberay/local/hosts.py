@@ -198,7 +198,7 @@ def _environment(container: Mapping[str, Any], address: str, secrets: _Secrets) 
         elif "fieldRef" in source:  # the manifest asks for the node's address and nothing else
             value = address
         else:
-            value = re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), entry["value"])
+            value = re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), entry.get("value", ""))
         if value is not None:
             env[entry["name"]] = value
     return env

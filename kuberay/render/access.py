@@ -45,7 +45,7 @@ def serve_service(exposure: LoadBalancer) -> dict[str, Any]:
     service: dict[str, Any] = {
         "spec": {
             "type": "LoadBalancer",
-            "ports": [{"name": "serve", "port": exposure.port, "targetPort": SERVE_PORT}],
+            "ports": [{"name": "serve", "port": exposure.port, "targetPort": SERVE_PORT, "protocol": "TCP"}],
         }
     }
     if exposure.internal:

@@ -7,7 +7,17 @@ from kuberay.render.access import metadata, service_account
 from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
-from kuberay.render.pods import host_address, machine_quantities, plain, pod_template, quantities, secrets
+from kuberay.render.pods import (
+    gigabytes,
+    host_address,
+    machine_memory_gb,
+    machine_quantities,
+    plain,
+    pod_template,
+    port,
+    quantities,
+    secrets,
+)
 from kuberay.render.ray_cluster import ray_cluster_spec
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.job import Job
@@ -68,16 +78,17 @@ def _batch_job(job: Job) -> dict[str, Any]:
 
 
 def _template(job: Job, several: bool) -> dict[str, Any]:
-    scratch = f"{job.scratch_gb}G"
+    scratch = gigabytes(job.scratch_gb)
+    memory_gb = machine_memory_gb(job.slice) if job.slice else job.memory_gb
     if job.slice is not None:
         requests = machine_quantities(job.slice, scratch)
     else:
-        requests = {"cpu": str(job.cpus), "memory": f"{job.memory_gb}G", "ephemeral-storage": scratch}
+        requests = {"cpu": str(job.cpus), "memory": gigabytes(memory_gb), "ephemeral-storage": scratch}
     container: dict[str, Any] = {"name": "job", "image": job.container_image, "command": list(job.command)}
     if several:
         container[noted("ports", "By which the hosts of a slice talk, and their runtime's metrics.")] = [
-            {"containerPort": 8471, "name": "tpu"},
-            {"containerPort": 8431, "name": "tpu-metrics"},
+            port("tpu", 8471),
+            port("tpu-metrics", 8431),
         ]
     if env := plain(job.env) + secrets(job) + host_address(job.slice):
         container["env"] = env
@@ -87,4 +98,4 @@ def _template(job: Job, several: bool) -> dict[str, Any]:
         spec["subdomain"] = job.name
     seconds = int(job.max_run_hours * 3600)
     spec[noted("activeDeadlineSeconds", "Counts from the Pod's start, not while it waits for machines.")] = seconds
-    return pod_template(job, container, job.worker_groups[0], requests["memory"], **spec)
+    return pod_template(job, container, job.worker_groups[0], memory_gb, **spec)

@@ -8,8 +8,8 @@ from typing import Any
 from kuberay.render.pods import Config
 from ray_configs.capacity import Queued
 
-ANY = 1_000_000_000
-"""A quota that never binds: what limits the queue is whether GKE gets the machines."""
+ANY, ANY_MEMORY = "1G", "1000000000Gi"
+"""Quotas that never bind: what limits the queue is whether GKE gets the machines."""
 
 
 def queued(config: Config) -> Queued | None:
@@ -41,11 +41,11 @@ def queue_objects(config: Config) -> list[dict[str, Any]]:
         meta["labels"] = {"app.kubernetes.io/managed-by": "podslice"}
         return {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": kind, "metadata": meta, "spec": spec}
 
-    def quota(tpus: int) -> list[dict[str, Any]]:
+    def quota(tpus: str) -> list[dict[str, Any]]:
         return [
             {"name": "cpu", "nominalQuota": ANY},
-            {"name": "memory", "nominalQuota": f"{ANY}Gi"},
-            {"name": "ephemeral-storage", "nominalQuota": f"{ANY}Gi"},
+            {"name": "memory", "nominalQuota": ANY_MEMORY},
+            {"name": "ephemeral-storage", "nominalQuota": ANY_MEMORY},
             {"name": "google.com/tpu", "nominalQuota": tpus},
         ]
 
@@ -83,7 +83,7 @@ def queue_objects(config: Config) -> list[dict[str, Any]]:
                     {
                         "coveredResources": ["cpu", "memory", "ephemeral-storage", "google.com/tpu"],
                         "flavors": [
-                            {"name": ordinary, "resources": quota(0)},
+                            {"name": ordinary, "resources": quota("0")},
                             {"name": dynamic, "resources": quota(ANY)},
                         ],
                     }

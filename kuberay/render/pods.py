@@ -23,9 +23,19 @@ CPU_POD_MEMORY_GB = 8
 SCRATCH_TPU_WORKER = "40G"
 
 
+def gigabytes(number: int) -> str:
+    """`number` times 10^9 as Kubernetes spells it when it writes an object back: 1000 of them are `1T`."""
+    return f"{number // 1000}T" if number % 1000 == 0 else f"{number}G"
+
+
 def quantities(requests: dict[str, str]) -> dict[str, Any]:
     """Requests equal to limits: the Pod is evicted last, and Autopilot wants it so."""
     return {"limits": dict(requests), "requests": dict(requests)}
+
+
+def machine_memory_gb(slice: TpuSlice) -> int:
+    """Of the one Pod of a TPU machine, 10^9 bytes."""
+    return int(slice.machine.memory_gb * SHARE_OF_MACHINE)
 
 
 def machine_quantities(slice: TpuSlice, ephemeral_storage: str) -> dict[str, str]:
@@ -33,10 +43,15 @@ def machine_quantities(slice: TpuSlice, ephemeral_storage: str) -> dict[str, str
     machine = slice.machine
     return {
         "cpu": str(int(machine.vcpus * SHARE_OF_MACHINE)),
-        "memory": f"{int(machine.memory_gb * SHARE_OF_MACHINE)}G",
+        "memory": gigabytes(machine_memory_gb(slice)),
         "ephemeral-storage": ephemeral_storage,
         TPU_RESOURCE: str(slice.chips_per_host),
     }
+
+
+def worker_memory_gb(group: WorkerGroup) -> int:
+    """Of one Pod of the group, 10^9 bytes."""
+    return machine_memory_gb(group.slice) if group.slice else CPU_POD_MEMORY_GB
 
 
 def worker_quantities(group: WorkerGroup) -> dict[str, str]:
@@ -45,15 +60,15 @@ def worker_quantities(group: WorkerGroup) -> dict[str, str]:
         return machine_quantities(group.slice, SCRATCH_TPU_WORKER)
     return {
         "cpu": str(max(2, round(group.cpus + 0.5))),
-        "memory": f"{CPU_POD_MEMORY_GB}G",
+        "memory": gigabytes(worker_memory_gb(group)),
         "ephemeral-storage": "10G",
     }
 
 
-def shared_memory(memory: str) -> dict[str, Any]:
-    """The volume for /dev/shm; `memory` is the Pod's, such as `200G`."""
-    size = max(1, int(int(memory.removesuffix("G")) * SHARED_MEMORY))
-    return {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size}G"}}
+def shared_memory(memory_gb: int) -> dict[str, Any]:
+    """The volume for /dev/shm of a Pod with that much memory."""
+    size = max(1, int(memory_gb * SHARED_MEMORY))
+    return {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": gigabytes(size)}}
 
 
 def bucket_volume(bucket: Bucket) -> dict[str, Any]:
@@ -62,7 +77,7 @@ def bucket_volume(bucket: Bucket) -> dict[str, Any]:
         "name": "bucket",
         "csi": {
             "driver": "gcsfuse.csi.storage.gke.io",
-            "readOnly": bucket.read_only,
+            **_read_only(bucket),
             "volumeAttributes": {
                 "bucketName": bucket.name,
                 noted(
@@ -73,13 +88,24 @@ def bucket_volume(bucket: Bucket) -> dict[str, Any]:
     }
 
 
+def _read_only(bucket: Bucket) -> dict[str, bool]:
+    """Said only where it is so: the operator drops a `readOnly: false` when it writes the object back."""
+    return {"readOnly": True} if bucket.read_only else {}
+
+
 def secret(name: str, entry: SecretKey) -> dict[str, Any]:
     """An environment variable whose value comes from a Secret."""
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": entry.secret, "key": entry.key}}}
 
 
 def plain(env: dict[str, str]) -> list[dict[str, Any]]:
-    return [{"name": name, "value": value} for name, value in env.items()]
+    """Variables with values of their own. An empty one is left out, as when the operator writes the object back."""
+    return [{"name": name, "value": value} if value else {"name": name} for name, value in env.items()]
+
+
+def port(name: str, number: int) -> dict[str, Any]:
+    """A port of a container, with the protocol that Kubernetes would add."""
+    return {"containerPort": number, "name": name, "protocol": "TCP"}
 
 
 def secrets(config: Config) -> list[dict[str, Any]]:
@@ -96,21 +122,21 @@ def pod_template(
     config: Config,
     container: dict[str, Any],
     group: WorkerGroup | None,
-    memory: str,
+    memory_gb: int,
     **spec: Any,
 ) -> dict[str, Any]:
     """A template of one container, with the volumes, identity and placement that the config asks for.
 
-    `group` None: a Pod without chips, on any ordinary node. `memory` is the container's, such as `200G`.
+    `group` None: a Pod without chips, on any ordinary node. `memory_gb` is the container's.
     """
-    volumes = [shared_memory(memory)]
-    mounts = [{"name": "dshm", "mountPath": "/dev/shm"}]
+    volumes = [shared_memory(memory_gb)]
+    mounts: list[dict[str, Any]] = [{"name": "dshm", "mountPath": "/dev/shm"}]
     # The Pod cannot be moved: the cluster autoscaler must not empty its node to save money.
     annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     if config.bucket and config.bucket.mount:
         annotations["gke-gcsfuse/volumes"] = "true"
         volumes.append(bucket_volume(config.bucket))
-        mounts.append({"name": "bucket", "mountPath": config.bucket.mount, "readOnly": config.bucket.read_only})
+        mounts.append({"name": "bucket", "mountPath": config.bucket.mount, **_read_only(config.bucket)})
     pod: dict[str, Any] = dict(spec)
     if config.service_account:
         pod["serviceAccountName"] = config.service_account.service_account
@@ -135,15 +161,4 @@ def host_address(slice: TpuSlice | None) -> list[dict[str, Any]]:
 
 def slice_ports() -> list[dict[str, Any]]:
     """Ports by which the hosts of a slice find each other, and several slices do."""
-    return [{"containerPort": 8471, "name": "tpu"}, {"containerPort": 8081, "name": "mxla"}]
-
-
-def raylet_probe() -> dict[str, Any]:
-    """Ready means that Ray runs. KubeRay's own probe asks for a Serve proxy too."""
-    return {
-        "httpGet": {"path": "/api/local_raylet_healthz", "port": 52365},
-        "initialDelaySeconds": 10,
-        "periodSeconds": 5,
-        "timeoutSeconds": 2,
-        noted("failureThreshold", "A minute: a host of a large slice may be slow to join."): 12,
-    }
+    return [port("tpu", 8471), port("mxla", 8081)]

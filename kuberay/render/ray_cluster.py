@@ -5,15 +5,18 @@ from typing import Any
 from kuberay.render.notes import noted
 from kuberay.render.pods import (
     Config,
+    gigabytes,
     host_address,
     plain,
     pod_template,
+    port,
     quantities,
-    raylet_probe,
     secrets,
     slice_ports,
+    worker_memory_gb,
     worker_quantities,
 )
+from kuberay.render.serve_config import SERVE_PORT
 from ray_configs.ingress import DIRECT_INGRESS
 from ray_configs.service import Service
 from ray_configs.workers import WorkerGroup
@@ -53,45 +56,37 @@ def _environment(config: Config) -> list[dict[str, Any]]:
 
 
 def _head(config: Config, image: str) -> dict[str, Any]:
-    memory = f"{config.head.memory_gb}G"
     container = {
         "name": "ray-head",
         "image": image,
         "ports": [
-            {"containerPort": 6379, "name": "gcs"},
-            {"containerPort": 8265, "name": "dashboard"},
-            {"containerPort": 10001, "name": "client"},
-            {"containerPort": 8000, "name": "serve"},
+            port("gcs", 6379),
+            port("dashboard", 8265),
+            port("client", 10001),
+            port("serve", SERVE_PORT),
         ],
         "env": _environment(config),
-        "resources": quantities({"cpu": str(config.head.cpus), "memory": memory}),
+        "resources": quantities({"cpu": str(config.head.cpus), "memory": gigabytes(config.head.memory_gb)}),
     }
     return {
         "rayStartParams": {noted("num-cpus", "No replica or task runs beside the cluster's brain."): "0"},
-        "template": pod_template(config, container, None, memory),
+        "template": pod_template(config, container, None, config.head.memory_gb),
     }
 
 
 def _worker_group(config: Config, group: WorkerGroup) -> dict[str, Any]:
-    ports = [{"containerPort": 8000, "name": "serve"}] if isinstance(config, Service) else []
+    ports = [port("serve", SERVE_PORT)] if isinstance(config, Service) else []
     container: dict[str, Any] = {"name": "ray-worker", "image": group.image}
     if group.hosts > 1:
         ports += slice_ports()
     if ports:
         container["ports"] = ports
-    if group.hosts > 1 and isinstance(config, Service):
-        container[
-            noted(
-                "readinessProbe",
-                "Hosts without a replica have no Serve proxy; KubeRay's own probe asks for one and would call them "
-                "not ready for ever (kuberay#2552).",
-            )
-        ] = raylet_probe()
-    requests = worker_quantities(group)
+    # No readinessProbe: KubeRay's own asks for a Serve proxy, and alone keeps hosts without one out of the Service.
+    # Such hosts stay NotReady, which stops nothing else.
     container["env"] = _environment(config) + secrets(config) + host_address(group.slice)
     if not container["env"]:
         del container["env"]
-    container["resources"] = quantities(requests)
+    container["resources"] = quantities(worker_quantities(group))
     spec: dict[str, Any] = {"groupName": group.name}
     if group.slice is None:
         spec["numOfHosts"] = 1
@@ -100,10 +95,12 @@ def _worker_group(config: Config, group: WorkerGroup) -> dict[str, Any]:
         why = f"{slice.topology} = {slice.chips} chips, {slice.chips_per_host} on each {slice.machine_type}."
         spec[noted("numOfHosts", why)] = slice.hosts
     spec |= {"replicas": group.minimum, "minReplicas": group.minimum, "maxReplicas": group.maximum}
+    why = "The operator adds it when it writes the object back; missing here, it would own the whole list of groups."
+    spec[noted("scaleStrategy", why)] = {}
     if group.slice is not None:
         spec[noted("labels", "Alike on all hosts; Ray adds each host's own tpu-worker-id and tpu-slice-name.")] = (
             group.slice.ray_labels
         )
     spec["rayStartParams"] = {}
-    spec["template"] = pod_template(config, container, group, requests["memory"])
+    spec["template"] = pod_template(config, container, group, worker_memory_gb(group))
     return spec

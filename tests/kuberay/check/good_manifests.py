@@ -96,10 +96,6 @@ def wide_service() -> list[dict[str, Any]]:
     """A RayService on two v5e slices of four hosts with four chips each."""
     labels = {"ray.io/tpu-pod-type": "v5litepod-16", "ray.io/tpu-topology": "4x4"}
     group = _group("tpu-v5-lite-podslice", "4x4", 4, 4, labels)
-    group["template"]["spec"]["containers"][0]["readinessProbe"] = {
-        "httpGet": {"path": "/api/healthz", "port": 52365},
-        "failureThreshold": 120,
-    }
     config = _SERVE_CONFIG.split("  deployments:")[0]
     spec = {"serveConfigV2": config, "upgradeStrategy": {"type": "None"}, "rayClusterConfig": _cluster_spec(group)}
     return [{**_named("RayService", "llama-wide"), "spec": spec}]

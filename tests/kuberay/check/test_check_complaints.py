@@ -29,10 +29,10 @@ CACHE: list[Change] = [
 ]
 
 COMPLAINTS: dict[str, tuple[list[Change], str, list[str]]] = {
-    "workers without a Serve proxy stay NotReady": (
-        [(f"{BOX} readinessProbe", REMOVED)],
+    "requests go to hosts without a Serve proxy": (
+        [(f"{BOX} readinessProbe", {"httpGet": {"path": "/api/healthz", "port": 52365}})],
         "serve-readiness",
-        ["kuberay#2552", "#4994"],
+        ["kuberay#1808"],
     ),
     "slices of several hosts do not scale from zero": (
         [(f"{GROUP} minReplicas", 0)],
@@ -57,11 +57,6 @@ COMPLAINTS: dict[str, tuple[list[Change], str, list[str]]] = {
         ["kuberay#1476", "#2274", "#4239"],
     ),
     "JAX hangs on stale MEGASCALE variables": ([env("MEGASCALE_SLICE_ID", "0")], "megascale-env", ["ray#62893"]),
-    "the cluster is never Ready with several hosts": (
-        [(f"{BOX} readinessProbe", REMOVED)],
-        "serve-readiness",
-        ["#3353"],
-    ),
     "JAX_PLATFORMS=tpu crashes": ([env("JAX_PLATFORMS", "tpu")], "jax-platforms", ["Unknown backend cpu"]),
     "hosts race for one compilation cache": (CACHE, "compile-cache", ["same files at the same time"]),
     "token authentication of services": (

@@ -190,21 +190,29 @@ def test_bundles_of_one_replica_and_slices() -> None:
     expect(changed(objects, ("spec rayClusterConfig workerGroupSpecs 0 maxReplicas", 9)), "serve-tpu", "error", "has 4")
 
 
-def test_workers_of_a_wide_slice_need_their_own_readiness() -> None:
-    objects = changed(good.wide_service(), (f"{BOX} readinessProbe", REMOVED))
-    finding = expect(objects, "serve-readiness", "warning", "kuberay#2552", "#4994", "/api/healthz")
-    assert finding.where.endswith("containers[0].readinessProbe")
-    assert good.grave(good.service()) == []  # one host a slice, a proxy on each
-    own = changed(good.wide_service(), (f"{BOX} readinessProbe httpGet port", 8000))
-    expect(own, "serve-readiness", "warning", "this probe asks every worker")
+RAYLET_PROBE = {"httpGet": {"path": "/api/healthz", "port": 52365}}
+PROXY_PROBES = (
+    {"httpGet": {"path": "/-/healthz", "port": 8000}},
+    {"exec": {"command": ["bash", "-c", "wget -T 2 -q -O- http://localhost:8000/-/healthz | grep success"]}},
+)
+
+
+def test_a_probe_of_the_raylet_makes_every_host_of_a_slice_an_endpoint() -> None:
+    objects = changed(good.wide_service(), (f"{BOX} readinessProbe", RAYLET_PROBE))
+    finding = expect(objects, "serve-readiness", "warning", "requests to the other hosts are refused", "kuberay#1808")
+    assert finding.where.endswith("containers[0].readinessProbe") and "leave readinessProbe out" in finding.instead
+    for probe in PROXY_PROBES:
+        assert good.grave(changed(good.wide_service(), (f"{BOX} readinessProbe", probe))) == []
+    one_host = changed(good.service(), (f"{BOX} readinessProbe", RAYLET_PROBE))
+    assert good.grave(one_host) == [], "a proxy runs on each"
 
 
 def test_head_only_proxies() -> None:
     objects = changed(good.service(), *serve("EveryNode", "HeadOnly"))
-    expect(objects, "serve-readiness", "warning", "HeadOnly starts no Serve proxy on workers")
-    probe = (f"{BOX} readinessProbe", {"httpGet": {"path": "/api/healthz", "port": 52365}})
+    probed = changed(objects, (f"{BOX} readinessProbe", RAYLET_PROBE))
+    expect(probed, "serve-readiness", "warning", "HeadOnly starts no Serve proxy on workers")
     excluded = ("spec excludeHeadPodFromServeSvc", True)
-    expect(changed(objects, probe, excluded), "service-endpoints", "error", "no endpoint")
+    expect(changed(objects, excluded), "service-endpoints", "error", "no endpoint")
 
 
 def test_a_config_that_is_no_text() -> None:

@@ -86,10 +86,11 @@ def test_group_labels_are_those_that_all_hosts_share() -> None:
     }
 
 
-def test_hosts_of_a_slice_are_ready_without_a_serve_proxy() -> None:
-    probe = worker_pod(service())["containers"][0]["readinessProbe"]
-    assert probe["httpGet"] == {"path": "/api/local_raylet_healthz", "port": 52365}
-    assert "readinessProbe" not in worker_pod(service("v6e:2x2"))["containers"][0]
+@pytest.mark.parametrize("slice", ["v6e:4x4", "v6e:2x2", None])
+def test_kuberays_own_probes_keep_hosts_without_a_proxy_out_of_the_service(slice: str | None) -> None:
+    """A readiness probe of ours would replace KubeRay's, which asks for the Serve proxy."""
+    (container,) = worker_pod(service(slice))["containers"]
+    assert not [key for key in container if key.endswith("Probe")]
 
 
 def test_upgrades_ask_for_no_second_set_of_slices() -> None:
@@ -287,4 +288,6 @@ def test_the_catalogs_cell_keeps_both_slices_and_needs_no_autoscaler() -> None:
     assert (group["minReplicas"], group["maxReplicas"], group["numOfHosts"]) == (2, 2, 8)
     assert spec["enableInTreeAutoscaling"] is False
     (ray_service,) = of_kind(load("ray_configs.catalog.cell_v5e_4x8"), "RayService")
-    assert ray_service["spec"]["serveService"]["spec"]["ports"] == [{"name": "serve", "port": 8888, "targetPort": 8000}]
+    assert ray_service["spec"]["serveService"]["spec"]["ports"] == [
+        {"name": "serve", "port": 8888, "targetPort": 8000, "protocol": "TCP"}
+    ]
