@@ -20,6 +20,7 @@ from kuberay.check import (  # noqa: F401
     containers,
     names,
     placeholders,
+    pod_values,
     ray_jobs,
     serve_config,
     serve_tpus,

@@ -14,7 +14,7 @@ _OPERATORS_OWN = frozenset({"ray-logs", "shared-mem", "log-volume", "gcs-storage
 def names(pod: Pod) -> Iterator[Problem]:
     """Containers of a Pod have names of their own."""
     seen: set[str] = set()
-    for container in [*pod.init_containers, *pod.containers]:
+    for container in pod.all_containers:
         name = container["name"].text
         if name is not None and name in seen:
             why = f"two containers are named {name}: the API server refuses the Pod, and KubeRay tries again for ever"
@@ -37,7 +37,7 @@ def volumes(pod: Pod) -> Iterator[Problem]:
     known |= {str(claim.at("metadata", "name").value) for claim in _claim_templates(pod.node.document.node["spec"])}
     if pod.role in ("head", "worker", "submitter"):
         known |= _OPERATORS_OWN
-    for container in [*pod.init_containers, *pod.containers]:
+    for container in pod.all_containers:
         paths: set[str] = set()
         for mount in container["volumeMounts"]:
             name, path = mount["name"].text, mount["mountPath"].text

@@ -42,6 +42,11 @@ class Pod:
         return list(self.spec["initContainers"])
 
     @property
+    def all_containers(self) -> list[Node]:
+        """Init containers, then the others."""
+        return [*self.init_containers, *self.containers]
+
+    @property
     def accelerator(self) -> Node:
         return self.spec["nodeSelector"][ACCELERATOR]
 

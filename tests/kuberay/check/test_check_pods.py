@@ -1,0 +1,134 @@
+"""Pod templates of the right types that the API server refuses all the same, or that never start."""
+
+from typing import Any
+
+import good_manifests as good
+import pytest
+from good_manifests import changed, expect
+
+POD = "spec workerGroupSpecs 0 template spec"
+BOX = f"{POD} containers 0"
+
+
+def from_secret(**reference: str) -> dict[str, Any]:
+    return {"name": "TOKEN", "valueFrom": {"secretKeyRef": reference}}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule", "words"),
+    [
+        (f"{POD} restartPolicy", "never", "pod-value", ["never is none of", "write Never"]),
+        (f"{POD} dnsPolicy", "ClusterFirstHostNet", "pod-value", ["write ClusterFirstWithHostNet"]),
+        (f"{POD} terminationGracePeriodSeconds", -30, "pod-value", ["is negative"]),
+        (f"{BOX} imagePullPolicy", "IfNotPresents", "pod-value", ["write IfNotPresent"]),
+        (f"{BOX} ports 0 protocol", "HTTP", "pod-value", ["none of TCP, UDP, SCTP"]),
+        (f"{BOX} ports 0 containerPort", 82650, "pod-value", ["82650 is no port"]),
+        (f"{POD} nodeSelector pool", "large tpus", "pod-value", ["'large tpus' is no label value"]),
+        (f"{POD} tolerations 0 operator", "Exist", "toleration", ["Exist is none of", "write Exists"]),
+        (f"{POD} tolerations 0 effect", "NoScheduling", "toleration", ["write NoSchedule"]),
+        (f"{POD} tolerations 0 value", "present", "toleration", ["a value beside operator Exists"]),
+        (f"{POD} tolerations 0 tolerationSeconds", 30, "toleration", ["for effect NoExecute alone"]),
+        (f"{POD} tolerations 1", {"operator": "Equal", "value": "a"}, "toleration", ["without key"]),
+        (f"{BOX} env 0", {**from_secret(name="hub", key="token"), "value": "x"}, "env", ["a value and a valueFrom"]),
+        (f"{BOX} env 0", from_secret(name="hub", key=""), "env", ["names no key of the Secret"]),
+        (f"{BOX} env 0", from_secret(key="token"), "env", ["names no name of the Secret"]),
+        (f"{BOX} env 0", {"name": "A", "valueFrom": {}}, "env", ["comes from nothing"]),
+        (
+            f"{BOX} env 0 valueFrom",
+            {"secretKeyRef": {"name": "a", "key": "b"}, "configMapKeyRef": {"name": "a", "key": "b"}},
+            "env",
+            ["a value and a valueFrom", "secretKeyRef and configMapKeyRef"],
+        ),
+        (
+            f"{BOX} env 0",
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIp"}}},
+            "env",
+            ["status.podIp is no field", "write status.podIP"],
+        ),
+        (f"{BOX} env 1", {"name": "LANGUAGE", "value": "pt"}, "env", ["LANGUAGE is set twice", "KubeRay's CRD"]),
+        (f"{BOX} env 0 name", "LANGUAGE=pt", "env", ["write it without ="]),
+        (f"{BOX} envFrom", [{"prefix": "A_"}], "env", ["one of secretRef and configMapRef"]),
+        (f"{BOX} image", "rayproject/Ray image:2.60.0", "image", ["InvalidImageName", "small letters"]),
+        (f"{BOX} image", "rayproject/ray:2.60.0 ", "image", ["spaces around it"]),
+        (f"{BOX} image", "rayproject/ray:2.60.0:gpu", "image", ["no reference of an image"]),
+        (f"{BOX} resources requests memory", "41Gi", "resources", ["more than its limit of 40Gi"]),
+        (f"{BOX} resources claims", [{"name": "tpus"}], "resources", ["no resource claim tpus"]),
+        (f"{BOX} livenessProbe", {"periodSeconds": 5}, "probe", ["asks nothing", "httpGet"]),
+        (
+            f"{BOX} livenessProbe",
+            {"exec": {"command": ["true"]}, "tcpSocket": {"port": 8265}},
+            "probe",
+            ["asks exec and tcpSocket"],
+        ),
+        (
+            f"{BOX} livenessProbe",
+            {"exec": {"command": ["true"]}, "successThreshold": 2},
+            "probe",
+            ["is 1 for every livenessProbe"],
+        ),
+        (f"{BOX} livenessProbe", {"exec": {"command": ["true"]}, "periodSeconds": -1}, "probe", ["is negative"]),
+        (f"{BOX} livenessProbe", {"tcpSocket": {"port": 0}}, "probe", ["0 is no port"]),
+        (
+            f"{BOX} livenessProbe",
+            {"httpGet": {"port": "dashbord"}},
+            "probe",
+            ["names no port dashbord", "write dashboard"],
+        ),
+        (f"{BOX} lifecycle", {"preStop": {}}, "probe", ["does nothing", "exec"]),
+        (
+            f"{POD} volumes",
+            [{"name": "a", "emptyDir": {}, "secret": {"secretName": "b"}}],
+            "volume-source",
+            ["emptyDir and secret at once"],
+        ),
+        (
+            f"{POD} volumes",
+            [{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}],
+            "volume-source",
+            ["two volumes are named a"],
+        ),
+    ],
+)
+def test_a_spoilt_pod(path: str, value: Any, rule: str, words: list[str]) -> None:
+    found = [f for f in good.grave(changed(good.cluster(), (path, value))) if f.rule == rule]
+    assert {f.severity for f in found} == {"error"}
+    said = " ".join(f"{f.why} {f.instead}" for f in found)
+    assert [word for word in words if word not in said] == [], said
+    alone = {f.rule for f in good.grave(changed(good.cluster(), (path, value)))}
+    assert alone <= {rule, "ray-version"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (f"{POD} tolerations 1", {"operator": "Exists"}),
+        (f"{POD} tolerations 1", {"key": "a", "value": "b"}),
+        (f"{POD} tolerations 1", {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}),
+        (f"{BOX} env 0", from_secret(name="hub", key="token")),
+        (f"{BOX} env 0", {"name": "A", "value": "", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a']"}}}),
+        (f"{BOX} env 0", {"name": "A", "value": ""}),
+        (f"{BOX} image", "us-docker.pkg.dev/PROJECT_ID/podslice/llm:0.1.0"),
+        (f"{BOX} image", "localhost:5000/a__b/c-d.e@sha256:" + "0" * 64),
+        (f"{BOX} image", "$REGISTRY/Image"),
+        (f"{BOX} resources requests cpu", "500m"),
+        (f"{BOX} livenessProbe", {"httpGet": {"port": "dashboard"}}),
+        (f"{BOX} lifecycle", {"preStop": {"sleep": {"seconds": 5}}}),
+        (f"{POD} volumes", [{"name": "a"}]),
+    ],
+)
+def test_unusual_pods_that_are_fine(path: str, value: Any) -> None:
+    assert good.grave(changed(good.cluster(), (path, value))) == []
+
+
+def test_a_claim_that_the_pod_has() -> None:
+    claims = (f"{POD} resourceClaims", [{"name": "tpus", "resourceClaimTemplateName": "slice"}])
+    assert good.grave(changed(good.cluster(), claims, (f"{BOX} resources claims", [{"name": "tpus"}]))) == []
+    typo = changed(good.cluster(), claims, (f"{BOX} resources claims", [{"name": "tpu"}]))
+    expect(typo, "resources", "error", "write tpus")
+
+
+def test_a_variable_twice_outside_of_ray() -> None:
+    """Kubernetes takes the later one; only server-side apply refuses."""
+    box = "spec template spec containers 0"
+    twice = changed(good.deployment(), (f"{box} env 1", {"name": "LANGUAGE", "value": "es"}))
+    expect(twice, "env", "warning", "the later one wins")
