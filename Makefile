@@ -12,7 +12,7 @@ TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-torch-xla lint demo-model manifests clean
+.PHONY: serve serve-sd test test-kubernetes test-torch-xla lint demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
@@ -25,6 +25,13 @@ serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://l
 test: $(TEST_STAMP) ## Run all tests
 	@echo "== running the tests"
 	@. $(VENV)/bin/activate && python -m pytest $(PYTEST_ARGS)
+
+# The environment's own KUBECONFIG is never taken: that may be somebody's production.
+OTHER_CLUSTER := $(if $(filter command%,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG))
+
+test-kubernetes: $(TEST_STAMP) ## Run the tests on a real control plane built with Go (as root), or on KUBECONFIG=...
+	@echo "== running the tests on Kubernetes"
+	@. $(VENV)/bin/activate && PYTHONPATH=tests/kubernetes python -m harness test $(OTHER_CLUSTER) $(PYTEST_ARGS)
 
 test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU device (the first time installs 9 GB)
 	@echo "== running the pictures' tests on torch_xla"

@@ -1,0 +1,43 @@
+"""python -m harness build | test [PYTEST ARGUMENTS]: what `make test-kubernetes` runs."""
+
+import argparse
+import os
+import sys
+
+from harness import building, namespace
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m harness", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("build", help="build the control plane and KubeRay's operators into the cache")
+    test = commands.add_parser("test", help="build, then run pytest in namespaces of its own")
+    test.add_argument("--kubeconfig", help="run on this cluster instead of one that the harness starts")
+    arguments, rest = parser.parse_known_args()
+    if arguments.command != "test" and rest:
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    try:
+        if arguments.command == "build":
+            building.build_all()
+            return 0
+        return run_tests(arguments.kubeconfig, rest)
+    except building.BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run_tests(kubeconfig: str | None, pytest_arguments: list[str]) -> int:
+    """pytest's exit status. Tests marked `long` run where the arguments choose them with -m."""
+    command = [sys.executable, "-m", "pytest", "-m", "kubernetes and not long", "tests/kubernetes", *pytest_arguments]
+    if kubeconfig:
+        os.environ["PODSLICE_TEST_KUBECONFIG"] = os.path.abspath(kubeconfig)
+        os.execv(command[0], command)
+    if said := namespace.missing():
+        print(f"error: {said}", file=sys.stderr)
+        return 2
+    building.build_all()
+    return namespace.run(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
