@@ -22,7 +22,6 @@ from kuberay.cluster import credentials
 from kuberay.cluster.errors import ClusterError, UnknownKind, Where, explained
 from kuberay.cluster.gke import remedy_for_missing
 from kuberay.cluster.manifests import Manifest, title, without_server_fields
-from kuberay.cluster.watch_stream import WatchStream
 
 MANAGER = "podslice"
 
@@ -151,25 +150,9 @@ class Cluster:
             return json.loads(response.data)
 
     def list(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str | None = None,
-        labels: str | None = None,
-        fields: str | None = None,
+        self, api_version: str, kind: str, namespace: str | None = None, labels: str | None = None
     ) -> "list[Manifest]":
         """Every object of a kind, page by page, in a namespace (this cluster's unless named; all, if cluster-wide)."""
-        return self.list_with_version(api_version, kind, namespace, labels, fields)[0]
-
-    def list_with_version(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str | None = None,
-        labels: str | None = None,
-        fields: str | None = None,
-    ) -> "tuple[list[Manifest], str]":
-        """Also the resourceVersion from which a watch goes on."""
         resource = self._resource(api_version, kind)
         items: list[Manifest] = []
         follow: str | None = None
@@ -179,7 +162,6 @@ class Cluster:
                     resource,
                     namespace=(namespace or self.namespace) if resource.namespaced else None,
                     label_selector=labels,
-                    field_selector=fields,
                     limit=PAGE,
                     _continue=follow,
                     serialize=False,
@@ -189,35 +171,7 @@ class Cluster:
             items += [{"apiVersion": api_version, "kind": kind} | item for item in page["items"]]
             follow = page["metadata"].get("continue")
             if not follow:
-                return items, page["metadata"]["resourceVersion"]
-
-    def watch(
-        self,
-        api_version: str,
-        kind: str,
-        namespace: str | None = None,
-        labels: str | None = None,
-        fields: str | None = None,
-    ) -> WatchStream:
-        """What there is, then each change, for as long as it is iterated; see WatchStream."""
-        resource = self._resource(api_version, kind)
-
-        def listed() -> "tuple[list[Manifest], str]":
-            return self.list_with_version(api_version, kind, namespace, labels, fields)
-
-        def stream(version: str, watcher: Any, timeout_s: int) -> Iterator[Manifest]:
-            with self._explains(f"watching {resource.name}"):
-                yield from self._client.watch(
-                    resource,
-                    namespace=(namespace or self.namespace) if resource.namespaced else None,
-                    label_selector=labels,
-                    field_selector=fields,
-                    resource_version=version,
-                    timeout=timeout_s,
-                    watcher=watcher,
-                )
-
-        return WatchStream(listed, stream)
+                return items
 
     def delete(self, live: Manifest, propagation: str = "Foreground") -> bool:
         """Deletes this very object, and not one of the same name made since. False if it is gone already."""

@@ -27,6 +27,10 @@ def managers(manifest: Manifest) -> list[str]:
     return sorted({entry["manager"] for entry in entries if "manager" in entry and not entry.get("subresource")})
 
 
+def labels(manifest: Manifest) -> dict[str, str]:
+    return manifest["metadata"].get("labels") or {}
+
+
 def condition(manifest: Manifest, kind: str) -> Manifest:
     """The status condition of this type, or an empty dict."""
     conditions = manifest.get("status", {}).get("conditions") or []

@@ -1,84 +1,108 @@
 """What a Ray cluster lacks: its head, its slices, or what the operator could not make."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kuberay.cluster import pods, queueing, slices
 from kuberay.cluster.events import one_line
 from kuberay.cluster.manifests import Manifest, condition, is_true
-from kuberay.cluster.slices import PHASES, Slice
+from kuberay.cluster.slices import PHASES, Slice, Works
 from kuberay.cluster.state import Finding, Phase, PodState, Step, Workload
 from kuberay.cluster.surroundings import Surroundings
 
 
 @dataclass(frozen=True)
+class Count:
+    """How many of the slices that are asked for work; of the workers, where there is no slice."""
+
+    working: int
+    asked: int
+    word: str  # slices, workers
+    more: int = 0  # than asked for
+
+    def __str__(self) -> str:
+        return f"{self.working} of {self.asked} {self.word}"
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.working + other.working, self.asked + other.asked, self.word, self.more + other.more)
+
+
+@dataclass(frozen=True)
 class RayClusterView:
-    name: str
+    live: Manifest
     head: PodState
     slices: tuple[Slice, ...]
-    findings: tuple[Finding, ...]  # the gravest first
+    refusals: tuple[Finding, ...]  # what the operator could not make
+
+    @property
+    def name(self) -> str:
+        return self.live["metadata"]["name"]
+
+    @property
+    def head_finding(self) -> Finding | None:
+        return None if self.head.step == Step.READY else Finding(PHASES[self.head.step], f"the head {self.head.words}")
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The gravest first; of equally grave ones the head's, without which nothing else comes up."""
+        parts = [self.head_finding, *(part.finding() for part in self.slices), *self.refusals]
+        return sorted((found for found in parts if found is not None), key=lambda found: -found.phase)
 
     @property
     def lines(self) -> list[str]:
         return [f"Ray cluster {self.name}:", f"  head {self.head.words}", *(f"  {item.line()}" for item in self.slices)]
 
+    def count(self, group: str | None = None) -> Count:
+        """Over one group, or over all that have TPUs (all at all, where none has)."""
+        parts = [part for part in self.slices if group in (None, part.group)]
+        parts = [part for part in parts if part.shape] or parts
+        names = {part.group for part in parts}
+        groups = [spec for spec in self.live["spec"].get("workerGroupSpecs") or [] if spec["groupName"] in names]
+        asked = sum(spec.get("replicas") or 0 for spec in groups)
+        working = sum(part.works for part in parts)
+        word = "slices" if any(part.shape for part in parts) else "workers"
+        return Count(min(working, asked), asked, word, max(0, len(parts) - asked))
 
-def view(live: Manifest, around: Surroundings) -> RayClusterView:
-    heads = [pods.read(pod, around.events, around.nodes) for pod in around.heads_of(live)]
+
+def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = None) -> RayClusterView:
+    """`when` says of a group when its slices work, where that is not: when all hosts are ready."""
+    heads = [pods.read(pod, around.events, around.nodes) for pod in around.ray_pods(live, "head")]
     head = min(heads, key=lambda state: state.step, default=PodState("", Step.MISSING, "has no Pod yet"))
-    parts = slices.of_ray_cluster(live, around.workers_of(live), around.events, around.nodes)
-    findings = [found for part in parts if (found := part.finding()) is not None]
-    if head.step != Step.READY:
-        findings.insert(0, Finding(PHASES[head.step], f"the head {head.words}"))
-    findings += _refusals(live, around)
-    # Stable: of equally grave ones the first, which is the head's.
-    return RayClusterView(
-        live["metadata"]["name"], head, tuple(parts), tuple(sorted(findings, key=lambda found: -found.phase))
-    )
+    workers = around.ray_pods(live, "worker")
+    parts = slices.of_ray_cluster(live, workers, around.events, around.nodes, when or {})
+    return RayClusterView(live, head, tuple(parts), tuple(_refusals(live, around)))
 
 
-def _refusals(live: Manifest, around: Surroundings) -> list[Finding]:
+def _refusals(live: Manifest, around: Surroundings) -> Sequence[Finding]:
     """Pods that the operator could not make, often because a webhook denied them."""
-    found: list[Finding] = []
     if is_true(live, "ReplicaFailure"):
         said = one_line(condition(live, "ReplicaFailure").get("message"))
-        found.append(Finding(Phase.TROUBLE, f"the operator cannot make or delete Pods: {said}"))
-    else:
-        warning = around.events.last_warning(live)
-        if warning is not None:
-            found.append(
-                Finding(Phase.TROUBLE, f"the operator says {warning['reason']}: {one_line(warning['message'])}")
-            )
-    return found
+        return [Finding(Phase.TROUBLE, f"the operator cannot make or delete Pods: {said}")]
+    if (warning := around.events.last_warning(live)) is not None:
+        return [Finding(Phase.TROUBLE, f"the operator says {warning['reason']}: {one_line(warning['message'])}")]
+    return []
 
 
 def read(live: Manifest, around: Surroundings) -> Workload:
     """A RayCluster that stands alone."""
     name = live["metadata"]["name"]
     seen = view(live, around)
-    held = queueing.finding(live, around)
 
     def workload(phase: Phase, verdict: str) -> Workload:
         return Workload("RayCluster", name, phase, f"{name} {verdict}", tuple(seen.lines))
 
     if live["metadata"].get("deletionTimestamp"):
         return workload(Phase.DELETING, "is being deleted")
-    if held is not None:
+    if (held := queueing.finding(live, around)) is not None:
         return workload(held.phase, f"waits for quota: {held.text}")
     if live["spec"].get("suspend"):
         return workload(Phase.SUSPENDED, "is suspended")
     if seen.findings:
         return workload(seen.findings[0].phase, opening(seen.findings[0]))
-    return workload(Phase.READY, f"is ready: {count(seen.slices)} up")
+    return workload(Phase.READY, f"is ready: {seen.count()} up")
 
 
 def opening(found: Finding) -> str:
     """How a verdict begins for the gravest finding."""
     words = {Phase.TROUBLE: "does not come up", Phase.WAITING: "waits for capacity"}
     return f"{words.get(found.phase, 'is starting')}: {found.text}"
-
-
-def count(parts: tuple[Slice, ...]) -> str:
-    """`2 of 2 slices`; groups without TPUs count where there is no other."""
-    counted = [part for part in parts if part.shape] or list(parts)
-    word = "slices" if any(part.shape for part in parts) else "workers"
-    return f"{sum(part.running for part in counted)} of {len(counted)} {word}"

@@ -1,11 +1,13 @@
 """A RayService in words: is it serving, and if not, what is the gravest reason."""
 
+from dataclasses import replace
 from typing import Any
 
 from kuberay.cluster import queueing, ray_cluster
 from kuberay.cluster.events import one_line
 from kuberay.cluster.manifests import Manifest, condition, is_true
-from kuberay.cluster.ray_cluster import RayClusterView, count, opening
+from kuberay.cluster.ray_cluster import Count, RayClusterView, opening
+from kuberay.cluster.serve_config import applications, processes_of, when_slices_work
 from kuberay.cluster.state import Finding, Phase, Workload
 from kuberay.cluster.surroundings import Surroundings
 
@@ -23,7 +25,9 @@ MESSAGE_LINES = 15
 def read(live: Manifest, around: Surroundings) -> Workload:
     name = live["metadata"]["name"]
     status = live.get("status") or {}
-    views = {view.name: view for view in (ray_cluster.view(item, around) for item in around.ray_clusters_of(live))}
+    when = when_slices_work(live)
+    seen = [ray_cluster.view(item, around, when) for item in around.ray_clusters_of(live)]
+    views = {view.name: view for view in seen}
     sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
     phase, verdict = _verdict(live, status, views, sides, around)
     details: list[str] = []
@@ -65,7 +69,7 @@ def _verdict(
         side = side or {"rayClusterName": next(reversed(views), "")}
         found = _gravest(side, views)
         if found is not None:
-            return found.phase, opening(found)
+            return max(Phase.STARTING, found.phase), opening(found)
         if not side.get("applicationStatuses"):
             return Phase.STARTING, "is starting: its Pods are up, and Serve has not been given the applications yet"
         said = one_line(serving.get("message")) or "the operator does not say why"
@@ -76,22 +80,54 @@ def _verdict(
 def _ready_verdict(
     live: Manifest, active: dict[str, Any], pending: dict[str, Any], views: dict[str, RayClusterView]
 ) -> tuple[Phase, str]:
-    serving = views.get(active.get("rayClusterName", ""))
-    served = f"{count(serving.slices)} serve" if serving is not None and serving.slices else "it serves"
-    found = _gravest(active, views)
+    """The operator calls it Ready as soon as anything listens, the head's proxy too. Whether it serves is seen here."""
+    view = views.get(active.get("rayClusterName", ""))
+    counts = _counts(view) if view is not None else {}
+    served = _served(live, list(counts.values()))
     for kind, what in (("RollbackInProgress", "rolled back"), ("UpgradeInProgress", "upgraded")):
         if is_true(live, kind):
             reason = _gravest(pending, views)
             routed = pending.get("trafficRoutedPercent")
             share = f", {routed} % of the traffic goes to the new cluster" if routed is not None else ""
             why = f": the new cluster {opening(reason)}" if reason is not None else ""
-            return (
-                max(Phase.STARTING, reason.phase if reason else Phase.STARTING),
-                f"serves ({served}) and is being {what}{share}{why}",
-            )
-    if found is not None and found.phase >= Phase.WAITING:
-        return Phase.READY, f"serves, but not with all it has ({served}): {found.text}"
+            phase = max(Phase.STARTING, reason.phase if reason else Phase.STARTING)
+            return phase, f"serves ({served}) and is being {what}{share}{why}"
+    idle = [group for group, count in counts.items() if count.asked and not count.working]
+    # A slice that is not there is what it lacks; an application that is not right, or the head, is not ready.
+    grave = _application_findings(active) + ([view.head_finding] if view and view.head_finding else [])
+    parts = [found for part in view.slices if (found := part.finding()) is not None] if view else []
+    found = max([*parts, *(view.refusals if view else ()), *grave], key=lambda item: item.phase, default=None)
+    why = f": {found.text}" if found is not None else ""
+    if idle and len(idle) == len([count for count in counts.values() if count.asked]):
+        return max(Phase.STARTING, found.phase if found else Phase.STARTING), f"does not serve ({served}){why}"
+    if idle or grave:
+        only = f"; nothing of {', '.join(idle)} does" if idle else ""
+        phase = max(Phase.STARTING, found.phase if found else Phase.STARTING)
+        return phase, f"serves, but not all is well ({served}{only}){why}"
+    if any(count.working < count.asked for count in counts.values()):
+        return Phase.READY, f"serves, but not with all it has ({served}){why}"
     return Phase.READY, f"is ready: {served}"
+
+
+def _counts(view: RayClusterView) -> dict[str, Count]:
+    """By group of slices (of workers, where there are none): how many serve of those that are asked for."""
+    groups = {part.group: bool(part.shape) for part in view.slices}
+    names = [name for name, shaped in groups.items() if shaped] or list(groups)
+    counts = {name: view.count(name) for name in names}
+    for name, count in counts.items():
+        if processes_of(name) in groups and not view.count(processes_of(name)).working:
+            counts[name] = replace(count, working=0)  # the slices are up, and nobody hands them requests
+    return counts
+
+
+def _served(live: Manifest, counts: list[Count]) -> str:
+    if not counts:
+        return "it serves"
+    total = sum(counts[1:], counts[0])
+    told = applications(live).values()
+    cells = bool(told) and all(app.is_cell for app in told)
+    more = f", and {total.more} more than asked for are there" if total.more else ""
+    return f"{total} {'are up for what the cell publishes' if cells else 'serve'}{more}"
 
 
 def _unseen(live: Manifest, around: Surroundings) -> tuple[Phase, str]:

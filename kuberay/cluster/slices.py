@@ -3,10 +3,12 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from itertools import count
 
 from kuberay.cluster import pods as pod_states
 from kuberay.cluster.events import Events
-from kuberay.cluster.manifests import Manifest
+from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.placement import slice_shape
 from kuberay.cluster.state import Finding, Phase, PodState, Step
 
@@ -14,56 +16,6 @@ GROUP = "ray.io/group"
 REPLICA_INDEX = "ray.io/worker-group-replica-index"
 HOST_INDEX = "ray.io/replica-host-index"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
-
-
-@dataclass(frozen=True)
-class Slice:
-    """`hosts[i]` is host i. A group without TPUs has slices of one Pod, called workers."""
-
-    name: str  # slice 0 of group tpu-v4-2x2x1
-    shape: str
-    hosts: tuple[PodState, ...]
-
-    def count(self, *steps: Step) -> int:
-        return sum(host.step in steps for host in self.hosts)
-
-    @property
-    def ready(self) -> bool:
-        return self.count(Step.READY) == len(self.hosts)
-
-    @property
-    def running(self) -> bool:
-        """Also with hosts that are not ready: hosts without a Serve proxy may never be, and serve all the same."""
-        return self.count(Step.READY, Step.NOT_READY) == len(self.hosts)
-
-    def finding(self) -> Finding | None:
-        """What keeps this slice from working, or None."""
-        if self.ready or all(host.step == Step.DONE for host in self.hosts):
-            return None
-        worst = max(host.step for host in self.hosts)
-        return Finding(PHASES[worst], f"{self.name} {self._words(worst)}")
-
-    def line(self) -> str:
-        shape = f" ({self.shape})" if self.shape else ""
-        if self.ready:
-            return f"{self.name}{shape} is ready"
-        words = {step: self._words(step) for step in sorted({host.step for host in self.hosts}, reverse=True)}
-        told = "; ".join(text for step, text in words.items() if step != Step.READY)
-        return f"{self.name}{shape}: {told}"
-
-    def _words(self, step: Step) -> str:
-        """What the hosts at this step say; "1 of 2 hosts up" where the slice is of several."""
-        told: dict[str, list[int]] = defaultdict(list)
-        for index, host in enumerate(self.hosts):
-            if host.step == step:
-                told[host.words].append(index)
-        if len(self.hosts) == 1:
-            return next(iter(told))
-        if len(told) == 1 and len(next(iter(told.values()))) == len(self.hosts):
-            return f"(each of its {len(self.hosts)} hosts) {next(iter(told))}"
-        hosts = "; ".join(f"{_hosts(indices)} {words}" for words, indices in told.items())
-        return f"has {self.count(Step.READY, Step.DONE)} of {len(self.hosts)} hosts up: {hosts}"
-
 
 PHASES = {
     Step.DONE: Phase.RUNNING,
@@ -77,6 +29,83 @@ PHASES = {
     Step.ERROR: Phase.TROUBLE,
 }
 
+IDLE = "runs, and serves nothing: no replica on it answers"
+
+
+class Works(Enum):
+    """What of a slice's hosts must be ready for it to work, all of them running."""
+
+    ALL = "all"
+    ONE = "one"  # KubeRay's probe of a service asks for the Serve proxy, which only the replica's host has
+    NONE = "none"  # its replicas stand elsewhere, so that no host ever is
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`hosts[i]` is host i. A group without TPUs has slices of one Pod, called workers."""
+
+    group: str
+    index: int
+    shape: str
+    hosts: tuple[PodState, ...]
+    when: Works = Works.ALL
+    name: str = ""
+
+    def count(self, *steps: Step) -> int:
+        return sum(host.step in steps for host in self.hosts)
+
+    @property
+    def running(self) -> bool:
+        return self.count(Step.READY, Step.NOT_READY) == len(self.hosts)
+
+    @property
+    def idle(self) -> bool:
+        return self.when is Works.ONE and self.running and not self.count(Step.READY)
+
+    @property
+    def works(self) -> bool:
+        ready = self.count(Step.READY)
+        if self.when is Works.ALL:
+            return ready == len(self.hosts)
+        return self.running and (ready > 0 or self.when is Works.NONE)
+
+    def finding(self) -> Finding | None:
+        """What keeps this slice from working, or None."""
+        if self.works or all(host.step == Step.DONE for host in self.hosts):
+            return None
+        if self.idle:  # of all that there may be to say the least
+            return Finding(Phase.RUNNING, f"{self._title} {IDLE}")
+        worst = max(host.step for host in self.hosts)
+        return Finding(PHASES[worst], f"{self._title} {self._words(worst)}")
+
+    def line(self) -> str:
+        title = f"{self._title} ({self.shape})" if self.shape else self._title
+        if self.works:
+            words = {Works.ALL: "is ready", Works.ONE: "serves", Works.NONE: "is up"}
+            return f"{title} {words[self.when]}"
+        if self.idle:
+            return f"{title} {IDLE}"
+        steps = sorted({host.step for host in self.hosts} - {Step.READY}, reverse=True)
+        return f"{title}: {'; '.join(self._words(step) for step in steps)}"
+
+    @property
+    def _title(self) -> str:
+        return self.name or f"{'slice' if self.shape else 'worker'} {self.index} of group {self.group}"
+
+    def _words(self, step: Step) -> str:
+        """What the hosts at this step say; "has 1 of 2 hosts up" where the slice is of several."""
+        told: dict[str, list[int]] = defaultdict(list)
+        for index, host in enumerate(self.hosts):
+            if host.step == step:
+                told[host.words].append(index)
+        if len(self.hosts) == 1:
+            return next(iter(told))
+        if len(told) == 1 and len(next(iter(told.values()))) == len(self.hosts):
+            return f"(each of its {len(self.hosts)} hosts) {next(iter(told))}"
+        up = self.count(Step.READY, Step.DONE, *([] if self.when is Works.ALL else [Step.NOT_READY]))
+        hosts = "; ".join(f"{_hosts(indices)} {words}" for words, indices in told.items())
+        return f"has {up} of {len(self.hosts)} hosts up: {hosts}"
+
 
 def _hosts(indices: Sequence[int]) -> str:
     if len(indices) == 1:
@@ -87,27 +116,33 @@ def _hosts(indices: Sequence[int]) -> str:
 
 
 def of_ray_cluster(
-    ray_cluster: Manifest, pods: Sequence[Manifest], events: Events, nodes: Sequence[Manifest] | None
+    ray_cluster: Manifest,
+    pods: Sequence[Manifest],
+    events: Events,
+    nodes: Sequence[Manifest] | None,
+    when: dict[str, Works],
 ) -> list[Slice]:
     """The slices that the worker groups ask for, and any that are there beyond that."""
     slices: list[Slice] = []
     for group in ray_cluster["spec"].get("workerGroupSpecs") or []:
+        name, hosts = group["groupName"], group.get("numOfHosts") or 1
         placed: dict[int, dict[int, Manifest]] = defaultdict(dict)
-        hosts = group.get("numOfHosts") or 1
-        mine = [pod for pod in pods if pod["metadata"]["labels"].get(GROUP) == group["groupName"]]
+        mine = [pod for pod in pods if labels(pod).get(GROUP) == name]
         for number, pod in enumerate(sorted(mine, key=_age)):
-            labels = pod["metadata"]["labels"]
             # Operators that do not number Pods: in the order in which they were made.
-            index = int(labels.get(REPLICA_INDEX, number // hosts))
-            host = int(labels.get(HOST_INDEX, 0 if hosts == 1 else number % hosts))
+            index = int(labels(pod).get(REPLICA_INDEX, number // hosts))
+            host = int(labels(pod).get(HOST_INDEX, 0 if hosts == 1 else number % hosts))
             # A Pod on its way out does not hide the one that takes its place.
             if host not in placed[index] or placed[index][host]["metadata"].get("deletionTimestamp"):
                 placed[index][host] = pod
+        # A slice that was taken away leaves a gap in the indices, which the next one fills.
+        free = (index for index in count() if index not in placed)
+        absent = [next(free) for _ in range((group.get("replicas") or 0) - len(placed))]
         shape = slice_shape(group["template"]["spec"])
-        for index in sorted({*placed, *range(group.get("replicas") or 0)}):
-            states = tuple(_state(placed[index].get(host), events, nodes) for host in range(hosts))
-            name = f"{'slice' if shape else 'worker'} {index} of group {group['groupName']}"
-            slices.append(Slice(name, shape, states))
+        for index in sorted([*placed, *absent]):
+            there = placed.get(index, {})
+            states = tuple(_state(there.get(host), events, nodes) for host in range(hosts))
+            slices.append(Slice(name, index, shape, states, when.get(name, Works.ALL)))
     return slices
 
 
@@ -115,12 +150,12 @@ def of_job(job: Manifest, pods: Sequence[Manifest], events: Events, nodes: Seque
     """A Job is one slice, and its completion indices are the hosts. The newest Pod of an index counts."""
     hosts: dict[int, Manifest] = {}
     for number, pod in enumerate(sorted(pods, key=_age)):
-        labels = pod["metadata"]["labels"]
-        hosts[int(labels.get(COMPLETION_INDEX, number if job["spec"].get("completions", 1) > 1 else 0))] = pod
+        index = labels(pod).get(COMPLETION_INDEX, number if job["spec"].get("completions", 1) > 1 else 0)
+        hosts[int(index)] = pod
     wanted = job["spec"].get("completions") or job["spec"].get("parallelism") or 1
     states = tuple(_state(hosts.get(index), events, nodes) for index in range(wanted))
     shape = slice_shape(job["spec"]["template"]["spec"])
-    return Slice("its slice" if shape else "its Pod" if wanted == 1 else "the job", shape, states)
+    return Slice("", 0, shape, states, name="its slice" if shape else "its Pod" if wanted == 1 else "the job")
 
 
 def _state(pod: Manifest | None, events: Events, nodes: Sequence[Manifest] | None) -> PodState:

@@ -1,29 +1,65 @@
-"""What the operator, the scheduler and the kubelet write into the cluster, so that a test can tell a night's story."""
+"""Objects as KubeRay, the scheduler and the kubelet leave them, for tests that tell a night's story."""
 
 from typing import Any
 
-from api_server import ApiServer
-from manifests_of_a_service import SELECTOR, Manifest, cluster_spec, service
+from kuberay.cluster.events import Events
+from kuberay.cluster.state import State
+from kuberay.cluster.status import READERS
+from kuberay.cluster.surroundings import Surroundings
+
+Manifest = dict[str, Any]
 
 SINCE = "2026-01-01T02:14:00Z"
 CLUSTER = "llama-abcde"
+GROUP = "tpu-v4-2x2x1"
+SELECTOR = {"cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice", "cloud.google.com/gke-tpu-topology": "2x2x1"}
+
+
+def group(name: str = GROUP, replicas: int = 1, hosts: int = 1, selector: Manifest | None = None) -> Manifest:
+    container = {"name": "ray", "image": "ray:2.60", "env": [{"name": "A", "value": "1"}]}
+    return {
+        "groupName": name,
+        "replicas": replicas,
+        "minReplicas": 0,
+        "maxReplicas": 4,
+        "numOfHosts": hosts,
+        "rayStartParams": {},
+        "scaleStrategy": {},
+        "template": {"spec": {"containers": [container], "nodeSelector": SELECTOR if selector is None else selector}},
+    }
+
+
+def service(*groups: Manifest, applications: str = "- {name: llm, import_path: 'apps.llm:build'}") -> Manifest:
+    head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "ray:2.60"}]}}}
+    config = {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": list(groups) or [group()]}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": "llama", "uid": "service", "generation": 1},
+        "spec": {
+            "serveConfigV2": f"proxy_location: EveryNode\napplications:\n{applications}\n",
+            "upgradeStrategy": {"type": "None"},
+            "rayClusterConfig": config,
+        },
+    }
 
 
 class Night:
-    """A RayService named llama and its Ray cluster, as KubeRay would leave them."""
+    """A RayService named llama and its Ray cluster, as KubeRay would leave them; `told` is what status says of it."""
 
-    def __init__(self, server: ApiServer, replicas: int = 1, hosts: int = 1):
-        self.store, self.server = server.store, server
-        self.service = self.store.put(service(replicas, hosts), "podslice")
+    def __init__(self, live: Manifest | None = None):
+        self.service = live or service()
         labels = {"ray.io/originated-from-cr-name": "llama", "ray.io/originated-from-crd": "RayService"}
-        self.ray_cluster = self.store.put(
-            {
-                "apiVersion": "ray.io/v1",
-                "kind": "RayCluster",
-                "metadata": {"name": CLUSTER, "labels": labels},
-                "spec": cluster_spec(replicas, hosts),
-            }
-        )
+        self.ray_cluster: Manifest = {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {"name": CLUSTER, "uid": "cluster", "labels": labels},
+            "spec": self.service["spec"]["rayClusterConfig"],
+        }
+        self.pods: list[Manifest] = []
+        self.events: list[Manifest] = []
+        self.nodes: list[Manifest] | None = []
+        self.entries: list[Manifest] = []
         self.status(ready=False)
 
     def status(self, ready: bool, application: str = "", deployment: str = "", message: str = "", **more: Any) -> None:
@@ -34,32 +70,52 @@ class Night:
             deployments = {"serveDeploymentStatuses": {"LLMServer": said}}
             side["applicationStatuses"] = {"llm": {"status": application} | deployments}
         where = "activeServiceStatus" if ready else "pendingServiceStatus"
-        conditions = [{"type": "Ready", "status": str(ready), "reason": more.pop("reason", "x")}]
-        conditions[0]["message"] = more.pop("said", "")
-        conditions += more.pop("conditions", [])
-        status = {where: side, "conditions": conditions, "observedGeneration": 1} | more
-        self.store.change(self.service, "kuberay-operator", status=status)
+        condition = {"type": "Ready", "status": str(ready), "reason": more.pop("reason", "x")}
+        conditions = [condition | {"message": more.pop("said", "")}, *more.pop("conditions", [])]
+        self.service["status"] = {where: side, "conditions": conditions, "observedGeneration": 1} | more
 
     def head(self, **status: Any) -> Manifest:
         labels = {"ray.io/cluster": CLUSTER, "ray.io/node-type": "head", "ray.io/group": "headgroup"}
         return self._pod("llama-head", labels, {}, status or up())
 
-    def worker(self, index: int = 0, host: int = 0, selector: Manifest | None = None, **status: Any) -> Manifest:
+    def worker(
+        self, index: int = 0, host: int = 0, of: str = GROUP, selector: Manifest | None = None, **status: Any
+    ) -> Manifest:
         labels = {
             "ray.io/cluster": CLUSTER,
             "ray.io/node-type": "worker",
-            "ray.io/group": "tpu-v4-2x2x1",
+            "ray.io/group": of,
             "ray.io/worker-group-replica-index": str(index),
             "ray.io/replica-host-index": str(host),
         }
-        return self._pod(f"llama-worker-{index}-{host}", labels, SELECTOR | (selector or {}), status or up())
+        wants = (SELECTOR if of.startswith("tpu-") else {}) | (selector or {})
+        return self._pod(f"llama-{of}-{index}-{host}", labels, wants, status or up())
 
     def _pod(self, name: str, labels: Manifest, selector: Manifest, status: Manifest) -> Manifest:
         spec: Manifest = {"containers": [{"name": "ray", "image": "ray:2.60"}], "nodeSelector": selector}
         if status.get("phase") != "Pending" or "containerStatuses" in status:
             spec["nodeName"] = "node-1"
-        metadata = {"name": name, "labels": labels}
-        return self.store.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
+        metadata = {"name": name, "uid": name, "labels": labels}
+        self.pods = [pod for pod in self.pods if pod["metadata"]["name"] != name]
+        self.pods.append({"kind": "Pod", "metadata": metadata, "spec": spec, "status": status})
+        return self.pods[-1]
+
+    def event(self, about: Manifest, reason: str, message: str, type: str = "Warning", at: str = SINCE) -> None:
+        involved = {"uid": about["metadata"]["uid"]}
+        name = {"name": f"event-{len(self.events)}"}
+        event = {"metadata": name, "involvedObject": involved, "type": type, "reason": reason, "message": message}
+        self.events.append(event | {"lastTimestamp": at})
+
+    def state(self, *objects: Manifest) -> State:
+        around = Surroundings(
+            (self.ray_cluster,),
+            tuple(self.pods),
+            Events(self.events),
+            None if self.nodes is None else tuple(self.nodes),
+            tuple(self.entries),
+            bool(self.entries),
+        )
+        return State(tuple(READERS[item["kind"]](item, around) for item in objects or [self.service]))
 
 
 def up() -> Manifest:
