@@ -6,6 +6,12 @@ from pydantic import Field
 
 from ray_configs.base import Kind, Name
 
+KUEUE_VERSION = "0.16.9"
+WHY_NO_NEWER_KUEUE = (
+    "0.17 and later suspend a RayService by its nested rayClusterConfig, and KubeRay does not resume the cluster that "
+    "it made of it (kueue#11264)"
+)
+"""Of services alone: queued jobs run with newer ones too."""
 MAX_RUN_HOURS = 7 * 24
 """Dynamic Workload Scheduler's limit for one run."""
 
@@ -44,7 +50,11 @@ class FlexStart(Kind):
 
 
 class Queued(Kind):
-    """Flex-start through a Kueue queue: nothing starts until all machines of the slice are there at once."""
+    """Flex-start through a Kueue queue: nothing starts until all machines are there at once.
+
+    A service must be of fixed size (`min_replicas` = `max_replicas`), and its cluster must have Kueue 0.16: newer ones
+    never let it start. Jobs run with newer ones too.
+    """
 
     kind: Literal["queued"] = "queued"
     queue: Name = "podslice"

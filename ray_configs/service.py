@@ -136,6 +136,18 @@ class Service(Config):
         return self
 
     @model_validator(mode="after")
+    def _queued_at_a_fixed_size(self) -> "Service":
+        """Kueue admits what a workload asks for at first; what an autoscaler adds later it would hold back for good."""
+        for app in self.applications:
+            if isinstance(app.capacity, Queued) and self.elastic:
+                raise ValueError(
+                    f"application {app.serve_name!r} has capacity queued, and the service grows and shrinks: Kueue "
+                    "gives a service all its machines at once or none. Set max_replicas equal to min_replicas in "
+                    "every application, or use capacity flex-start, which adds slices one by one"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _cells_apart(self) -> "Service":
         cells = [app.config for app in self.applications if isinstance(app.config, CellConfig)]
         for what, why, values in (
@@ -185,6 +197,13 @@ class Service(Config):
     @property
     def service_account(self) -> Identity | None:
         return self.identity or (Identity() if self.bucket else None)
+
+    @property
+    def head_account(self) -> str | None:
+        """The head's own Kubernetes service account, where workers have one and KubeRay gives the head's rights.
+
+        With an autoscaler it does: whoever shares that account may change Pods and RayClusters."""
+        return f"{self.name}-head" if self.service_account and self.elastic else None
 
     @property
     def worker_groups(self) -> tuple[WorkerGroup, ...]:

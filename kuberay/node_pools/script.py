@@ -12,16 +12,17 @@ from kuberay.node_pools.setting import (
     apis,
     cpu_nodes,
     kind,
+    kubernetes_accounts,
     own_images,
     registry_location,
     variables,
 )
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
-from ray_configs.capacity import Queued
+from ray_configs.capacity import KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
 from ray_configs.job import Job
 from ray_configs.service import Service
 
-KUEUE = "https://github.com/kubernetes-sigs/kueue/releases/latest/download/manifests.yaml"
+KUEUE = f"https://github.com/kubernetes-sigs/kueue/releases/download/v{KUEUE_VERSION}/manifests.yaml"
 
 
 def commands(config: Service | Job) -> str:
@@ -192,12 +193,17 @@ def _identity(config: Service | Job) -> Iterable[str]:
                 for role in (identity.bucket_role, "roles/storage.legacyBucketReader")
             ),
         )
-    member = '"serviceAccount:${PROJECT_ID}.svc.id.goog[${NAMESPACE}/' + identity.service_account + ']"'
     yield block(
-        "The Kubernetes service account of the same name may act as it. The manifests hold that one, annotated.",
-        laid_out(
-            'gcloud iam service-accounts add-iam-policy-binding "${SERVICE_ACCOUNT_EMAIL}"',
-            ["--role=roles/iam.workloadIdentityUser", f"--member={member}"],
+        "The Pods' Kubernetes service accounts may act as it. The manifests hold them, annotated.",
+        *(
+            laid_out(
+                'gcloud iam service-accounts add-iam-policy-binding "${SERVICE_ACCOUNT_EMAIL}"',
+                [
+                    "--role=roles/iam.workloadIdentityUser",
+                    f'--member="serviceAccount:${{PROJECT_ID}}.svc.id.goog[${{NAMESPACE}}/{account}]"',
+                ],
+            )
+            for account in kubernetes_accounts(config)
         ),
     )
 
@@ -231,7 +237,8 @@ def _kueue(config: Service | Job) -> str:
     if not any(isinstance(group.capacity, Queued) for group in config.worker_groups):
         return ""
     return block(
-        "Kueue, which asks for all machines of a queued slice at once. The manifests hold the queue.",
+        "Kueue, which asks for all machines of a queued slice at once. The manifests hold the queue. Of this version, "
+        f"and a cluster that has a newer one runs queued jobs but no queued service: {WHY_NO_NEWER_KUEUE}.",
         unless_there(
             "kubectl get crd clusterqueues.kueue.x-k8s.io", "kubectl apply --server-side", [flag("filename", KUEUE)]
         ),

@@ -42,6 +42,12 @@ def variables(config: Service | Job) -> str:
     return assigned + comment("The --project of every gcloud below.") + 'export CLOUDSDK_CORE_PROJECT="${PROJECT_ID}"\n'
 
 
+def kubernetes_accounts(config: Service | Job) -> list[str]:
+    """Kubernetes service accounts that act as the config's IAM service account."""
+    names = [config.service_account.service_account] if config.service_account else []
+    return names + ([config.head_account] if isinstance(config, Service) and config.head_account else [])
+
+
 def cpu_nodes(config: Service | Job) -> int:
     """The most nodes of the default pool: each Pod without a TPU may need one of its own."""
     return SPARE_CPU_NODES + sum(group.maximum for group in config.worker_groups if in_default_pool(group))

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from kuberay.node_pools.hcl import Block, Expression, document, written
 from kuberay.node_pools.pool_flags import reservation_path
 from kuberay.node_pools.pools import Pool, is_zone, pools, region
-from kuberay.node_pools.setting import REPOSITORY, apis, cpu_nodes, kind, own_images, registry_location
+from kuberay.node_pools.setting import (
+    REPOSITORY,
+    apis,
+    cpu_nodes,
+    kind,
+    kubernetes_accounts,
+    own_images,
+    registry_location,
+)
 from kuberay.node_pools.versions import refuse_old_version
 from ray_configs.capacity import FlexStart, Queued, Reservation, Spot
 from ray_configs.job import Job
@@ -184,11 +192,12 @@ def _identity(config: Service | Job) -> Iterator[Block]:
     yield Block(
         _resource("service_account_iam_member", "workload_identity"),
         {
+            "for_each": Expression(f"toset({written(kubernetes_accounts(config))})"),
             "service_account_id": Expression(f"{ACCOUNT}.name"),
             "role": "roles/iam.workloadIdentityUser",
-            "member": Expression(f'"serviceAccount:{pool}[{config.namespace}/{identity.service_account}]"'),
+            "member": Expression(f'"serviceAccount:{pool}[{config.namespace}/${{each.value}}]"'),
         },
-        comment="The Kubernetes service account of the same name may act as it.",
+        comment="The Pods' Kubernetes service accounts may act as it.",
     )
 
 

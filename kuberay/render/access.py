@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kuberay.render.notes import noted
 from kuberay.render.pods import Config
 from kuberay.render.serve_config import SERVE_PORT
 from ray_configs.exposure import Gateway, LoadBalancer
@@ -19,25 +20,26 @@ def metadata(config: Config, name: str | None = None, **more: Any) -> dict[str, 
     }
 
 
-def service_account(config: Config) -> list[dict[str, Any]]:
-    """The Kubernetes service account that acts as an IAM service account (Workload Identity)."""
+def service_accounts(config: Config) -> list[dict[str, Any]]:
+    """The Kubernetes service accounts that act as an IAM service account (Workload Identity)."""
     identity = config.service_account
     if identity is None:
         return []
     email = f"{identity.service_account}@{config.cloud.project}.iam.gserviceaccount.com"
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            # Several configs of a namespace may share it: no instance label.
-            "metadata": {
-                "name": identity.service_account,
-                "namespace": config.namespace,
-                "labels": {"app.kubernetes.io/managed-by": "podslice"},
-                "annotations": {"iam.gke.io/gcp-service-account": email},
-            },
-        }
-    ]
+    annotations = {"iam.gke.io/gcp-service-account": email}
+    # Several configs of a namespace may share it: no instance label.
+    shared = {
+        "name": identity.service_account,
+        "namespace": config.namespace,
+        "labels": {"app.kubernetes.io/managed-by": "podslice"},
+        "annotations": annotations,
+    }
+    found = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": shared}]
+    if isinstance(config, Service) and config.head_account:
+        own = metadata(config, config.head_account)
+        own[noted("annotations", "For the head alone: its autoscaler may change Pods and RayClusters.")] = annotations
+        found.append({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": own})
+    return found
 
 
 def serve_service(exposure: LoadBalancer) -> dict[str, Any]:

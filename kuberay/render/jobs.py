@@ -3,7 +3,7 @@
 import shlex
 from typing import Any
 
-from kuberay.render.access import metadata, service_account
+from kuberay.render.access import metadata, service_accounts
 from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
@@ -25,7 +25,7 @@ from ray_configs.job import Job
 
 def job_objects(job: Job) -> list[dict[str, Any]]:
     """What the job refers to, then the job."""
-    objects = [*service_account(job), *queue_objects(job)]
+    objects = [*service_accounts(job), *queue_objects(job)]
     if job.ray:
         return [*objects, _ray_job(job), *pod_monitoring(job)]
     if job.hosts > 1:
@@ -77,6 +77,28 @@ def _batch_job(job: Job) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job, **queue_labels(job)), "spec": spec}
 
 
+def _one_slice(job: Job) -> dict[str, Any]:
+    """GKE's webhook does this for Ray's Pods alone."""
+    label, here = "batch.kubernetes.io/job-name", {"topologyKey": "cloud.google.com/gke-nodepool"}
+    others = [
+        [
+            {"key": label, "operator": "Exists"},
+            {"key": label, "operator": "NotIn", "values": [job.name]},
+        ],
+        [{"key": "ray.io/cluster", "operator": "Exists"}],
+    ]
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    return {
+        "podAffinity": {required: [{"labelSelector": {"matchLabels": {label: job.name}}, **here}]},
+        "podAntiAffinity": {
+            required: [
+                {"labelSelector": {"matchExpressions": expressions}, "namespaceSelector": {}, **here}
+                for expressions in others
+            ]
+        },
+    }
+
+
 def _template(job: Job, several: bool) -> dict[str, Any]:
     scratch = gigabytes(job.scratch_gb)
     memory_gb = machine_memory_gb(job.slice) if job.slice else job.memory_gb
@@ -96,6 +118,8 @@ def _template(job: Job, several: bool) -> dict[str, Any]:
     spec: dict[str, Any] = {"restartPolicy": "Never" if several else "OnFailure"}
     if several:
         spec["subdomain"] = job.name
+        why = "One node pool is one slice: all hosts go to the same one, and no other job's host or slice's with them."
+        spec[noted("affinity", why)] = _one_slice(job)
     seconds = int(job.max_run_hours * 3600)
     spec[noted("activeDeadlineSeconds", "Counts from the Pod's start, not while it waits for machines.")] = seconds
     return pod_template(job, container, job.worker_groups[0], memory_gb, **spec)

@@ -5,8 +5,10 @@ The queue's objects are the same whichever config renders them, so several confi
 
 from typing import Any
 
+from kuberay.render.notes import noted
 from kuberay.render.pods import Config
-from ray_configs.capacity import Queued
+from ray_configs.capacity import KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
+from ray_configs.service import Service
 
 ANY, ANY_MEMORY = "1G", "1000000000Gi"
 """Quotas that never bind: what limits the queue is whether GKE gets the machines."""
@@ -17,15 +19,16 @@ def queued(config: Config) -> Queued | None:
     return next((g.capacity for g in config.worker_groups if isinstance(g.capacity, Queued)), None)
 
 
-def queue_labels(config: Config, *, elastic: bool = False) -> dict[str, dict[str, str]]:
+def queue_labels(config: Config) -> dict[str, dict[str, str]]:
     """Labels and annotations that put the workload into its queue; empty where there is none."""
     capacity = queued(config)
     if capacity is None:
         return {}
     annotations = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": str(capacity.max_run_hours * 3600)}
-    if elastic:
-        annotations["kueue.x-k8s.io/elastic-job"] = "true"
-    return {"labels": {"kueue.x-k8s.io/queue-name": capacity.queue}, "annotations": annotations}
+    name = "kueue.x-k8s.io/queue-name"
+    if isinstance(config, Service):
+        name = noted(name, f"Needs Kueue {KUEUE_VERSION} or an older one: {WHY_NO_NEWER_KUEUE}.")
+    return {"labels": {name: capacity.queue}, "annotations": annotations}
 
 
 def queue_objects(config: Config) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ Config = Service | Job
 
 SHARE_OF_MACHINE = 0.8
 """Of a TPU machine's CPUs and memory that its one Pod asks for: the rest is the kubelet's and the daemons'."""
-SHARED_MEMORY = 0.3
-"""Of a Pod's memory for /dev/shm, where Ray keeps its object store: Ray's own default share."""
+SHARED_MEMORY = 0.35
+"""Of a Pod's memory for /dev/shm: Ray's object store takes 0.3 by itself, and lies on disk where that does not fit."""
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 RAY_USER, RAY_GROUP = 1000, 100
 """Who runs in Ray's images."""
@@ -23,9 +23,17 @@ CPU_POD_MEMORY_GB = 8
 SCRATCH_TPU_WORKER = "40G"
 
 
+def megabytes(number: int) -> str:
+    """`number` times 10^6 bytes as Kubernetes spells it when it writes an object back: 1000 of them are `1G`."""
+    suffixes = "MGTP"
+    while number % 1000 == 0 and len(suffixes) > 1:
+        number, suffixes = number // 1000, suffixes[1:]
+    return f"{number}{suffixes[0]}"
+
+
 def gigabytes(number: int) -> str:
-    """`number` times 10^9 as Kubernetes spells it when it writes an object back: 1000 of them are `1T`."""
-    return f"{number // 1000}T" if number % 1000 == 0 else f"{number}G"
+    """`number` times 10^9 bytes, likewise."""
+    return megabytes(number * 1000)
 
 
 def quantities(requests: dict[str, str]) -> dict[str, Any]:
@@ -67,8 +75,8 @@ def worker_quantities(group: WorkerGroup) -> dict[str, str]:
 
 def shared_memory(memory_gb: int) -> dict[str, Any]:
     """The volume for /dev/shm of a Pod with that much memory."""
-    size = max(1, int(memory_gb * SHARED_MEMORY))
-    return {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": gigabytes(size)}}
+    size = megabytes(round(memory_gb * 1000 * SHARED_MEMORY))
+    return {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
 
 
 def bucket_volume(bucket: Bucket) -> dict[str, Any]:
@@ -123,11 +131,13 @@ def pod_template(
     container: dict[str, Any],
     group: WorkerGroup | None,
     memory_gb: int,
+    account: str | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
     """A template of one container, with the volumes, identity and placement that the config asks for.
 
     `group` None: a Pod without chips, on any ordinary node. `memory_gb` is the container's.
+    `account` is its Kubernetes service account; None: the config's own, if it has one.
     """
     volumes = [shared_memory(memory_gb)]
     mounts: list[dict[str, Any]] = [{"name": "dshm", "mountPath": "/dev/shm"}]
@@ -138,8 +148,10 @@ def pod_template(
         volumes.append(bucket_volume(config.bucket))
         mounts.append({"name": "bucket", "mountPath": config.bucket.mount, **_read_only(config.bucket)})
     pod: dict[str, Any] = dict(spec)
-    if config.service_account:
-        pod["serviceAccountName"] = config.service_account.service_account
+    if account is None and config.service_account:
+        account = config.service_account.service_account
+    if account is not None:
+        pod["serviceAccountName"] = account
     if group is not None and (selector := node_selector(group.slice, group.capacity)):
         pod["nodeSelector"] = selector
     if group is not None and (tolerated := tolerations(group.slice, group.capacity)):

@@ -68,9 +68,10 @@ def _head(config: Config, image: str) -> dict[str, Any]:
         "env": _environment(config),
         "resources": quantities({"cpu": str(config.head.cpus), "memory": gigabytes(config.head.memory_gb)}),
     }
+    account = config.head_account if isinstance(config, Service) else None
     return {
         "rayStartParams": {noted("num-cpus", "No replica or task runs beside the cluster's brain."): "0"},
-        "template": pod_template(config, container, None, config.head.memory_gb),
+        "template": pod_template(config, container, None, config.head.memory_gb, account),
     }
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kuberay.render.access import gateway_objects, metadata, serve_service, service_account
+from kuberay.render.access import gateway_objects, metadata, serve_service, service_accounts
 from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
@@ -15,7 +15,7 @@ from ray_configs.service import Service
 
 def service_objects(service: Service) -> list[dict[str, Any]]:
     """ServiceAccount, queues, RayService, monitoring and the way in, as far as the config asks for them."""
-    objects = [*service_account(service), *queue_objects(service), _ray_service(service), *pod_monitoring(service)]
+    objects = [*service_accounts(service), *queue_objects(service), _ray_service(service), *pod_monitoring(service)]
     if isinstance(service.exposure, Gateway):
         objects += gateway_objects(service, service.exposure)
     return objects
@@ -40,6 +40,6 @@ def _ray_service(service: Service) -> dict[str, Any]:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
-        "metadata": metadata(service, **queue_labels(service, elastic=service.elastic)),
+        "metadata": metadata(service, **queue_labels(service)),
         "spec": spec,
     }

@@ -10,7 +10,7 @@ import pytest
 from kuberay.node_pools import commands, pools, terraform
 from kuberay.node_pools.hcl import literal
 from ray_configs.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
-from ray_configs.catalog import gemma_7b_it_v5e, spmd_175b
+from ray_configs.catalog import gemma_7b_it_v5e, spmd_175b, whole_graph
 from ray_configs.cloud import GoogleCloud
 from ray_configs.job import Job
 from ray_configs.loading import catalog, load
@@ -102,7 +102,9 @@ def test_cluster_bucket_and_rights() -> None:
     assert 'resource "google_storage_bucket" "bucket" { name = "BUCKET_NAME" location = "us-west4"' in text
     assert 'role = "roles/storage.objectUser"' in text
     assert "google_project_iam" not in text
-    assert '.workload_pool}[default/podslice]"' in text
+    assert 'for_each = toset(["podslice"])' in text
+    assert '.workload_pool}[default/${each.value}]"' in text
+    assert 'toset(["podslice", "podslice-head"])' in terraform(whole_graph.service)
 
 
 def test_strings_mean_what_they_say() -> None:

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from kubernetes.utils.quantity import parse_quantity
+from ray._private.utils import resolve_object_store_memory
+from rendered import cluster, of_kind, pod_templates, service, worker_pod
 
-from kuberay.render import render
 from ray_configs.capacity import FlexStart, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
@@ -13,45 +15,7 @@ from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
 from ray_configs.observability import Observability
-from ray_configs.service import Application, Service
-
-
-def service(
-    slice: str | None = "v6e:4x4", capacity: Any = None, replicas: tuple[int, int] = (1, 2), **more: Any
-) -> Service:
-    config = LLMConfig(model="model", slice=slice, min_replicas=replicas[0], max_replicas=replicas[1])
-    application = Application(config=config) if capacity is None else Application(config=config, capacity=capacity)
-    return Service(name="example", applications=(application,), **more)
-
-
-def of_kind(config: Service | Job, kind: str) -> list[dict[str, Any]]:
-    return [item for item in render(config) if item["kind"] == kind]
-
-
-def cluster(config: Service) -> dict[str, Any]:
-    (ray_service,) = of_kind(config, "RayService")
-    return ray_service["spec"]["rayClusterConfig"]
-
-
-def worker_pod(config: Service) -> dict[str, Any]:
-    return cluster(config)["workerGroupSpecs"][0]["template"]["spec"]
-
-
-def pod_templates(config: Service | Job) -> list[dict[str, Any]]:
-    found = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            if "containers" in value:
-                found.append(value)
-            for inner in value.values():
-                walk(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                walk(inner)
-
-    walk(render(config))
-    return found
+from ray_configs.service import Application, Head, Service
 
 
 @pytest.mark.parametrize("name", catalog())
@@ -61,7 +25,8 @@ def test_every_pod_of_the_catalog(name: str) -> None:
         assert container["resources"]["limits"] == container["resources"]["requests"]
         assert "securityContext" not in container and "securityContext" not in pod, "nothing is privileged"
         assert {"name": "dshm", "mountPath": "/dev/shm"} in container["volumeMounts"]
-        assert "affinity" not in pod, "the TPU webhook would overwrite it"
+        ray = load(name).ray if isinstance(load(name), Job) else True
+        assert not (ray and "affinity" in pod), "the TPU webhook would overwrite it"
         if "google.com/tpu" in container["resources"]["limits"]:
             assert {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
             assert len([key for key in pod["nodeSelector"] if "gke-tpu-" in key]) == 2
@@ -126,7 +91,7 @@ def test_direct_ingress_is_asked_for_alike_on_head_and_workers() -> None:
     ],
 )
 def test_capacity_says_where_pods_go(capacity: Any, selector: dict[str, str], taints: set[str]) -> None:
-    pod = worker_pod(service(capacity=capacity))
+    pod = worker_pod(service(capacity=capacity, replicas=(1, 1)))
     assert pod["nodeSelector"] == {
         "cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice",
         "cloud.google.com/gke-tpu-topology": "4x4",
@@ -135,43 +100,8 @@ def test_capacity_says_where_pods_go(capacity: Any, selector: dict[str, str], ta
     assert {toleration["key"] for toleration in pod["tolerations"]} == {"google.com/tpu", *taints}
 
 
-def test_a_queued_service_brings_its_queue() -> None:
-    config = service(capacity=Queued(queue="night", max_run_hours=2))
-    (ray_service,) = of_kind(config, "RayService")
-    assert ray_service["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
-    annotations = ray_service["metadata"]["annotations"]
-    assert annotations["provreq.kueue.x-k8s.io/maxRunDurationSeconds"] == "7200"
-    assert annotations["kueue.x-k8s.io/elastic-job"] == "true", "Kueue refuses autoscaling workloads without it"
-    (local,) = of_kind(config, "LocalQueue")
-    (queue,) = of_kind(config, "ClusterQueue")
-    (check,) = of_kind(config, "AdmissionCheck")
-    (request,) = of_kind(config, "ProvisioningRequestConfig")
-    flavors = {flavor["metadata"]["name"] for flavor in of_kind(config, "ResourceFlavor")}
-    assert local["metadata"]["name"] == "night" and local["spec"]["clusterQueue"] == queue["metadata"]["name"]
-    (group,) = queue["spec"]["resourceGroups"]
-    assert {flavor["name"] for flavor in group["flavors"]} == flavors
-    (used,) = queue["spec"]["admissionChecksStrategy"]["admissionChecks"]
-    assert used["name"] == check["metadata"]["name"] and set(used["onFlavors"]) < flavors
-    assert check["spec"]["parameters"]["name"] == request["metadata"]["name"]
-    assert request["spec"]["provisioningClassName"] == "queued-provisioning.gke.io"
-    kinds = [item["kind"] for item in render(config)]
-    assert kinds.index("LocalQueue") < kinds.index("RayService")
-
-
-def test_a_queue_that_exists_is_not_made_again() -> None:
-    kinds = {item["kind"] for item in render(service(capacity=Queued(create_queue=False)))}
-    assert kinds == {"RayService", "PodMonitoring"}
-
-
-def test_two_configs_render_the_same_queue() -> None:
-    queued = Queued(queue="shared")
-    job = Job(name="job", command=("true",), slice="v6e:2x2", capacity=queued)
-    kueue = [[o for o in render(c) if "kueue" in o["apiVersion"]] for c in (service(capacity=queued), job)]
-    assert kueue[0] == kueue[1] and kueue[0]
-
-
 def test_a_bucket_is_mounted_and_readable_by_a_service_account() -> None:
-    config = service(bucket=Bucket(name="weights"), cloud=GoogleCloud(project="p1"))
+    config = service(bucket=Bucket(name="weights"), cloud=GoogleCloud(project="p1"), replicas=(2, 2))
     pod = worker_pod(config)
     (volume,) = [volume for volume in pod["volumes"] if "csi" in volume]
     assert volume["csi"]["volumeAttributes"]["bucketName"] == "weights" and volume["csi"]["readOnly"] is True
@@ -189,6 +119,18 @@ def test_a_bucket_is_mounted_and_readable_by_a_service_account() -> None:
 def test_a_bucket_that_is_read_directly_is_not_mounted() -> None:
     pod = worker_pod(service(bucket=Bucket(name="weights", mount=None), identity=Identity(service_account="reader")))
     assert not [volume for volume in pod["volumes"] if "csi" in volume] and pod["serviceAccountName"] == "reader"
+
+
+def test_what_the_autoscaler_may_change_the_workers_may_not() -> None:
+    """KubeRay gives the head's service account the right to change Pods and RayClusters."""
+    config = service(bucket=Bucket(name="weights"), replicas=(1, 2))
+    head = cluster(config)["headGroupSpec"]["template"]["spec"]["serviceAccountName"]
+    assert (head, worker_pod(config)["serviceAccountName"]) == ("example-head", "podslice")
+    accounts = {item["metadata"]["name"]: item["metadata"] for item in of_kind(config, "ServiceAccount")}
+    assert accounts.keys() == {"example-head", "podslice"}
+    assert accounts["example-head"]["annotations"] == accounts["podslice"]["annotations"], "both read the bucket"
+    fixed = service(bucket=Bucket(name="weights"), replicas=(2, 2))
+    assert cluster(fixed)["headGroupSpec"]["template"]["spec"]["serviceAccountName"] == "podslice"
 
 
 def test_secrets_reach_the_workers_alone() -> None:
@@ -234,24 +176,15 @@ def test_a_worker_leaves_room_for_the_nodes_own_pods() -> None:
     assert limits["cpu"] == "19" and limits["memory"] == "38G", "of 24 CPUs and 48 GB"
 
 
-def test_a_ray_job_goes_when_it_is_done() -> None:
-    job = Job(name="job", command=("python", "-c", "print('a b')"), slice="v4:2x2x2", slices=3, ray=True, retries=2)
-    (ray_job,) = of_kind(job, "RayJob")
-    spec = ray_job["spec"]
-    assert spec["entrypoint"] == """python -c 'print('"'"'a b'"'"')'"""
-    assert spec["shutdownAfterJobFinishes"] is True and spec["backoffLimit"] == 2
-    (group,) = spec["rayClusterSpec"]["workerGroupSpecs"]
-    assert (group["replicas"], group["numOfHosts"]) == (3, 2)
-    assert "readinessProbe" not in group["template"]["spec"]["containers"][0], "there is no Serve proxy to wait for"
-
-
-def test_time_for_a_job_does_not_run_while_it_waits_for_machines() -> None:
-    flexible = {"slice": "v6e:2x2", "capacity": FlexStart(), "command": ("true",), "max_run_hours": 0.5}
-    (job,) = of_kind(Job(name="job", **flexible), "Job")
-    assert "activeDeadlineSeconds" not in job["spec"]
-    assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 1800
-    (ray_job,) = of_kind(Job(name="job", ray=True, **flexible), "RayJob")
-    assert "activeDeadlineSeconds" not in ray_job["spec"]
+@pytest.mark.parametrize("memory_gb", [4, 8, 13, 64, 300])
+def test_rays_object_store_fits_into_shared_memory(memory_gb: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not, Ray puts it on disk."""
+    config = service(head=Head(memory_gb=memory_gb))
+    (volume,) = cluster(config)["headGroupSpec"]["template"]["spec"]["volumes"]
+    size = int(parse_quantity(volume["emptyDir"]["sizeLimit"]))
+    monkeypatch.setattr("ray._private.utils.get_shared_memory_bytes", lambda: size)
+    store = resolve_object_store_memory(memory_gb * 10**9)
+    assert 0.25 * memory_gb * 10**9 < store < size < 0.4 * memory_gb * 10**9
 
 
 def test_several_applications_share_groups_of_the_same_slice() -> None:

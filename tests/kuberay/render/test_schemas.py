@@ -22,8 +22,8 @@ CRDS = Path(os.environ.get("PODSLICE_KUBERAY_CRDS", BESIDE_THE_REPOSITORY))
 CORE = {"v1", "batch/v1"}
 
 
-def a_service(slice: str, capacity: Any, **more: Any) -> Service:
-    config = LLMConfig(model="/gcs/m", slice=slice, max_replicas=3)
+def a_service(slice: str, capacity: Any, replicas: tuple[int, int] = (1, 3), **more: Any) -> Service:
+    config = LLMConfig(model="/gcs/m", slice=slice, min_replicas=replicas[0], max_replicas=replicas[1])
     return Service(
         name="s", applications=(Application(config=config, capacity=capacity),), bucket=Bucket(), env={"A": "1"}, **more
     )
@@ -32,7 +32,7 @@ def a_service(slice: str, capacity: Any, **more: Any) -> Service:
 CONFIGS: dict[str, Service | Job] = {name.rsplit(".", 1)[-1]: load(name) for name in catalog()} | {
     "gateway": a_service("v6e:4x4", Spot(), exposure=Gateway(certificate="c", hostname="h.example")),
     "load-balancer": a_service("7x:2x2x1", Reservation(name="r", project="p"), exposure=LoadBalancer(internal=False)),
-    "queued": a_service("v5p:4x4x4", Queued(), api_keys=SecretKey(secret="s", key="k")),
+    "queued": a_service("v5p:4x4x4", Queued(), (2, 2), api_keys=SecretKey(secret="s", key="k")),
     "ray-job": Job(
         name="j", command=("a",), ray=True, slice="v6e:4x4", slices=2, hugging_face_token=HUGGING_FACE_TOKEN
     ),
