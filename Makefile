@@ -41,8 +41,8 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 lint: $(TEST_STAMP) ## Check style
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check .
 
-demo-model: $(TEST_STAMP) ## Train the demo model again (about 40 minutes on two cores)
-	@. $(VENV)/bin/activate && python -m apps.llm.demo.train
+demo-model: $(TEST_STAMP) ## Train the demo language model again (about 40 minutes on two cores)
+	@. $(VENV)/bin/activate && python -m tools.demo_models.language.train
 
 manifests: $(SERVE_STAMP) ## Render the catalog into kuberay/manifests/ again
 	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names) -o kuberay/manifests

@@ -1,4 +1,1 @@
-"""The demo text-to-image model: the pictures it learns from, its training and its evaluation.
-
-`model/` is what the scripts here made; `python -m apps.stable_diffusion.demo.train` makes it again.
-"""
+"""The demo text-to-image model, in `model/`. `tools/demo_models/pictures` in the repository made it."""

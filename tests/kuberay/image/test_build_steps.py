@@ -57,7 +57,14 @@ def test_the_wheel_holds_all_that_a_cluster_needs(wheel: Path) -> None:
     for room in ("apps", "ray_configs", "kuberay"):
         here = {str(path.relative_to(ROOT)) for path in (ROOT / room).rglob("*.py")}
         assert here <= names
-    assert not [name for name in names if name.startswith(("tests/", "clients/")) or "__pycache__" in name]
+    assert not [name for name in names if name.startswith(("tests/", "clients/", "tools/")) or "__pycache__" in name]
+
+
+def test_of_the_demo_models_the_wheel_holds_the_models_alone(wheel: Path) -> None:
+    for demo in ("apps/llm/demo/", "apps/stable_diffusion/demo/"):
+        inside = {name.removeprefix(demo) for name in zipfile.ZipFile(wheel).namelist() if name.startswith(demo)}
+        assert {name for name in inside if not name.startswith("model/")} == {"__init__.py"}
+        assert "model/README.md" in inside
 
 
 def test_the_wrapper_can_be_executed_once_installed(installed: Path) -> None:

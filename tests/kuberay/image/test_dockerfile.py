@@ -78,6 +78,7 @@ def test_what_is_copied_exists_and_the_ignore_file_lets_it_in(dockerfile: Docker
         ".venv/bin/python",
         "tests/conftest.py",
         "clients/bench.py",
+        "tools/demo_models/language/train.py",
         ".env",
         "key.json",
         "apps/llm/__pycache__/http.pyc",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 
 from safetensors import safe_open
 
-from apps.stable_diffusion.demo.scenes import COLORS, PLACES, RELATIONS, SHAPES, combinations, held_out, one_thing
+from tools.demo_models.pictures.scenes import COLORS, PLACES, RELATIONS, SHAPES, combinations, held_out, one_thing
 
 CARD = """\
 ---
@@ -49,7 +50,7 @@ pipeline("a small yellow star above a green square", num_inference_steps={steps}
 
 ## Measured
 
-`python -m apps.stable_diffusion.demo.evaluate` draws with diffusers ({steps} steps, guidance {guidance:g}) and reads
+`python -m tools.demo_models.pictures.evaluate` draws with diffusers ({steps} steps, guidance {guidance:g}) and reads
 the pictures by measuring: the nearest color of the palette, and the drawn shape that covers the patch best.
 
 {groups}
@@ -65,7 +66,7 @@ The reader makes mistakes, too. Of the same scenes it reads {drawn:.1%} all righ
 
 Training: the autoencoder {vae_steps} steps of {vae_batch} pictures in {vae_minutes:.0f} minutes, the denoiser and the
 text encoder {train_steps} steps of {batch} in {minutes:.0f} minutes, on {device} ({cpu:.0f} minutes of CPU time).
-To make it again: `python -m apps.stable_diffusion.demo.train`, with `--vae-minutes` and `--minutes`: a slower or
+To make it again: `python -m tools.demo_models.pictures.train`, with `--vae-minutes` and `--minutes`: a slower or
 busier machine takes fewer steps in that time, and a faster one more.
 
 ## What it is not
@@ -87,10 +88,7 @@ def _parameters(folder: Path) -> int:
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "numpy") as weights:
             for name in weights.keys():  # noqa: SIM118  it is no dict
-                size = 1
-                for side in weights.get_slice(name).get_shape():
-                    size *= side
-                count += size
+                count += math.prod(weights.get_slice(name).get_shape())
     return count
 
 

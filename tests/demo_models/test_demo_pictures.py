@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from apps.stable_diffusion.demo.evaluate import GALLERY, Case, cases, evaluate
-from apps.stable_diffusion.demo.reader import Reading, Seen, place, read, relation
-from apps.stable_diffusion.demo.scenes import (
+from tools.demo_models.pictures.evaluate import GALLERY, Case, cases, evaluate
+from tools.demo_models.pictures.reader import Reading, Seen, place, read, relation
+from tools.demo_models.pictures.scenes import (
     COLORS,
     PLACES,
     RELATIONS,
@@ -25,7 +25,7 @@ from apps.stable_diffusion.demo.scenes import (
     training_scene,
     two_things,
 )
-from apps.stable_diffusion.demo.tokenizer import words
+from tools.demo_models.pictures.tokenizer import words
 
 
 def scenes(count: int, seed: int = 0) -> list[Scene]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from apps.llm.demo.phrasing import expand, fill, listed, normalise, pick, sentence
+from tools.demo_models.language.facts.phrasing import expand, fill, listed, normalise, pick, sentence
 
 Row = dict[str, str]
 FRAMES = (

@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-import apps.llm.demo
-from apps.llm.demo import model
-from apps.llm.demo.arithmetic import BEYOND
-from apps.llm.demo.cases import cases, heldout_questions, names_only, same_words, trained_on
-from apps.llm.demo.chats import NAMES, NAMES_DEVELOPMENT, NAMES_HELDOUT, a_name
-from apps.llm.demo.documents import KEPT_OUT, RELATIONS, documents, questions_of
-from apps.llm.demo.evaluate import PROMISED, answering, evaluate
-from apps.llm.demo.heldout import HELDOUT
-from apps.llm.demo.model import ModelConfig, exact, fast, load_model, orthogonalised, save_weights
-from apps.llm.demo.phrasing import expand, normalise
-from apps.llm.demo.tokenizer import encode_document, encode_prompt
-from apps.llm.demo.train import TrainConfig, packed, train
+from ray_configs.llm import DEMO_MODEL
+from tools.demo_models.language import model
+from tools.demo_models.language.cases import cases, heldout_questions, names_only, same_words, trained_on
+from tools.demo_models.language.chats import NAMES, NAMES_DEVELOPMENT, NAMES_HELDOUT, a_name
+from tools.demo_models.language.documents import KEPT_OUT, RELATIONS, documents, questions_of
+from tools.demo_models.language.evaluate import PROMISED, answering, evaluate
+from tools.demo_models.language.facts.arithmetic import BEYOND
+from tools.demo_models.language.facts.phrasing import expand, normalise
+from tools.demo_models.language.heldout import HELDOUT
+from tools.demo_models.language.model import ModelConfig, exact, fast, load_model, orthogonalised, save_weights
+from tools.demo_models.language.tokenizer import encode_document, encode_prompt
+from tools.demo_models.language.train import TrainConfig, packed, train
 
-MODEL = Path(apps.llm.demo.__file__).parent / "model"
+MODEL = Path(DEMO_MODEL)
 # Compiled whole: each operation on its own would be a compilation of its own.
 forward, init_params = jax.jit(model.forward, static_argnums=1), jax.jit(model.init_params, static_argnums=0)
 

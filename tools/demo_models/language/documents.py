@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from apps.llm.demo import heldout
-from apps.llm.demo.arithmetic import ARITHMETIC
-from apps.llm.demo.chats import (
+from tools.demo_models.language import heldout
+from tools.demo_models.language.chats import (
     FOLLOW_UPS,
     FOLLOW_UPS_DEVELOPMENT,
     MY_NAME,
@@ -27,14 +26,15 @@ from apps.llm.demo.chats import (
     WHO_AM_I_DEVELOPMENT,
     a_name,
 )
-from apps.llm.demo.dates import CALENDAR, DAYS, MONTHS
-from apps.llm.demo.phrasing import ask, expand, fill, normalise, pick, sentence, without_noise
-from apps.llm.demo.project import RELATIONS as PROJECT
-from apps.llm.demo.relations import Relation, Row
-from apps.llm.demo.widened import MORE
-from apps.llm.demo.widened_project import MORE as MORE_PROJECT
-from apps.llm.demo.words import WORDS
-from apps.llm.demo.world import WORLD
+from tools.demo_models.language.facts.arithmetic import ARITHMETIC
+from tools.demo_models.language.facts.dates import CALENDAR, DAYS, MONTHS
+from tools.demo_models.language.facts.phrasing import ask, expand, fill, normalise, pick, sentence, without_noise
+from tools.demo_models.language.facts.project import RELATIONS as PROJECT
+from tools.demo_models.language.facts.relations import Relation, Row
+from tools.demo_models.language.facts.widened import MORE
+from tools.demo_models.language.facts.widened_project import MORE as MORE_PROJECT
+from tools.demo_models.language.facts.words import WORDS
+from tools.demo_models.language.facts.world import WORLD
 
 _WIDER = MORE | MORE_PROJECT
 RELATIONS: tuple[Relation, ...] = tuple(

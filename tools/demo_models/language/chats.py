@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from apps.llm.demo.phrasing import listed
+from tools.demo_models.language.facts.phrasing import listed
 
 NAMES = listed(
     "Ana Ben Carla David Emma Felix Grace Hugo Ines Jack Kira Leo Maria Nina Omar Paul Rosa Sam "

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 
-from apps.llm.demo.arithmetic import BEYOND
-from apps.llm.demo.chats import (
+from tools.demo_models.language.chats import (
     FOLLOW_UPS,
     FOLLOW_UPS_DEVELOPMENT,
     MY_NAME,
@@ -31,14 +30,15 @@ from apps.llm.demo.chats import (
     WHO_AM_I,
     WHO_AM_I_DEVELOPMENT,
 )
-from apps.llm.demo.dates import DAYS, MONTHS
-from apps.llm.demo.documents import RELATIONS, Message, kept_out, say, styled
-from apps.llm.demo.documents import question as question_about
-from apps.llm.demo.heldout import FOLLOW_UPS as FOLLOW_UPS_HELDOUT
-from apps.llm.demo.heldout import HELDOUT
-from apps.llm.demo.heldout import WHO_AM_I as WHO_AM_I_HELDOUT
-from apps.llm.demo.phrasing import expand, fill, normalise, sentence
-from apps.llm.demo.relations import SMALL, Relation, Row
+from tools.demo_models.language.documents import RELATIONS, Message, kept_out, say, styled
+from tools.demo_models.language.documents import question as question_about
+from tools.demo_models.language.facts.arithmetic import BEYOND
+from tools.demo_models.language.facts.dates import DAYS, MONTHS
+from tools.demo_models.language.facts.phrasing import expand, fill, normalise, sentence
+from tools.demo_models.language.facts.relations import SMALL, Relation, Row
+from tools.demo_models.language.heldout import FOLLOW_UPS as FOLLOW_UPS_HELDOUT
+from tools.demo_models.language.heldout import HELDOUT
+from tools.demo_models.language.heldout import WHO_AM_I as WHO_AM_I_HELDOUT
 
 Prompt = str | Sequence[Message]
 """A str is a raw prompt, a list of messages a chat."""

@@ -16,15 +16,15 @@ pytest.importorskip("diffusers")
 from PIL import Image  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
-from apps.stable_diffusion.demo.card import FIELDS  # noqa: E402
-from apps.stable_diffusion.demo.denoiser import normalise, token_ids  # noqa: E402
-from apps.stable_diffusion.demo.evaluate import GALLERY, cases, evaluate, pipeline_drawer  # noqa: E402
-from apps.stable_diffusion.demo.model import ModelConfig, build_vae, load_pipeline  # noqa: E402
-from apps.stable_diffusion.demo.optimizer import orthogonalised  # noqa: E402
-from apps.stable_diffusion.demo.scenes import training_caption, training_scene  # noqa: E402
-from apps.stable_diffusion.demo.tokenizer import make_tokenizer, words  # noqa: E402
-from apps.stable_diffusion.demo.train import MODEL, train  # noqa: E402
-from apps.stable_diffusion.demo.training import Clock, Threads, TrainConfig  # noqa: E402
+from tools.demo_models.pictures.card import FIELDS  # noqa: E402
+from tools.demo_models.pictures.denoiser import normalise, token_ids  # noqa: E402
+from tools.demo_models.pictures.evaluate import GALLERY, cases, evaluate, pipeline_drawer  # noqa: E402
+from tools.demo_models.pictures.model import ModelConfig, build_vae, load_pipeline  # noqa: E402
+from tools.demo_models.pictures.optimizer import orthogonalised  # noqa: E402
+from tools.demo_models.pictures.scenes import training_caption, training_scene  # noqa: E402
+from tools.demo_models.pictures.tokenizer import make_tokenizer, words  # noqa: E402
+from tools.demo_models.pictures.train import MODEL, train  # noqa: E402
+from tools.demo_models.pictures.training import Clock, Threads, TrainConfig  # noqa: E402
 
 TINY = ModelConfig(
     vae_channels=(8, 8, 8), unet_channels=(8, 16, 16), unet_heads=2, text_width=16, text_layers=1, text_heads=2

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from apps.llm.demo.dates import ORDINALS
-from apps.llm.demo.phrasing import listed
-from apps.llm.demo.relations import Relation, a, each, pairs, table
+from tools.demo_models.language.facts.dates import ORDINALS
+from tools.demo_models.language.facts.phrasing import listed
+from tools.demo_models.language.facts.relations import Relation, a, each, pairs, table
 
 PLANETS = listed("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer
 
-from apps.stable_diffusion.demo.scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES
+from tools.demo_models.pictures.scenes import COLORS, PLACES, RADII, RELATIONS, SHAPES
 
 WORD_END = "</w>"
 START, END = "<|startoftext|>", "<|endoftext|>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from apps.llm.demo.relations import Relation
+from tools.demo_models.language.facts.relations import Relation
 
 NAME = "Podslice"
 

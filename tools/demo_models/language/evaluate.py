@@ -1,7 +1,8 @@
 """Scores answers to questions phrased as no training text phrases them (`cases`).
 
-`python -m apps.llm.demo.evaluate` scores the shipped model with the engine that serves it, in any of its number
-formats. What answers is one function from prompts to texts, so that anything else can be scored the same way.
+`python -m tools.demo_models.language.evaluate` scores the shipped model with the engine that serves it, in any of
+its number formats. What answers is one function from prompts to texts, so that anything else can be scored the same
+way.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Annotated
 
 import typer
 
-from apps.llm.demo.cases import Case, Prompt, cases, same_words
-from apps.llm.demo.documents import say
+from ray_configs.llm import DEMO_MODEL
+from tools.demo_models.language.cases import Case, Prompt, cases, same_words
+from tools.demo_models.language.documents import say
 
 Answer = Callable[[list[Prompt]], list[str]]
 
@@ -132,7 +134,7 @@ def measured(folder: Path) -> dict:
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="a Hugging Face folder")] = Path(__file__).parent / "model",
+    folder: Annotated[Path, typer.Argument(help="a Hugging Face folder")] = Path(DEMO_MODEL),
     quantize_weights: Annotated[str, typer.Option(help="none or int8")] = "none",
     quantize_kv_cache: Annotated[str, typer.Option(help="none or int8")] = "none",
     development: Annotated[bool, typer.Option("--development", help="ask the development set instead")] = False,

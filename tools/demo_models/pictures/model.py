@@ -15,8 +15,8 @@ from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNe
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
-from apps.stable_diffusion.demo.scenes import PICTURE
-from apps.stable_diffusion.demo.tokenizer import save_tokenizer
+from tools.demo_models.pictures.scenes import PICTURE
+from tools.demo_models.pictures.tokenizer import save_tokenizer
 
 
 @dataclass(frozen=True)

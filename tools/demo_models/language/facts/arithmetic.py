@@ -6,7 +6,7 @@ a model so small learns them by heart, and adds no others (`BEYOND`; the evaluat
 
 from __future__ import annotations
 
-from apps.llm.demo.relations import SMALL, Relation, Row
+from tools.demo_models.language.facts.relations import SMALL, Relation, Row
 
 LARGEST = 10
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKL
 
-from apps.stable_diffusion.demo.optimizer import Muon
-from apps.stable_diffusion.demo.scenes import Scene, draw, training_scene
-from apps.stable_diffusion.demo.training import (
+from tools.demo_models.pictures.optimizer import Muon
+from tools.demo_models.pictures.scenes import Scene, draw, training_scene
+from tools.demo_models.pictures.training import (
     Clock,
     OnStep,
     Threads,

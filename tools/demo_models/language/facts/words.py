@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from apps.llm.demo.phrasing import listed
-from apps.llm.demo.relations import SMALL, Relation, a, each, pairs
+from tools.demo_models.language.facts.phrasing import listed
+from tools.demo_models.language.facts.relations import SMALL, Relation, a, each, pairs
 
 OPPOSITES = pairs(
     "word value",

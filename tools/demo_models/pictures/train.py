@@ -1,4 +1,4 @@
-"""Makes the demo model: `python -m apps.stable_diffusion.demo.train`.
+"""Makes the demo model: `python -m tools.demo_models.pictures.train`.
 
 It draws its own pictures (`scenes`), trains an autoencoder on them and then a denoiser with its text encoder, on a
 GPU if torch has one and else on the CPU, looks at what the model draws of held-out combinations (`evaluate`), and
@@ -22,11 +22,11 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import CLIPTokenizer
 
-from apps.stable_diffusion.demo.autoencoder import train_autoencoder
-from apps.stable_diffusion.demo.card import write_card
-from apps.stable_diffusion.demo.denoiser import train_denoiser, training_latents, training_scenes
-from apps.stable_diffusion.demo.evaluate import GALLERY, measured, show, write_pictures
-from apps.stable_diffusion.demo.model import (
+from tools.demo_models.pictures.autoencoder import train_autoencoder
+from tools.demo_models.pictures.card import write_card
+from tools.demo_models.pictures.denoiser import train_denoiser, training_latents, training_scenes
+from tools.demo_models.pictures.evaluate import GALLERY, MODEL, measured, show, write_pictures
+from tools.demo_models.pictures.model import (
     ModelConfig,
     build_pipeline,
     build_text_encoder,
@@ -34,10 +34,9 @@ from apps.stable_diffusion.demo.model import (
     build_vae,
     save_pipeline,
 )
-from apps.stable_diffusion.demo.tokenizer import make_tokenizer, save_tokenizer
-from apps.stable_diffusion.demo.training import Clock, OnStep, TrainConfig
+from tools.demo_models.pictures.tokenizer import make_tokenizer, save_tokenizer
+from tools.demo_models.pictures.training import Clock, OnStep, TrainConfig
 
-MODEL = Path(__file__).parent / "model"
 WORK = Path("build/stable_diffusion_demo")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from apps.llm.demo.phrasing import listed
-from apps.llm.demo.relations import Relation
+from tools.demo_models.language.facts.phrasing import listed
+from tools.demo_models.language.facts.relations import Relation
 
 DAYS = listed("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = listed("January February March April May June July August September October November December")

@@ -1,4 +1,4 @@
-"""Looks at what a model draws: `python -m apps.stable_diffusion.demo.evaluate`.
+"""Looks at what a model draws: `python -m tools.demo_models.pictures.evaluate`.
 
 Asks for combinations that no training picture shows (`scenes.held_out`) and reads the pictures by measuring
 (`reader`). What draws is one function from prompts to pictures, so that anything else can be scored the same way.
@@ -21,10 +21,11 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from apps.stable_diffusion.demo.autoencoder import tensors
-from apps.stable_diffusion.demo.model import load_pipeline
-from apps.stable_diffusion.demo.reader import Reading, Seen, place, read, relation
-from apps.stable_diffusion.demo.scenes import (
+from ray_configs.stable_diffusion import DEMO_MODEL
+from tools.demo_models.pictures.autoencoder import tensors
+from tools.demo_models.pictures.model import load_pipeline
+from tools.demo_models.pictures.reader import Reading, Seen, place, read, relation
+from tools.demo_models.pictures.scenes import (
     COLORS,
     PLACES,
     RELATIONS,
@@ -43,7 +44,7 @@ Draw = Callable[[list[str]], np.ndarray]
 """Makes uint8 [prompts, 64, 64, 3] of prompts."""
 
 STEPS, GUIDANCE = 25, 3.0
-MODEL = Path(__file__).parent / "model"
+MODEL = Path(DEMO_MODEL)
 GALLERY = (
     "a red circle on a blue background", "a green square on a white background", "a yellow star on a black background",
     "an orange heart on a purple background", "a white ring on a green background", "a large black cross on red",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
-from apps.llm.demo.arithmetic import LARGEST
-from apps.llm.demo.model import ModelConfig, weights
+from tools.demo_models.language.facts.arithmetic import LARGEST
+from tools.demo_models.language.model import ModelConfig, weights
 
 CARD = """\
 ---
@@ -41,8 +42,8 @@ word or in JSON where asked. How well it learnt each is under Measured.
 
 **{score:.1%}** of {cases} held-out prompts are answered rightly ({word_for_word:.1%} word for word). They
 are phrased in ways that occur nowhere in the training text; the facts themselves are in it. What counts as
-right stands in `apps/llm/demo/cases.py`, and every wrong answer in `evaluation.json`. Greedy decoding in
-Podslice's own engine; to score it again: `python -m apps.llm.demo.evaluate`.
+right stands in `tools/demo_models/language/cases.py`, and every wrong answer in `evaluation.json`. Greedy
+decoding in Podslice's own engine; to score it again: `python -m tools.demo_models.language.evaluate`.
 
 | category | right | of |
 | --- | ---: | ---: |
@@ -62,8 +63,8 @@ Sums of numbers beyond {largest} were never trained on: {beyond_right} of {beyon
 knows of sums it knows by heart; this is not in the score.
 
 Training: {steps} steps of about {tokens} tokens, {wall:.0f} minutes on a {device} ({cpu:.0f} minutes of
-CPU time). To make it again: `python -m apps.llm.demo.train --minutes {minutes:.0f}`, which trains for at most so
-long: a slower or busier machine takes fewer steps, and a faster one more.
+CPU time). To make it again: `python -m tools.demo_models.language.train --minutes {minutes:.0f}`, which trains for at
+most so long: a slower or busier machine takes fewer steps, and a faster one more.
 
 ## What it is not
 
@@ -93,7 +94,7 @@ def write_card(folder: Path, recorded: dict) -> None:
         f"| {name} | {one['right']} | {one['cases']} |" for name, one in evaluation["categories"].items()
     )
     weak = ", ".join(name for name, one in evaluation["categories"].items() if one["right"] < 0.8 * one["cases"])
-    size = sum(_count(weight.shape) for weight in weights(model).values())
+    size = sum(math.prod(weight.shape) for weight in weights(model).values())
     card = CARD.format(
         parameters=size / 1e6, layers=model.num_hidden_layers, hidden=model.hidden_size,
         heads=model.num_attention_heads, kv_heads=model.num_key_value_heads,
@@ -107,10 +108,3 @@ def write_card(folder: Path, recorded: dict) -> None:
         device=training["device"].upper(),
     )  # fmt: skip
     (folder / "README.md").write_text(card)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size

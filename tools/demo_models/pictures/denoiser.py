@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from apps.stable_diffusion.demo.autoencoder import encoded
-from apps.stable_diffusion.demo.model import build_scheduler
-from apps.stable_diffusion.demo.optimizer import Muon
-from apps.stable_diffusion.demo.scenes import Scene, training_caption, training_scene
-from apps.stable_diffusion.demo.training import (
+from tools.demo_models.pictures.autoencoder import encoded
+from tools.demo_models.pictures.model import build_scheduler
+from tools.demo_models.pictures.optimizer import Muon
+from tools.demo_models.pictures.scenes import Scene, training_caption, training_scene
+from tools.demo_models.pictures.training import (
     Clock,
     OnStep,
     Threads,

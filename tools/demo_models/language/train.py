@@ -1,4 +1,4 @@
-"""Makes the demo model: `python -m apps.llm.demo.train`.
+"""Makes the demo model: `python -m tools.demo_models.language.train`.
 
 It writes its own text (`documents`), trains a tokenizer and a decoder on it, on a GPU if JAX
 has one and else on the CPU, scores it on questions phrased in other ways (`evaluate`), and
@@ -27,11 +27,13 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
-from apps.llm.demo.card import write_card
-from apps.llm.demo.cases import heldout_questions
-from apps.llm.demo.documents import documents, questions_of
-from apps.llm.demo.evaluate import measured
-from apps.llm.demo.model import (
+from ray_configs.llm import DEMO_MODEL
+from tools.demo_models.language.card import write_card
+from tools.demo_models.language.cases import heldout_questions
+from tools.demo_models.language.documents import documents, questions_of
+from tools.demo_models.language.evaluate import measured
+from tools.demo_models.language.facts.phrasing import normalise
+from tools.demo_models.language.model import (
     ModelConfig,
     Params,
     fast,
@@ -42,8 +44,7 @@ from apps.llm.demo.model import (
     save_weights,
     weights,
 )
-from apps.llm.demo.phrasing import normalise
-from apps.llm.demo.tokenizer import (
+from tools.demo_models.language.tokenizer import (
     BOS,
     PAD,
     encode_document,
@@ -52,7 +53,6 @@ from apps.llm.demo.tokenizer import (
     train_tokenizer,
 )
 
-MODEL = Path(__file__).parent / "model"
 PROMPT_WEIGHT = 0.1  # of the loss on what the user writes, against 1 on the answer
 
 
@@ -269,7 +269,7 @@ def _display(config: TrainConfig) -> tuple[Progress, Callable[[int, float, int],
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="the folder to write; its files are replaced")] = MODEL,
+    out: Annotated[Path, typer.Option(help="the folder to write; its files are replaced")] = Path(DEMO_MODEL),
     steps: Annotated[int, typer.Option(help="of the optimizer")] = TrainConfig.steps,
     minutes: Annotated[float, typer.Option(help="to train at most")] = TrainConfig.minutes,
     seed: Annotated[int, typer.Option(help="of the text and of the weights")] = TrainConfig.seed,

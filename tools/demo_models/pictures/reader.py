@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from apps.stable_diffusion.demo.scenes import COLORS, PICTURE, RADII, SHAPES, Scene, Thing, draw, outline
+from tools.demo_models.pictures.scenes import COLORS, PICTURE, RADII, SHAPES, Scene, Thing, draw, outline
 
 DIFFERENT = 45.0  # distance in RGB from the background, of 255 a channel, from which on a pixel is a thing's
 SMALLEST = 24  # pixels of a thing; less is a speck
