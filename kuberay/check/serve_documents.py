@@ -23,6 +23,26 @@ class ServeConfig:
     def applications(self) -> list[Node]:
         return list(self.node["applications"]) if self.node else []
 
+    @property
+    def http_port(self) -> int | None:
+        """Where Serve listens; None where that is yet to be filled in."""
+        return self._port("http_options", 8000)
+
+    @property
+    def grpc_port(self) -> int | None:
+        """Where Serve listens for gRPC, if it does."""
+        functions = self.node["grpc_options"]["grpc_servicer_functions"].value if self.node else None
+        return self._port("grpc_options", 9000) if functions else None
+
+    @property
+    def head_only(self) -> bool:
+        """Whether the head's proxy is the only one."""
+        return self.node is not None and self.node["proxy_location"].value == "HeadOnly"
+
+    def _port(self, options: str, default: int) -> int | None:
+        port = self.node[options]["port"] if self.node else None
+        return port.number if port is not None and port.present else default
+
 
 def serve_config(cluster: Cluster) -> ServeConfig | None:
     """The Serve config of a cluster's RayService; None for other kinds, and where it is no string."""

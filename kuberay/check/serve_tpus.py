@@ -41,7 +41,7 @@ def _replicas(config: ServeConfig) -> Iterator[_Replica]:
             yield _Replica(deployment, actor, bundles)
 
 
-def _by_hand(config: ServeConfig) -> bool:
+def tpus_by_hand(config: ServeConfig) -> bool:
     """Whether a group tells Ray of TPUs otherwise than by google.com/tpu, as emulations do: then nothing is counted."""
     return any(
         group.node["resources"]["TPU"].present
@@ -51,7 +51,7 @@ def _by_hand(config: ServeConfig) -> bool:
     )
 
 
-def _slices(group: Group) -> int | None:
+def slices_of(group: Group) -> int | None:
     """Slices that a group may have; None where that is not known."""
     if group.cluster.autoscaling:
         return group.most
@@ -65,7 +65,7 @@ def fits_a_host(config: ServeConfig) -> Iterator[Problem]:
     """What a replica asks of one host, some host has."""
     groups = [group for group in config.cluster.groups if group.tpu]
     chips = [group.pod.chips for group in groups]
-    if _by_hand(config):
+    if tpus_by_hand(config):
         return
     for replica in _replicas(config):
         if replica.actor.present and _amount(replica.actor) not in (0.0, *map(float, _QUANTITIES)):
@@ -126,11 +126,11 @@ def fits_the_groups(config: ServeConfig) -> Iterator[Problem]:
     groups = [group for group in config.cluster.groups if group.tpu]
     chips = 0
     for group in groups:
-        slices = _slices(group)
+        slices = slices_of(group)
         if slices is None or group.hosts is None or group.pod.chips is None:
             return
         chips += slices * group.hosts * group.pod.chips
-    if not groups or _by_hand(config):
+    if not groups or tpus_by_hand(config):
         return
     least = most = 0.0
     last: Node | None = None

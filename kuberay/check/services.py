@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Cluster
 from kuberay.check.pods import TPU
 from kuberay.check.rules import Problem, error, meant, note, rule, warning
+from kuberay.check.serve_documents import ServeConfig
 
 _OPERATOR = "KubeRay 1.7: ValidateRayServiceSpec"
 _UPGRADES = ("NewCluster", "NewClusterWithIncrementalUpgrade", "None")
@@ -95,30 +96,31 @@ def upgrade_options(cluster: Cluster) -> Iterator[Problem]:
         )
 
 
-@rule(Cluster, "serve-readiness", "KubeRay 1.7: initLivenessAndReadinessProbe, BuildServeService (kuberay#1808)")
-def readiness(cluster: Cluster) -> Iterator[Problem]:
+@rule(ServeConfig, "serve-readiness", "KubeRay 1.7: initLivenessAndReadinessProbe, BuildServeService (kuberay#1808)")
+def readiness(config: ServeConfig) -> Iterator[Problem]:
     """Readiness alone keeps hosts without a Serve proxy out of NAME-serve-svc; KubeRay's own probe asks for one."""
-    if cluster.manifest.kind != "RayService":
-        return
-    head_only = re.search(r"proxy_location\W+HeadOnly", str(cluster.manifest.spec["serveConfigV2"].value or ""))
-    for group in cluster.groups:
-        if not group.pod.containers or not group.tpu or not (group.multi_host or head_only):
+    for group in config.cluster.groups:
+        if not group.pod.containers or not (group.multi_host or config.head_only):
             continue
-        probe = group.pod.containers[0]["readinessProbe"]
-        asks_proxy = probe.at("httpGet", "port").value in (8000, "serve") or ":8000/" in str(probe["exec"].value)
-        if probe.present and not asks_proxy:
-            reason = (
-                "proxy_location HeadOnly starts no Serve proxy on workers"
-                if head_only
-                else "Serve starts a proxy only on hosts with a replica, one of each slice"
-            )
-            yield warning(
-                probe,
-                f"NAME-serve-svc sends requests to every worker that is Ready, and this probe does not ask for a Serve "
-                f"proxy on port 8000; {reason}, so requests to the other hosts are refused (kuberay#1808)",
-                "leave readinessProbe out: KubeRay's own asks for the proxy. Hosts without one then stay NotReady, "
-                "which keeps requests away and stops nothing else",
-            )
+        container = group.pod.containers[0]
+        probe = container["readinessProbe"]
+        named = {port["name"].text: port["containerPort"].number for port in container["ports"]}
+        port = probe.at("httpGet", "port")
+        asked = named.get(port.text) if port.text else port.number
+        if not probe.present or asked == config.http_port or f":{config.http_port}/" in str(probe["exec"].value):
+            continue
+        reason = (
+            "proxy_location HeadOnly starts no Serve proxy on workers"
+            if config.head_only
+            else "Serve starts a proxy only on hosts with a replica, one of each slice"
+        )
+        yield warning(
+            probe,
+            f"NAME-serve-svc sends requests to every worker that is Ready, and this probe does not ask for a Serve "
+            f"proxy on port {config.http_port}; {reason}, so requests to the other hosts are refused (kuberay#1808)",
+            "leave readinessProbe out: KubeRay's own asks for the proxy. Hosts without one then stay NotReady, which "
+            "keeps requests away and stops nothing else",
+        )
 
 
 @rule(Cluster, "head-service-name", _OPERATOR)
@@ -160,12 +162,11 @@ def timing(cluster: Cluster) -> Iterator[Problem]:
             yield note(manifest.spec[old], "KubeRay has ignored it since 1.2", "take it out")
 
 
-@rule(Cluster, "service-endpoints", "KubeRay 1.7: excludeHeadPodFromServeSvc; proxy_location")
-def endpoints(cluster: Cluster) -> Iterator[Problem]:
+@rule(ServeConfig, "service-endpoints", "KubeRay 1.7: excludeHeadPodFromServeSvc; proxy_location")
+def endpoints(config: ServeConfig) -> Iterator[Problem]:
     """A service whose only proxy is on the head must not leave the head out."""
-    exclude = cluster.manifest.spec["excludeHeadPodFromServeSvc"]
-    config = str(cluster.manifest.spec["serveConfigV2"].value or "")
-    if exclude.true and re.search(r"proxy_location\W+HeadOnly", config):
+    exclude = config.cluster.manifest.spec["excludeHeadPodFromServeSvc"]
+    if exclude.true and config.head_only:
         yield error(
             exclude,
             "leaves the head out of the Service while proxy_location HeadOnly runs the only proxy "

@@ -35,7 +35,7 @@ def _container(name: str, cpu: str, memory: str, chips: int = 0) -> dict[str, An
         "name": name,
         "image": "rayproject/ray:2.60.0-py311",
         "env": [{"name": "LANGUAGE", "value": "pt"}],
-        "ports": [{"containerPort": 8265, "name": "dashboard"}],
+        "ports": [{"containerPort": 8265, "name": "dashboard"}, {"containerPort": 8000, "name": "serve"}],
         "resources": {"limits": amounts, "requests": dict(amounts)},
     }
 

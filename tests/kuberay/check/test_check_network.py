@@ -1,0 +1,111 @@
+"""The way of a request: the port that Serve listens on, the operator's Service, probes, HAProxy."""
+
+from typing import Any
+
+import good_manifests as good
+import pytest
+from good_manifests import REMOVED, Change, changed, expect
+
+CLUSTER = "spec rayClusterConfig"
+HEAD = f"{CLUSTER} headGroupSpec template spec containers 0"
+BOX = f"{CLUSTER} workerGroupSpecs 0 template spec containers 0"
+SERVE = good.service()[0]["spec"]["serveConfigV2"]
+
+
+def options(line: str) -> Change:
+    return ("spec serveConfigV2", SERVE.replace("  host: 0.0.0.0\n", f"  {line}\n"))
+
+
+def own_service(**port: Any) -> Change:
+    return ("spec serveService", {"spec": {"type": "LoadBalancer", "ports": [port]}})
+
+
+def on(box: str) -> Change:
+    return (f"{box} env 0", {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"})
+
+
+def asks(port: int | str, path: str = "/-/healthz") -> Change:
+    return (f"{BOX} readinessProbe", {"httpGet": {"path": path, "port": port}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "severity", "words"),
+    [
+        ([(f"{HEAD} ports 1 name", "http")], "serve-port", "error", ["never becomes Ready", "8000, name: serve"]),
+        ([options("port: 9000")], "serve-port", "error", ["listens on 9000, and the head has its port serve on 8000"]),
+        (
+            [options("port: 9000"), (f"{HEAD} ports 1 containerPort", 9000)],
+            "serve-port",
+            "error",
+            ["group tpu has its port serve on 8000", "KubeRay's readiness probe asks 8000"],
+        ),
+        (
+            [(f"{HEAD} ports 1 containerPort", 8001)],
+            "serve-port",
+            "error",
+            ["Serve listens on 8000, and the head has its port serve on 8001"],
+        ),
+        (
+            [options("port: 9000"), *[(f"{box} ports 1 containerPort", 9000) for box in (HEAD, BOX)], asks(8000)],
+            "serve-port",
+            "error",
+            ["asks for Serve's health on 8000, and Serve listens on 9000"],
+        ),
+        ([options("host: 127.0.0.1")], "serve-host", "error", ["every request from outside is refused", "0.0.0.0"]),
+        ([own_service(name="http", port=8888)], "serve-service", "warning", ["drops 8888", "8000 (serve)"]),
+        ([own_service(port=8888)], "serve-service", "warning", ["drops 8888", "write name: serve"]),
+        ([own_service(name="serve", port=8888)], "serve-service", "error", ["leads to 8888, for it has no targetPort"]),
+        (
+            [own_service(name="serve", port=8888, targetPort=8080)],
+            "serve-service",
+            "error",
+            ["leads to 8080, and Serve listens on 8000", "write targetPort: 8000"],
+        ),
+        (
+            [own_service(name="serve", port=8888, targetPort="http")],
+            "serve-service",
+            "error",
+            ["the head names no port http"],
+        ),
+        ([on(BOX)], "serve-ha-proxy", "warning", ["is not set on the head", "no HAProxy starts"]),
+        ([on(HEAD)], "serve-ha-proxy", "warning", ["ports that replicas here never open"]),
+        (
+            [(f"{BOX} livenessProbe", {"httpGet": {"path": "/healthz", "port": 9999}})],
+            "probe-port",
+            "warning",
+            ["is on 9999", "killed again and again"],
+        ),
+        ([asks(9999, "/ready")], "probe-port", "warning", ["is on 9999", "never becomes Ready"]),
+    ],
+)  # fmt: skip
+def test_a_way_that_ends(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:
+    expect(changed(good.service(), *changes), rule, severity, *words)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [(f"{HEAD} ports", REMOVED)],  # the operator takes its own, serve among them
+        [(f"{HEAD} ports 1 name", "http"), own_service(name="any", port=8888, targetPort=8000)],
+        [options("port: 9000"), *[(f"{box} ports 1 containerPort", 9000) for box in (HEAD, BOX)]],
+        [options("port: 9000"), *[(f"{box} ports 1 containerPort", 9000) for box in (HEAD, BOX)], asks("serve")],
+        [own_service(name="serve", port=8888, targetPort=8000)],
+        [own_service(name="serve", port=8888, targetPort="serve")],
+        [on(BOX), on(HEAD)],
+        [asks(52365, "/api/healthz")],
+        [
+            (f"{CLUSTER} workerGroupSpecs 0 rayStartParams", {"dashboard-agent-listen-port": "50000"}),
+            asks(50000, "/api/healthz"),
+        ],
+    ],
+)
+def test_a_way_that_leads_there(changes: list[Change]) -> None:
+    assert good.grave(changed(good.service(), *changes)) == []
+
+
+def test_grpc_has_a_port_of_its_own() -> None:
+    config = f"grpc_options: {{port: 9100, grpc_servicer_functions: [a.b]}}\n{SERVE}"
+    named = (f"{HEAD} ports 2", {"name": "serve-grpc", "containerPort": 9100})
+    own = own_service(name="serve-grpc", port=443, targetPort=9100)
+    assert good.grave(changed(good.service(), ("spec serveConfigV2", config), named, own)) == []
+    expect(changed(good.service(), named, own), "serve-service", "error", "leads to 9100")
