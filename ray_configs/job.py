@@ -81,6 +81,11 @@ class Job(Config):
         return self
 
     @property
+    def clusters_at_once(self) -> int:
+        """As a service has them during an upgrade."""
+        return 1
+
+    @property
     def hosts(self) -> int:
         """Hosts of one slice."""
         return self.slice.hosts if self.slice else 1

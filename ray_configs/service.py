@@ -13,6 +13,7 @@ from ray_configs.llm import LLMConfig
 from ray_configs.observability import Observability
 from ray_configs.release import RAY_VERSION, image
 from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.upgrade import Incremental, Upgrade
 from ray_configs.workers import WorkerGroup, group_name, refuse_unsold
 
 MAX_NAME = 47
@@ -67,6 +68,18 @@ class Head(Config):
     """10^9 bytes, asked for and the limit; Ray's own processes take 2 to 4."""
 
 
+class GcsFaultTolerance(Config):
+    """A Redis of your own that keeps what the head knows. When the head is lost, the service answers on meanwhile.
+
+    Without it a lost head ends every replica, and the service is away until all models are loaded again.
+    """
+
+    redis_address: str = Field(pattern=r"^(rediss?://)?[A-Za-z0-9.-]+:\d{1,5}$")
+    """HOST:PORT, such as `redis.default:6379`; rediss://HOST:PORT for TLS. It must itself outlive the head."""
+    redis_password: SecretKey | None = None
+    """Secret entry with its password; None: it has none."""
+
+
 class Service(Config):
     """Everything about a service: rendered as one RayService and what it needs around it."""
 
@@ -87,6 +100,24 @@ class Service(Config):
     head: Head = Head()
     env: dict[str, str] = Field(default_factory=dict)
     """More environment variables of every Ray container. Secrets do not belong here."""
+    upgrade: Upgrade | None = None
+    """How a change of image, slices or environment reaches the running service: `NewCluster()` or `Incremental(...)`.
+
+    None: not by itself; `python -m kuberay apply --recreate` does it, with a pause."""
+    gcs_fault_tolerance: GcsFaultTolerance | None = None
+    """A Redis with which the service answers on while a lost head comes back; None: every replica ends with it."""
+    disruption_budget: int | None = Field(None, ge=1)
+    """Slices of each kind (or CPU workers) that drains of nodes may take at a time, for upgrades and the like.
+
+    None: any number. The head is then never taken, unless `gcs_fault_tolerance` keeps what it knows. GKE waits for a
+    budget an hour at most, and then drains all the same; machines that fail or are preempted do not ask."""
+    priority_class: str | None = Field(None, min_length=1)
+    """PriorityClass of all its Pods, which the cluster must have: who is taken off a node when there is no room."""
+    lock_memory: bool = False
+    """Let TPU workers lock memory without limit, by running them as root with the capability IPC_LOCK.
+
+    Some of Google's guides for v6e ask for it (`ulimit -l`), others run as the image's user: set it where libtpu says
+    that it cannot lock memory."""
     ray_version: str = RAY_VERSION
     """Ray in the images; KubeRay decides by it what it may ask of the cluster."""
 
@@ -145,6 +176,15 @@ class Service(Config):
                     "gives a service all its machines at once or none. Set max_replicas equal to min_replicas in "
                     "every application, or use capacity flex-start, which adds slices one by one"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _one_gateway(self) -> "Service":
+        if isinstance(self.upgrade, Incremental) and not isinstance(self.exposure, ClusterIP):
+            raise ValueError(
+                f"exposure {self.exposure.kind} goes past the Gateway by which upgrade=Incremental(...) moves requests "
+                f"({self.name}-gateway, which KubeRay makes); leave exposure out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -227,4 +267,11 @@ class Service(Config):
     @property
     def elastic(self) -> bool:
         """Whether anything is left to an autoscaler."""
-        return any(group.maximum > group.minimum for group in self.worker_groups)
+        return isinstance(self.upgrade, Incremental) or any(
+            group.maximum > group.minimum for group in self.worker_groups
+        )
+
+    @property
+    def clusters_at_once(self) -> int:
+        """Ray clusters that there are during an upgrade, each with slices of its own."""
+        return 2 if self.upgrade else 1

@@ -94,6 +94,7 @@ def _cpu_pools(config: Service | Job, group: WorkerGroup) -> list[Pool]:
 
 def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> list[Pool]:
     zones = config.cloud.zones or (None,)
+    maximum = group.maximum * config.clusters_at_once
     minimum = 0 if isinstance(group.capacity, FlexStart | Queued) else group.minimum
     base = f"{config.name}-{group.name.removeprefix('tpu-')}"
     policy = _shortened(base) if slice.facts.workload_policy and not slice.single_host else None
@@ -103,10 +104,8 @@ def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> li
         return Pool(name, slice, slice.machine.name, group.capacity, zone, nodes, max_nodes, policy)
 
     if not slice.single_host:
-        return [
-            pool(i, zones[i % len(zones)], slice.hosts if i < minimum else 0, slice.hosts) for i in range(group.maximum)
-        ]
-    shares = [(_share(minimum, i, len(zones)), _share(group.maximum, i, len(zones))) for i in range(len(zones))]
+        return [pool(i, zones[i % len(zones)], slice.hosts if i < minimum else 0, slice.hosts) for i in range(maximum)]
+    shares = [(_share(minimum, i, len(zones)), _share(maximum, i, len(zones))) for i in range(len(zones))]
     return [
         pool(i if len(zones) > 1 else None, zone, least, most)
         for i, (zone, (least, most)) in enumerate(zip(zones, shares))

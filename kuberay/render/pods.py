@@ -103,7 +103,12 @@ def _read_only(bucket: Bucket) -> dict[str, bool]:
 
 def secret(name: str, entry: SecretKey) -> dict[str, Any]:
     """An environment variable whose value comes from a Secret."""
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": entry.secret, "key": entry.key}}}
+    return {"name": name, "valueFrom": secret_source(entry)}
+
+
+def secret_source(entry: SecretKey) -> dict[str, Any]:
+    """Where Kubernetes finds a value that is in a Secret."""
+    return {"secretKeyRef": {"name": entry.secret, "key": entry.key}}
 
 
 def plain(env: dict[str, str]) -> list[dict[str, Any]]:
@@ -156,6 +161,15 @@ def pod_template(
         pod["nodeSelector"] = selector
     if group is not None and (tolerated := tolerations(group.slice, group.capacity)):
         pod["tolerations"] = tolerated
+    if isinstance(config, Service) and config.priority_class:
+        pod["priorityClassName"] = config.priority_class
+    if isinstance(config, Service) and config.lock_memory and group is not None and group.slice is not None:
+        container = container | {
+            noted("securityContext", "A user other than root has no capability, whatever is added."): {
+                "capabilities": {"add": ["IPC_LOCK"]},
+                "runAsUser": 0,
+            }
+        }
     pod["containers"] = [container | {"volumeMounts": mounts}]
     pod["volumes"] = volumes
     return {"metadata": {"labels": {INSTANCE_LABEL: config.name}, "annotations": annotations}, "spec": pod}

@@ -11,6 +11,7 @@ from kuberay.render.pods import (
     pod_template,
     port,
     quantities,
+    secret_source,
     secrets,
     slice_ports,
     worker_memory_gb,
@@ -18,7 +19,7 @@ from kuberay.render.pods import (
 )
 from kuberay.render.serve_config import SERVE_PORT
 from ray_configs.ingress import DIRECT_INGRESS
-from ray_configs.service import Service
+from ray_configs.service import GcsFaultTolerance, Service
 from ray_configs.workers import WorkerGroup
 
 IDLE_TIMEOUT_S = 300
@@ -35,6 +36,8 @@ def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str
         spec[noted("authOptions", "Whoever reaches an open dashboard can run code here. The token is in a Secret.")] = {
             "mode": "token"
         }
+    if isinstance(config, Service) and config.gcs_fault_tolerance:
+        spec["gcsFaultToleranceOptions"] = _gcs_fault_tolerance(config.gcs_fault_tolerance)
     spec["enableInTreeAutoscaling"] = elastic
     if elastic:
         spec["autoscalerOptions"] = {
@@ -45,6 +48,14 @@ def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str
     spec["headGroupSpec"] = _head(config, head_image)
     spec["workerGroupSpecs"] = [_worker_group(config, group) for group in config.worker_groups]
     return spec
+
+
+def _gcs_fault_tolerance(redis: GcsFaultTolerance) -> dict[str, Any]:
+    why = "Keeps what the head knows. Each cluster has a part of it for itself, which goes with the cluster."
+    options: dict[str, Any] = {noted("redisAddress", why): redis.redis_address}
+    if password := redis.redis_password:
+        options["redisPassword"] = {"valueFrom": secret_source(password)}
+    return options
 
 
 def _environment(config: Config) -> list[dict[str, Any]]:

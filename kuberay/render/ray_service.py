@@ -3,6 +3,7 @@
 from typing import Any
 
 from kuberay.render.access import gateway_objects, metadata, serve_service, service_accounts
+from kuberay.render.disruption import disruption_budgets
 from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
@@ -11,11 +12,13 @@ from kuberay.render.serve_config import serve_config
 from kuberay.render.yaml import to_yaml
 from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.service import Service
+from ray_configs.upgrade import Incremental, NewCluster
 
 
 def service_objects(service: Service) -> list[dict[str, Any]]:
-    """ServiceAccount, queues, RayService, monitoring and the way in, as far as the config asks for them."""
+    """ServiceAccounts, queues, RayService, monitoring, budgets and the way in, as far as the config asks for them."""
     objects = [*service_accounts(service), *queue_objects(service), _ray_service(service), *pod_monitoring(service)]
+    objects += disruption_budgets(service)
     if isinstance(service.exposure, Gateway):
         objects += gateway_objects(service, service.exposure)
     return objects
@@ -26,13 +29,7 @@ def _ray_service(service: Service) -> dict[str, Any]:
         noted("serveConfigV2", "Changed, it is deployed in place: Serve replaces replicas one by one."): to_yaml(
             [serve_config(service)]
         ),
-        "upgradeStrategy": {
-            noted(
-                "type",
-                "A change of rayClusterConfig is not rolled out by itself: NewCluster would need every slice twice, "
-                "and wait for ever for chips that there are once. Delete and apply, or say NewCluster.",
-            ): "None"
-        },
+        "upgradeStrategy": _upgrade_strategy(service.upgrade),
     }
     if isinstance(service.exposure, LoadBalancer):
         spec["serveService"] = serve_service(service.exposure)
@@ -42,4 +39,31 @@ def _ray_service(service: Service) -> dict[str, Any]:
         "kind": "RayService",
         "metadata": metadata(service, **queue_labels(service)),
         "spec": spec,
+    }
+
+
+def _upgrade_strategy(upgrade: NewCluster | Incremental | None) -> dict[str, Any]:
+    """What becomes of a change of rayClusterConfig."""
+    if upgrade is None:
+        why = (
+            "A change of rayClusterConfig is not rolled out by itself: another cluster would need every slice twice, "
+            "and wait for ever for chips that there are once. `python -m kuberay apply --recreate` rolls it out with a "
+            "pause; `upgrade` in the config does without one."
+        )
+        return {noted("type", why): "None"}
+    if isinstance(upgrade, NewCluster):
+        why = (
+            "A change of rayClusterConfig makes a second cluster, which needs every slice once more; requests move "
+            "over when it serves."
+        )
+        return {noted("type", why): "NewCluster"}
+    why = "A change of rayClusterConfig makes a second cluster, which takes over requests and slices step by step."
+    return {
+        noted("type", why): "NewClusterWithIncrementalUpgrade",
+        "clusterUpgradeOptions": {
+            "gatewayClassName": upgrade.gateway_class,
+            "intervalSeconds": upgrade.interval_s,
+            "maxSurgePercent": upgrade.max_surge_percent,
+            "stepSizePercent": upgrade.step_percent,
+        },
     }

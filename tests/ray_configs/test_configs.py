@@ -20,9 +20,10 @@ from ray_configs.job import Job
 from ray_configs.llm import EngineConfig, LLMConfig
 from ray_configs.loading import catalog, load
 from ray_configs.observability import Observability
-from ray_configs.service import Application, Head, Service
+from ray_configs.service import Application, GcsFaultTolerance, Head, Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
+from ray_configs.upgrade import Incremental, NewCluster
 
 SECRET = SecretKey(secret="keys", key="PODSLICE_API_KEYS")
 
@@ -61,6 +62,9 @@ CONFIGS = (
     ClusterIP(),
     LoadBalancer(port=8888),
     Gateway(hostname="example.org", certificate="tls"),
+    NewCluster(),
+    Incremental(gateway_class="istio", step_percent=10),
+    GcsFaultTolerance(redis_address="redis:6379"),
     Observability(log_level="DEBUG"),
     EngineConfig(page_size=64, quantize_weights="int8"),
     LLMConfig(model="gs://weights/llama", slice="v5e:2x4:4t", max_replicas=3, compile_cache=None),

@@ -15,11 +15,12 @@ from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
-from ray_configs.service import Application, Service
+from ray_configs.service import Application, GcsFaultTolerance, Service
+from ray_configs.upgrade import Incremental
 
 BESIDE_THE_REPOSITORY = Path(__file__).parents[4] / "shared" / "kuberay-crds"
 CRDS = Path(os.environ.get("PODSLICE_KUBERAY_CRDS", BESIDE_THE_REPOSITORY))
-CORE = {"v1", "batch/v1"}
+CORE = {"v1", "batch/v1", "policy/v1"}
 
 
 def a_service(slice: str, capacity: Any, replicas: tuple[int, int] = (1, 3), **more: Any) -> Service:
@@ -33,6 +34,16 @@ CONFIGS: dict[str, Service | Job] = {name.rsplit(".", 1)[-1]: load(name) for nam
     "gateway": a_service("v6e:4x4", Spot(), exposure=Gateway(certificate="c", hostname="h.example")),
     "load-balancer": a_service("7x:2x2x1", Reservation(name="r", project="p"), exposure=LoadBalancer(internal=False)),
     "queued": a_service("v5p:4x4x4", Queued(), (2, 2), api_keys=SecretKey(secret="s", key="k")),
+    "all-options": a_service(
+        "v6e:4x4",
+        Spot(),
+        (2, 3),
+        upgrade=Incremental(gateway_class="istio"),
+        gcs_fault_tolerance=GcsFaultTolerance(redis_address="r:6379", redis_password=SecretKey(secret="s", key="k")),
+        disruption_budget=1,
+        priority_class="high",
+        lock_memory=True,
+    ),
     "ray-job": Job(
         name="j", command=("a",), ray=True, slice="v6e:4x4", slices=2, hugging_face_token=HUGGING_FACE_TOKEN
     ),

@@ -18,7 +18,8 @@ from ray_configs.cloud import Bucket, SecretKey
 from ray_configs.exposure import LoadBalancer
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
-from ray_configs.service import Application, Head, Service
+from ray_configs.service import Application, GcsFaultTolerance, Head, Service
+from ray_configs.upgrade import NewCluster
 
 RECORDED = Path(__file__).parents[2] / "kubernetes" / "recorded"
 VERSIONS = ("1.6.2", "1.7.0")
@@ -44,6 +45,11 @@ SERVICES: dict[str, Service] = {
         exposure=LoadBalancer(internal=False),
         head=Head(cpus=64, memory_gb=2000),
         env={"EMPTY": "", "FULL": "1"},
+        upgrade=NewCluster(),
+        gcs_fault_tolerance=GcsFaultTolerance(redis_address="r:1", redis_password=SecretKey(secret="s", key="r")),
+        disruption_budget=1,
+        priority_class="high",
+        lock_memory=True,
     )
 }
 
@@ -115,7 +121,7 @@ def test_no_empty_field_that_the_operator_drops(name: str, version: str) -> None
                 kept[f"{path}.{key}"].append(value)
     for path, item in dicts(cluster_spec(SERVICES[name])):
         for key, value in item.items():
-            if is_zero(value) and (path, key) != (".workerGroupSpecs[]", "priority"):
+            if is_zero(value) and key != "runAsUser":  # a pointer in Go: zero is kept
                 seen = any(is_zero(other) for other in kept[f"{path}.{key}"])
                 assert seen, f"rayClusterConfig{path}.{key} is {value!r}: nothing shows that the operator keeps it"
 

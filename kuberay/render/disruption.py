@@ -1,0 +1,56 @@
+"""PodDisruptionBudgets: how much of a service a drain of nodes may take at once."""
+
+from typing import Any
+
+from kuberay.render.access import metadata
+from kuberay.render.notes import noted
+from kuberay.render.pods import INSTANCE_LABEL
+from ray_configs.service import Service
+
+GROUP = "ray.io/group"
+HEAD_GROUP = "headgroup"
+
+
+def disruption_budgets(service: Service) -> list[dict[str, Any]]:
+    """One for the head and one for each group of slices; no Pod is in two, which would make it undrainable.
+
+    Ray's Pods belong to an object without a scale, so that Kubernetes counts with `minAvailable` alone.
+    """
+    allowed = service.disruption_budget
+    if allowed is None:
+        return []
+    budgets = []
+    if service.gcs_fault_tolerance is None:
+        why = "Its loss ends every replica: without gcs_fault_tolerance no drain may take it."
+        budgets.append(_budget(service, "head", [HEAD_GROUP], 1, why))
+    for group in service.worker_groups:
+        if getattr(group, "leads", None) is not None:  # counted with the slices that they lead
+            continue
+        processes = [other.name for other in service.worker_groups if getattr(other, "leads", None) == group.name]
+        if group.hosts == 1:
+            least, why = group.minimum - allowed, f"Of {group.minimum}: {allowed} at a time."
+        else:
+            least = group.minimum - allowed + 1
+            why = (
+                f"Of {group.minimum} processes that lead slices. Hosts of a slice are never Ready, and may be evicted "
+                f"while at least so many of those are: {allowed} slice{'s' * (allowed > 1)} at a time."
+            )
+        if least > 0:
+            budgets.append(_budget(service, group.name, [group.name, *processes], least, why))
+    return budgets
+
+
+def _budget(service: Service, suffix: str, groups: list[str], least: int, why: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(service, f"{service.name}-{suffix}"),
+        "spec": {
+            noted("minAvailable", why): least,
+            "selector": {
+                "matchLabels": {INSTANCE_LABEL: service.name},
+                "matchExpressions": [{"key": GROUP, "operator": "In", "values": groups}],
+            },
+            "unhealthyPodEvictionPolicy": "IfHealthyBudget",
+        },
+    }
