@@ -7,7 +7,9 @@ import os
 from typing import Any
 
 from ray_configs.llm import LLMConfig
+from ray_configs.replicas import AppConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.workers import GROUP_LABEL, GROUPS_LABELLED, process_group_name
 
 RETRY_AFTER_S = 2.0
 
@@ -17,16 +19,21 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
     actor: dict[str, Any] = {"num_cpus": config.num_cpus}
     place: dict[str, Any] = {}
     if spans_hosts(config):
-        # The replica reserves its chips itself. Its own process is best on the slice that it will own, so that no other
-        # slice's death takes it along: on a worker 0, one for each; anywhere, while there is no such slice yet.
-        pod_type = config.slice.ray_pod_type
-        actor["label_selector"] = {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": pod_type}
-        actor["fallback_strategy"] = [{"label_selector": {}}]
+        # The replica reserves its chips itself; its own process has a CPU Pod, which no slice's death takes along.
+        actor |= on_cpu_pod(config)
+        if "label_selector" not in actor:
+            # A cluster without such Pods. The process is best on the slice that it will own: on a worker 0, one for
+            # each; anywhere, while there is no such slice yet.
+            pod_type = config.slice.ray_pod_type
+            actor["label_selector"] = {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": pod_type}
+            actor["fallback_strategy"] = [{"label_selector": {}}]
         place["max_replicas_per_node"] = 1
     elif config.slice is not None:
         actor["resources"] = {"TPU": config.slice.chips_per_host}
         # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
         actor["label_selector"] = {"ray.io/tpu-pod-type": config.slice.ray_pod_type}
+    else:
+        actor |= on_cpu_pod(config)
     if config.max_replicas > config.min_replicas:
         scale: dict[str, Any] = {
             "autoscaling_config": {
@@ -54,6 +61,13 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
             "logging_config": {"enable_access_log": False},
         }
     )
+
+
+def on_cpu_pod(config: AppConfig) -> dict[str, Any]:
+    """Actor options for a process without chips: on the CPU Pods beside the config's slices, where there are such."""
+    if os.environ.get(GROUPS_LABELLED) != "1" or (config.slice is not None and config.slice.single_host):
+        return {}
+    return {"label_selector": {GROUP_LABEL: process_group_name(config.slice)}}
 
 
 def choose_platform(config: LLMConfig | StableDiffusionConfig) -> None:

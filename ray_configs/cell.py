@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from ray_configs.replicas import AppConfig
 
@@ -21,7 +21,8 @@ class CellConfig(AppConfig):
     """A cell, as Saxml has them: models `/sax/NAME/...` are published, updated and unpublished while it runs.
 
     Each replica of a published model owns one slice. `max_replicas` is how many slices the cell may use in all, and
-    `min_replicas` how many are kept while nothing is published; without a slice, models run on CPUs, as many as fit.
+    `min_replicas` how many are kept while nothing is published; of slices of several hosts, all of them or none.
+    Without a slice, models run on CPUs, as many as fit.
     """
 
     import_path: ClassVar[str] = "apps.cell:build"
@@ -49,6 +50,16 @@ class CellConfig(AppConfig):
     @classmethod
     def _comma_separated(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _all_slices_or_none_kept(self) -> "CellConfig":
+        if self.slice is not None and self.slice.hosts > 1 and self.min_replicas not in (0, self.max_replicas):
+            raise ValueError(
+                f"min_replicas={self.min_replicas} of max_replicas={self.max_replicas}: slices of several hosts "
+                f"({self.slice}) come and go with the models that use them, and none is kept for nobody. Set "
+                f"min_replicas={self.max_replicas} to keep them all, or 0 to have them while models are published"
+            )
+        return self
 
     @property
     def state_bucket(self) -> str | None:

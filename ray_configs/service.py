@@ -14,7 +14,7 @@ from ray_configs.observability import Observability
 from ray_configs.release import RAY_VERSION, image
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.upgrade import Incremental, Upgrade
-from ray_configs.workers import WorkerGroup, group_name, refuse_unsold
+from ray_configs.workers import WorkerGroup, group_name, process_group_name, refuse_unsold
 
 MAX_NAME = 47
 """KubeRay appends a random part and the service's kind to the name."""
@@ -247,22 +247,34 @@ class Service(Config):
 
     @property
     def worker_groups(self) -> tuple[WorkerGroup, ...]:
-        """One for each kind of worker, in the applications' order."""
+        """One for each kind of worker, in the applications' order; after slices of several hosts their processes'."""
         groups: dict[str, WorkerGroup] = {}
-        for app in self.applications:
-            config = app.config
-            name = group_name(config.slice)
+
+        def add(name: str, app: Application, minimum: int, *, leads: str | None = None) -> None:
             before = groups.get(name)
             groups[name] = WorkerGroup(
                 name=name,
-                slice=config.slice,
-                capacity=app.capacity,
+                slice=None if leads else app.config.slice,
+                capacity=OnDemand() if leads else app.capacity,
                 image=self._image(app),
-                minimum=config.min_replicas + (before.minimum if before else 0),
-                maximum=config.max_replicas + (before.maximum if before else 0),
-                cpus=max(config.worker_cpus, before.cpus if before else 0),
+                minimum=minimum + (before.minimum if before else 0),
+                maximum=app.config.max_replicas + (before.maximum if before else 0),
+                cpus=max(app.config.worker_cpus, before.cpus if before else 0),
+                leads=leads,
             )
+
+        for app in self.applications:
+            slice, least = app.config.slice, app.config.min_replicas
+            add(group_name(slice), app, least)
+            if slice is not None and slice.hosts > 1:
+                always = isinstance(app.config, CellConfig)  # its own processes
+                add(process_group_name(slice), app, max(always, least), leads=group_name(slice))
         return tuple(groups.values())
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether any replica owns a slice of several hosts, and so runs on a CPU Pod beside it."""
+        return any(group.hosts > 1 for group in self.worker_groups)
 
     @property
     def elastic(self) -> bool:

@@ -19,6 +19,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from apps.ingress.api_keys import principals, principals_from_environment
+from apps.replica_options import on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
 
 log = logging.getLogger("podslice")
@@ -34,8 +35,9 @@ def deployment(config: CellConfig) -> serve.Application:
     """Binds the front to the admin. Keys travel as digests: no pickle or log of the cluster holds one."""
     keys = principals([key.get_secret_value() for key in config.api_keys])
     plain = config.model_copy(update={"api_keys": ()})
+    actor = {"num_cpus": OWN_CPUS} | on_cpu_pod(config)
     # One line of the server's own every few seconds says more than one for each request, and costs less.
-    quiet = {"logging_config": {"enable_access_log": False}, "ray_actor_options": {"num_cpus": OWN_CPUS}}
+    quiet = {"logging_config": {"enable_access_log": False}, "ray_actor_options": actor}
     admin = CellAdmin.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, **quiet).bind(plain, bool(keys))
     return CellFront.options(
         num_replicas=config.front_replicas, max_ongoing_requests=10_000, graceful_shutdown_timeout_s=120, **quiet

@@ -3,6 +3,11 @@
 Worker 0 of a slice has a resource that no other host has, `TPU-<pod type>-head`. Whoever holds it has the slice: a
 placement group for that, and one for the chips of all hosts, last as long as the reservation, and go with the actor
 that made them, however it ends.
+
+While no slice is free, a wish is all that Ray's autoscaler sees of who waits: one placement group of so many hosts with
+so many chips, each on its own. The autoscaler adds hosts for a group all at once, which is how a slice must be asked
+for, and everyone who waits has one, whatever others wait for. As soon as Ray has placed it there are hosts enough, if
+not all of one slice: then it is removed, and one of the whole slices taken.
 """
 
 import logging
@@ -11,16 +16,19 @@ import random
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import ray
 from ray import PlacementGroupID
-from ray._private.state import available_resources_per_node
-from ray.autoscaler.sdk import request_resources
+from ray._private.state import available_resources_per_node, state
+from ray.core.generated.common_pb2 import NodeDeathInfo
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from ray_configs.tpu import TpuSlice
+from ray_configs.workers import SLICES_KEPT
 
 log = logging.getLogger("podslice")
 
@@ -28,26 +36,35 @@ NAME_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-work
 PLACING_S = 30
 """For Ray to place groups on a slice that looked free; longer than that, somebody else was quicker."""
 LOOK_PERIOD_S = 1.0
+CONTENT_S = 10.0
+"""After a wish was placed, until there is another: others remove theirs meanwhile, and slices become whole."""
+REPLACED_S = 900.0
+"""Within which a lost slice's hosts are there again, or at least asked for: their Pods' grace, and a dead machine's."""
 
 
 @dataclass(frozen=True)
 class Slices:
-    """The whole slices of one kind in the cluster, by name."""
+    """The slices of one kind in the cluster, by name."""
 
-    free: tuple[str, ...]
-    busy: tuple[str, ...]
+    free: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    """Miss hosts that were not given back: whoever keeps the slices makes these anew without being asked."""
 
 
 def slices(wanted: TpuSlice) -> Slices:
-    """What there is now. A slice that misses a host counts as none at all.
+    """What there is now. A slice that misses a host is neither free nor busy.
 
     Ray's own count, get_num_ready_tpu_slices, takes a host without a single free chip for a free one.
     """
     hosts: dict[str, list[str]] = defaultdict(list)
-    for node in ray.nodes():
-        labels, chips = node["Labels"], node["Resources"].get("TPU", 0)
-        if node["Alive"] and labels.get(TYPE_LABEL) == wanted.ray_pod_type and chips == wanted.chips_per_host:
-            hosts[labels.get(NAME_LABEL, "")].append(node["NodeID"])
+    gone: dict[str, dict[str, _Host]] = defaultdict(dict)
+    draining = state.get_draining_nodes()
+    for host in sorted(_hosts(wanted), key=lambda host: host.ended):
+        if not host.ended and host.id not in draining:
+            hosts[host.slice].append(host.id)
+        else:
+            gone[host.slice][host.worker] = host  # the last one of many
     left = available_resources_per_node()
     free, busy = [], []
     for name, nodes in hosts.items():
@@ -56,7 +73,40 @@ def slices(wanted: TpuSlice) -> Slices:
         idle = all(left.get(node, {}).get("TPU", 0) >= wanted.chips_per_host for node in nodes)
         head = sum(left.get(node, {}).get(wanted.ray_head_resource, 0) for node in nodes)
         (free if idle and head >= 1 else busy).append(name)
-    return Slices(tuple(sorted(free)), tuple(sorted(busy)))
+    lately = time.time() - REPLACED_S
+    lost = [
+        name
+        for name, workers in gone.items()
+        if len(hosts[name]) != wanted.hosts
+        and any(not host.ended or host.ended > lately for host in workers.values())
+        and not any(host.given_back for host in workers.values())
+    ]
+    return Slices(tuple(sorted(free)), tuple(sorted(busy)), tuple(sorted(lost)))
+
+
+@dataclass(frozen=True)
+class _Host:
+    """A node of Ray's, alive or not."""
+
+    id: str
+    slice: str
+    worker: str
+    ended: float
+    """Seconds since 1970; 0: it is alive."""
+    given_back: bool
+    """Nobody needed it, and the autoscaler took it away."""
+
+
+def _hosts(wanted: TpuSlice) -> Iterator[_Host]:
+    """Those of such slices, also dead ones, as far as Ray remembers them."""
+    for node in ray._private.worker.global_worker.gcs_client.get_all_node_info().values():
+        labels, alive = node.labels, node.state == GcsNodeInfo.ALIVE
+        if labels.get(TYPE_LABEL) != wanted.ray_pod_type:
+            continue
+        if not alive or node.resources_total.get("TPU", 0) == wanted.chips_per_host:
+            given_back = node.death_info.reason == NodeDeathInfo.AUTOSCALER_DRAIN_IDLE
+            ended = 0 if alive else node.end_time_ms / 1000
+            yield _Host(node.node_id.hex(), labels.get(NAME_LABEL, ""), labels.get(WORKER_LABEL, ""), ended, given_back)
 
 
 @dataclass(frozen=True)
@@ -80,26 +130,50 @@ def reserve(wanted: TpuSlice, owner: str) -> Reservation:
     Args:
         owner: marks the groups, in Ray's state and dashboard, as one replica's of many that want such slices.
     """
-    told = 0.0
-    asked = False
-    while True:
-        now = slices(wanted)
-        if now.free:
-            # The slice that this process is on, if it is free: then nothing else's death is this replica's.
-            own = os.environ.get("TPU_NAME", "")
-            taken = _take(wanted, own if own in now.free else random.choice(now.free), owner)
-            if taken is not None:
-                if asked:
-                    request_resources(bundles=[])  # those who still wait ask again
-                return taken
-        else:
-            # Ray's autoscaler does not understand the groups below: it would buy a single host for the head.
-            asked = True
-            _request(wanted, len(now.busy) + _waiting(owner))
-            if time.monotonic() - told > 60:
-                told = time.monotonic()
-                log.warning("no free slice %s (%d in use); waiting for one", wanted, len(now.busy))
-        time.sleep(LOOK_PERIOD_S)
+    asks = os.environ.get(SLICES_KEPT) != "1"
+    told = asks_from = 0.0
+    wish: PlacementGroup | None = None
+    try:
+        while True:
+            if wish is not None and _is_placed(wish):
+                remove_placement_group(wish)
+                wish, asks_from = None, time.monotonic() + CONTENT_S
+            now = slices(wanted)
+            if now.free:
+                # The slice that this process is on, if it is free: then nothing else's death is this replica's.
+                own = os.environ.get("TPU_NAME", "")
+                taken = _take(wanted, own if own in now.free else random.choice(now.free), owner)
+                if taken is not None:
+                    return taken
+            else:
+                # A lost slice comes back by itself. Asked for meanwhile, there would be two.
+                if asks and wish is None and not now.lost and time.monotonic() >= asks_from:
+                    wish = _wish(wanted, owner)
+                if time.monotonic() - told > 60:
+                    told = time.monotonic()
+                    log.warning(
+                        "no free slice %s (%d in use, %d being replaced); waiting for one",
+                        wanted,
+                        len(now.busy),
+                        len(now.lost),
+                    )
+            time.sleep(LOOK_PERIOD_S)
+    finally:
+        if wish is not None:
+            remove_placement_group(wish)
+
+
+def _wish(wanted: TpuSlice, owner: str) -> PlacementGroup:
+    return placement_group(
+        [{"TPU": wanted.chips_per_host}] * wanted.hosts,
+        strategy="STRICT_SPREAD",
+        name=f"podslice:{owner}:{uuid.uuid4().hex[:8]}:wish",
+        bundle_label_selector=[{TYPE_LABEL: wanted.ray_pod_type}] * wanted.hosts,
+    )
+
+
+def _is_placed(wish: PlacementGroup) -> bool:
+    return placement_group_table(wish)["state"] == "CREATED"
 
 
 def give_back_all(owner: str) -> None:
@@ -139,24 +213,3 @@ def _take(wanted: TpuSlice, name: str, owner: str) -> Reservation | None:
         reservation.release()
         return None
     return reservation
-
-
-def _request(wanted: TpuSlice, count: int) -> None:
-    """Ask the autoscaler, if there is one, that the cluster have so many slices in all, used ones included."""
-    bundles = [{"TPU": wanted.chips_per_host}] * (wanted.hosts * count)
-    request_resources(bundles=bundles, bundle_label_selectors=[{TYPE_LABEL: wanted.ray_pod_type}] * len(bundles))
-
-
-def _waiting(owner: str) -> int:
-    """Replicas of this owner that have no slice yet, this one included.
-
-    Counted from what Ray knows, so that a replica that dies while it waits is not waited for. (A Serve replica's
-    actor has a name that begins with its deployment's.)
-    """
-    replicas = sum(owner in actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
-    prefix = f"podslice:{owner}:"
-    holding = sum(
-        group["name"].startswith(prefix) and not group["name"].endswith(":head") and group["state"] == "CREATED"
-        for group in placement_group_table().values()
-    )
-    return max(1, replicas - holding)

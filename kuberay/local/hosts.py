@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kuberay.local.errors import LocalError
+from kuberay.render.ray_cluster import HEADROOM
 
 TPU = "google.com/tpu"
 POD_TYPE, TOPOLOGY, ACCELERATOR = "ray.io/tpu-pod-type", "ray.io/tpu-topology", "ray.io/accelerator-type"
@@ -112,7 +113,8 @@ def plan_of(
     secrets = _Secrets(environment or {})
     slices: list[Slice] = []
     for group in spec["workerGroupSpecs"]:
-        slices += (_slice(group, i, address, secrets) for i in range(_count(group, replicas)))
+        count = _count(group, replicas, spec["enableInTreeAutoscaling"])
+        slices += (_slice(group, i, address, secrets) for i in range(count))
     return Plan(
         name=ray_service["metadata"]["name"],
         head=_head(spec["headGroupSpec"], address, secrets),
@@ -123,10 +125,11 @@ def plan_of(
     )
 
 
-def _count(group: Mapping[str, Any], wanted: int | None) -> int:
+def _count(group: Mapping[str, Any], wanted: int | None, elastic: bool) -> int:
     """Slices to start: there is no autoscaler here, so a group that could wait for requests begins with one."""
-    least, most = max(1, group["minReplicas"]), max(1, group["maxReplicas"])
-    return max(least, min(most, wanted if wanted is not None else group["replicas"]))
+    headroom = HEADROOM if elastic and group["numOfHosts"] > 1 else 1
+    least, most = max(1, group["replicas"]), max(1, group["maxReplicas"] // headroom)
+    return max(least, min(most, wanted if wanted is not None else least))
 
 
 def _head(spec: Mapping[str, Any], address: str, secrets: "_Secrets") -> Host:

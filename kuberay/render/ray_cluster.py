@@ -20,10 +20,28 @@ from kuberay.render.pods import (
 from kuberay.render.serve_config import SERVE_PORT
 from ray_configs.ingress import DIRECT_INGRESS
 from ray_configs.service import GcsFaultTolerance, Service
-from ray_configs.workers import WorkerGroup
+from ray_configs.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEPT, WorkerGroup
 
 IDLE_TIMEOUT_S = 300
 """Seconds without work before the autoscaler gives a slice back; another takes minutes to come."""
+NEVER_S = 10 * 365 * 86_400
+"""As an idle timeout."""
+HEADROOM = 2
+"""Slices that the autoscaler may count for each one that there can be. See _bounds."""
+AUTOSCALER_ENV = [
+    {
+        "name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S",
+        noted(
+            "value",
+            "A week for a Pod to wait for capacity. After Ray's hour the autoscaler would throw it away, and its place "
+            "in the queue with it.",
+        ): str(7 * 86_400),
+    },
+    {
+        "name": "AUTOSCALER_MAX_CONCURRENT_LAUNCHES",
+        noted("value", "Hosts asked for at once. Ray's 10 are part of a large slice, which is never made."): "10000",
+    },
+]
 HAPROXY_THREADS = "4"
 
 
@@ -44,9 +62,10 @@ def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str
             noted("version", "Said, not left to default: v1 counts the hosts of a slice as single nodes."): "v2",
             "idleTimeoutSeconds": IDLE_TIMEOUT_S,
             "resources": quantities({"cpu": "500m", "memory": "1G"}),
+            "env": AUTOSCALER_ENV,
         }
     spec["headGroupSpec"] = _head(config, head_image)
-    spec["workerGroupSpecs"] = [_worker_group(config, group) for group in config.worker_groups]
+    spec["workerGroupSpecs"] = [_worker_group(config, group, elastic) for group in config.worker_groups]
     return spec
 
 
@@ -63,6 +82,8 @@ def _environment(config: Config) -> list[dict[str, Any]]:
     ingress: dict[str, str] = {}
     if isinstance(config, Service):
         ingress = DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": HAPROXY_THREADS}
+        if config.spans_hosts:
+            ingress[GROUPS_LABELLED] = "1"
     return plain(ingress | config.env)
 
 
@@ -86,8 +107,9 @@ def _head(config: Config, image: str) -> dict[str, Any]:
     }
 
 
-def _worker_group(config: Config, group: WorkerGroup) -> dict[str, Any]:
-    ports = [port("serve", SERVE_PORT)] if isinstance(config, Service) else []
+def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str, Any]:
+    service = isinstance(config, Service)
+    ports = [port("serve", SERVE_PORT)] if service else []
     container: dict[str, Any] = {"name": "ray-worker", "image": group.image}
     if group.hosts > 1:
         ports += slice_ports()
@@ -95,7 +117,9 @@ def _worker_group(config: Config, group: WorkerGroup) -> dict[str, Any]:
         container["ports"] = ports
     # No readinessProbe: KubeRay's own asks for a Serve proxy, and alone keeps hosts without one out of the Service.
     # Such hosts stay NotReady, which stops nothing else.
+    kept = any(other.name == group.leads and other.minimum == other.maximum for other in config.worker_groups)
     container["env"] = _environment(config) + secrets(config) + host_address(group.slice)
+    container["env"] += plain({SLICES_KEPT: "1"} if kept else {})
     if not container["env"]:
         del container["env"]
     container["resources"] = quantities(worker_quantities(group))
@@ -106,13 +130,43 @@ def _worker_group(config: Config, group: WorkerGroup) -> dict[str, Any]:
         slice = group.slice
         why = f"{slice.topology} = {slice.chips} chips, {slice.chips_per_host} on each {slice.machine_type}."
         spec[noted("numOfHosts", why)] = slice.hosts
-    spec |= {"replicas": group.minimum, "minReplicas": group.minimum, "maxReplicas": group.maximum}
+    spec |= _bounds(group, elastic)
     why = "The operator adds it when it writes the object back; missing here, it would own the whole list of groups."
     spec[noted("scaleStrategy", why)] = {}
     if group.slice is not None:
         spec[noted("labels", "Alike on all hosts; Ray adds each host's own tpu-worker-id and tpu-slice-name.")] = (
             group.slice.ray_labels
         )
+    elif service and config.spans_hosts:
+        spec[noted("labels", "Serve's processes ask for their group by it.")] = {GROUP_LABEL: group.name}
     spec["rayStartParams"] = {}
+    if service and group.hosts > 1:
+        why = "Chips only: replicas' processes run on CPU Pods of their own, so that no slice's end is another's."
+        spec["rayStartParams"] = {noted("num-cpus", why): "0"}
     spec["template"] = pod_template(config, container, group, worker_memory_gb(group))
     return spec
+
+
+def _bounds(group: WorkerGroup, elastic: bool) -> dict[str, Any]:
+    """How many of the group there are, and may be.
+
+    When a slice of several hosts loses one, the operator removes the others and makes a new slice when all are gone.
+    Meanwhile the autoscaler counts fewer hosts than there will be: above minReplicas it would add a slice. Then it may
+    count more, as hosts of the old slice can still be known to Ray: above maxReplicas it would take hosts from the new
+    slice, whereupon the operator throws all of it away. So neither bound may ever be reached. What is asked for is
+    bounded by Serve, which has no more replicas than its own max_replicas.
+    """
+    if not elastic or group.hosts == 1:
+        return {"replicas": group.minimum, "minReplicas": group.minimum, "maxReplicas": group.maximum}
+    bounds: dict[str, Any] = {
+        "replicas": group.minimum,
+        noted("minReplicas", "Kept by their users. The autoscaler would replace a lost slice beside the operator."): 0,
+        noted(
+            "maxReplicas",
+            f"{group.maximum} by Serve's max_replicas, twice that here: while a slice is replaced, the autoscaler may "
+            "count it twice, and above this it would take the new one apart.",
+        ): HEADROOM * group.maximum,
+    }
+    if group.minimum == group.maximum:
+        bounds[noted("idleTimeoutSeconds", "Never: it is there whether it is used or not.")] = NEVER_S
+    return bounds

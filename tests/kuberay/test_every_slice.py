@@ -33,7 +33,8 @@ def chips_of(objects: list[dict[str, Any]]) -> tuple[int, int]:
     """Hosts, and chips on each, as the objects have them."""
     for item in objects:
         if item["kind"] == "RayService":
-            (group,) = item["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+            group, *processes = item["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+            assert bool(processes) == (group["numOfHosts"] > 1)
             return group["numOfHosts"], _chips(group["template"])
         if item["kind"] == "Job":
             return item["spec"].get("completions", 1), _chips(item["spec"]["template"])

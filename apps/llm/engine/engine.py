@@ -81,8 +81,9 @@ class Engine:
         elif settings:
             raise TypeError(f"settings beside a whole config: put {', '.join(settings)} into the config")
         use_compile_cache(config.compile_cache)
+        # On a slice of several hosts each reads its own part; here the config and the tokenizer are enough.
+        model = Model.open(config, weights=place is None)
         place = place or ThisProcess()
-        model = Model.open(config)
         config = model.settle(config)
         max_len = model.max_len(config)
         slice = config.slice if isinstance(config, LLMConfig) else None

@@ -23,8 +23,11 @@ class Model:
     random_weights: bool
 
     @classmethod
-    def open(cls, config: EngineConfig) -> "Model":
+    def open(cls, config: EngineConfig, weights: bool = True) -> "Model":
         """The model that the config names, at its own size even with `tiny`: see `at_size`.
+
+        Args:
+            weights: False where nobody reads them: then they are not fetched from the hub.
 
         Raises:
             CheckpointError, UnsupportedModel: the model cannot be read, or is of an unknown kind.
@@ -37,9 +40,9 @@ class Model:
                 raise ValueError(f"model {config.model} has sizes but no weights: set random_weights to true")
             return cls(registered, None, random)
         if not config.tiny:
-            return cls._read(config.model, random)
+            return cls._read(config.model, random, weights)
         try:
-            return cls._read(config.model, random)
+            return cls._read(config.model, random, weights)
         except architecture.UnsupportedModel:
             raise
         except Exception as error:  # a remote file system raises what its client raises
@@ -47,8 +50,8 @@ class Model:
             return cls(generic(config.max_model_len), None, random)
 
     @classmethod
-    def _read(cls, location: str, random: bool) -> "Model":
-        checkpoint = Checkpoint(location, weights=False) if random else open_checkpoint(location)
+    def _read(cls, location: str, random: bool, weights: bool) -> "Model":
+        checkpoint = Checkpoint(location, weights=False) if random else open_checkpoint(location, weights)
         arch = architecture.from_hf_config(
             checkpoint.json("config.json"), checkpoint.json("generation_config.json", required=False)
         )

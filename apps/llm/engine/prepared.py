@@ -146,13 +146,13 @@ def manifest_of(folder: Checkpoint) -> Manifest | None:
     return None
 
 
-def open_checkpoint(location: str) -> Checkpoint:
-    """A model as Hugging Face lays it out, or a prepared one.
+def open_checkpoint(location: str, weights: bool = True) -> Checkpoint:
+    """A model as Hugging Face lays it out, or a prepared one. See Checkpoint for `weights`.
 
     Raises:
         CheckpointError: it cannot be read, or its preparation has not ended.
     """
-    found = Checkpoint(location)
+    found = Checkpoint(location, weights)
     manifest = manifest_of(found)
     if manifest is not None:
         return Prepared(found.location, manifest)

@@ -77,12 +77,13 @@ def test_nothing_to_complain_of() -> None:
 
 
 def test_a_cell_that_keeps_no_slice_still_needs_a_host() -> None:
-    idle = {"slice": "v5e:4x8", "min_replicas": 0}
+    idle = {"slice": "v5e:2x2", "min_replicas": 0}
     (finding,) = findings(idle)
     assert (finding.rule, finding.severity) == ("cell-without-host", "warning")
-    assert "hold a whole v5e:4x8 slice" in finding.why and finding.instead.startswith("min_replicas=1")
+    assert "hold a whole v5e:2x2 slice" in finding.why and finding.instead.startswith("min_replicas=1")
     chat = Application(config=LLMConfig(), route_prefix="/chat")
     assert findings(idle, chat) == [], "there is a worker anyway"
+    assert findings({"slice": "v5e:4x8", "min_replicas": 0}) == [], "beside slices of several hosts there are CPU Pods"
 
 
 @pytest.mark.parametrize(

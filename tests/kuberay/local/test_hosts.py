@@ -25,10 +25,11 @@ def with_slice(slice: str | None, **config: object) -> Service:
 
 def test_two_slices_of_eight_hosts():
     plan = planned(load("ray_configs.catalog.spmd_175b"))
-    assert [slice.name for slice in plan.slices] == ["tpu-v5e-4x8-0", "tpu-v5e-4x8-1"]
-    assert [len(slice.hosts) for slice in plan.slices] == [8, 8] and len(plan.hosts) == 17
+    names = ["tpu-v5e-4x8-0", "tpu-v5e-4x8-1", "cpu-v5e-4x8-0", "cpu-v5e-4x8-1"]
+    assert [slice.name for slice in plan.slices] == names
+    assert [len(slice.hosts) for slice in plan.slices] == [8, 8, 1, 1] and len(plan.hosts) == 19
     host = plan.slices[1].hosts[3]
-    assert (host.name, host.chips, host.cpus, host.memory) == ("tpu-v5e-4x8-1-3", 4, 89, 153 * 10**9)
+    assert (host.name, host.chips, host.cpus, host.memory) == ("tpu-v5e-4x8-1-3", 4, 0, 153 * 10**9)
     assert host.env["TPU_NAME"] == "tpu-v5e-4x8-1" and host.env["TPU_WORKER_ID"] == "3"
     assert host.env["TPU_TOPOLOGY"] == "4x8" and host.env["TPU_ACCELERATOR_TYPE"] == "v5litepod-32"
     assert host.env["TPU_WORKER_HOSTNAMES"] == ",".join([ADDRESS] * 8)
@@ -42,13 +43,19 @@ def test_two_slices_of_eight_hosts():
         "ray.io/node-group": "tpu-v5e-4x8",
     }
     assert host.seen_resources == {
-        "CPU": 89,
         "memory": 153e9,
         "TPU": 4,
         "tpu-v5e-4x8-1": 1,
         "accelerator_type:TPU-V5LITEPOD": 1,
     }
     assert plan.slices[1].hosts[0].seen_resources["TPU-v5litepod-32-head"] == 1
+
+
+def test_the_processes_that_lead_slices_have_a_pod_each():
+    process = planned(load("ray_configs.catalog.spmd_175b")).slices[3].hosts[0]
+    assert (process.name, process.chips, process.cpus) == ("cpu-v5e-4x8-1-0", 0, 2)
+    assert process.seen_labels == {"podslice/group": "cpu-v5e-4x8", "ray.io/node-group": "cpu-v5e-4x8"}
+    assert process.env["PODSLICE_GROUPS_LABELLED"] == "1"
 
 
 def test_the_head_has_no_cpus_for_replicas():
@@ -68,8 +75,8 @@ def test_a_cpu_worker():
 )
 def test_every_slice_looks_to_ray_as_the_table_says(slice):
     plan = planned(with_slice(str(slice), min_replicas=2, max_replicas=2))
-    assert len(plan.slices) == 2
-    for running in plan.slices:
+    assert len(plan.slices) == (2 if slice.hosts == 1 else 4)
+    for running in plan.slices[:2]:
         assert len(running.hosts) == slice.hosts
         assert [host.env["TPU_WORKER_ID"] for host in running.hosts] == [str(i) for i in range(slice.hosts)]
         for host in running.hosts:
@@ -100,6 +107,13 @@ def test_a_group_that_scales_begins_with_one_slice_or_as_many_as_asked():
     assert len(planned(service, replicas=2).slices) == 2
     assert len(planned(service, replicas=9).slices) == 3
     assert len(planned(with_slice("v5e:2x2", min_replicas=2, max_replicas=2), replicas=1).slices) == 2
+
+
+def test_slices_of_several_hosts_come_with_as_many_processes():
+    service = with_slice("v5e:4x8", min_replicas=0, max_replicas=3)
+    for replicas, count in ((None, 1), (2, 2), (9, 3)):
+        groups = [slice.hosts[0].group for slice in planned(service, replicas=replicas).slices]
+        assert groups == ["tpu-v5e-4x8"] * count + ["cpu-v5e-4x8"] * count
 
 
 def test_secrets_come_from_this_machines_environment():

@@ -43,12 +43,86 @@ def test_a_service_of_fixed_size_needs_no_autoscaler() -> None:
 
 
 def test_group_labels_are_those_that_all_hosts_share() -> None:
-    (group,) = cluster(service())["workerGroupSpecs"]
+    group, _ = cluster(service())["workerGroupSpecs"]
     assert group["labels"] == {
         "ray.io/accelerator-type": "TPU-V6E",
         "ray.io/tpu-pod-type": "v6e-16",
         "ray.io/tpu-topology": "4x4",
     }
+
+
+def test_processes_of_slices_of_several_hosts_have_cpu_pods_of_their_own() -> None:
+    slices, processes = cluster(service())["workerGroupSpecs"]
+    assert slices["rayStartParams"] == {"num-cpus": "0"}, "nothing but the slice's own actors lands on its hosts"
+    assert processes["groupName"] == "cpu-v6e-4x4" and processes["labels"] == {"podslice/group": "cpu-v6e-4x4"}
+    assert (processes["minReplicas"], processes["maxReplicas"], processes["rayStartParams"]) == (1, 2, {})
+    (container,) = processes["template"]["spec"]["containers"]
+    assert "google.com/tpu" not in container["resources"]["limits"]
+    assert "nodeSelector" not in processes["template"]["spec"], "an ordinary node"
+    for name in ("headGroupSpec", 0, 1):
+        group = cluster(service())[name] if name == "headGroupSpec" else cluster(service())["workerGroupSpecs"][name]
+        env = group["template"]["spec"]["containers"][0]["env"]
+        assert {"name": "PODSLICE_GROUPS_LABELLED", "value": "1"} in env
+
+
+def test_slices_of_one_host_run_their_own_processes() -> None:
+    spec = cluster(service("v6e:2x2"))
+    (group,) = spec["workerGroupSpecs"]
+    assert group["rayStartParams"] == {} and "PODSLICE" not in str(spec)
+
+
+def test_two_applications_on_one_kind_of_slice_share_its_processes_group() -> None:
+    first = LLMConfig(model="one", slice="v6e:4x4", min_replicas=2, max_replicas=2)
+    second = LLMConfig(model="two", slice="v6e:4x4", num_cpus=6)
+    applications = (
+        Application(config=first, name="one"),
+        Application(config=second, name="two", route_prefix="/two"),
+        Application(config=LLMConfig(model="three"), name="three", route_prefix="/three"),
+    )
+    groups = cluster(Service(name="example", applications=applications))["workerGroupSpecs"]
+    assert [(group["groupName"], group["replicas"]) for group in groups] == [
+        ("tpu-v6e-4x4", 3),
+        ("cpu-v6e-4x4", 3),
+        ("cpu", 1),
+    ]
+    assert groups[2]["labels"] == {"podslice/group": "cpu"}, "a process without a slice keeps off the others' Pods"
+    assert int(groups[1]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"]) >= 6
+
+
+def env_of(group: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in group["template"]["spec"]["containers"][0]["env"]}
+
+
+def test_the_autoscaler_meets_no_bound_of_slices_of_several_hosts() -> None:
+    """One bound below and one above: see kuberay.render.ray_cluster._bounds, and tests/kuberay/autoscaler."""
+    slices, processes = cluster(service(replicas=(1, 3)))["workerGroupSpecs"]
+    assert (slices["replicas"], slices["minReplicas"], slices["maxReplicas"]) == (1, 0, 6)
+    assert "idleTimeoutSeconds" not in slices and "PODSLICE_SLICES_KEPT" not in env_of(processes)
+    fixed, processes = cluster(service(replicas=(2, 2)))["workerGroupSpecs"]
+    assert (fixed["replicas"], fixed["minReplicas"], fixed["maxReplicas"]) == (2, 2, 2), "there is no autoscaler"
+    assert "idleTimeoutSeconds" not in fixed and env_of(processes)["PODSLICE_SLICES_KEPT"] == "1"
+
+
+def test_slices_of_a_fixed_number_are_never_idle_beside_others_that_scale() -> None:
+    groups = {
+        group["groupName"]: group for group in cluster(load("ray_configs.catalog.whole_graph"))["workerGroupSpecs"]
+    }
+    cell, processes, single = groups["tpu-v5e-4x8"], groups["cpu-v5e-4x8"], groups["tpu-v5e-2x4-8t"]
+    assert (cell["replicas"], cell["minReplicas"], cell["maxReplicas"]) == (1, 0, 2)
+    assert cell["idleTimeoutSeconds"] > 9 * 365 * 86400 and env_of(processes)["PODSLICE_SLICES_KEPT"] == "1"
+    assert (single["minReplicas"], single["maxReplicas"]) == (1, 2) and "idleTimeoutSeconds" not in single
+
+
+def test_a_cell_of_several_hosts_keeps_a_pod_for_its_own_processes() -> None:
+    cell = CellConfig(slice="v6e:4x4", min_replicas=0, max_replicas=3)
+    slices, processes = cluster(Service(name="example", applications=(Application(config=cell),)))["workerGroupSpecs"]
+    assert (slices["replicas"], processes["replicas"], processes["maxReplicas"]) == (0, 1, 3)
+
+
+def test_the_autoscaler_waits_for_capacity_and_asks_for_whole_slices() -> None:
+    env = {entry["name"]: entry["value"] for entry in cluster(service())["autoscalerOptions"]["env"]}
+    assert int(env["RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S"]) >= 7 * 86400
+    assert int(env["AUTOSCALER_MAX_CONCURRENT_LAUNCHES"]) >= 1000
 
 
 @pytest.mark.parametrize("slice", ["v6e:4x4", "v6e:2x2", None])
@@ -73,7 +147,7 @@ def test_direct_ingress_is_asked_for_alike_on_head_and_workers() -> None:
     head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
     worker = worker_pod(service())["containers"][0]["env"]
     assert {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"} in head
-    assert [variable for variable in worker if variable["name"].startswith("RAY_SERVE")] == head
+    assert [variable for variable in worker if variable["name"].startswith(("RAY_SERVE", "PODSLICE"))] == head
 
 
 @pytest.mark.parametrize(
@@ -198,14 +272,13 @@ def test_several_applications_share_groups_of_the_same_slice() -> None:
 
 
 def test_a_cells_slices_are_there_before_anything_is_published() -> None:
-    cell = CellConfig(slice="v5e:4x8", min_replicas=1, max_replicas=3)
+    cell = CellConfig(slice="v5e:4x8", min_replicas=3, max_replicas=3)
     chat = LLMConfig(slice="v5e:4x8", max_replicas=2)
     both = Service(name="s", applications=(Application(config=cell), Application(config=chat, route_prefix="/chat")))
     spec = cluster(both)
-    (group,) = spec["workerGroupSpecs"]
-    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (2, 2, 5)
-    assert group["rayStartParams"] == {}, "KubeRay tells Ray of as many CPUs as the container may use"
-    assert int(group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"]) > 8, "for the cell's own too"
+    slices, processes = spec["workerGroupSpecs"]
+    assert slices["replicas"] == processes["replicas"] == 4 and processes["maxReplicas"] == 5
+    assert processes["rayStartParams"] == {}, "KubeRay tells Ray of as many CPUs as the container may use"
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
@@ -217,8 +290,9 @@ def test_on_cpus_a_cell_leaves_room_for_a_model(model: int, pod: str) -> None:
 
 def test_the_catalogs_cell_keeps_both_slices_and_needs_no_autoscaler() -> None:
     spec = cluster(load("ray_configs.catalog.cell_v5e_4x8"))
-    (group,) = spec["workerGroupSpecs"]
-    assert (group["minReplicas"], group["maxReplicas"], group["numOfHosts"]) == (2, 2, 8)
+    slices, processes = spec["workerGroupSpecs"]
+    assert (slices["minReplicas"], slices["maxReplicas"], slices["numOfHosts"]) == (2, 2, 8)
+    assert (processes["minReplicas"], processes["maxReplicas"], processes["numOfHosts"]) == (2, 2, 1)
     assert spec["enableInTreeAutoscaling"] is False
     (ray_service,) = of_kind(load("ray_configs.catalog.cell_v5e_4x8"), "RayService")
     assert ray_service["spec"]["serveService"]["spec"]["ports"] == [
