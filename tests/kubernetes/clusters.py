@@ -4,6 +4,7 @@ import atexit
 import re
 import shutil
 import subprocess
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from kubernetes import config, dynamic
 
 if TYPE_CHECKING:
     from harness.plane import ControlPlane
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 class Cluster:
@@ -41,7 +44,17 @@ class Cluster:
             timeout=timeout,
         )
         if check and done.returncode:
-            raise AssertionError(f"kubectl {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
+            said = (done.stdout + done.stderr).strip()
+            raise AssertionError(f"kubectl {' '.join(arguments)} ended with {done.returncode}: {said}")
+        return done
+
+    def podslice(self, *arguments: str, check: bool = True, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """What `python -m kuberay` said about this cluster. A status other than 0 is an AssertionError, as above."""
+        command = [sys.executable, "-m", "kuberay", *arguments, f"--kubeconfig={self.kubeconfig}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=REPOSITORY)
+        if check and done.returncode:
+            said = (done.stdout + done.stderr).strip()
+            raise AssertionError(f"python -m kuberay {' '.join(arguments)} ended with {done.returncode}: {said}")
         return done
 
     @cached_property

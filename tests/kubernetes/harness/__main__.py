@@ -28,7 +28,9 @@ def main() -> int:
 
 def run_tests(kubeconfig: str | None, pytest_arguments: list[str]) -> int:
     """pytest's exit status. Tests marked `long` run where the arguments choose them with -m."""
-    command = [sys.executable, "-m", "pytest", "-m", "kubernetes and not long", "tests/kubernetes", *pytest_arguments]
+    command = [sys.executable, "-m", "pytest", "-m", "kubernetes and not long", *pytest_arguments]
+    if not any(os.path.exists(argument.partition("::")[0]) for argument in pytest_arguments):
+        command.append("tests/kubernetes")
     if kubeconfig:
         os.environ["PODSLICE_TEST_KUBECONFIG"] = os.path.abspath(kubeconfig)
         os.execv(command[0], command)
