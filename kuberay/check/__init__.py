@@ -13,15 +13,18 @@ from typing import Any
 
 # Importing a module of rules registers them; the order is that of the findings of one line.
 from kuberay.check import (  # noqa: F401
+    accounts,
     autoscaling,
     batch,
     cluster_options,
     clusters,
     containers,
+    kueue,
     names,
     placeholders,
     pod_values,
     ray_jobs,
+    ray_pods,
     serve_arguments,
     serve_config,
     serve_network,
@@ -31,10 +34,11 @@ from kuberay.check import (  # noqa: F401
     tpu_slices,
 )
 from kuberay.check.findings import Finding, Severity, ordered, to_lines, to_terminal
-from kuberay.check.manifests import manifests_of, subjects_of
+from kuberay.check.manifests import manifests_of
 from kuberay.check.reading import UnreadableYaml, parse_yaml, read_yaml
 from kuberay.check.rules import RULES, Rule, apply
 from kuberay.check.schemas import structural_findings
+from kuberay.check.subjects import subjects_of
 
 __all__ = [
     "RULES",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Job
 from kuberay.check.nodes import Node
 from kuberay.check.pods import TPU
-from kuberay.check.rules import Problem, error, rule, warning
+from kuberay.check.rules import Problem, error, note, rule, warning
 
 _JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
 _CONTROLLER_LABELS = ("controller-uid", "batch.kubernetes.io/controller-uid")
@@ -151,6 +151,39 @@ def _selector(job: Job, selector: Node) -> Iterator[Problem]:
             "selects no Pods: the hosts' names do not resolve, and JAX hangs",
             f"write selector: {{job-name: {job.manifest.name}}}",
         )
+
+
+@rule(Job, "job-slice", "Kubernetes: the scheduler knows no slices; GKE: a node pool is one")
+def one_slice(job: Job) -> Iterator[Problem]:
+    """Nothing but an affinity keeps the Pods of a Job on one slice where several are free."""
+    spec = job.pod.spec
+    exclusive = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+    annotated = job.in_job_set and (
+        job.manifest.metadata["annotations"][exclusive].present
+        or job.node["metadata"]["annotations"][exclusive].present
+        or any(
+            entry.at("template", "metadata", "annotations", exclusive).present
+            for entry in job.manifest.spec["replicatedJobs"]
+        )
+    )
+    placed = any(
+        key in spec["nodeSelector"].fields
+        for key in ("cloud.google.com/gke-nodepool", "cloud.google.com/gke-tpu-slice", "kueue.x-k8s.io/topology")
+    )
+    if _hosts(job) == 1 or annotated or placed or spec["affinity"].present:
+        return
+    instead = (
+        f"annotate {exclusive}: cloud.google.com/gke-nodepool"
+        if job.in_job_set
+        else "add a podAffinity to the Pods of this Job (label batch.kubernetes.io/job-name) with topologyKey "
+        "cloud.google.com/gke-nodepool"
+    )
+    yield note(
+        spec["affinity"],
+        "nothing keeps the hosts together: where two slices of this topology are free, the scheduler may take hosts of "
+        "both, and JAX hangs",
+        instead,
+    )
 
 
 @rule(Job, "job-environment", "GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES of Indexed Jobs")

@@ -1,6 +1,6 @@
 """What rules look at: an object, the Ray cluster in it, the worker groups of that, the Pods and Jobs that follow."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,20 +10,6 @@ from kuberay.check.pods import Pod
 from kuberay.check.reading import file_of
 
 RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")
-
-_CLUSTER_SPEC = {
-    "RayCluster": ("spec",),
-    "RayService": ("spec", "rayClusterConfig"),
-    "RayJob": ("spec", "rayClusterSpec"),
-    "RayCronJob": ("spec", "jobTemplate", "rayClusterSpec"),
-}
-_POD_TEMPLATE = {
-    "Deployment": ("spec", "template"),
-    "StatefulSet": ("spec", "template"),
-    "DaemonSet": ("spec", "template"),
-    "ReplicaSet": ("spec", "template"),
-    "PodTemplate": ("template",),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,55 +169,6 @@ def manifests_of(objects: Iterable[Any]) -> list[Manifest]:
     for value, file in flat:
         others.append(Manifest(Document(value, _title(value), file), others))
     return others
-
-
-def subjects_of(manifest: Manifest) -> Iterator[Any]:
-    """The object itself and everything in it that some rule may be about."""
-    from kuberay.check.serve_documents import serve_config  # which builds on this module
-
-    yield manifest
-    node, kind = manifest.node, manifest.kind
-    if manifest.ray:
-        cluster = Cluster(manifest, node.at(*_CLUSTER_SPEC[kind]))
-        if cluster.node.present:
-            yield cluster
-            yield cluster.head_pod
-            for group in cluster.groups:
-                yield group
-                yield group.pod
-            config = serve_config(cluster)
-            if config is not None:
-                yield config
-        job = {"RayJob": node["spec"], "RayCronJob": node.at("spec", "jobTemplate")}.get(kind)
-        if job is not None and job["submitterPodTemplate"].present:
-            yield Pod(job["submitterPodTemplate"], "submitter")
-    elif kind == "Pod":
-        yield from _workload(manifest, node)
-    elif kind in _POD_TEMPLATE:
-        yield from _workload(manifest, node.at(*_POD_TEMPLATE[kind]))
-    elif kind == "Job":
-        yield from _job(Job(manifest, node))
-    elif kind == "CronJob":
-        yield from _job(Job(manifest, node.at("spec", "jobTemplate")))
-    elif kind == "JobSet":
-        for replicated in node.at("spec", "replicatedJobs"):
-            yield from _job(Job(manifest, replicated["template"], in_job_set=True))
-    elif kind == "LeaderWorkerSet":
-        for name in ("leaderTemplate", "workerTemplate"):
-            template = node.at("spec", "leaderWorkerTemplate", name)
-            if template.present:
-                yield from _workload(manifest, template)
-
-
-def _job(job: Job) -> Iterator[Any]:
-    yield job
-    yield job.pod
-
-
-def _workload(manifest: Manifest, template: Node) -> Iterator[Any]:
-    pod = Pod(template, "workload")
-    yield Workload(manifest, pod)
-    yield pod
 
 
 def _title(value: Any) -> str:

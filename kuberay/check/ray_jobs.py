@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from kuberay.check.manifests import Cluster, Manifest
+from kuberay.check.manifests import Manifest
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, nearest, note, rule, warning
 
@@ -12,7 +12,7 @@ _OPERATOR = "KubeRay 1.7: ValidateRayJobSpec"
 _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
 
-def _job_spec(manifest: Manifest) -> Node | None:
+def job_spec(manifest: Manifest) -> Node | None:
     if not manifest.ray:
         return None
     return {"RayJob": manifest.spec, "RayCronJob": manifest.spec["jobTemplate"]}.get(manifest.kind)
@@ -21,7 +21,7 @@ def _job_spec(manifest: Manifest) -> Node | None:
 @rule(Manifest, "ray-job-cluster", _OPERATOR)
 def cluster_of_job(manifest: Manifest) -> Iterator[Problem]:
     """A RayJob makes a cluster or selects one."""
-    spec = _job_spec(manifest)
+    spec = job_spec(manifest)
     if spec is None:
         return
     selector = spec["clusterSelector"].fields
@@ -54,7 +54,7 @@ def cluster_of_job(manifest: Manifest) -> Iterator[Problem]:
 @rule(Manifest, "ray-job-submission", _OPERATOR)
 def submission(manifest: Manifest) -> Iterator[Problem]:
     """What each way of submitting allows."""
-    spec = _job_spec(manifest)
+    spec = job_spec(manifest)
     if spec is None:
         return
     mode, retries = spec["submissionMode"], spec["backoffLimit"]
@@ -90,7 +90,7 @@ def submission(manifest: Manifest) -> Iterator[Problem]:
 @rule(Manifest, "ray-job-limits", _OPERATOR)
 def limits(manifest: Manifest) -> Iterator[Problem]:
     """Deadlines are positive, retries and delays not negative."""
-    spec = _job_spec(manifest)
+    spec = job_spec(manifest)
     if spec is None:
         return
     for key, least in (
@@ -120,7 +120,7 @@ def limits(manifest: Manifest) -> Iterator[Problem]:
 @rule(Manifest, "ray-job-leftover", "KubeRay 1.7: nothing is deleted by default")
 def leftover(manifest: Manifest) -> Iterator[Problem]:
     """A finished RayJob keeps its cluster, TPUs and all, unless it is told otherwise."""
-    spec = _job_spec(manifest)
+    spec = job_spec(manifest)
     if spec is None or not spec["rayClusterSpec"].present:
         return
     tpu = "google.com/tpu" in str(spec["rayClusterSpec"]["workerGroupSpecs"].value)
@@ -136,7 +136,7 @@ def leftover(manifest: Manifest) -> Iterator[Problem]:
 @rule(Manifest, "deletion-strategy", "KubeRay 1.7: validateDeletionConfiguration, validateDeletionRules")
 def deletion(manifest: Manifest) -> Iterator[Problem]:
     """What is deleted when the job ends: rules, or the older pair of policies."""
-    spec = _job_spec(manifest)
+    spec = job_spec(manifest)
     if spec is None or not spec["deletionStrategy"].present:
         return
     strategy = spec["deletionStrategy"]
@@ -246,43 +246,3 @@ def cron(manifest: Manifest) -> Iterator[Problem]:
         )
     if zone.value == "":
         yield error(zone, "is empty: the KubeRay operator refuses it", "write a zone such as Etc/UTC, or take it out")
-
-
-@rule(Cluster, "kueue-toleration", "GKE: taint cloud.google.com/gke-queued of queued provisioning")
-def queued_nodes(cluster: Cluster) -> Iterator[Problem]:
-    """Nodes of queued provisioning have a taint of their own, which Kueue's flavor or the Pods must tolerate."""
-    if not cluster.manifest.metadata["labels"]["kueue.x-k8s.io/queue-name"].present:
-        return
-    for group in cluster.groups:
-        tolerated = {item["key"].value for item in group.pod.spec["tolerations"]}
-        if group.tpu and not tolerated & {None, "cloud.google.com/gke-queued"}:
-            yield note(
-                group.pod.spec["tolerations"],
-                "does not tolerate cloud.google.com/gke-queued: where the queue's flavor is queued provisioning and "
-                "brings no toleration itself, the Pods stay Pending beside their own nodes",
-                "add a toleration with key cloud.google.com/gke-queued, operator Exists, effect NoSchedule",
-            )
-
-
-@rule(Manifest, "kueue", "Kueue: its webhooks for RayJob and RayCluster")
-def kueue(manifest: Manifest) -> Iterator[Problem]:
-    """What Kueue demands of the objects that it queues."""
-    queue = manifest.metadata["labels"]["kueue.x-k8s.io/queue-name"]
-    spec = _job_spec(manifest)
-    if not queue.present or not manifest.ray:
-        return
-    elastic = str(manifest.metadata["annotations"]["kueue.x-k8s.io/elastic-job"].value).lower() == "true"
-    if spec is not None and not spec["shutdownAfterJobFinishes"].true and not spec["clusterSelector"].fields:
-        yield error(
-            spec["shutdownAfterJobFinishes"],
-            "is not true: Kueue refuses a queued RayJob that keeps its quota after the end",
-            "write shutdownAfterJobFinishes: true",
-        )
-    path = {"RayCluster": (), "RayService": ("rayClusterConfig",)}.get(manifest.kind, ("rayClusterSpec",))
-    scaling = (manifest.spec if spec is None else spec).at(*path, "enableInTreeAutoscaling")
-    if scaling.true and not elastic:
-        yield error(
-            scaling,
-            "autoscaling in an object that Kueue queues: Kueue refuses it, it admits a fixed size",
-            'take it out, or annotate kueue.x-k8s.io/elastic-job: "true"',
-        )
