@@ -169,12 +169,19 @@ def apply(
     force_conflicts: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields that someone else has set.")
     ] = False,
+    recreate: Annotated[
+        bool, typer.Option("--recreate", help="Delete what runs and make it anew: away for minutes, all rolled out.")
+    ] = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     crds: Crds = None,
 ) -> None:
-    """Check, then apply to the cluster (server-side apply, field manager podslice). Applying twice changes nothing."""
+    """Check, then apply to the cluster (server-side apply, field manager podslice). Applying twice changes nothing.
+
+    Of a running service, what is rolled out and what is not is said first. Exit status 1, and nothing changed, where
+    the change would stop it.
+    """
     from kuberay.cluster import apply as apply_objects
 
     if dry_run not in ("none", "server"):
@@ -192,13 +199,13 @@ def apply(
     if grave and not force:
         raise Refusal(f"not applied: {len(grave)} error{'' if len(grave) == 1 else 's'} above (--force applies anyway)")
     cluster = _connect(context, namespace, kubeconfig)
-    said = " (dry run)" if dry_run == "server" else ""
     apply_objects(
         cluster,
         source.objects,
         dry_run=dry_run == "server",
         force_conflicts=force_conflicts,
-        on_applied=lambda applied: typer.echo(f"{applied}{said}"),
+        recreate=recreate,
+        say=typer.echo,
     )
 
 
@@ -215,7 +222,8 @@ def diff(
     from kuberay.cluster import diff as difference
 
     source = read_source(config, Placeholders(project, bucket))
-    text = difference(_connect(context, namespace, kubeconfig), source.objects)
+    cluster = _connect(context, namespace, kubeconfig)
+    text = difference(cluster, source.objects, say=lambda line: typer.echo(line, err=True))
     typer.echo(text or "no difference", nl=not text, err=not text)
     if text:
         raise typer.Exit(1)
@@ -284,10 +292,10 @@ def main() -> None:
         sys.exit(0)
     except Exception as error:
         if "kuberay.cluster" in sys.modules:
-            from kuberay.cluster import ClusterError, Interrupted
+            from kuberay.cluster import ClusterError, Interrupted, WouldStop
 
             if isinstance(error, ClusterError):
-                _fail(str(error), status=130 if isinstance(error, Interrupted) else 2)
+                _fail(str(error), status={Interrupted: 130, WouldStop: 1}.get(type(error), 2))
         raise
 
 

@@ -8,18 +8,13 @@
     delete(cluster, objects)
 
 Whatever goes wrong is one `ClusterError` whose text says what to do.
-
-What ran where: no cluster was at hand, so nothing here was run against GKE, KubeRay or any real API server. All of it
-runs, through the official client and real HTTP, against the API server double of the tests
-(tests/kuberay/cluster/api_server.py), which was written from the Kubernetes API's documentation. What is most likely
-to differ on a real cluster are the texts of other people's events and webhooks, which are shown as they come.
 """
 
-from kuberay.cluster.apply import apply
-from kuberay.cluster.connection import Applied, Cluster, Outcome
+from kuberay.cluster.apply import Applied, Outcome, apply
+from kuberay.cluster.connection import Cluster
 from kuberay.cluster.delete import delete
 from kuberay.cluster.diff import diff
-from kuberay.cluster.errors import ClusterError, Conflict, Interrupted, Refused
+from kuberay.cluster.errors import ClusterError, Conflict, Interrupted, Refused, WouldStop
 from kuberay.cluster.follow import watch
 from kuberay.cluster.state import Phase, State, Workload
 from kuberay.cluster.status import describe, observe
@@ -35,6 +30,7 @@ __all__ = [
     "Refused",
     "State",
     "Workload",
+    "WouldStop",
     "apply",
     "delete",
     "describe",

@@ -1,10 +1,50 @@
 """Server-side apply of all objects: first as a dry run of every one, so that a refused object changes nothing."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 
-from kuberay.cluster.connection import Applied, Cluster
-from kuberay.cluster.errors import CannotRehearse, ClusterError, Interrupted, NoNamespace, Refused
-from kuberay.cluster.manifests import Manifest, title
+from kuberay.cluster.connection import MANAGER, Cluster
+from kuberay.cluster.delete import delete, wait_until_gone
+from kuberay.cluster.errors import (
+    CannotRehearse,
+    ClusterError,
+    Conflict,
+    Interrupted,
+    NoNamespace,
+    Refused,
+    WouldStop,
+)
+from kuberay.cluster.exposure import Step
+from kuberay.cluster.manifests import Manifest, managers, title, without_server_fields
+from kuberay.cluster.ownership import as_admitted, disputed
+from kuberay.cluster.rollout import Rollout, plan
+from kuberay.cluster.sameness import same
+
+WORKLOADS = ("RayService", "RayJob", "RayCluster", "Job")
+Say = Callable[[str], None]
+
+
+class Outcome(StrEnum):
+    CREATED = "created"
+    CONFIGURED = "configured"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What applying one object did, or would do."""
+
+    name: str  # RayService llama3-8b
+    outcome: Outcome
+    before: Manifest | None
+    after: Manifest
+    manifest: Manifest  # with what others are meant to have written into it
+    force: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.outcome}"
 
 
 def apply(
@@ -12,53 +52,70 @@ def apply(
     objects: Sequence[Manifest],
     dry_run: bool = False,
     force_conflicts: bool = False,
-    on_applied: Callable[[Applied], None] = lambda applied: None,
+    recreate: bool = False,
+    say: Say = lambda line: None,
 ) -> list[Applied]:
     """Makes the cluster's objects be as these say, in this order, as field manager "podslice".
 
-    With dry_run, says what would happen and changes nothing. `on_applied` hears of each object at once. Raises Refused
-    (Conflict, UnknownKind, NoNamespace) with nothing changed if the server rejects any object, Interrupted on Ctrl-C
-    and ClusterError on other failures; after a change, their text says how far it came.
+    `say` hears what a change will and will not bring about before it is made, and of each object at once. With
+    dry_run, says what would happen and changes nothing. With recreate, workloads that are there are deleted first.
+
+    Raises Refused (Conflict, UnknownKind, NoNamespace, WouldStop) with nothing changed if an object is rejected, or if
+    the change would stop a service, Interrupted on Ctrl-C and ClusterError on other failures; after a change, their
+    text says how far it came.
     """
+    done: list[str] = []
+    steps: list[tuple[str, Callable[[], None]]] = []
     try:
-        checked = rehearse(cluster, objects, force_conflicts)
+        checked = rehearse(cluster, objects, force_conflicts, recreate)
+        rollouts = [] if recreate else rehearse_rollouts(cluster, checked, say)
+        if dry_run:
+            for item in checked:
+                anew = recreate and item.before is not None and item.after["kind"] in WORKLOADS
+                say(f"{item.name}: deleted and made anew (dry run)" if anew else f"{item} (dry run)")
+            return checked
+        if recreate:
+            there = [item for item in objects if item["kind"] in WORKLOADS]
+            steps.append(("the deletion of what is there", lambda: _delete(cluster, there, say)))
+        applied: list[Applied] = []
+        for item in objects:
+            steps.append((title(item), partial(_apply, cluster, item, force_conflicts, applied, say)))
+        for step in [step for rollout in rollouts for step in rollout.steps]:
+            steps.append((step.title, partial(_take, cluster, step, say)))
+        for name, action in steps:
+            action()
+            done.append(name)
+        return applied
     except KeyboardInterrupt:
-        raise Interrupted("Interrupted. Nothing was changed.") from None
-    if dry_run:
-        for applied in checked:
-            on_applied(applied)
-        return checked
-    done: list[Applied] = []
-    try:
-        for manifest in objects:
-            done.append(cluster.apply(manifest, force_conflicts=force_conflicts))
-            on_applied(done[-1])
-    except KeyboardInterrupt:
-        raise Interrupted(f"Interrupted. {_how_far(objects, done)}") from None
+        raise Interrupted(f"Interrupted. {_how_far([name for name, _ in steps], done)}") from None
     except ClusterError as error:
-        raise ClusterError(f"{error}\n{_how_far(objects, done)}") from error
-    return done
+        if not steps:
+            raise
+        raise ClusterError(f"{error}\n{_how_far([name for name, _ in steps], done)}") from error
 
 
-def rehearse(cluster: Cluster, objects: Sequence[Manifest], force_conflicts: bool = False) -> list[Applied]:
+def rehearse(
+    cluster: Cluster, objects: Sequence[Manifest], force_conflicts: bool = False, recreate: bool = False
+) -> list[Applied]:
     """What applying would do to each object, asked of the server. Raises Refused with every refusal, not the first.
 
     Objects that go into a namespace which is itself among the objects, and not there yet, cannot be asked about: they
-    are left out; so are those whose webhooks take no part in dry runs.
+    are left out; so are those whose webhooks take no part in dry runs, and what must be deleted first.
     """
     made_here = {item["metadata"]["name"] for item in objects if item["kind"] == "Namespace"}
     checked: list[Applied] = []
     refusals: list[Refused] = []
     for manifest in objects:
         try:
-            checked.append(cluster.apply(manifest, dry_run=True, force_conflicts=force_conflicts))
+            checked.append(_rehearse(cluster, manifest, force_conflicts))
         except NoNamespace as refusal:
             if refusal.namespace not in made_here:
                 refusals.append(refusal)
         except CannotRehearse:
             continue
         except Refused as refusal:
-            refusals.append(refusal)
+            if not (recreate and manifest["kind"] in WORKLOADS and refusal.of_what_is_there):
+                refusals.append(refusal)
     if len(refusals) == 1:
         refusals[0].args = (f"{refusals[0]}\nNothing was changed.",)
         raise refusals[0]
@@ -71,12 +128,94 @@ def rehearse(cluster: Cluster, objects: Sequence[Manifest], force_conflicts: boo
     return checked
 
 
-def _how_far(objects: Sequence[Manifest], done: Sequence[Applied]) -> str:
-    names = [title(manifest) for manifest in objects]
+def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) -> list[Rollout]:
+    """What becomes of each changed RayService, said before it happens. Raises WouldStop for one that it would stop."""
+    rollouts: list[Rollout] = []
+    for item in checked:
+        if item.after["kind"] != "RayService":
+            continue
+        rollout = plan(item.before, item.after, partial(_find, cluster, item.after))
+        for line in rollout.said:
+            say(f"{item.name}: {line}")
+        if rollout.stops:
+            raise WouldStop(
+                f"{item.name}: {'; '.join(rollout.stops)}. Nothing was changed. Delete it and make it anew with "
+                "--recreate (it is away for minutes), or let the operator put a new Ray cluster beside the old one: "
+                "upgradeStrategy NewCluster, with free slices for both"
+            )
+        for step in rollout.steps:
+            say(f"{step.title}: {step.words}")
+            if step.patch:
+                cluster.patch(step.target, step.patch, dry_run=True)
+        rollouts.append(rollout)
+    return rollouts
+
+
+def _find(cluster: Cluster, beside: Manifest, kind: str, name: str) -> Manifest | None:
+    api_version = {"Service": "v1", "RayCluster": "ray.io/v1"}[kind]
+    namespace = cluster.namespace_of(beside)
+    return cluster.get({"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": namespace}})
+
+
+def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
+    before = cluster.get(manifest)
+    manifest = as_admitted(manifest, before)
+    try:
+        after = cluster.apply(manifest, dry_run=True, force=force)
+    except Conflict as conflict:
+        if before is None or not conflict.conflicts:
+            raise
+        if foreign := disputed(manifest, before, conflict.conflicts):
+            raise conflict.of(foreign) from None
+        force = True
+        after = cluster.apply(manifest, dry_run=True, force=True)
+    if before is None:
+        outcome = Outcome.CREATED
+    elif same(without_server_fields(before), without_server_fields(after)):
+        outcome = Outcome.UNCHANGED
+    else:
+        outcome = Outcome.CONFIGURED
+    return Applied(title(manifest), outcome, before, after, manifest, force)
+
+
+def _apply(cluster: Cluster, manifest: Manifest, force: bool, applied: list[Applied], say: Say) -> None:
+    try:
+        item = _rehearse(cluster, manifest, force)  # again: since the first time, objects before it were made
+    except CannotRehearse:
+        cluster.apply(manifest, force=force)
+        say(f"{title(manifest)}: applied")
+        return
+    # What differs in spelling alone is ours already, and is left as the operator spells it.
+    if item.outcome is not Outcome.UNCHANGED or MANAGER not in managers(item.before or {}):
+        cluster.apply(item.manifest, force=item.force)
+    applied.append(item)
+    say(str(item))
+
+
+def _take(cluster: Cluster, step: Step, say: Say) -> None:
+    if step.patch:
+        cluster.patch(step.target, step.patch)
+        say(f"{step.title}: patched")
+        return
+    live = cluster.get(step.target)
+    if live is not None and cluster.delete(live, propagation="Background"):
+        wait_until_gone(cluster, [live], 300, say)
+    if cluster.get(step.target) is None:  # else the operator was quicker
+        cluster.create(step.target)
+    say(f"{step.title}: made anew")
+
+
+def _delete(cluster: Cluster, there: Sequence[Manifest], say: Say) -> None:
+    delete(cluster, there, progress=say)
+
+
+def _how_far(names: Sequence[str], done: Sequence[str]) -> str:
+    if not names:
+        return "Nothing was changed."
     sent, left = names[len(done) : len(done) + 1], names[len(done) + 1 :]
     return (
-        f"Applied: {', '.join(names[: len(done)]) or 'nothing'}. "
-        f"Under way, perhaps applied: {', '.join(sent) or 'nothing'}. "
-        f"Not applied: {', '.join(left) or 'nothing else'}. "
+        f"Done: {', '.join(done) or 'nothing'}. "
+        f"Under way, perhaps done: {', '.join(sent) or 'nothing'}. "
+        f"Not done: {', '.join(left) or 'nothing else'}. "
         "Applying again is safe: what is there already stays as it is."
     )

@@ -3,11 +3,8 @@
 import json
 import logging
 import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import urllib3
@@ -15,13 +12,13 @@ from kubernetes.client import ApiClient
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.discovery import LazyDiscoverer
-from kubernetes.dynamic.exceptions import NotFoundError, ResourceNotFoundError, ResourceNotUniqueError
+from kubernetes.dynamic.exceptions import ResourceNotFoundError, ResourceNotUniqueError
 from kubernetes.dynamic.resource import Resource
 
 from kuberay.cluster import credentials
-from kuberay.cluster.errors import ClusterError, UnknownKind, Where, explained
+from kuberay.cluster.errors import Absent, ClusterError, UnknownKind, Where, explained
 from kuberay.cluster.gke import remedy_for_missing
-from kuberay.cluster.manifests import Manifest, title, without_server_fields
+from kuberay.cluster.manifests import Manifest, title
 
 MANAGER = "podslice"
 
@@ -43,25 +40,6 @@ RETRIES = urllib3.Retry(
     retry_after_max=LONGEST_RETRY_AFTER_S,
 )
 CLIENT_ERRORS = (ApiException, urllib3.exceptions.HTTPError, OSError, ValueError)
-
-
-class Outcome(StrEnum):
-    CREATED = "created"
-    CONFIGURED = "configured"
-    UNCHANGED = "unchanged"
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What applying one object did, or with dry_run would do."""
-
-    name: str  # RayService llama3-8b
-    outcome: Outcome
-    before: Manifest | None
-    after: Manifest
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.outcome}"
 
 
 class _Discovery(LazyDiscoverer):
@@ -92,7 +70,6 @@ class Cluster:
     def __init__(self, client: ApiClient, namespace: str, context: str | None):
         self.namespace = namespace
         self.where = Where(client.configuration.host, context)
-        self._lock = threading.Lock()  # discovery is shared by the threads that watch
         self._lacks: set[tuple[str, str]] = set()
         with self._explains("connecting"):
             self._client = _Client(client, discoverer=_Discovery)
@@ -104,94 +81,62 @@ class Cluster:
         """Connects as kubectl would, or as the Pod that this runs in. The namespace is the context's unless named."""
         found = credentials.load(context, kubeconfig)
         found.configuration.retries = RETRIES
-        found.configuration.connection_pool_maxsize = 16  # a watch holds its connection
         # What it would say at each retry, the error says at the end.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         client = ApiClient(found.configuration)
         client.user_agent = MANAGER
         return cls(client, namespace or found.namespace, found.context)
 
-    def apply(self, manifest: Manifest, dry_run: bool = False, force_conflicts: bool = False) -> Applied:
-        """Server-side apply. Raises Refused (Conflict, UnknownKind, NoNamespace) if the server says no."""
-        resource = self._resource(manifest["apiVersion"], manifest["kind"])
-        namespace = self.namespace_of(manifest) if resource.namespaced else None
-        before = self.get(manifest)
-        with self._explains(f"{'checking' if dry_run else 'applying'} {title(manifest)}"):
-            response = self._client.server_side_apply(
-                resource,
-                body=manifest,
-                namespace=namespace,
-                field_manager=MANAGER,
-                force_conflicts=force_conflicts,
-                dry_run="All" if dry_run else None,
-                query_params=[("fieldValidation", "Strict")],  # a misspelt field is an error, not silence
-                serialize=False,
-            )
-            after = json.loads(response.data)
-        if before is None:
-            outcome = Outcome.CREATED
-        elif without_server_fields(before) == without_server_fields(after):
-            outcome = Outcome.UNCHANGED
-        else:
-            outcome = Outcome.CONFIGURED
-        return Applied(title(manifest), outcome, before, after)
+    def apply(self, manifest: Manifest, dry_run: bool = False, force: bool = False) -> Manifest:
+        """Server-side apply; returns the object as it is then. Raises Refused (Conflict ...) if the server says no."""
+        # A misspelt field is an error, not silence.
+        query = [("fieldManager", MANAGER), ("fieldValidation", "Strict"), ("force", str(force).lower())]
+        doing = f"{'checking' if dry_run else 'applying'} {title(manifest)}"
+        return self._send("patch", manifest, doing, manifest, query, "application/apply-patch+yaml", dry_run)
+
+    def patch(self, live: Manifest, operations: Sequence[Manifest], dry_run: bool = False) -> Manifest:
+        """JSON patch, for single items of lists that server-side apply takes for one field."""
+        query = [("fieldManager", MANAGER)]
+        body = list(operations)
+        return self._send("patch", live, f"changing {title(live)}", body, query, "application/json-patch+json", dry_run)
+
+    def create(self, manifest: Manifest) -> Manifest:
+        return self._send("post", manifest, f"creating {title(manifest)}", manifest, named=False)
 
     def get(self, manifest: Manifest) -> Manifest | None:
         """The live object of this kind, namespace and name; None if there is none."""
-        resource = self._resource(manifest["apiVersion"], manifest["kind"])
-        namespace = self.namespace_of(manifest) if resource.namespaced else None
-        with self._explains(f"reading {title(manifest)}"):
-            try:
-                response = self._client.get(
-                    resource, name=manifest["metadata"]["name"], namespace=namespace, serialize=False
-                )
-            except NotFoundError:
-                return None
-            return json.loads(response.data)
+        try:
+            return self._send("get", manifest, f"reading {title(manifest)}")
+        except Absent:
+            return None
+
+    def delete(self, live: Manifest, propagation: str = "Foreground") -> bool:
+        """Deletes this very object, and not one of the same name made since. False if it is gone already."""
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": propagation,
+            "preconditions": {"uid": live["metadata"]["uid"]},
+        }
+        try:
+            self._send("delete", live, f"deleting {title(live)}", options)
+        except Absent:
+            return False
+        return True
 
     def list(
         self, api_version: str, kind: str, namespace: str | None = None, labels: str | None = None
     ) -> "list[Manifest]":
         """Every object of a kind, page by page, in a namespace (this cluster's unless named; all, if cluster-wide)."""
-        resource = self._resource(api_version, kind)
+        what = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "", "namespace": namespace}}
         items: list[Manifest] = []
-        follow: str | None = None
-        while True:
-            with self._explains(f"listing {resource.name}"):
-                response = self._client.get(
-                    resource,
-                    namespace=(namespace or self.namespace) if resource.namespaced else None,
-                    label_selector=labels,
-                    limit=PAGE,
-                    _continue=follow,
-                    serialize=False,
-                )
-                page = json.loads(response.data)
+        query = [("limit", PAGE), *([("labelSelector", labels)] if labels else [])]
+        page: Manifest = {"metadata": {"continue": ""}}
+        while (follow := page["metadata"].get("continue")) is not None and (follow or not items):
+            page = self._send("get", what, f"listing {kind}s", None, [*query, ("continue", follow)], named=False)
             # In a list, the items leave out what the list says for all of them.
             items += [{"apiVersion": api_version, "kind": kind} | item for item in page["items"]]
-            follow = page["metadata"].get("continue")
-            if not follow:
-                return items
-
-    def delete(self, live: Manifest, propagation: str = "Foreground") -> bool:
-        """Deletes this very object, and not one of the same name made since. False if it is gone already."""
-        resource = self._resource(live["apiVersion"], live["kind"])
-        with self._explains(f"deleting {title(live)}"):
-            try:
-                self._client.delete(
-                    resource,
-                    name=live["metadata"]["name"],
-                    namespace=live["metadata"].get("namespace"),
-                    body={
-                        "apiVersion": "v1",
-                        "kind": "DeleteOptions",
-                        "propagationPolicy": propagation,
-                        "preconditions": {"uid": live["metadata"]["uid"]},
-                    },
-                )
-            except NotFoundError:
-                return False
-            return True
+        return items
 
     def knows(self, api_version: str, kind: str) -> bool:
         """Whether the cluster has this kind. A no holds for this connection: to ask again reads all of discovery."""
@@ -207,9 +152,30 @@ class Cluster:
     def namespace_of(self, manifest: Manifest) -> str:
         return manifest["metadata"].get("namespace") or self.namespace
 
+    def _send(
+        self,
+        method: str,
+        about: Manifest,
+        doing: str,
+        body: Any = None,
+        query: Sequence[tuple[str, Any]] = (),
+        content_type: str = "application/json",
+        dry_run: bool = False,
+        named: bool = True,
+    ) -> Manifest:
+        resource = self._resource(about["apiVersion"], about["kind"])
+        namespace = self.namespace_of(about) if resource.namespaced else None
+        path = resource.path(name=about["metadata"]["name"] if named else None, namespace=namespace)
+        sent = [*query, *([("dryRun", "All")] if dry_run else [])]
+        with self._explains(doing):
+            response = self._client.request(
+                method, path, body, query_params=sent, content_type=content_type, serialize=False
+            )
+            return json.loads(response.data)
+
     def _resource(self, api_version: str, kind: str) -> Resource:
         group, _, version = api_version.rpartition("/")
-        with self._lock, self._explains(f"asking for the kind {api_version} {kind}"):
+        with self._explains(f"asking for the kind {api_version} {kind}"):
             try:
                 # With a prefix, only this group is asked for, not each one that has a v1.
                 if group:

@@ -37,7 +37,7 @@ def delete(
             else:
                 progress(f"{title(live)}: already gone")
         if wait:
-            _wait(cluster, deleted, timeout_s, progress)
+            wait_until_gone(cluster, deleted, timeout_s, progress)
     except KeyboardInterrupt:
         raise Interrupted(
             f"Interrupted. The cluster goes on deleting: {_names(deleted)}. "
@@ -73,7 +73,7 @@ def _refuse_foreign(found: Sequence[Manifest]) -> None:
         )
 
 
-def _wait(
+def wait_until_gone(
     cluster: Cluster, deleted: Sequence[Manifest], timeout_s: float | None, progress: Callable[[str], None]
 ) -> None:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -8,17 +8,21 @@ from typing import Any
 
 import yaml
 
-from kuberay.cluster.apply import rehearse
-from kuberay.cluster.connection import Applied, Cluster
+from kuberay.cluster.apply import Applied, Outcome, Say, rehearse, rehearse_rollouts
+from kuberay.cluster.connection import Cluster
 from kuberay.cluster.manifests import Manifest, without_server_fields
 
 
-def diff(cluster: Cluster, objects: Sequence[Manifest], force_conflicts: bool = False) -> str:
+def diff(cluster: Cluster, objects: Sequence[Manifest], say: Say = lambda line: None) -> str:
     """A unified diff from the live objects to what applying would make of them; empty if nothing would change.
 
-    Raises Refused as `apply` would. What Secrets hold is masked: that a value changes is seen, not the value.
+    `say` hears what would and would not be rolled out of it. Raises Refused as `apply` would. What Secrets hold is
+    masked: that a value changes is seen, not the value.
     """
-    return "".join(_changes(applied) for applied in rehearse(cluster, objects, force_conflicts))
+    checked = rehearse(cluster, objects)
+    steps = [step for rollout in rehearse_rollouts(cluster, checked, say) for step in rollout.steps]
+    changes = "".join(_changes(item) for item in checked if item.outcome is not Outcome.UNCHANGED)
+    return changes + "".join(f"{step.title}: {step.words}\n" for step in steps)
 
 
 def _changes(applied: Applied) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +26,20 @@ class Interrupted(ClusterError):
 class Refused(ClusterError):
     """The API server looked at one object and said no. Other objects may still be fine."""
 
+    of_what_is_there = False
+    """Whether it is about the live object alone: with that deleted, the same manifest may be accepted."""
+
 
 class UnknownKind(Refused):
     """The cluster has no such kind: a CRD is not installed."""
+
+
+class Absent(Refused):
+    """There is no object of this name."""
+
+
+class WouldStop(Refused):
+    """What is asked for would stop a service that could go on as it is."""
 
 
 class CannotRehearse(Refused):
@@ -43,9 +55,16 @@ class FieldConflict:
 class Conflict(Refused):
     """Fields that would change belong to someone else."""
 
+    of_what_is_there = True
+
     def __init__(self, text: str, conflicts: tuple[FieldConflict, ...] = ()):
         super().__init__(text)
         self.conflicts = conflicts
+
+    def of(self, conflicts: "list[FieldConflict]") -> "Conflict":
+        """The same about some of them."""
+        doing = str(self).partition(":")[0]
+        return Conflict(_owned_by_others(doing, conflicts), tuple(conflicts))
 
 
 class NoNamespace(Refused):
@@ -95,24 +114,42 @@ def _answered(error: ApiException, doing: str, where: Where) -> ClusterError:
                 "or choose another --namespace.",
                 name,
             )
+        case 404:
+            return Absent(f"{doing}: {said}")
         case 409:
             return _conflict(said, details, doing)
         case 422:
             causes = [
                 f"\n  {cause.get('field', '')}: {cause.get('message', '')}" for cause in details.get("causes", [])
             ]
-            return Refused(f"{doing}: the cluster finds it invalid: {said}{''.join(causes) if len(causes) > 1 else ''}")
+            return _invalid(said, causes, doing)
         case 400 if "does not support dry run" in said:
             return CannotRehearse(f"{doing}: {said}")
         case 400:
             return Refused(f"{doing}: the cluster refused it (400): {said}")
         case 500 if "field not declared in schema" in said:
-            return Refused(f"{doing}: the cluster's version of this kind has no such field: {said}")
+            return Refused(_unknown_field(said, doing))
         case code:
             return ClusterError(
                 f"{doing}: {where.server} answered {code} again and again: {said}. Try again in a minute; if it stays, "
                 "look at the cluster's page in the console."
             )
+
+
+def _invalid(said: str, causes: list[str], doing: str) -> Refused:
+    refusal = Refused(f"{doing}: the cluster finds it invalid: {said}{''.join(causes) if len(causes) > 1 else ''}")
+    if "immutable" in said:
+        refusal.of_what_is_there = True
+        refusal.args = (f"{refusal}. It cannot be changed, only deleted and made anew: --recreate.",)
+    return refusal
+
+
+def _unknown_field(said: str, doing: str) -> str:
+    field = said.rsplit("): ", 1)[-1].removesuffix(": field not declared in schema").lstrip(".")
+    return (
+        f"{doing}: the cluster's version of this kind has no field {field}. Is it misspelt? If not, the operator that "
+        "is installed is older than the field: upgrade it, and its CRDs with it."
+    )
 
 
 def _conflict(said: str, details: dict[str, Any], doing: str) -> Conflict:
@@ -122,14 +159,17 @@ def _conflict(said: str, details: dict[str, Any], doing: str) -> Conflict:
     conflicts = tuple(
         FieldConflict(_manager(cause.get("message", "")), cause.get("field", "").lstrip(".")) for cause in causes
     )
+    return Conflict(_owned_by_others(doing, conflicts), conflicts)
+
+
+def _owned_by_others(doing: str, conflicts: Iterable[FieldConflict]) -> str:
     owners: dict[str, list[str]] = {}
     for conflict in conflicts:
         owners.setdefault(conflict.manager, []).append(conflict.field)
     fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
-    return Conflict(
+    return (
         f"{doing}: others have set fields to other values:{fields}\n"
-        "Take their value into the config, or overrule them and own these fields: --force-conflicts.",
-        conflicts,
+        "Take their value into the config, or overrule them and own these fields: --force-conflicts."
     )
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from kuberay.cluster import pods, queueing, slices
 from kuberay.cluster.events import one_line
-from kuberay.cluster.manifests import Manifest, condition, is_true
-from kuberay.cluster.slices import PHASES, Slice, Works
+from kuberay.cluster.manifests import Manifest, condition, is_true, labels
+from kuberay.cluster.slices import GROUP, PHASES, Slice, Works
 from kuberay.cluster.state import Finding, Phase, PodState, Step, Workload
 from kuberay.cluster.surroundings import Surroundings
 
@@ -33,6 +33,7 @@ class RayClusterView:
     head: PodState
     slices: tuple[Slice, ...]
     refusals: tuple[Finding, ...]  # what the operator could not make
+    outdated: tuple[str, ...]  # Pods that are not what the spec says
 
     @property
     def name(self) -> str:
@@ -50,7 +51,8 @@ class RayClusterView:
 
     @property
     def lines(self) -> list[str]:
-        return [f"Ray cluster {self.name}:", f"  head {self.head.words}", *(f"  {item.line()}" for item in self.slices)]
+        parts = [f"head {self.head.words}", *(item.line() for item in self.slices)]
+        return [f"Ray cluster {self.name}:", *(f"  {line}" for line in parts)]
 
     def count(self, group: str | None = None) -> Count:
         """Over one group, or over all that have TPUs (all at all, where none has)."""
@@ -70,7 +72,28 @@ def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = N
     head = min(heads, key=lambda state: state.step, default=PodState("", Step.MISSING, "has no Pod yet"))
     workers = around.ray_pods(live, "worker")
     parts = slices.of_ray_cluster(live, workers, around.events, around.nodes, when or {})
-    return RayClusterView(live, head, tuple(parts), tuple(_refusals(live, around)))
+    return RayClusterView(live, head, tuple(parts), tuple(_refusals(live, around)), tuple(_outdated(live, around)))
+
+
+def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:
+    """After an upgrade, the operator copies the RayService's present spec into its Ray cluster and leaves the Pods."""
+    spec = live["spec"]
+    templates = {"headgroup": spec["headGroupSpec"]["template"]} if "headGroupSpec" in spec else {}
+    templates |= {group["groupName"]: group["template"] for group in spec.get("workerGroupSpecs") or []}
+    found: dict[str, int] = {}
+    for pod in [*around.ray_pods(live, "head"), *around.ray_pods(live, "worker")]:
+        group = labels(pod).get(GROUP, "")
+        made = {container["name"]: container for container in pod["spec"].get("containers", [])}
+        for container in templates.get(group, {}).get("spec", {}).get("containers", []):
+            has, wants = made.get(container["name"], {}).get("image"), container.get("image")
+            if has != wants:
+                words = f"{'the head' if group == 'headgroup' else f'group {group}'}: {has}, its spec says {wants}"
+                found[words] = found.get(words, 0) + 1
+    return [
+        f"its Pods are older than its spec ({count} of {words}): a Pod that is replaced comes up with the new one; "
+        "apply --recreate replaces all"
+        for words, count in found.items()
+    ]
 
 
 def _refusals(live: Manifest, around: Surroundings) -> Sequence[Finding]:
@@ -89,7 +112,7 @@ def read(live: Manifest, around: Surroundings) -> Workload:
     seen = view(live, around)
 
     def workload(phase: Phase, verdict: str) -> Workload:
-        return Workload("RayCluster", name, phase, f"{name} {verdict}", tuple(seen.lines))
+        return Workload("RayCluster", name, phase, f"{name} {verdict}", (*seen.outdated, *seen.lines))
 
     if live["metadata"].get("deletionTimestamp"):
         return workload(Phase.DELETING, "is being deleted")

@@ -7,6 +7,7 @@ from kuberay.cluster import queueing, ray_cluster
 from kuberay.cluster.events import one_line
 from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.ray_cluster import Count, RayClusterView, opening
+from kuberay.cluster.rollout import new_cluster, not_rolled_out, other_numbers
 from kuberay.cluster.serve_config import applications, processes_of, when_slices_work
 from kuberay.cluster.state import Finding, Phase, Workload
 from kuberay.cluster.surroundings import Surroundings
@@ -30,12 +31,25 @@ def read(live: Manifest, around: Surroundings) -> Workload:
     views = {view.name: view for view in seen}
     sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
     phase, verdict = _verdict(live, status, views, sides, around)
-    details: list[str] = []
+    behind = _behind(live, seen)
+    if phase == Phase.READY and behind:
+        verdict += f"; {behind[0]}" + (f" (and {len(behind) - 1} more)" if len(behind) > 1 else "")
+    details: list[str] = behind if len(behind) > 1 or phase != Phase.READY else []
     for side in sides:
         details += _application_lines(side)
     for view in views.values():
         details += view.lines
     return Workload("RayService", name, phase, f"{name} {verdict}", tuple(details))
+
+
+def _behind(live: Manifest, seen: list[RayClusterView]) -> list[str]:
+    """What the manifest says and the running Ray cluster does not do."""
+    if not seen or is_true(live, "UpgradeInProgress"):
+        return []
+    cluster = seen[-1].live
+    changes = [] if new_cluster(live) else not_rolled_out(live, cluster)
+    lines = [f"not rolled out: {change}" for change in [*other_numbers(live, cluster), *changes]]
+    return lines + [line for view in seen for line in view.outdated]
 
 
 def _verdict(
@@ -62,8 +76,6 @@ def _verdict(
         return Phase.SUSPENDED, "is suspended: nothing of it runs (spec.suspend)"
     if not status and not views:
         return _unseen(live, around)
-    if status.get("observedGeneration", live["metadata"]["generation"]) < live["metadata"]["generation"]:
-        return Phase.STARTING, "has been changed, and the operator has not looked at the change yet"
     if not ready:
         side = pending if pending.get("rayClusterName") in views else active
         side = side or {"rayClusterName": next(reversed(views), "")}
@@ -74,6 +86,9 @@ def _verdict(
             return Phase.STARTING, "is starting: its Pods are up, and Serve has not been given the applications yet"
         said = one_line(serving.get("message")) or "the operator does not say why"
         return Phase.STARTING, f"is starting: its Pods and applications run, and no Pod serves yet ({said})"
+    # Only now: as long as a service starts, the operator writes no new generation into its status.
+    if status.get("observedGeneration", live["metadata"]["generation"]) < live["metadata"]["generation"]:
+        return Phase.STARTING, "has been changed, and the operator has not looked at the change yet"
     return _ready_verdict(live, active, pending, views)
 
 

@@ -1,0 +1,67 @@
+"""NAME-serve-svc: the operator makes it once, and never changes it while the Ray cluster stays."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kuberay.cluster.manifests import Manifest
+from kuberay.cluster.sameness import differences, same, short
+
+LOAD_BALANCER_TYPE = "networking.gke.io/load-balancer-type"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One more thing to do after the RayService is applied: a patch of its Ray cluster, or its Service made anew."""
+
+    title: str  # RayCluster llama-abcde
+    words: str  # group tpu-v5e-4x8: replicas 2 -> 4
+    target: Manifest
+    patch: tuple[dict[str, Any], ...] = ()  # JSON patch; none: delete and create `target`
+
+
+def made_anew(service: Manifest, after: Manifest) -> list[Step]:
+    """NAME-serve-svc made anew, if it is not what the operator would make now."""
+    asked = after["spec"].get("serveService") or {}
+    head = after["spec"]["rayClusterConfig"]["headGroupSpec"]
+    spec = {key: value for key, value in (asked.get("spec") or {}).items() if key != "selector"}
+    spec.setdefault("type", head.get("serviceType") or "ClusterIP")
+    named = {port.get("name"): port for port in spec.pop("ports", None) or []}
+    container = head["template"]["spec"]["containers"][0]
+    served = [port for port in container.get("ports") or [] if _serves(port.get("name"))]
+    ports = [named.get(port["name"], {"name": port["name"], "port": port["containerPort"]}) for port in served]
+    spec["ports"] = [
+        {"protocol": "TCP", "targetPort": port["port"]} | port
+        for port in ports or named.values()
+        if _serves(port["name"])
+    ]
+    notes = (asked.get("metadata") or {}).get("annotations") or {}
+    had = service["metadata"].get("annotations") or {}
+    is_now = {key: service["spec"].get(key) for key in spec}
+    is_now["ports"] = [{key: port.get(key) for key in (*wanted, "name")} for port, wanted in _pairs(is_now, spec)]
+    words = [f"{path} {short(old)} -> {short(new)}" for path, old, new in differences(is_now, spec)]
+    for key in {*notes, LOAD_BALANCER_TYPE}:
+        if not same(had.get(key), notes.get(key)):
+            words.append(f"annotation {key} {short(had.get(key))} -> {short(notes.get(key))}")
+    if not words:
+        return []
+    metadata = {key: service["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
+    target = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata | {"annotations": notes},
+        "spec": spec | {"selector": service["spec"].get("selector")},
+    }
+    title = f"Service {service['metadata']['name']}"
+    return [
+        Step(title, f"made anew ({'; '.join(words)}): unreachable for a moment, and its address may change", target)
+    ]
+
+
+def _serves(name: str | None) -> bool:
+    return name == "serve" or str(name).startswith("serve-")
+
+
+def _pairs(is_now: Manifest, spec: Manifest) -> list[tuple[Manifest, Manifest]]:
+    """The Service's ports, each with the one that is asked for under its name."""
+    asked = {port["name"]: port for port in spec["ports"]}
+    return [(port, asked.get(port.get("name"), {})) for port in is_now["ports"] or []]
