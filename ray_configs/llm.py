@@ -105,7 +105,8 @@ class LLMConfig(AppConfig, EngineConfig):
     health_step_deadline_s: float = Field(60, gt=0)
     """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """Longest time that a replica about to stop waits for the requests it has."""
+    """Longest time that a replica about to stop waits for the requests it has. On Kubernetes, drains of nodes wait for
+    it too; only a Spot machine that is taken back does not, after half a minute."""
 
     @property
     def served_name(self) -> str:

@@ -1,5 +1,6 @@
 """A service: one Ray cluster and the Serve applications in it, with the slices that they need."""
 
+import math
 import re
 
 from pydantic import Field, field_validator, model_validator
@@ -237,6 +238,12 @@ class Service(Config):
     @property
     def service_account(self) -> Identity | None:
         return self.identity or (Identity() if self.bucket else None)
+
+    @property
+    def drain_s(self) -> int:
+        """Seconds for which the replicas of the most patient application may finish what they have begun."""
+        published = LLMConfig.model_fields["drain_timeout_s"].default
+        return math.ceil(max(getattr(app.config, "drain_timeout_s", published) for app in self.applications))
 
     @property
     def head_account(self) -> str | None:

@@ -54,7 +54,8 @@ class StableDiffusionConfig(AppConfig):
     health_step_deadline_s: float = Field(300, gt=0)
     """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """Longest time that a replica about to stop waits for the pictures it has begun."""
+    """Longest time that a replica about to stop waits for the pictures it has begun. On Kubernetes, drains of nodes
+    wait for it too; only a Spot machine that is taken back does not, after half a minute."""
 
     @field_validator("sizes", mode="before")
     @classmethod

@@ -7,8 +7,9 @@
 
 The replica's own process has no chip and needs none. It fails as a whole: as soon as one host dies, hangs or errs,
 every open request gets an error, all hosts are killed and the slice is given back; Serve then makes a new replica,
-which takes any free slice. Nothing outlives the replica, however it ends: the groups and the actors belong to its
-actor, and each host's process exits when its connection to the replica closes.
+which takes any free slice. A slice of which a host is drained is given up likewise, but requests that have begun end
+first. Nothing outlives the replica, however it ends: the groups and the actors belong to its actor, and each host's
+process exits when its connection to the replica closes.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import threading
 from typing import Any
 
 import ray
+from ray._private.state import state
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from apps.llm.slice_reservation import Reservation, reserve
@@ -32,6 +34,8 @@ ACTORS_S = 300
 """For the actors of a reserved slice to start; images are on the hosts by then."""
 SILENCE_S = 10
 """A host that answers no ping for this long hangs."""
+LOOK_PERIOD_S = 1.0
+"""Between two looks at which hosts are being drained."""
 
 
 class SliceHost:
@@ -64,6 +68,10 @@ class SliceHost:
         ).start()
         return os.environ.get("TPU_WORKER_ID", "")
 
+    def node(self) -> str:
+        """Ray's id of the host."""
+        return ray.get_runtime_context().get_node_id()
+
     def ping(self) -> int:
         return os.getpid()
 
@@ -75,7 +83,8 @@ class SliceHosts:
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
         self._slice: Any = None  # engine.lockstep.Slice, once the hosts have come
-        self._closing = threading.Lock()
+        self._draining: list[int] = []
+        self._closing, self._closed = threading.Lock(), threading.Event()
 
     @classmethod
     def start(cls, config: LLMConfig) -> "SliceHosts":
@@ -120,6 +129,8 @@ class SliceHosts:
         except BaseException:
             listener.close()
             raise
+        nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=ACTORS_S)
+        threading.Thread(target=self._watch, args=(nodes,), name="podslice-drains", daemon=True).start()
 
     # -- Place --------------------------------------------------------------------------------------------------
 
@@ -136,7 +147,8 @@ class SliceHosts:
 
         Raises:
             RuntimeError: one is dead or silent, or the slice has failed before. Open requests have their errors by
-                then: the engine is told first.
+                then: the engine is told first. Or one is being drained: open requests may end as they would, but the
+                slice is lost after that, and new ones belong elsewhere.
         """
         if self._slice.failure is None:
             pings = [asyncio.ensure_future(_answer(actor)) for actor in self._actors]
@@ -149,6 +161,14 @@ class SliceHosts:
                     self._slice.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
         if self._slice.failure is not None:
             raise RuntimeError(f"slice {self.slice_name}: {self._slice.failure}")
+        if self._draining:
+            raise RuntimeError(f"slice {self.slice_name} is about to go: its hosts {self._draining} are being drained")
+
+    def _watch(self, nodes: list[str]) -> None:
+        while not self._closed.wait(LOOK_PERIOD_S):
+            with contextlib.suppress(Exception):  # the head is away for a moment
+                going = state.get_draining_nodes()
+                self._draining = [rank for rank, node in enumerate(nodes) if node in going]
 
     def close(self) -> None:
         """Ends the hosts and gives the slice back. Safe more than once and from any thread."""
@@ -158,6 +178,7 @@ class SliceHosts:
             self._slice.close()
 
     def _release(self) -> None:
+        self._closed.set()
         with self._closing:
             for actor in self._actors:
                 with contextlib.suppress(Exception):

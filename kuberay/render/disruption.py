@@ -24,9 +24,9 @@ def disruption_budgets(service: Service) -> list[dict[str, Any]]:
         why = "Its loss ends every replica: without gcs_fault_tolerance no drain may take it."
         budgets.append(_budget(service, "head", [HEAD_GROUP], 1, why))
     for group in service.worker_groups:
-        if getattr(group, "leads", None) is not None:  # counted with the slices that they lead
+        if group.leads is not None:  # counted with the slices that they lead
             continue
-        processes = [other.name for other in service.worker_groups if getattr(other, "leads", None) == group.name]
+        processes = [other.name for other in service.worker_groups if other.leads == group.name]
         if group.hosts == 1:
             least, why = group.minimum - allowed, f"Of {group.minimum}: {allowed} at a time."
         else:

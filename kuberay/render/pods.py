@@ -20,6 +20,8 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 RAY_USER, RAY_GROUP = 1000, 100
 """Who runs in Ray's images."""
 CPU_POD_MEMORY_GB = 8
+TO_STOP_S = 30
+"""For a node to begin to drain, and for Ray to stop after it."""
 SCRATCH_TPU_WORKER = "40G"
 
 
@@ -153,6 +155,9 @@ def pod_template(
         volumes.append(bucket_volume(config.bucket))
         mounts.append({"name": "bucket", "mountPath": config.bucket.mount, **_read_only(config.bucket)})
     pod: dict[str, Any] = dict(spec)
+    if isinstance(config, Service):
+        why = f"Replicas may finish requests for {config.drain_s} s (drain_timeout_s); then Ray stops."
+        pod[noted("terminationGracePeriodSeconds", why)] = config.drain_s + TO_STOP_S
     if account is None and config.service_account:
         account = config.service_account.service_account
     if account is not None:

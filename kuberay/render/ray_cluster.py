@@ -18,7 +18,7 @@ from kuberay.render.pods import (
     worker_quantities,
 )
 from kuberay.render.serve_config import SERVE_PORT
-from ray_configs.ingress import DIRECT_INGRESS
+from ray_configs.ingress import DIRECT_INGRESS, HARD_STOP
 from ray_configs.service import GcsFaultTolerance, Service
 from ray_configs.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEPT, WorkerGroup
 
@@ -43,6 +43,8 @@ AUTOSCALER_ENV = [
     },
 ]
 HAPROXY_THREADS = "4"
+BEGIN_TO_DRAIN_S = 5
+"""Until a replica on a node that is being drained, or whose slice is, has been told to stop."""
 
 
 def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str, Any]:
@@ -84,6 +86,11 @@ def _environment(config: Config) -> list[dict[str, Any]]:
         ingress = DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": HAPROXY_THREADS}
         if config.spans_hosts:
             ingress[GROUPS_LABELLED] = "1"
+        # Told to stop, a node first hands its replicas over, and waits for them: they, too, are given their full time.
+        drain_s = config.drain_s + BEGIN_TO_DRAIN_S
+        ingress["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = str(drain_s)
+        if drain_s > int(ingress[HARD_STOP]):
+            ingress[HARD_STOP] = str(drain_s)
     return plain(ingress | config.env)
 
 

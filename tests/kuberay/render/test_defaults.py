@@ -147,7 +147,9 @@ def test_direct_ingress_is_asked_for_alike_on_head_and_workers() -> None:
     head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
     worker = worker_pod(service())["containers"][0]["env"]
     assert {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"} in head
-    assert [variable for variable in worker if variable["name"].startswith(("RAY_SERVE", "PODSLICE"))] == head
+    assert [
+        variable for variable in worker if variable["name"].startswith(("RAY_SERVE", "RAY_GRACEFUL", "PODSLICE"))
+    ] == head
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """What a service can ask for beside its slices: upgrades, a head that may be lost, budgets, priority, locked memory."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ from rendered import cluster, of_kind, pod_templates, service
 
 from kuberay.node_pools import pools
 from kuberay.render import to_yaml
+from ray_configs.cell import CellConfig
 from ray_configs.cloud import GoogleCloud, SecretKey
 from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.llm import LLMConfig
@@ -136,6 +140,38 @@ def test_no_pod_is_in_two_budgets_and_none_is_forgotten() -> None:
     for item in of_kind(config, "PodDisruptionBudget"):
         labels = cluster(config)["headGroupSpec"]["template"]["metadata"]["labels"]
         assert item["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize(("seconds", "drain", "grace"), [(120, "125", 150), (0.5, "6", 31), (900, "905", 930)])
+def test_a_pod_that_stops_gives_its_replicas_their_time(seconds: float, drain: str, grace: int) -> None:
+    """Ray begins to drain when Kubernetes tells the Pod to stop, and ends before Kubernetes kills it."""
+    config = Service(
+        name="example",
+        applications=(
+            Application(config=LLMConfig(slice="v6e:4x4", drain_timeout_s=seconds)),
+            Application(config=LLMConfig(drain_timeout_s=0), name="b", route_prefix="/b"),
+        ),
+    )
+    for pod in pod_templates(config):
+        (container,) = pod["containers"]
+        env = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert env["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == drain
+        assert int(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= max(600, seconds), "streams outlive a reload"
+        assert pod["terminationGracePeriodSeconds"] == grace and "lifecycle" not in container
+
+
+def test_what_a_cell_publishes_has_its_time_too() -> None:
+    (ray_service,) = of_kind(Service(name="c", applications=(Application(config=CellConfig()),)), "RayService")
+    pod = ray_service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == 150
+
+
+def test_ray_reads_the_variable_that_is_rendered() -> None:
+    """Of the version that is installed: it waits so long between SIGTERM and the end of its processes."""
+    code = "from ray._private import ray_constants as c; print(c.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S)"
+    environment = os.environ | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "125"}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "125.0"
 
 
 def test_a_priority_class_is_that_of_every_pod() -> None:

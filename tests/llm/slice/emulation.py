@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.util.placement_group import placement_group_table
 
 from apps.ingress.direct_ingress import prefer_direct_ingress
@@ -106,6 +108,15 @@ class Emulation:
             "pids": [actor["Pid"] for actor in actors if actor["ActorClassName"] == "SliceHost"],
             "replica_pids": [actor["Pid"] for actor in replicas],
         }
+
+    def drain_host(self, name: str, worker: int, seconds: float) -> None:
+        """What `ray start --block` does when its Pod is told to stop: the node goes, and has so much time to end."""
+        wanted = {NAME_LABEL: name, WORKER_LABEL: str(worker)}
+        (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"] and wanted.items() <= n["Labels"].items()]
+        deadline_ms = int((time.time() + seconds) * 1000)
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        accepted, why = ray._private.worker.global_worker.gcs_client.drain_node(node, reason, "test", deadline_ms)
+        assert accepted, why
 
     def serve(self) -> str:
         """Serve's URL. One proxy: all hosts are this machine, and a port is there only once."""

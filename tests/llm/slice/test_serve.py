@@ -132,6 +132,25 @@ def test_a_killed_replica_leaves_nothing_on_its_slice(cluster: Emulated, url: st
     assert len(gone) == HOSTS and not any(map(alive, gone))
 
 
+def test_a_drained_host_cuts_no_request(cluster: Emulated, url: str) -> None:
+    """Its whole slice is given up, after what has begun; the other replica answers all the time."""
+    before = cluster.until(whole, BACK_S)
+    load = Load(url)
+    try:
+        time.sleep(2)
+        cluster.drain_host("tpu-group-1", 1, 125)
+        given_up = cluster.until(lambda state: (state["busy"], state["hosts"]) == (1, HOSTS), BACK_S)
+        time.sleep(3)
+    finally:
+        kinds = Counter(ending.kind for ending in load.stop())
+    print(kinds)
+    assert set(kinds) <= {"ok", "refused"} and kinds["ok"] > 20
+    gone = set(before["pids"]) - set(given_up["pids"])
+    assert len(gone) == HOSTS and not any(map(alive, gone))
+    cluster.add_host("tpu-group-1", 1, CHIPS)
+    cluster.until(whole, BACK_S)
+
+
 def test_deleting_the_application_gives_all_slices_back(cluster: Emulated, url: str) -> None:
     cluster.undeploy()
     cluster.until(nothing, 30)
