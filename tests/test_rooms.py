@@ -7,33 +7,64 @@ from pathlib import Path
 
 import pytest
 
+from apps.llm import engine
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = sorted(path.stem for path in (ROOT / "clients").glob("*.py"))
+
+
+def loaded(modules: str, among: tuple[str, ...]) -> list[str]:
+    """Which of `among` are imported with `modules`, in an interpreter of their own."""
+    program = f"import sys, {modules}; print(*[name for name in {among} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
 
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
         ("ray_configs.llm", ("jax", "ray", "torch", "kubernetes", "numpy")),
-        ("apps.llm.engine", ("ray", "torch", "fastapi")),
+        ("apps.llm.api", ("jax", "ray", "torch", "fastapi", "transformers")),
+        ("apps.llm.engine", ("jax", "ray", "torch", "fastapi", "transformers")),
+        ("apps.llm.engine.validation", ("jax", "ray", "torch", "fastapi", "transformers")),
+        ("apps.llm.engine.engine", ("ray", "torch", "fastapi")),
         ("apps.llm.engine.follower", ("ray", "torch", "fastapi")),
+        ("apps.llm.http", ("jax", "ray", "torch", "transformers", "apps.llm.engine")),
+        ("apps.llm.engine_model", ("jax", "torch", "transformers", "apps.llm.engine")),
         ("apps.llm.slice", ("jax", "torch", "transformers")),
-        ("apps.llm.server", ("jax", "torch", "transformers")),
+        ("apps.llm.server", ("jax", "torch", "transformers", "apps.llm.engine")),
         ("apps.llm", ("jax", "ray", "torch", "transformers")),
         ("apps.cell", ("jax", "ray", "torch")),
         ("apps.cell.admin", ("jax", "ray", "torch", "fastapi", "numpy")),
-        ("apps.cell.server", ("jax", "torch", "transformers")),
-        ("apps.cell.http", ("jax", "ray", "torch")),
+        ("apps.cell.server", ("jax", "torch", "transformers", "apps.llm.engine")),
+        ("apps.cell.http", ("jax", "ray", "torch", "apps.llm")),
         ("apps.batch.smoke", ("jax", "ray", "torch", "numpy")),
         ("apps.batch.prepare", ("jax", "ray", "torch", "numpy")),
         ("apps.batch.preparation", ("ray", "torch", "transformers")),
+        ("apps.batch.generate", ("jax", "ray", "torch", "transformers")),
+        ("apps.batch.generation.pipeline", ("jax", "torch", "transformers")),
         ("apps.stable_diffusion.engine.engine", ("jax", "ray", "torch", "diffusers", "fastapi", "PIL")),
         ("apps.stable_diffusion.server", ("jax", "torch", "transformers", "diffusers", "PIL")),
         ("apps.stable_diffusion.http", ("jax", "torch", "transformers", "diffusers")),
         ("apps.stable_diffusion", ("jax", "ray", "torch", "diffusers")),
+        ("kuberay.commandline", ("jax", "ray", "torch", "transformers", "fastapi", "numpy", "apps")),
     ],
 )
 def test_a_room_does_not_pull_in_another(module: str, absent: tuple[str, ...]) -> None:
-    program = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert loaded(module, absent) == []
+
+
+def test_the_engine_is_there_when_asked_for() -> None:
+    assert "Engine" in engine.__all__ and all(hasattr(engine, name) for name in engine.__all__)
+    with pytest.raises(AttributeError, match="Motor"):
+        _ = engine.Motor
+
+
+def test_clients_need_nothing_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "clients"))
+    assert CLIENTS
+    absent = ("apps", "ray_configs", "kuberay", "jax", "ray", "torch", "fastapi", "numpy")
+    assert loaded(", ".join(CLIENTS), absent) == []
 
 
 def test_every_test_file_has_a_name_of_its_own() -> None:

@@ -50,11 +50,14 @@ from fsspec.implementations.local import LocalFileSystem
 from rich.console import Console
 from rich.logging import RichHandler
 
-from apps.batch.generation.lines import InputFile, scan
+from apps.batch.generation.lines import InputFile, missing, scan
 from apps.batch.generation.lock import Busy, held
 from apps.batch.generation.parts import Parts, Refused, folder_of
+from apps.batch.generation.progress import shown
 from apps.batch.generation.requests import BadLine, Defaults, read
 from apps.batch.generation.source import language_model
+from apps.llm.api import RequestError
+from apps.llm.engine.validation import check_params
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import ConfigError
 
@@ -175,9 +178,6 @@ def _scanned(url: str, output_fs: fsspec.AbstractFileSystem, output: str) -> Inp
 
 def _refuse_bad_lines(source: InputFile, defaults: Defaults) -> None:
     """What can be known without the model: JSON, fields, their types and ranges."""
-    from apps.llm.engine import RequestError
-    from apps.llm.engine.validation import check_params
-
     bad = 0
     for span in source.spans:
         for index, text in enumerate(source.span(span), span.first):
@@ -201,9 +201,6 @@ def _run(
     console: Console,
 ) -> None:
     """Answers what is missing. However it ends, what has come is saved."""
-    from apps.batch.generation.lines import missing
-    from apps.batch.generation.progress import shown
-
     todo = missing(source, parts.done)
     already = int(parts.done.sum())
     if already:

@@ -1,5 +1,6 @@
 """Who asks for a published model, whether they may, and the way to it."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -10,11 +11,24 @@ from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.relay import Relay
 
 
+@dataclass(frozen=True)
+class View:
+    """What the front must know to answer for the models."""
+
+    cell: dict[str, Any]
+    """As GET /cell answers."""
+    entries: dict[str, dict[str, Any]]
+    """By full name; as GET /listcell answers."""
+    routes: dict[str, str]
+    """Path prefix of each model's own application."""
+    relay_key: str | None
+
+
 class Front(Protocol):
     """What the faces ask."""
 
-    view: Any
-    """The server's View; None until the admin was heard of."""
+    view: View | None
+    """None until the admin was heard of."""
 
     async def look(self) -> None:
         """Brings the view up to date."""
@@ -66,7 +80,7 @@ class Caller:
             raise Unavailable(f"{model} is {entry['state'].lower().replace('_', ' ')}{why}", retry_after_s=5)
         return await self._relay.send(view.routes[model], path, request.headers, body, view.relay_key)
 
-    def view(self) -> Any:
+    def view(self) -> View:
         if self._front.view is None:
             raise Unavailable("the cell is starting; try again", retry_after_s=2)
         return self._front.view

@@ -11,13 +11,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import ray
+from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from apps.cell.admin import Admin
+from apps.cell.caller import View
+from apps.cell.cell import Cell
+from apps.cell.errors import CellError, Unavailable
+from apps.cell.http import http_app
+from apps.cell.lease import LEASE_S, RENEW_S, Holder, Lease
+from apps.cell.relay import Relay
+from apps.cell.serve_apps import ServeApps, own_port, own_route_prefix
+from apps.cell.store import Store
 from apps.ingress.api_keys import principals, principals_from_environment
 from apps.replica_options import on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
@@ -44,19 +53,6 @@ def deployment(config: CellConfig) -> serve.Application:
     ).bind(plain, admin, keys)
 
 
-@dataclass(frozen=True)
-class View:
-    """What the front must know to answer for the models."""
-
-    cell: dict[str, Any]
-    """As GET /cell answers."""
-    entries: dict[str, dict[str, Any]]
-    """By full name; as GET /listcell answers."""
-    routes: dict[str, str]
-    """Path prefix of each model's own application."""
-    relay_key: str | None
-
-
 @serve.deployment
 class CellAdmin:
     """The one who knows. Called by the front."""
@@ -71,12 +67,6 @@ class CellAdmin:
         self._beat = time.monotonic()
 
     def _open(self) -> None:
-        from apps.cell.admin import Admin
-        from apps.cell.cell import Cell
-        from apps.cell.lease import Holder, Lease
-        from apps.cell.serve_apps import ServeApps, own_route_prefix
-        from apps.cell.store import Store
-
         app = serve.get_replica_context().app_name
         cluster = ray.get_runtime_context().gcs_address
         me = Holder(f"{_cluster_id()}/{app}", f"application {app} of the Ray cluster at {cluster}")
@@ -88,8 +78,6 @@ class CellAdmin:
 
     async def _work_forever(self) -> None:
         """Reconciles every second, and at once after a change; renews the lease."""
-        from apps.cell.lease import RENEW_S
-
         renewed = time.monotonic()
         while True:
             try:
@@ -110,8 +98,6 @@ class CellAdmin:
 
         One that changes something is answered when the change is safely kept.
         """
-        from apps.cell.errors import CellError
-
         try:
             if method in READING:
                 answer = getattr(self._admin, method)(body)
@@ -129,8 +115,6 @@ class CellAdmin:
 
     async def _decided(self) -> None:
         """A cell started anew after a kill waits until its own old words are seen to be nobody's."""
-        from apps.cell.lease import LEASE_S, RENEW_S
-
         with contextlib.suppress(TimeoutError):  # the storage does not answer: the call says so
             async with asyncio.timeout(LEASE_S + 2 * RENEW_S):
                 while self._admin.undecided:
@@ -170,9 +154,6 @@ class CellFront:
     """HTTP. Holds nothing but a picture of the models, half a second old at most."""
 
     async def __init__(self, config: CellConfig, admin: DeploymentHandle, keys: dict[bytes, str]):
-        from apps.cell.relay import Relay
-        from apps.cell.serve_apps import own_port
-
         _log_as_serve_does()
         self._config, self._admin = config, admin
         self._keys = principals_from_environment(keys)
@@ -199,8 +180,6 @@ class CellFront:
 
     async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
         """What the admin answers. Raises CellError as it did."""
-        from apps.cell.errors import CellError, Unavailable
-
         try:
             status, content, retry_after_s = await self._admin.call.remote(method, principal, body)
         except Exception as error:
@@ -214,9 +193,7 @@ class CellFront:
             await self.look()  # whoever changed something finds it so with the next request
         return content
 
-    def __serve_build_asgi_app__(self) -> Any:
-        from apps.cell.http import http_app
-
+    def __serve_build_asgi_app__(self) -> FastAPI:
         return http_app(self._config.name, self, self._relay, self._keys)
 
     def __del__(self) -> None:

@@ -5,20 +5,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apps.llm.engine import (
-    Engine,
-    EngineStats,
-    EngineStopped,
-    Generation,
-    Output,
-    Pool,
-    QueueFull,
-    SamplingParams,
-)
+from apps.llm.api import EngineStats, EngineStopped, Generation, Output, Pool, QueueFull, SamplingParams
 from apps.llm.metrics import Metrics
+
+if TYPE_CHECKING:
+    from apps.llm.engine import Engine
 
 log = logging.getLogger("podslice")
 
@@ -27,7 +22,7 @@ LONG_TEXT = 20_000
 
 
 class EngineModel:
-    def __init__(self, name: str, engine: Engine, step_deadline_s: float):
+    def __init__(self, name: str, engine: "Engine", step_deadline_s: float):
         self.name, self.created, self.max_model_len = name, int(time.time()), engine.max_model_len
         self.embedding_size = engine.embedding_size
         self._engine, self._step_deadline_s = engine, step_deadline_s

@@ -11,7 +11,7 @@ from apps.ingress.api_keys import OPEN, Principals
 from apps.ingress.application import answer_as_openai
 from apps.ingress.request_body import BodyTooLarge, read_body
 from apps.llm import jetstream, saxml
-from apps.llm.engine import EngineStopped
+from apps.llm.api import EngineStopped
 from apps.llm.model import Models
 from apps.llm.openai import openai_router
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from apps.ingress.event_stream import EventStream
-from apps.llm.engine import EngineStopped, Output, QueueFull, RequestError, SamplingParams
+from apps.llm.api import EngineStopped, Output, QueueFull, RequestError, SamplingParams
 from apps.llm.model import Model, Models, Stream
 
 

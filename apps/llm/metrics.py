@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from ray.serve.metrics import Counter, Gauge, Histogram
 
-from apps.llm.engine import EngineStats
+from apps.llm.api import EngineStats
 
 log = logging.getLogger("podslice")
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from apps.llm.engine import EngineStats, Output, Pool, SamplingParams
+from apps.llm.api import EngineStats, Output, Pool, SamplingParams
 
 
 class Stream(Protocol):

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from apps.ingress.event_stream import EventStream
 from apps.ingress.openai_errors import OpenAIError
 from apps.ingress.request_body import BodyTooLarge, read_body
-from apps.llm.engine import EngineStopped, Output, RequestError, SamplingParams
+from apps.llm.api import EngineStopped, Output, RequestError, SamplingParams
 from apps.llm.model import Model, Models, Stream
 from apps.llm.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, embeddings, usage
 from apps.llm.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.llm.engine import Output, TokenLogprob
+from apps.llm.api import Output, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from apps.ingress import openai_errors
 from apps.ingress.openai_errors import OpenAIError
 from apps.ingress.request_body import BodyTooLarge
-from apps.llm.engine import EngineStopped, PromptTooLong, QueueFull, RequestError
+from apps.llm.api import EngineStopped, PromptTooLong, QueueFull, RequestError
 from apps.llm.model import Model, Models
 
 STOPPED_RETRY_AFTER_S = 5

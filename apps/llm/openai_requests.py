@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from apps.llm.engine import SamplingParams
+from apps.llm.api import SamplingParams
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat goes on as far as the context allows
 MAX_PROMPTS = 256

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from apps.ingress.event_stream import EventStream
 from apps.ingress.openai_errors import OpenAIError
 from apps.ingress.request_body import BodyTooLarge, read_body
-from apps.llm.engine import EngineStopped, Output, SamplingParams
+from apps.llm.api import EngineStopped, Output, SamplingParams
 from apps.llm.model import Models, Stream
 from apps.llm.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine
 

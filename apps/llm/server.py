@@ -3,11 +3,14 @@
 import asyncio
 import gc
 import logging
-from typing import Any
 
+from fastapi import FastAPI
 from ray import serve
 
 from apps.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
+from apps.llm.engine_model import EngineModel
+from apps.llm.http import http_app
+from apps.llm.slice import SliceHosts
 from apps.replica_options import choose_platform, options, spans_hosts
 from ray_configs.llm import LLMConfig
 
@@ -33,7 +36,7 @@ class LLMServer:
         log.setLevel(logging.INFO)
         choose_platform(config)
         self._keys = principals_from_environment(keys) if keys_of_environment else keys
-        self._hosts: Any = None
+        self._hosts: SliceHosts | None = None
         # In a thread: Serve's control calls share this event loop.
         self._model = await asyncio.to_thread(self._load, config)
         # What exists now lives as long as the replica: the garbage collector need not walk it again and again.
@@ -41,13 +44,10 @@ class LLMServer:
         gc.freeze()
         self._reports = asyncio.create_task(self._model.report_forever())
 
-    def _load(self, config: LLMConfig) -> Any:
-        from apps.llm.engine import Engine
-        from apps.llm.engine_model import EngineModel
+    def _load(self, config: LLMConfig) -> EngineModel:
+        from apps.llm.engine import Engine  # and JAX, which reads the environment that choose_platform set
 
         if spans_hosts(config):
-            from apps.llm.slice import SliceHosts
-
             self._hosts = SliceHosts.start(config)
         try:
             engine = Engine.load(config, self._hosts)
@@ -57,9 +57,7 @@ class LLMServer:
             raise
         return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
-    def __serve_build_asgi_app__(self) -> Any:
-        from apps.llm.http import http_app
-
+    def __serve_build_asgi_app__(self) -> FastAPI:
         return http_app({self._model.name: self._model}, self._keys)
 
     async def check_health(self) -> None:

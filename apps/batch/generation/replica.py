@@ -17,13 +17,16 @@ import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import ray
 
 from apps.batch.generation.requests import Answer, BadLine, Defaults, Line, Open, collect, read, submit
 from apps.ingress.openai_errors import OpenAIError
+from apps.llm.api import EngineStopped
+from apps.llm.slice import SliceHosts
+from apps.llm.slice_reservation import give_back_all
 from apps.replica_options import choose_platform, spans_hosts
 from ray_configs.llm import LLMConfig
 
@@ -48,14 +51,11 @@ class Replica:
         actor = ray.get_runtime_context().get_actor_id()
         ray.get(deaths.started.remote(actor))
         choose_platform(config)
-        from apps.llm.engine import Engine
+        from apps.llm.engine import Engine  # and JAX, which reads the environment that choose_platform set
 
         self._model, self._defaults, self._deadline_s = config.served_name, defaults, config.health_step_deadline_s
-        self._hosts: Any = None
+        self._hosts: SliceHosts | None = None
         if spans_hosts(config):
-            from apps.llm.slice import SliceHosts
-            from apps.llm.slice_reservation import give_back_all
-
             give_back_all(actor)  # what this actor's last process held, if there was one
             self._hosts = SliceHosts.start(config)
         try:
@@ -72,8 +72,6 @@ class Replica:
 
     def __call__(self, chunk: pa.Table) -> pa.Table:
         """A row of `indices` and `lines` becomes one of `indices`, `answers` and how many there are of what."""
-        from apps.llm.engine import EngineStopped
-
         row = chunk.to_pylist()[0]
         try:
             opened = [self._open(index, text) for index, text in zip(row["indices"], row["lines"])]
@@ -95,8 +93,6 @@ class Replica:
         )
 
     def _open(self, index: int, text: bytes) -> Open | Answer:
-        from apps.llm.engine import EngineStopped
-
         line: Line | None = None
         try:
             line = read(index, text, self._defaults)
@@ -122,7 +118,7 @@ class Replica:
             except Exception as error:
                 self._die(str(error))
 
-    def _die(self, reason: str) -> Any:
+    def _die(self, reason: str) -> NoReturn:
         node = ray.util.get_node_ip_address()
         print(f"the replica on {node} ends and is started again: {reason}", file=sys.stderr, flush=True)
         with contextlib.suppress(ray.exceptions.RayError):

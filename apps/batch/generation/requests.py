@@ -5,15 +5,18 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from apps.ingress.openai_errors import OpenAIError
-from apps.llm.engine import Engine, EngineStopped, Generation, RequestError, SamplingParams
+from apps.llm.api import EngineStopped, Generation, RequestError, SamplingParams
 from apps.llm.openai_answers import ChatWriter, Choice, CompletionWriter, usage
 from apps.llm.openai_errors import from_body, from_engine
 from apps.llm.openai_requests import ChatBody, CompletionBody, each
+
+if TYPE_CHECKING:
+    from apps.llm.engine import Engine
 
 URLS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 ID_FIELDS = ("id", "custom_id")
@@ -139,7 +142,7 @@ class Answer:
     completion_tokens: int = 0
 
 
-def submit(line: Line, engine: Engine, model: str) -> Open:
+def submit(line: Line, engine: "Engine", model: str) -> Open:
     """Hands the line to the engine and does not wait.
 
     Raises:

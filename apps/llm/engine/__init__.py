@@ -5,9 +5,10 @@ engine = Engine.load("path/to/model")
 print(engine.generate(["How many days are in a week?"], SamplingParams(max_tokens=16)))
 """
 
-from apps.llm.engine.checkpoint import CheckpointError
-from apps.llm.engine.engine import Engine
-from apps.llm.engine.request import (
+from typing import TYPE_CHECKING, Any
+
+from apps.llm.api import (
+    EngineStats,
     EngineStopped,
     Generation,
     Output,
@@ -18,8 +19,11 @@ from apps.llm.engine.request import (
     SamplingParams,
     TokenLogprob,
 )
-from apps.llm.engine.stats import EngineStats
+from apps.model_folder import CheckpointError
 from ray_configs.llm import EngineConfig
+
+if TYPE_CHECKING:
+    from apps.llm.engine.engine import Engine
 
 __all__ = [
     "CheckpointError",
@@ -36,3 +40,12 @@ __all__ = [
     "SamplingParams",
     "TokenLogprob",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Engine`, imported when asked for: what the engine has without JAX can be imported without it."""
+    if name == "Engine":
+        from apps.llm.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

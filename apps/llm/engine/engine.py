@@ -24,6 +24,17 @@ from typing import Any
 import numpy as np
 
 from apps.compilation import use_compile_cache
+from apps.llm.api import (
+    MAX_CHOICES,
+    EngineStats,
+    EngineStopped,
+    Generation,
+    Output,
+    Pool,
+    QueueFull,
+    RequestError,
+    SamplingParams,
+)
 from apps.llm.engine import layout
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor import ThisProcess
@@ -31,12 +42,10 @@ from apps.llm.engine.executor_protocol import Executor, Place
 from apps.llm.engine.loop import Loop, Member
 from apps.llm.engine.model import Model
 from apps.llm.engine.reading import Pooling, Scoring
-from apps.llm.engine.request import EngineStopped, Generation, Output, Pool, QueueFull, RequestError, SamplingParams
 from apps.llm.engine.scheduler import Sequence
-from apps.llm.engine.stats import EngineStats
 from apps.llm.engine.structured import Grammars
 from apps.llm.engine.tokenizer import ModelTokenizer
-from apps.llm.engine.validation import MAX_CHOICES, answer_limit, check_params, check_room
+from apps.llm.engine.validation import answer_limit, check_params, check_room
 from ray_configs.llm import EngineConfig, LLMConfig
 
 CALIBRATION_TEXT = (

@@ -16,15 +16,14 @@ from typing import Any
 import numpy as np
 
 from apps.event_loops import wake
+from apps.llm.api import MAX_BIAS, EngineStats, EngineStopped, Generation, Output
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor_protocol import Executor, Tokens
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.reading import Reading
 from apps.llm.engine.readout import Readout
-from apps.llm.engine.request import EngineStopped, Generation, Output
-from apps.llm.engine.sampling import MAX_BIAS, Extras
+from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work
-from apps.llm.engine.stats import EngineStats
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from apps.llm.api import Generation, Output, Pool
 from apps.llm.engine.executor_protocol import Tokens
 from apps.llm.engine.readout import Readout
-from apps.llm.engine.request import Generation, Output, Pool
 from apps.llm.engine.scheduler import Sequence, Work
 from apps.llm.engine.step import StepShape
 

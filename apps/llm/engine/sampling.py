@@ -17,11 +17,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
 from apps.llm.engine.collectives import AXIS, gathered
 from apps.llm.engine.step import Batch, SamplingRows
 
-TOP_LOGPROBS = 20  # alternatives reported at most, OpenAI's limit
-MAX_BIAS = 512  # logit_bias entries of one request
 BLOCK = 128  # tokens, by which the vocabulary is gone over in two stages: the lanes of a TPU's vector register
 PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the prompt
 

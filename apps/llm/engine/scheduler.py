@@ -9,8 +9,8 @@ import sys
 from collections import deque
 from dataclasses import dataclass, field
 
+from apps.llm.api import Generation
 from apps.llm.engine.pages import PageHash, PagePool, page_hash
-from apps.llm.engine.request import Generation
 
 UNREAD = -1  # a token that is sampled on the device but not yet read
 

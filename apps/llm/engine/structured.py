@@ -7,7 +7,7 @@ import llguidance
 import llguidance.numpy
 import numpy as np
 
-from apps.llm.engine.request import RequestError
+from apps.llm.api import RequestError
 from apps.llm.engine.tokenizer import ModelTokenizer
 
 WHITESPACE = r"\n?[ ]{0,16}"  # between JSON's parts: a small model may otherwise write line breaks for ever

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.llm.engine.request import RequestError
+from apps.llm.api import RequestError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -2,10 +2,7 @@
 
 import math
 
-from apps.llm.engine.request import PromptTooLong, RequestError, SamplingParams
-from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS
-
-MAX_CHOICES = 128
+from apps.llm.api import MAX_BIAS, MAX_CHOICES, TOP_LOGPROBS, PromptTooLong, RequestError, SamplingParams
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.llm.api import MAX_BIAS
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.sampling import MAX_BIAS, Extras, SamplingState, sample
+from apps.llm.engine.sampling import Extras, SamplingState, sample
 from apps.llm.engine.step import StepShape
 
 ROWS = 40

@@ -11,8 +11,8 @@ import torch
 from asking import ask, ids, read, settled, text
 from transformers import AutoModelForCausalLM
 
+from apps.llm.api import Generation
 from apps.llm.engine import Engine, SamplingParams
-from apps.llm.engine.request import Generation
 
 Load = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

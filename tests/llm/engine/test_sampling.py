@@ -13,8 +13,9 @@ import pytest
 import tiny_models
 from jax.sharding import Mesh
 
+from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.sampling import MAX_BIAS, TOP_LOGPROBS, Extras, SamplingState, sample, start_row, weighted_choice
+from apps.llm.engine.sampling import Extras, SamplingState, sample, start_row, weighted_choice
 from apps.llm.engine.step import StepShape
 
 SEQS, VOCAB, ROWS = 16, 50, 20

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from apps.llm.api import Generation, SamplingParams
 from apps.llm.engine.pages import PagePool
-from apps.llm.engine.request import Generation, SamplingParams
 from apps.llm.engine.scheduler import UNREAD, Scheduler, Sequence, Work
 
 PAGE = 4

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.llm.api import MAX_BIAS
 from apps.llm.engine import attention, params
 from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.attention import KVScales
 from apps.llm.engine.decoder import Decoder
 from apps.llm.engine.executor import compiled_step
 from apps.llm.engine.params import HeadLayout
-from apps.llm.engine.sampling import MAX_BIAS, Extras, SamplingState
+from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
 from apps.tpu import hlo, traffic
 from ray_configs.llm import EngineConfig

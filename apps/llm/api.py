@@ -1,11 +1,15 @@
-"""What a caller asks of the engine and what it gets back. No JAX here: importing this is cheap."""
+"""Requests to a language model, what comes back, and what can go wrong.
+
+The engine, the HTTP faces, the batch driver and their callers all speak in these types. No JAX here, so that who only
+reads and writes requests needs none: importing this is cheap.
+"""
 
 import asyncio
 import itertools
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import numpy as np
@@ -13,6 +17,10 @@ import numpy as np
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pool = Literal["mean", "last"]
 """Which tokens' hidden states make an embedding: all of them, or the last one's."""
+
+MAX_CHOICES = 128  # answers of one request, or suffixes to score
+MAX_BIAS = 512  # logit_bias entries of one request
+TOP_LOGPROBS = 20  # alternatives reported at most, OpenAI's limit
 
 _ids = itertools.count()
 
@@ -176,3 +184,30 @@ class Generation:
         async for outputs in self.batches():
             for output in outputs:
                 yield output
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Where the engine stands; counters are totals since it started."""
+
+    running: int
+    waiting: int
+    pages_total: int
+    pages_used: int
+    prompt_tokens: int
+    generated_tokens: int
+    scored_tokens: int
+    embeddings: int
+    prefix_hit_tokens: int
+    preemptions: int
+    compiles_after_ready: int
+    steps: int
+    step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle
+
+    @classmethod
+    def together(cls, parts: "list[EngineStats]") -> "EngineStats":
+        """Of several copies of the model. Compiles are the process's, the same for each."""
+        of_all = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(cls)}
+        for name in ("compiles_after_ready", "step_running_s"):
+            of_all[name] = max(getattr(part, name) for part in parts)
+        return cls(**of_all)
