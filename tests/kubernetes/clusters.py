@@ -57,6 +57,11 @@ class Cluster:
             raise AssertionError(f"python -m kuberay {' '.join(arguments)} ended with {done.returncode}: {said}")
         return done
 
+    def start_kubectl(self, *arguments: str) -> "subprocess.Popen[str]":
+        """A kubectl that goes on, such as `port-forward`; the caller ends it."""
+        command = [self._kubectl, f"--kubeconfig={self.kubeconfig}", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     @cached_property
     def api(self) -> dynamic.DynamicClient:
         """A client for every kind that the API server knows."""

@@ -43,3 +43,15 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
     control_plane.kubectl("create", "namespace", name)
     yield name
     control_plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def cluster(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The same with a kubelet and a network: Pods run on whatever Nodes there are. At first there are none."""
+    if control_plane.plane is None:
+        yield control_plane
+        return
+    from harness.kubelet.process import KubeletProcess
+
+    with KubeletProcess(control_plane.kubeconfig, tmp_path_factory.mktemp("kubelet")):
+        yield control_plane
