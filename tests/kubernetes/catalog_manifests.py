@@ -12,12 +12,15 @@ from ruamel.yaml import YAML
 Object = dict[str, Any]
 MANIFESTS = sorted((Path(__file__).parents[2] / "kuberay" / "manifests").glob("*.yaml"))
 every_manifest = pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+PLACEHOLDERS = {"PROJECT_ID": "some-project", "BUCKET_NAME": "some-bucket"}
 PODS_S = 60
 
 
 def placed(manifest: Path, namespace: str, folder: Path) -> Path:
     """The same manifest for another namespace, with its placeholders filled in."""
-    text = manifest.read_text().replace("PROJECT_ID", "some-project").replace("BUCKET_NAME", "some-bucket")
+    text = manifest.read_text()
+    for placeholder, value in PLACEHOLDERS.items():
+        text = text.replace(placeholder, value)
     copy = folder / manifest.name
     copy.write_text(text.replace("namespace: default\n", f"namespace: {namespace}\n"))
     return copy

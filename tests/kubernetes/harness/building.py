@@ -17,7 +17,7 @@ from filelock import FileLock
 MODULES = Path(__file__).parents[1]
 OPERATOR_PACKAGE = "github.com/ray-project/kuberay/ray-operator"
 OPERATOR_VERSIONS = tuple(sorted((path.name for path in (MODULES / "operator").iterdir()), reverse=True))
-DEFAULT_OPERATOR = OPERATOR_VERSIONS[0]
+DEFAULT_OPERATOR = os.environ.get("PODSLICE_KUBERAY", OPERATOR_VERSIONS[0])
 PROGRESS_S = 20
 NEEDED_BYTES = 6 * 2**30  # modules, Go's build cache and the binaries, from nothing
 
@@ -48,13 +48,17 @@ def control_plane_binary() -> Path:
 
 
 def operator(version: str = DEFAULT_OPERATOR) -> Operator:
-    """An operator built before, or a developer's own: $PODSLICE_OPERATOR with its CRDs in $PODSLICE_CRDS."""
+    """An operator built before, or a developer's own.
+
+    $PODSLICE_OPERATOR names a binary called ray-operator-VERSION, and $PODSLICE_CRDS the folder of its CRDs.
+    """
     own = os.environ.get("PODSLICE_OPERATOR")
     if own and version == DEFAULT_OPERATOR:
+        name, _, own_version = Path(own).name.rpartition("-")
         crds = os.environ.get("PODSLICE_CRDS")
         if not crds:
             raise BuildError(f"PODSLICE_OPERATOR={own} needs PODSLICE_CRDS, the folder of that version's CRDs, too")
-        return Operator("own", Path(own), Path(crds))
+        return Operator(own_version if name == "ray-operator" else "own", Path(own), Path(crds))
     folder = _built(_operator_module(version), f"ray-operator-{version}")
     return Operator(version, folder / "ray-operator", folder / "crds")
 

@@ -68,7 +68,7 @@ class ControlPlane:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.webhook = Webhook(self)
         self._binary = building.control_plane_binary()
-        self._operator = building.operator(operator)
+        self.operator = building.operator(operator)
         self.url = f"https://127.0.0.1:{free_port()}"
         self.kubeconfig = folder / "kubeconfig"
         self.cluster: Cluster
@@ -115,7 +115,7 @@ class ControlPlane:
         wait_until("the default service account", lambda: self._has_service_account(), self.alive)
         self.apply(*(definition(*kind) for kind in OTHER_KINDS))
         self.webhook.start()
-        self.start_operator(self._operator)
+        self.start_operator(self.operator)
 
     def _start_api_server(self, token: str) -> None:
         etcd = f"http://127.0.0.1:{free_port()}"
@@ -143,6 +143,7 @@ class ControlPlane:
     def start_operator(self, operator: building.Operator) -> None:
         """Applies the operator's CRDs and starts it. An operator that runs is ended first: that is an upgrade."""
         self.stop_operator()
+        self.operator = operator
         crds = [yaml.safe_load(path.read_text()) for path in sorted(operator.crds.glob("*.yaml"))]
         self.apply(*crds)
         health = free_port()
