@@ -104,6 +104,13 @@ class Job(Config):
         count = self.slices
         return (
             WorkerGroup(
-                group_name(self.slice), self.slice, self.capacity, self.container_image, count, count, self.cpus
+                name=group_name(self.slice),
+                slice=self.slice,
+                capacity=self.capacity,
+                image=self.container_image,
+                minimum=count,
+                maximum=count,
+                cpus=self.cpus,
+                scratch_gb=self.scratch_gb,
             ),
         )

@@ -11,14 +11,17 @@ from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
 from ray_configs.exposure import ClusterIP, Exposure
 from ray_configs.llm import LLMConfig
+from ray_configs.model_size import fetched_gb
 from ray_configs.observability import Observability
 from ray_configs.release import RAY_VERSION, image
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.upgrade import Incremental, Upgrade
-from ray_configs.workers import WorkerGroup, group_name, process_group_name, refuse_unsold
+from ray_configs.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, process_group_name, refuse_unsold
 
 MAX_NAME = 47
 """KubeRay appends a random part and the service's kind to the name."""
+TPU_SCRATCH_GB = 40
+"""Room for models of the hub whose size is not known, pictures' models for instance."""
 MAX_NAME_MULTI_HOST = 35
 """GKE's TPU webhook cuts NAME-xxxxx-headless at 50 characters, and hosts of a slice would not find each other."""
 
@@ -34,6 +37,12 @@ class Application(Config):
     """Path under which it answers. Several applications need one each."""
     capacity: Capacity = OnDemand()
     """How its slices are bought."""
+    scratch_gb: int | None = Field(None, ge=PROCESS_SCRATCH_GB)
+    """Local disk, 10^9 bytes, that a Pod of its workers may fill; one that fills more is evicted. Node pools get boot
+    disks to match.
+
+    None: 40 (10 without a slice), or what a model of the hub takes whose name says its size (`-70B`): each host fetches
+    all of it. For a cell, set it to the largest hub model that will be published, and 20 for the rest."""
     image: str | None = None
     """Container image of its workers; None: the project's own image for this kind of application."""
 
@@ -56,9 +65,31 @@ class Application(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _room_for_what_is_fetched(self) -> "Application":
+        if self.scratch_gb is not None and self.scratch_gb < self._scratch_needed_gb:
+            raise ValueError(
+                f"scratch_gb={self.scratch_gb} is too little: each host fetches all of {self.config.model}, about "
+                f"{fetched_gb(self.config)} GB, and the Pod would be evicted while it loads. Set "
+                f"{self._scratch_needed_gb} or more, or leave it out; or prepare the model into a bucket, of which "
+                "each host reads its part only (python -m apps.batch.prepare)"
+            )
+        return self
+
     @property
     def serve_name(self) -> str:
         return self.name or self.config.default_name
+
+    @property
+    def worker_scratch_gb(self) -> int:
+        """Local disk that a Pod of its workers may fill, 10^9 bytes."""
+        least = PROCESS_SCRATCH_GB if self.config.slice is None else TPU_SCRATCH_GB
+        return self.scratch_gb or max(least, self._scratch_needed_gb)
+
+    @property
+    def _scratch_needed_gb(self) -> int:
+        fetched = fetched_gb(self.config) if isinstance(self.config, LLMConfig) else None
+        return 0 if fetched is None else math.ceil(fetched * 1.1) + PROCESS_SCRATCH_GB
 
 
 class Head(Config):
@@ -267,6 +298,9 @@ class Service(Config):
                 minimum=minimum + (before.minimum if before else 0),
                 maximum=app.config.max_replicas + (before.maximum if before else 0),
                 cpus=max(app.config.worker_cpus, before.cpus if before else 0),
+                scratch_gb=max(
+                    PROCESS_SCRATCH_GB if leads else app.worker_scratch_gb, before.scratch_gb if before else 0
+                ),
                 leads=leads,
             )
 

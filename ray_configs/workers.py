@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ray_configs.capacity import Capacity, FlexStart, Queued
 from ray_configs.tpu import TpuSlice
 
+PROCESS_SCRATCH_GB = 10
+"""Of a Pod that loads no weights, for its logs."""
 GROUP_LABEL = "podslice/group"
 """Ray label of the CPU Pods of a service with slices of several hosts: their group's name."""
 GROUPS_LABELLED = "PODSLICE_GROUPS_LABELLED"
@@ -32,6 +34,8 @@ class WorkerGroup:
     cpus: float
     """CPUs that one application replica, and what runs beside it, ask of Ray; sizes the Pod where there is no machine
     type to fill."""
+    scratch_gb: int
+    """Local disk, 10^9 bytes, that a Pod may fill."""
     leads: str | None = None
     """Of CPU Pods: the group of slices of several hosts whose replicas' processes they are for."""
 

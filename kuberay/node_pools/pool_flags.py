@@ -1,7 +1,7 @@
 """gcloud's flags for a node pool, by the way that its machines are bought."""
 
 from kuberay.node_pools.bash import flag
-from kuberay.node_pools.pools import Pool
+from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool
 from ray_configs.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
 
 
@@ -9,6 +9,8 @@ def create_flags(pool: Pool) -> list[str]:
     """All but the cluster's. With --tpu-topology GKE places the hosts compactly by itself, as a torus needs."""
     flags = [flag("node-locations", pool.zone)] if pool.zone else []
     flags.append(flag("machine-type", pool.machine_type))
+    if pool.disk_gb > DEFAULT_DISK_GB:
+        flags.append(f"--disk-size={pool.disk_gb}")
     if pool.topology:
         flags.append(flag("tpu-topology", pool.topology))
     if pool.workload_policy:

@@ -18,6 +18,11 @@ from ray_configs.workers import WorkerGroup
 MAX_NAME = 40
 """Characters that GKE allows in the name of a cluster or node pool."""
 
+DEFAULT_DISK_GB = 100
+"""GKE's boot disk."""
+DAEMONS_GB = 2
+"""Scratch that GKE's own Pods on a node ask for."""
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -34,6 +39,8 @@ class Pool:
     """Nodes when it is made, and the fewest that the autoscaler leaves."""
     max_nodes: int
     """Nodes that the autoscaler may reach; equal to `nodes`: no autoscaling."""
+    disk_gb: int
+    """Boot disk, as gcloud counts."""
     workload_policy: str | None
     """Compute Engine's policy that places the hosts of a slice, where the generation needs one."""
 
@@ -60,7 +67,27 @@ def pools(config: Service | Job) -> tuple[Pool, ...]:
 
 
 def in_default_pool(group: WorkerGroup) -> bool:
-    return group.slice is None and isinstance(group.capacity, OnDemand)
+    """Whether its Pods run where Ray heads do. More scratch than that pool's disks leave takes a pool of its own."""
+    small = disk_gb(group.scratch_gb) == DEFAULT_DISK_GB
+    return group.slice is None and isinstance(group.capacity, OnDemand) and small
+
+
+def disk_gb(scratch_gb: int) -> int:
+    """The boot disk of a node on which a Pod may fill so much of it: in steps of 20, at least GKE's own default."""
+    size = DEFAULT_DISK_GB
+    while _left_on(size) < scratch_gb + DAEMONS_GB:
+        size += 20
+    return size
+
+
+def _left_on(disk: int) -> float:
+    """What GKE leaves Pods of a boot disk, 10^9 bytes: less 10 % for eviction, and what the system and images take.
+
+    https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes#local_ephemeral_storage_reservation
+    """
+    gib = 2**30 / 1e9
+    size = disk * gib
+    return size - 0.1 * size - min(0.5 * size, 0.35 * size + 6 * gib, 100 * gib)
 
 
 def is_zone(location: str) -> bool:
@@ -89,7 +116,7 @@ def _cpu_pools(config: Service | Job, group: WorkerGroup) -> list[Pool]:
         return []
     name, machine_type = _shortened(f"{config.name}-{group.name}"), config.cloud.head_machine_type
     zone = config.cloud.zones[0] if config.cloud.zones else None
-    return [Pool(name, None, machine_type, group.capacity, zone, 0, group.maximum, None)]
+    return [Pool(name, None, machine_type, group.capacity, zone, 0, group.maximum, disk_gb(group.scratch_gb), None)]
 
 
 def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> list[Pool]:
@@ -101,7 +128,8 @@ def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> li
 
     def pool(index: int | None, zone: str | None, nodes: int, max_nodes: int) -> Pool:
         name = _shortened(base, "" if index is None else f"-{index}")
-        return Pool(name, slice, slice.machine.name, group.capacity, zone, nodes, max_nodes, policy)
+        disk = disk_gb(group.scratch_gb)
+        return Pool(name, slice, slice.machine.name, group.capacity, zone, nodes, max_nodes, disk, policy)
 
     if not slice.single_host:
         return [pool(i, zones[i % len(zones)], slice.hosts if i < minimum else 0, slice.hosts) for i in range(maximum)]

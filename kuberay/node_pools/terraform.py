@@ -5,10 +5,11 @@ script has those.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from kuberay.node_pools.hcl import Block, Expression, document, written
 from kuberay.node_pools.pool_flags import reservation_path
-from kuberay.node_pools.pools import Pool, is_zone, pools, region
+from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, is_zone, pools, region
 from kuberay.node_pools.setting import (
     REPOSITORY,
     apis,
@@ -148,7 +149,9 @@ def _node_pool(pool: Pool) -> Block:
 
 
 def _node_config(pool: Pool) -> Block:
-    attributes = {"machine_type": pool.machine_type}
+    attributes: dict[str, Any] = {"machine_type": pool.machine_type}
+    if pool.disk_gb > DEFAULT_DISK_GB:
+        attributes["disk_size_gb"] = pool.disk_gb
     affinity = {"consume_reservation_type": "NO_RESERVATION"}
     match pool.capacity:
         case Spot():

@@ -22,7 +22,6 @@ RAY_USER, RAY_GROUP = 1000, 100
 CPU_POD_MEMORY_GB = 8
 TO_STOP_S = 30
 """For a node to begin to drain, and for Ray to stop after it."""
-SCRATCH_TPU_WORKER = "40G"
 
 
 def megabytes(number: int) -> str:
@@ -67,11 +66,11 @@ def worker_memory_gb(group: WorkerGroup) -> int:
 def worker_quantities(group: WorkerGroup) -> dict[str, str]:
     """What one Pod of the group asks for."""
     if group.slice is not None:
-        return machine_quantities(group.slice, SCRATCH_TPU_WORKER)
+        return machine_quantities(group.slice, gigabytes(group.scratch_gb))
     return {
         "cpu": str(max(2, round(group.cpus + 0.5))),
         "memory": gigabytes(worker_memory_gb(group)),
-        "ephemeral-storage": "10G",
+        "ephemeral-storage": gigabytes(group.scratch_gb),
     }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from apps.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 
+INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,15 +55,13 @@ class Checkpoint(ModelFolder):
     @cached_property
     def tensors(self) -> Mapping[str, TensorEntry]:
         """All tensors by name, from the headers of all safetensors files."""
-        files = self.shards("model.safetensors.index.json")
+        files = self.shards(INDEX)
         if files is None:
             files = ["model.safetensors"]
             if not self.has(files[0]):
                 pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in self.sizes())
                 hint = " (pickled weights are not read: convert them to safetensors)" if pickled else ""
-                raise CheckpointError(
-                    f"{self.location}: no model.safetensors and no model.safetensors.index.json{hint}"
-                )
+                raise CheckpointError(f"{self.location}: no model.safetensors and no {INDEX}{hint}")
         entries: dict[str, TensorEntry] = {}
         for file in files:
             entries.update(self.header(file))
@@ -99,6 +98,10 @@ def _resolve(location: str, weights: bool) -> str:
         return str(folder.resolve())
     if location.startswith(("/", ".", "~")) or location.count("/") > 1:
         raise CheckpointError(f"{location}: no such folder")
-    return from_hub(
-        location, ["*.json", "tokenizer.model", "*.txt", "*.jinja", *(["*.safetensors"] if weights else [])]
-    )
+    folder = from_hub(location, ["*.json", "tokenizer.model", "*.txt", "*.jinja"])
+    if weights:
+        # Many repositories hold the weights twice, as `consolidated.safetensors` beside what the index names.
+        fetched = ModelFolder(folder)
+        prepared = ["*.safetensors"] if fetched.has("manifest.json") else ["model.safetensors"]
+        from_hub(location, fetched.shards(INDEX) or prepared)
+    return folder

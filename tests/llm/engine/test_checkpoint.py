@@ -195,13 +195,16 @@ class Hub(SimpleHTTPRequestHandler):
 
 
 def test_hub_id(llama: Path, tmp_path: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(llama)))
+    repository = shutil.copytree(llama, tmp_path / "repository")
+    shutil.copy(repository / "model.safetensors", repository / "consolidated.safetensors")  # the same weights again
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(repository)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
         "import os\n"
         "from apps.llm.engine.checkpoint import Checkpoint, CheckpointError\n"
         "print('model.safetensors' in os.listdir(Checkpoint('someone/tiny', weights=False).location))\n"
         "print(Checkpoint('someone/tiny').read('model.norm.weight', (64,))[:3].tolist())\n"
+        "print('consolidated.safetensors' in os.listdir(Checkpoint('someone/tiny').location))\n"
         "try:\n    Checkpoint('someone/else')\nexcept CheckpointError as error:\n    print(error)\n"
     )
     hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
@@ -214,7 +217,8 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     )
     server.shutdown()
     assert found.returncode == 0, found.stderr[-3000:]
-    fetched, weights, error = found.stdout.splitlines()[:3]
+    fetched, weights, twice, error = found.stdout.splitlines()[:4]
+    assert twice == "False", "weights that are there twice are fetched once"
     assert fetched == "False", "a config and a tokenizer do not need the weights"
     assert json.loads(weights) == load_file(llama / "model.safetensors")["model.norm.weight"][:3].tolist()
     assert "someone/else: neither a local folder nor a model" in error
