@@ -5,9 +5,19 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Cluster, Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, note, rule, warning
+from ray_configs.workers import GROUP_LABEL
 
 _OPERATOR = "KubeRay 1.7: ValidateRayClusterSpec"
 _ENV = "RAY_enable_autoscaler_v2"
+_PATIENCE = "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S"
+_LAUNCHES = "AUTOSCALER_MAX_CONCURRENT_LAUNCHES"
+_SCARCE = {
+    "cloud.google.com/gke-flex-start": "flex-start",
+    "cloud.google.com/gke-queued": "queued",
+    "cloud.google.com/gke-provisioning": "provisioned",
+    "cloud.google.com/gke-spot": "Spot",
+}
+"""Node labels and taints of machines that come when there are any."""
 
 
 def _env_on(cluster: Cluster) -> bool:
@@ -120,11 +130,54 @@ def multi_host(group: Group) -> Iterator[Problem]:
             "leaves the autoscaler's version to Ray; slices of several hosts scale whole with v2 alone",
             "write autoscalerOptions.version: v2",
         )
-    if group.least == 0 and not group.node["minReplicas"].placeholder and not v1:
+    if group.least == 0 and not group.node["minReplicas"].placeholder and not v1 and not _leads_from_cpus(cluster):
         yield warning(
             group.node["minReplicas"],
-            "scales to zero: a slice reservation (slice_placement_group, ray.serve.llm with "
-            "a topology) asks for a worker 0 that no group offers, so Ray's autoscaler never adds the first slice "
-            "(ray#39781, ray#38595)",
-            "write minReplicas: 1 or more, or call ray.autoscaler.sdk.request_resources before reserving",
+            "scales to zero: what reserves a slice (slice_placement_group, ray.serve.llm with a topology) asks for one "
+            "host, its worker 0, and KubeRay's provider rounds one host of several down to no slice; a replica that "
+            "would ask for a whole slice runs on the slice itself (ray#39781, ray#38595)",
+            "write minReplicas: 1 or more; or let a process on the head or on a CPU worker group, which is there, ask "
+            "for all hosts of a slice at once (a placement group, ray.autoscaler.sdk.request_resources)",
         )
+
+
+def _leads_from_cpus(cluster: Cluster) -> bool:
+    """Whether Podslice's replicas are led from CPU groups, where something can ask for the first slice."""
+    return any(not group.tpu and GROUP_LABEL in group.node["labels"].fields for group in cluster.groups)
+
+
+@rule(Group, "autoscaler-patience", "Ray 2.60: autoscaler/v2, allocate_status_timeout_s; GKE: flex-start, Spot, queues")
+def patience(group: Group) -> Iterator[Problem]:
+    """Machines that one waits for take longer than the hour after which Ray's autoscaler throws a Pod away."""
+    cluster = group.cluster
+    if not (group.tpu and cluster.autoscaling) or _option(cluster, _PATIENCE):
+        return
+    selector = group.pod.spec["nodeSelector"].fields
+    tolerated = {item["key"].text for item in group.pod.spec["tolerations"]}
+    for key, way in _SCARCE.items():
+        if key in selector or key in tolerated:
+            yield warning(
+                cluster.node["autoscalerOptions"]["env"],
+                f"Pods of {group.name} may wait long for {way} machines, and Ray's autoscaler throws a Pod away after "
+                "an hour, and its place in the queue with it",
+                f'add {_PATIENCE} with a value such as "604800" to autoscalerOptions.env',
+            )
+            return
+
+
+@rule(Group, "autoscaler-launches", "Ray 2.60: AUTOSCALER_MAX_CONCURRENT_LAUNCHES; its KubeRay provider")
+def launches(group: Group) -> Iterator[Problem]:
+    """The autoscaler asks for ten hosts at a time, which is no slice of more."""
+    hosts, cluster = group.hosts or 1, group.cluster
+    grows = group.most is None or group.most > max(group.least, group.node["replicas"].number or 0)
+    if group.tpu and cluster.autoscaling and hosts > 10 and grows and not _option(cluster, _LAUNCHES):
+        yield warning(
+            cluster.node["autoscalerOptions"]["env"],
+            f"a slice of {group.name} has {hosts} hosts, and Ray's autoscaler asks for 10 at a time, which its KubeRay "
+            "provider rounds down to no slice: the group never grows",
+            f'add {_LAUNCHES} with a value such as "1000" to autoscalerOptions.env',
+        )
+
+
+def _option(cluster: Cluster, name: str) -> bool:
+    return any(item["name"].value == name for item in cluster.node["autoscalerOptions"]["env"])

@@ -114,3 +114,53 @@ def test_hosts_of_a_job_stay_on_one_slice() -> None:
         good.job(),
     ):
         assert noted(objects, "job-slice") == []
+
+
+CPUS = {
+    "groupName": "cpu",
+    "replicas": 1,
+    "minReplicas": 1,
+    "maxReplicas": 1,
+    "template": {"spec": {"containers": [{"name": "ray-worker", "image": "rayproject/ray:2.60.0-py311"}]}},
+}
+
+
+def autoscaler(**env: str) -> Change:
+    return (f"{CLUSTER} autoscalerOptions env", [{"name": name, "value": value} for name, value in env.items()])
+
+
+def test_from_zero_something_must_ask_for_a_whole_slice() -> None:
+    zero = changed(good.wide_service(), (f"{GROUP} minReplicas", 0), (f"{GROUP} replicas", 0))
+    finding = expect(zero, "autoscaler-multi-host", "warning", "rounds one host of several down to no slice")
+    assert "CPU worker group" in finding.instead and "all hosts of a slice at once" in finding.instead
+    cpus = (f"{CLUSTER} workerGroupSpecs 1", CPUS)
+    expect(changed(zero, cpus), "autoscaler-multi-host", "warning")
+    ours = (f"{CLUSTER} workerGroupSpecs 1", {**CPUS, "labels": {"podslice/group": "cpu"}})
+    assert good.grave(changed(zero, ours)) == []
+
+
+@pytest.mark.parametrize("key", ["cloud.google.com/gke-flex-start", "cloud.google.com/gke-spot"])
+def test_the_autoscaler_waits_as_long_as_machines_take(key: str) -> None:
+    group = f"{GROUP} template spec nodeSelector {key}"
+    scarce = changed(good.service(), (group, "true"))
+    finding = expect(scarce, "autoscaler-patience", "warning", "after an hour")
+    patient = autoscaler(RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S="604800")
+    assert "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S" in finding.instead
+    assert good.grave(changed(scarce, patient)) == []
+
+
+def test_queued_machines_are_waited_for_too() -> None:
+    queued = {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"}
+    expect(changed(good.service(), (f"{GROUP} template spec tolerations 1", queued)), "autoscaler-patience", "warning")
+
+
+def test_a_slice_of_more_than_ten_hosts_is_asked_for_at_once() -> None:
+    wide = [
+        (f"{GROUP} numOfHosts", 16),
+        (f"{GROUP} labels", {"ray.io/tpu-topology": "8x8"}),
+        (f"{GROUP} template spec nodeSelector cloud.google.com/gke-tpu-topology", "8x8"),
+    ]
+    assert good.grave(changed(good.wide_service(), *wide)) == [], "a group that does not grow"
+    grows = [*wide, (f"{GROUP} maxReplicas", 3)]
+    expect(changed(good.wide_service(), *grows), "autoscaler-launches", "warning", "16 hosts", "10 at a time")
+    assert good.grave(changed(good.wide_service(), *grows, autoscaler(AUTOSCALER_MAX_CONCURRENT_LAUNCHES="1000"))) == []
