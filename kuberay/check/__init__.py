@@ -27,6 +27,7 @@ from kuberay.check import (  # noqa: F401
     ray_pods,
     serve_arguments,
     serve_config,
+    serve_drain,
     serve_network,
     serve_tpus,
     services,

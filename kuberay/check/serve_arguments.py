@@ -48,7 +48,7 @@ def _exists(module: str, attribute: str) -> bool:
 @rule(ServeConfig, "serve-args", "Podslice: LLMConfig, StableDiffusionConfig, CellConfig")
 def arguments(config: ServeConfig) -> Iterator[Problem]:
     """What the builder would refuse at its start, with the field that it would name."""
-    for application, model in _ours(config):
+    for application, model in our_applications(config):
         args = application["args"]
         told = {key: _plain(node.value) for key, node in args.fields.items() if not node.placeholder}
         left_open = len(told) < len(args.fields)
@@ -84,7 +84,7 @@ def slices(config: ServeConfig) -> Iterator[Problem]:
     if tpus_by_hand(config):
         return
     asked: dict[str, list[tuple[Node, AppConfig, TpuSlice]]] = {}
-    for application, model in _ours(config):
+    for application, model in our_applications(config):
         args = application["args"]
         if any(node.placeholder for node in args.fields.values()):
             return
@@ -125,7 +125,7 @@ def slices(config: ServeConfig) -> Iterator[Problem]:
             yield warning(args["max_replicas"], why, "raise the group's maxReplicas, or lower max_replicas")
 
 
-def _ours(config: ServeConfig) -> Iterator[tuple[Node, type[AppConfig]]]:
+def our_applications(config: ServeConfig) -> Iterator[tuple[Node, type[AppConfig]]]:
     for application in config.applications:
         model = _BUILDERS.get(application["import_path"].text or "")
         args = application["args"]

@@ -52,6 +52,8 @@ def _tpu_pod(accelerator: str, topology: str, chips: int, name: str = "ray-worke
 
 
 def _group(accelerator: str, topology: str, chips: int, hosts: int, labels: dict[str, str]) -> dict[str, Any]:
+    pod = {**_tpu_pod(accelerator, topology, chips), "terminationGracePeriodSeconds": 150}
+    pod["containers"][0]["env"].append({"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "125"})
     return {
         "groupName": "tpu",
         "numOfHosts": hosts,
@@ -60,7 +62,7 @@ def _group(accelerator: str, topology: str, chips: int, hosts: int, labels: dict
         "maxReplicas": 2,
         "labels": labels,
         "rayStartParams": {},
-        "template": {"spec": _tpu_pod(accelerator, topology, chips)},
+        "template": {"spec": pod},
     }
 
 

@@ -123,6 +123,7 @@ def deletion(*rules: dict[str, Any]) -> list[Change]:
         (
             [
                 (f"{GROUP} template spec nodeSelector cloud.google.com/gke-flex-start", "true"),
+                ("spec rayClusterSpec enableInTreeAutoscaling", False),
             ],
             "tpu-capacity",
             "error",

@@ -121,7 +121,18 @@ CPUS = {
     "replicas": 1,
     "minReplicas": 1,
     "maxReplicas": 1,
-    "template": {"spec": {"containers": [{"name": "ray-worker", "image": "rayproject/ray:2.60.0-py311"}]}},
+    "template": {
+        "spec": {
+            "terminationGracePeriodSeconds": 150,
+            "containers": [
+                {
+                    "name": "ray-worker",
+                    "image": "rayproject/ray:2.60.0-py311",
+                    "env": [{"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "125"}],
+                }
+            ],
+        }
+    },
 }
 
 
@@ -164,3 +175,33 @@ def test_a_slice_of_more_than_ten_hosts_is_asked_for_at_once() -> None:
     grows = [*wide, (f"{GROUP} maxReplicas", 3)]
     expect(changed(good.wide_service(), *grows), "autoscaler-launches", "warning", "16 hosts", "10 at a time")
     assert good.grave(changed(good.wide_service(), *grows, autoscaler(AUTOSCALER_MAX_CONCURRENT_LAUNCHES="1000"))) == []
+
+
+def drain(seconds: int) -> Change:
+    deployment = f"  - {{name: Model, graceful_shutdown_timeout_s: {seconds}}}\n"
+    return ("spec serveConfigV2", f"applications:\n- name: a\n  import_path: a:b\n  deployments:\n{deployment}")
+
+
+def test_a_pod_lives_until_its_requests_end() -> None:
+    assert good.grave(changed(good.service(), drain(120))) == []
+    late = changed(good.service(), drain(120), (f"{GROUP} template spec terminationGracePeriodSeconds", 60))
+    finding = expect(late, "drain", "warning", "120 s", "kills the Pod after 60")
+    assert finding.instead == "write terminationGracePeriodSeconds: 150"
+    late = changed(good.service(), drain(120), (f"{GROUP} template spec containers 0 env 1 value", "100"))
+    expect(late, "drain", "warning", "Ray stops its node 100 s after", 'the value "125"')
+    unsaid = [
+        (f"{GROUP} template spec terminationGracePeriodSeconds", REMOVED),
+        (f"{GROUP} template spec containers 0 env 1", REMOVED),
+    ]
+    assert len(good.grave(changed(good.service(), drain(60), *unsaid))) == 2
+    assert good.grave(changed(good.service(), drain(20), *unsaid)) == [], "within everybody's 30 s"
+
+
+def test_our_own_builders_say_how_long_they_drain() -> None:
+    args = (
+        "applications:\n- name: llm\n  import_path: apps.llm:build\n  args: {model: /models/a, slice: 'v5e:2x4:8t'}\n"
+    )
+    short = (f"{GROUP} template spec terminationGracePeriodSeconds", 100)
+    expect(changed(good.service(), ("spec serveConfigV2", args), short), "drain", "warning", "120 s")
+    told = args.replace("}", ", drain_timeout_s: 20}")
+    assert good.grave(changed(good.service(), ("spec serveConfigV2", told), short)) == []
