@@ -130,37 +130,48 @@ def reserve(wanted: TpuSlice, owner: str) -> Reservation:
     Args:
         owner: marks the groups, in Ray's state and dashboard, as one replica's of many that want such slices.
     """
-    asks = os.environ.get(SLICES_KEPT) != "1"
-    told = asks_from = 0.0
-    wish: PlacementGroup | None = None
+    waiting = Waiting(wanted, owner)
     try:
-        while True:
-            if wish is not None and _is_placed(wish):
-                remove_placement_group(wish)
-                wish, asks_from = None, time.monotonic() + CONTENT_S
-            now = slices(wanted)
-            if now.free:
-                # The slice that this process is on, if it is free: then nothing else's death is this replica's.
-                own = os.environ.get("TPU_NAME", "")
-                taken = _take(wanted, own if own in now.free else random.choice(now.free), owner)
-                if taken is not None:
-                    return taken
-            else:
-                # A lost slice comes back by itself. Asked for meanwhile, there would be two.
-                if asks and wish is None and not now.lost and time.monotonic() >= asks_from:
-                    wish = _wish(wanted, owner)
-                if time.monotonic() - told > 60:
-                    told = time.monotonic()
-                    log.warning(
-                        "no free slice %s (%d in use, %d being replaced); waiting for one",
-                        wanted,
-                        len(now.busy),
-                        len(now.lost),
-                    )
+        while (taken := waiting.look()) is None:
             time.sleep(LOOK_PERIOD_S)
+        return taken
     finally:
-        if wish is not None:
-            remove_placement_group(wish)
+        waiting.end()
+
+
+class Waiting:
+    """One who waits for a slice, and perhaps has a wish."""
+
+    def __init__(self, wanted: TpuSlice, owner: str):
+        self._wanted, self._owner = wanted, owner
+        self._asks = os.environ.get(SLICES_KEPT) != "1"
+        self._wish: PlacementGroup | None = None
+        self._asks_from = self._told = 0.0
+
+    def look(self) -> Reservation | None:
+        """Takes a slice if one is free; else asks for one, unless it comes anyway."""
+        if self._wish is not None and placement_group_table(self._wish)["state"] == "CREATED":
+            self.end()
+            self._asks_from = time.monotonic() + CONTENT_S
+        now = slices(self._wanted)
+        if now.free:
+            # The slice that this process is on, if it is free: then nothing else's death is this replica's.
+            own = os.environ.get("TPU_NAME", "")
+            return _take(self._wanted, own if own in now.free else random.choice(now.free), self._owner)
+        # A lost slice comes back by itself. Asked for meanwhile, there would be two.
+        if self._asks and self._wish is None and not now.lost and time.monotonic() >= self._asks_from:
+            self._wish = _wish(self._wanted, self._owner)
+        if time.monotonic() - self._told > 60:
+            self._told = time.monotonic()
+            busy, lost = len(now.busy), len(now.lost)
+            log.warning("no free slice %s (%d in use, %d being replaced); waiting for one", self._wanted, busy, lost)
+        return None
+
+    def end(self) -> None:
+        """Takes the wish back, if there is one."""
+        if self._wish is not None:
+            remove_placement_group(self._wish)
+            self._wish = None
 
 
 def _wish(wanted: TpuSlice, owner: str) -> PlacementGroup:
@@ -170,10 +181,6 @@ def _wish(wanted: TpuSlice, owner: str) -> PlacementGroup:
         name=f"podslice:{owner}:{uuid.uuid4().hex[:8]}:wish",
         bundle_label_selector=[{TYPE_LABEL: wanted.ray_pod_type}] * wanted.hosts,
     )
-
-
-def _is_placed(wish: PlacementGroup) -> bool:
-    return placement_group_table(wish)["state"] == "CREATED"
 
 
 def give_back_all(owner: str) -> None:
