@@ -1,6 +1,7 @@
 """Server-side apply of all objects: first as a dry run of every one, so that a refused object changes nothing."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -11,16 +12,17 @@ from kuberay.cluster.errors import (
     CannotRehearse,
     ClusterError,
     Conflict,
+    Immutable,
     Interrupted,
     NoNamespace,
     Refused,
     WouldStop,
 )
-from kuberay.cluster.exposure import Step
 from kuberay.cluster.manifests import Manifest, managers, title, without_server_fields
-from kuberay.cluster.ownership import as_admitted, disputed
 from kuberay.cluster.rollout import Rollout, plan
-from kuberay.cluster.sameness import same
+from kuberay.cluster.rollout.exposure import Step
+from kuberay.cluster.rollout.ownership import as_admitted, disputed
+from kuberay.cluster.rollout.sameness import same
 
 WORKLOADS = ("RayService", "RayJob", "RayCluster", "Job")
 Say = Callable[[str], None]
@@ -114,7 +116,7 @@ def rehearse(
         except CannotRehearse:
             continue
         except Refused as refusal:
-            if not (recreate and manifest["kind"] in WORKLOADS and refusal.of_what_is_there):
+            if not (recreate and manifest["kind"] in WORKLOADS and isinstance(refusal, Immutable)):
                 refusals.append(refusal)
     if len(refusals) == 1:
         refusals[0].args = (f"{refusals[0]}\nNothing was changed.",)
@@ -159,6 +161,9 @@ def _find(cluster: Cluster, beside: Manifest, kind: str, name: str) -> Manifest 
 
 def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
     before = cluster.get(manifest)
+    if before is not None and before["metadata"].get("deletionTimestamp"):
+        advice = "apply it when it is gone; --recreate waits for that"
+        raise Immutable(f"checking {title(manifest)}: it is being deleted, and would take the change along: {advice}")
     manifest = as_admitted(manifest, before)
     try:
         after = cluster.apply(manifest, dry_run=True, force=force)
@@ -166,7 +171,7 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
         if before is None or not conflict.conflicts:
             raise
         if foreign := disputed(manifest, before, conflict.conflicts):
-            raise conflict.of(foreign) from None
+            raise Conflict.over(conflict.doing, foreign) from None
         force = True
         after = cluster.apply(manifest, dry_run=True, force=True)
     if before is None:
@@ -200,7 +205,7 @@ def _take(cluster: Cluster, step: Step, say: Say) -> None:
     live = cluster.get(step.target)
     if live is not None and cluster.delete(live, propagation="Background"):
         wait_until_gone(cluster, [live], 300, say)
-    if cluster.get(step.target) is None:  # else the operator was quicker
+    with suppress(Conflict):  # the operator was quicker
         cluster.create(step.target)
     say(f"{step.title}: made anew")
 

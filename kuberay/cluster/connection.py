@@ -16,7 +16,7 @@ from kubernetes.dynamic.exceptions import ResourceNotFoundError, ResourceNotUniq
 from kubernetes.dynamic.resource import Resource
 
 from kuberay.cluster import credentials
-from kuberay.cluster.errors import Absent, ClusterError, UnknownKind, Where, explained
+from kuberay.cluster.errors import Absent, ClusterError, UnknownKind, explained
 from kuberay.cluster.gke import remedy_for_missing
 from kuberay.cluster.manifests import Manifest, title
 
@@ -69,7 +69,7 @@ class Cluster:
 
     def __init__(self, client: ApiClient, namespace: str, context: str | None):
         self.namespace = namespace
-        self.where = Where(client.configuration.host, context)
+        self._server, self._context = client.configuration.host, context
         self._lacks: set[tuple[str, str]] = set()
         with self._explains("connecting"):
             self._client = _Client(client, discoverer=_Discovery)
@@ -79,13 +79,13 @@ class Cluster:
         cls, context: str | None = None, namespace: str | None = None, kubeconfig: str | None = None
     ) -> "Cluster":
         """Connects as kubectl would, or as the Pod that this runs in. The namespace is the context's unless named."""
-        found = credentials.load(context, kubeconfig)
-        found.configuration.retries = RETRIES
+        configuration, found, default = credentials.load(context, kubeconfig)
+        configuration.retries = RETRIES
         # What it would say at each retry, the error says at the end.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-        client = ApiClient(found.configuration)
+        client = ApiClient(configuration)
         client.user_agent = MANAGER
-        return cls(client, namespace or found.namespace, found.context)
+        return cls(client, namespace or default, found)
 
     def apply(self, manifest: Manifest, dry_run: bool = False, force: bool = False) -> Manifest:
         """Server-side apply; returns the object as it is then. Raises Refused (Conflict ...) if the server says no."""
@@ -131,11 +131,12 @@ class Cluster:
         what = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "", "namespace": namespace}}
         items: list[Manifest] = []
         query = [("limit", PAGE), *([("labelSelector", labels)] if labels else [])]
-        page: Manifest = {"metadata": {"continue": ""}}
-        while (follow := page["metadata"].get("continue")) is not None and (follow or not items):
+        follow: str | None = ""
+        while follow is not None:
             page = self._send("get", what, f"listing {kind}s", None, [*query, ("continue", follow)], named=False)
             # In a list, the items leave out what the list says for all of them.
             items += [{"apiVersion": api_version, "kind": kind} | item for item in page["items"]]
+            follow = page["metadata"].get("continue") or None
         return items
 
     def knows(self, api_version: str, kind: str) -> bool:
@@ -182,7 +183,7 @@ class Cluster:
                     return self._client.resources.get(prefix="apis", group=group, api_version=version, kind=kind)
                 return self._client.resources.get(prefix="api", api_version=version, kind=kind)
             except (ResourceNotFoundError, ResourceNotUniqueError) as error:
-                remedy = remedy_for_missing(group, self.where.context)
+                remedy = remedy_for_missing(group, self._context)
                 raise UnknownKind(f"the cluster does not know {api_version} {kind}: {remedy}") from error
 
     @contextmanager
@@ -192,4 +193,6 @@ class Cluster:
         except ClusterError:
             raise
         except CLIENT_ERRORS as error:
-            raise explained(error, doing, self.where) from error
+            if isinstance(error, ValueError) and isinstance(error.__context__, urllib3.exceptions.HTTPError):
+                error = error.__context__  # discovery's guess at why there is no answer
+            raise explained(error, doing, self._server, self._context) from error

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -19,65 +18,49 @@ POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 MALFORMED = (ConfigException, yaml.YAMLError, OSError, AttributeError, TypeError, KeyError, ValueError)
 
 
-@dataclass(frozen=True)
-class Credentials:
-    configuration: Configuration
-    context: str | None  # None inside a Pod
-    namespace: str
-
-
-def load(context: str | None, kubeconfig: str | None) -> Credentials:
-    """Reads the kubeconfig named, else $KUBECONFIG, else ~/.kube/config, else the service account of this Pod."""
+def load(context: str | None, kubeconfig: str | None) -> tuple[Configuration, str | None, str]:
+    """A configuration, its context (None in a Pod) and namespace: of the kubeconfig named, else of $KUBECONFIG, else
+    ~/.kube/config, else this Pod's service account."""
     configuration = Configuration()
     paths = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
         if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            return _in_pod(configuration)
+            return configuration, None, _in_pod(configuration)
         raise ClusterError(
-            f"There is no kubeconfig at {paths}. Fetch one: `{get_credentials(context)}`, "
-            "or name one with --kubeconfig."
+            f"There is no kubeconfig at {paths}. Fetch one: `{get_credentials(context)}`, or name one: --kubeconfig."
         )
     try:
         merged = KubeConfigMerger(paths).config
         contexts = [entry["name"] for entry in merged.value["contexts"]]
-    except MALFORMED as error:
-        raise _broken(paths, error) from error
-    name = context or merged.value.get("current-context")
-    if not name or name not in contexts:
-        known = ", ".join(contexts) or "none"
-        lack = f"no context {name}" if name else "no current context"
-        raise ClusterError(
-            f"The kubeconfig {paths} has {lack}; it has: {known}. "
-            f"Choose one with --context, or add it: `{get_credentials(name)}`."
-        )
-    try:
+        name = context or merged.value.get("current-context")
+        if not name or name not in contexts:
+            lack = f"no context {name}" if name else "no current context"
+            raise ClusterError(
+                f"The kubeconfig {paths} has {lack}; it has: {', '.join(contexts) or 'none'}. "
+                f"Choose one with --context, or add it: `{get_credentials(name)}`."
+            )
         loader = KubeConfigLoader(config_dict=merged, active_context=name)
         with _plugin_complaints() as complaints:
             loader.load_and_set(configuration)
         namespace = loader.current_context["context"].get("namespace") or "default"
     except MALFORMED as error:
-        raise _broken(paths, error) from error
+        raise ClusterError(
+            f"The kubeconfig {paths} cannot be read: {' '.join(str(error).split())}. Mend it, or move it away and "
+            f"fetch a new one: `{get_credentials(None)}`."
+        ) from error
     if complaints:
         raise _no_credential(complaints[-1], name)
-    return Credentials(configuration, name, namespace)
+    return configuration, name, namespace
 
 
-def _in_pod(configuration: Configuration) -> Credentials:
+def _in_pod(configuration: Configuration) -> str:
     try:
         load_incluster_config(configuration)
-        return Credentials(configuration, None, POD_NAMESPACE.read_text().strip())
+        return POD_NAMESPACE.read_text().strip()
     except (ConfigException, OSError) as error:
         raise ClusterError(
             f"This Pod's service account cannot be read: {error}. Is automountServiceAccountToken off?"
         ) from error
-
-
-def _broken(paths: str, error: Exception) -> ClusterError:
-    words = " ".join(str(error).split())
-    return ClusterError(
-        f"The kubeconfig {paths} cannot be read: {words}. Mend it, or move it away and fetch a new one: "
-        f"`{get_credentials(None)}`."
-    )
 
 
 def _no_credential(complaint: str, context: str) -> ClusterError:

@@ -62,11 +62,10 @@ def _found(cluster: Cluster, objects: Sequence[Manifest], progress: Callable[[st
 
 
 def _refuse_foreign(found: Sequence[Manifest]) -> None:
-    foreign = [live for live in found if MANAGER not in managers(live)]
+    # Of what sets nothing but its name nobody is told to be the manager.
+    foreign = [live for live in found if managers(live) and MANAGER not in managers(live)]
     if foreign:
-        owners = "; ".join(
-            f"{title(live)} is managed by {', '.join(managers(live)) or 'nobody known'}" for live in foreign
-        )
+        owners = "; ".join(f"{title(live)} is managed by {', '.join(managers(live))}" for live in foreign)
         raise Refused(
             f"Not applied by podslice: {owners}. Nothing was deleted. Is this the right cluster and namespace? "
             "If so, delete them all the same with --force."

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ from kubernetes.client.exceptions import ApiException
 from kuberay.cluster.gke import get_credentials
 
 DENIED = re.compile(r"denied (the )?request", re.IGNORECASE)
+AGAIN = "Try again in a minute."
 
 
 class ClusterError(Exception):
@@ -25,9 +26,6 @@ class Interrupted(ClusterError):
 
 class Refused(ClusterError):
     """The API server looked at one object and said no. Other objects may still be fine."""
-
-    of_what_is_there = False
-    """Whether it is about the live object alone: with that deleted, the same manifest may be accepted."""
 
 
 class UnknownKind(Refused):
@@ -46,6 +44,10 @@ class CannotRehearse(Refused):
     """A webhook that looks at this kind does not take part in dry runs."""
 
 
+class Immutable(Refused):
+    """The live object cannot become this one; deleted, it can be made anew."""
+
+
 @dataclass(frozen=True)
 class FieldConflict:
     manager: str
@@ -55,16 +57,18 @@ class FieldConflict:
 class Conflict(Refused):
     """Fields that would change belong to someone else."""
 
-    of_what_is_there = True
-
-    def __init__(self, text: str, conflicts: tuple[FieldConflict, ...] = ()):
+    def __init__(self, text: str, doing: str = "", conflicts: Sequence[FieldConflict] = ()):
         super().__init__(text)
-        self.conflicts = conflicts
+        self.doing, self.conflicts = doing, conflicts
 
-    def of(self, conflicts: "list[FieldConflict]") -> "Conflict":
-        """The same about some of them."""
-        doing = str(self).partition(":")[0]
-        return Conflict(_owned_by_others(doing, conflicts), tuple(conflicts))
+    @classmethod
+    def over(cls, doing: str, conflicts: Sequence[FieldConflict]) -> "Conflict":
+        owners: dict[str, list[str]] = {}
+        for conflict in conflicts:
+            owners.setdefault(conflict.manager, []).append(conflict.field)
+        fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
+        advice = "Take their value into the config, or overrule them and own these fields: --force-conflicts."
+        return cls(f"{doing}: others have set fields to other values:{fields}\n{advice}", doing, conflicts)
 
 
 class NoNamespace(Refused):
@@ -75,30 +79,24 @@ class NoNamespace(Refused):
         self.namespace = namespace
 
 
-@dataclass(frozen=True)
-class Where:
-    """Which cluster was spoken to, as far as the errors need it."""
-
-    server: str
-    context: str | None = None
-
-
-def explained(error: Exception, doing: str, where: Where) -> ClusterError:
+def explained(error: Exception, doing: str, server: str, context: str | None) -> ClusterError:
     """The ClusterError for what the client raised while `doing` ("applying RayService x")."""
+    login = f"`{get_credentials(context)}`"
     if isinstance(error, ApiException) and error.status:
-        return _answered(error, doing, where)
-    return _not_answered(error, doing, where)
+        return _answered(error, doing, server, login)
+    trouble, advice = _no_answer(error, login)
+    return ClusterError(f"{doing}: cannot talk to the cluster at {server}: {trouble}. {advice}")
 
 
-def _answered(error: ApiException, doing: str, where: Where) -> ClusterError:
-    status = status_object(error)
+def _answered(error: ApiException, doing: str, server: str, login: str) -> ClusterError:
+    status = _status(error)
     said = status.get("message") or error.reason or "no reason given"
     details = status.get("details") or {}
     match error.status:
         case 401:
             return ClusterError(
                 f"{doing}: the cluster does not accept the credentials (401). They may have expired: "
-                f"`gcloud auth login`, then `{get_credentials(where.context)}`."
+                f"`gcloud auth login`, then {login}."
             )
         case _ if DENIED.search(said):
             return Refused(f"{doing}: {said}")
@@ -109,97 +107,70 @@ def _answered(error: ApiException, doing: str, where: Where) -> ClusterError:
             )
         case 404 if details.get("kind") == "namespaces":
             name = details.get("name", "")
-            return NoNamespace(
-                f"{doing}: there is no namespace {name}. Make it (`kubectl create namespace {name}`) "
-                "or choose another --namespace.",
-                name,
-            )
+            advice = f"Make it (`kubectl create namespace {name}`) or choose another --namespace."
+            return NoNamespace(f"{doing}: there is no namespace {name}. {advice}", name)
         case 404:
             return Absent(f"{doing}: {said}")
         case 409:
-            return _conflict(said, details, doing)
+            return _conflict(said, details.get("causes", []), doing)
         case 422:
-            causes = [
-                f"\n  {cause.get('field', '')}: {cause.get('message', '')}" for cause in details.get("causes", [])
-            ]
-            return _invalid(said, causes, doing)
+            causes = [f"\n  {item.get('field', '')}: {item.get('message', '')}" for item in details.get("causes", [])]
+            text = f"{doing}: the cluster finds it invalid: {said}{''.join(causes) if len(causes) > 1 else ''}"
+            if "immutable" in said:
+                return Immutable(f"{text}. It cannot be changed, only deleted and made anew: --recreate.")
+            return Refused(text)
         case 400 if "does not support dry run" in said:
             return CannotRehearse(f"{doing}: {said}")
         case 400:
             return Refused(f"{doing}: the cluster refused it (400): {said}")
         case 500 if "field not declared in schema" in said:
-            return Refused(_unknown_field(said, doing))
+            field = said.rsplit("): ", 1)[-1].removesuffix(": field not declared in schema").lstrip(".")
+            return Refused(
+                f"{doing}: the cluster's version of this kind has no field {field}. Is it misspelt? If not, the "
+                "operator that is installed is older than the field: upgrade it, and its CRDs with it."
+            )
         case code:
             return ClusterError(
-                f"{doing}: {where.server} answered {code} again and again: {said}. Try again in a minute; if it stays, "
-                "look at the cluster's page in the console."
+                f"{doing}: {server} answered {code} again and again: {said}. {AGAIN} If it stays, look at the "
+                "cluster's page in the console."
             )
 
 
-def _invalid(said: str, causes: list[str], doing: str) -> Refused:
-    refusal = Refused(f"{doing}: the cluster finds it invalid: {said}{''.join(causes) if len(causes) > 1 else ''}")
-    if "immutable" in said:
-        refusal.of_what_is_there = True
-        refusal.args = (f"{refusal}. It cannot be changed, only deleted and made anew: --recreate.",)
-    return refusal
+def _conflict(said: str, causes: list[dict[str, Any]], doing: str) -> Conflict:
+    conflicts = [
+        FieldConflict(found[1], cause.get("field", "").lstrip("."))
+        for cause in causes
+        if (found := re.search(r'conflict with "([^"]+)"', cause.get("message", "")))
+    ]
+    if conflicts:
+        return Conflict.over(doing, conflicts)
+    return Conflict(f"{doing}: it was changed by someone else at the same time ({said}). Run the command again.")
 
 
-def _unknown_field(said: str, doing: str) -> str:
-    field = said.rsplit("): ", 1)[-1].removesuffix(": field not declared in schema").lstrip(".")
-    return (
-        f"{doing}: the cluster's version of this kind has no field {field}. Is it misspelt? If not, the operator that "
-        "is installed is older than the field: upgrade it, and its CRDs with it."
-    )
-
-
-def _conflict(said: str, details: dict[str, Any], doing: str) -> Conflict:
-    causes = [cause for cause in details.get("causes", []) if cause.get("reason") == "FieldManagerConflict"]
-    if not causes:
-        return Conflict(f"{doing}: it was changed by someone else at the same time ({said}). Run the command again.")
-    conflicts = tuple(
-        FieldConflict(_manager(cause.get("message", "")), cause.get("field", "").lstrip(".")) for cause in causes
-    )
-    return Conflict(_owned_by_others(doing, conflicts), conflicts)
-
-
-def _owned_by_others(doing: str, conflicts: Iterable[FieldConflict]) -> str:
-    owners: dict[str, list[str]] = {}
-    for conflict in conflicts:
-        owners.setdefault(conflict.manager, []).append(conflict.field)
-    fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
-    return (
-        f"{doing}: others have set fields to other values:{fields}\n"
-        "Take their value into the config, or overrule them and own these fields: --force-conflicts."
-    )
-
-
-def _manager(message: str) -> str:
-    found = re.search(r'conflict with "([^"]+)"', message)
-    return found.group(1) if found else message
-
-
-def _not_answered(error: Exception, doing: str, where: Where) -> ClusterError:
+def _no_answer(error: Exception, login: str) -> tuple[str, str]:
+    """What is wrong, and what to do about it."""
     cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
     text = str(cause.reason if isinstance(cause, ApiException) else cause)
     if isinstance(cause, urllib3.exceptions.SSLError) or "SSLError" in text:
-        trouble = "its certificate is not the one that the kubeconfig expects; was the cluster made anew?"
-        advice = f"Fetch the kubeconfig entry again: `{get_credentials(where.context)}`."
-    elif isinstance(cause, urllib3.exceptions.NewConnectionError) and "refused" in text:
-        trouble = "nothing listens at that address"
-        advice = f"Is the cluster up, and the address still right? `{get_credentials(where.context)}` fetches it."
-    elif isinstance(cause, urllib3.exceptions.ConnectTimeoutError):  # names that do not resolve too
-        trouble = "there is no way to it from here (wrong address, VPN off, or a private control plane)"
-        advice = f"If the cluster was made anew, its address changed: `{get_credentials(where.context)}`."
-    elif isinstance(cause, urllib3.exceptions.TimeoutError):
-        trouble, advice = "it took the request and did not answer in time", "Try again in a minute."
-    elif isinstance(cause, urllib3.exceptions.ProtocolError):
-        trouble, advice = "the connection broke again and again", "Try again in a minute."
-    else:
-        trouble, advice = text, f"Check the address in the kubeconfig, or fetch it: `{get_credentials(where.context)}`."
-    return ClusterError(f"{doing}: cannot talk to the cluster at {where.server}: {trouble}. {advice}")
+        return (
+            "its certificate is not the one that the kubeconfig expects; was the cluster made anew?",
+            f"Fetch the kubeconfig entry again: {login}.",
+        )
+    if isinstance(cause, urllib3.exceptions.NewConnectionError) and "refused" in text:
+        return "nothing listens at that address", f"Is the cluster up, and the address right? {login} fetches it."
+    if isinstance(cause, urllib3.exceptions.ConnectTimeoutError):  # names that do not resolve too
+        return (
+            "there is no way to it from here (wrong address, VPN off, or a private control plane)",
+            f"If the cluster was made anew, its address changed: {login}.",
+        )
+    if isinstance(cause, urllib3.exceptions.TimeoutError):
+        return "it took the request and did not answer in time", AGAIN
+    if isinstance(cause, urllib3.exceptions.ProtocolError):
+        return "the connection broke again and again", AGAIN
+    return text, f"Check the address in the kubeconfig, or fetch it: {login}."
 
 
-def status_object(error: ApiException) -> dict[str, Any]:
+def _status(error: ApiException) -> dict[str, Any]:
     """The Status that the server sent with an error; an empty dict where a proxy answered with something else."""
     with suppress(ValueError, TypeError):
         body = json.loads(error.body)

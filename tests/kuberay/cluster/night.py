@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from kuberay.cluster.events import Events
-from kuberay.cluster.state import State
 from kuberay.cluster.status import READERS
-from kuberay.cluster.surroundings import Surroundings
+from kuberay.cluster.status.events import Events
+from kuberay.cluster.status.state import State
+from kuberay.cluster.status.surroundings import Surroundings
 
 Manifest = dict[str, Any]
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from night import Manifest, Night, container, terminated
 
-from kuberay.cluster.state import Phase
 from kuberay.cluster.status import describe
+from kuberay.cluster.status.state import Phase
 
 RAY_JOB: Manifest = {
     "apiVersion": "ray.io/v1",

@@ -15,9 +15,9 @@ from night import (
     waiting,
 )
 
-from kuberay.cluster.events import since
-from kuberay.cluster.state import Phase
 from kuberay.cluster.status import describe
+from kuberay.cluster.status.events import since
+from kuberay.cluster.status.state import Phase
 
 SINCE = since("2026-01-01T02:14:00Z")
 
@@ -133,14 +133,17 @@ def test_slices_wait_for_a_cell_to_publish():
 @pytest.mark.parametrize(
     ("processes", "phase", "verdict"),
     [
-        (up(), Phase.READY, "llama is ready: 1 of 1 slices serve."),
-        (unready(), Phase.STARTING, "llama does not serve (0 of 1 slices serve): worker 0 of group cpu-v4-2x2x1"),
+        ([up(), up()], Phase.READY, "llama is ready: 2 of 2 slices serve."),
+        ([up(), unready()], Phase.READY, "llama serves, but not with all it has (1 of 2 slices serve): worker 1 of"),
+        ([unready()] * 2, Phase.STARTING, "llama does not serve (0 of 2 slices serve): worker 0 of group cpu-v4-2x2x1"),
     ],
 )
-def test_replicas_whose_processes_stand_on_cpus(processes, phase, verdict):
-    night = serving(group(hosts=2), group("cpu-v4-2x2x1", selector={}))
-    a_slice(night, 0, *IDLE)
-    night.worker(of="cpu-v4-2x2x1", **processes)
+def test_slices_that_processes_on_cpus_lead(processes, phase, verdict):
+    """Their own hosts have no Serve proxy, and are never ready."""
+    night = serving(group(replicas=2, hosts=2), group("cpu-v4-2x2x1", replicas=2, selector={}))
+    for index, status in enumerate(processes):
+        a_slice(night, index, *IDLE)
+        night.worker(index, of="cpu-v4-2x2x1", **status)
     found, words, _ = told(night)
     assert found == phase
     assert words.startswith(verdict)

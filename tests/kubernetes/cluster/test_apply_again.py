@@ -85,6 +85,7 @@ def test_a_persons_change_is_named_and_not_taken_back(control_plane: Cluster, na
     assert run("diff", objects)[0] == 2
     spec = live(control_plane, namespace, "rayservice")["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert spec[0]["maxReplicas"] == 5
+    assert run("apply", objects, "--recreate")[0] == 2
     status, out, _ = run("apply", objects, "--force-conflicts")
     assert status == 0 and f"RayService {NAME}: configured" in out.splitlines()
     unchanged(run, objects)

@@ -1,11 +1,11 @@
 """RayJobs and Jobs in words: waiting, at work, ended well or badly, and why."""
 
-from kuberay.cluster import pods, queueing, ray_cluster, slices
-from kuberay.cluster.events import one_line, since
 from kuberay.cluster.manifests import Manifest, condition, is_true
-from kuberay.cluster.ray_cluster import opening
-from kuberay.cluster.state import Finding, Phase, Step, Workload
-from kuberay.cluster.surroundings import Surroundings
+from kuberay.cluster.status import pods, queueing, ray_cluster, slices
+from kuberay.cluster.status.events import one_line, since
+from kuberay.cluster.status.ray_cluster import opening
+from kuberay.cluster.status.state import Finding, Phase, Step, Workload
+from kuberay.cluster.status.surroundings import Surroundings
 
 
 def read_ray_job(live: Manifest, around: Surroundings) -> Workload:

@@ -7,19 +7,19 @@ spelled out, and so owns the whole list of worker groups; it decides nothing the
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
 from kuberay.cluster.errors import FieldConflict
 from kuberay.cluster.manifests import Manifest, labels
-from kuberay.cluster.sameness import same
+from kuberay.cluster.rollout.sameness import same
 
 OPERATOR, KUEUE = "kuberay-operator", "kueue"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
-def disputed(manifest: Manifest, live: Manifest, conflicts: tuple[FieldConflict, ...]) -> list[FieldConflict]:
+def disputed(manifest: Manifest, live: Manifest, conflicts: Sequence[FieldConflict]) -> list[FieldConflict]:
     """Those of the conflicts that are: the value is not the same, and a person or another program has set it.
 
     The manifest is one `as_admitted`: whatever else Kueue's name stands on came along with a list.

@@ -3,14 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from kuberay.cluster import queueing, ray_cluster
-from kuberay.cluster.events import one_line
 from kuberay.cluster.manifests import Manifest, condition, is_true
-from kuberay.cluster.ray_cluster import Count, RayClusterView, opening
 from kuberay.cluster.rollout import new_cluster, not_rolled_out, other_numbers
-from kuberay.cluster.serve_config import applications, processes_of, when_slices_work
-from kuberay.cluster.state import Finding, Phase, Workload
-from kuberay.cluster.surroundings import Surroundings
+from kuberay.cluster.rollout.serve_config import applications, serve_config
+from kuberay.cluster.status import queueing, ray_cluster
+from kuberay.cluster.status.events import one_line
+from kuberay.cluster.status.ray_cluster import Count, RayClusterView, opening
+from kuberay.cluster.status.slices import Works
+from kuberay.cluster.status.state import Finding, Phase, Workload
+from kuberay.cluster.status.surroundings import Surroundings
+from ray_configs.workers import group_name
 
 APPLICATION = {
     "NOT_STARTED": (Phase.STARTING, "has not started"),
@@ -26,7 +28,7 @@ MESSAGE_LINES = 15
 def read(live: Manifest, around: Surroundings) -> Workload:
     name = live["metadata"]["name"]
     status = live.get("status") or {}
-    when = when_slices_work(live)
+    when = _when_slices_work(live)
     seen = [ray_cluster.view(item, around, when) for item in around.ray_clusters_of(live)]
     views = {view.name: view for view in seen}
     sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
@@ -130,9 +132,27 @@ def _counts(view: RayClusterView) -> dict[str, Count]:
     names = [name for name, shaped in groups.items() if shaped] or list(groups)
     counts = {name: view.count(name) for name in names}
     for name, count in counts.items():
-        if processes_of(name) in groups and not view.count(processes_of(name)).working:
-            counts[name] = replace(count, working=0)  # the slices are up, and nobody hands them requests
+        if _processes_of(name) in groups:  # a slice that no process leads serves nothing, up as it is
+            counts[name] = replace(count, working=min(count.working, view.count(_processes_of(name)).working))
     return counts
+
+
+def _when_slices_work(ray_service: Manifest) -> dict[str, Works]:
+    """By worker group: when a slice of it does what the service wants of it."""
+    groups = ray_service["spec"]["rayClusterConfig"].get("workerGroupSpecs") or []
+    names = [group["groupName"] for group in groups]
+    if serve_config(ray_service).get("proxy_location") in ("HeadOnly", "Disabled"):
+        return dict.fromkeys(names, Works.NONE)
+    told = applications(ray_service).values()
+    serving = {group_name(app.slice) for app in told if app.slice and not app.is_cell}
+    cells = {group_name(app.slice) for app in told if app.slice and app.is_cell} - serving
+    elsewhere = {name for name in names if name in cells or _processes_of(name) in names}
+    return {name: Works.NONE if name in elsewhere else Works.ONE for name in names}
+
+
+def _processes_of(group: str) -> str:
+    """The group of CPU Pods for the processes that lead a group's slices, where these have several hosts."""
+    return "cpu-" + group.removeprefix("tpu-")
 
 
 def _served(live: Manifest, counts: list[Count]) -> str:

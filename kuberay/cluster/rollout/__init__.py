@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kuberay.cluster.exposure import Step, made_anew
 from kuberay.cluster.manifests import Manifest, labels
-from kuberay.cluster.ownership import QUEUE
-from kuberay.cluster.sameness import differences, short
-from kuberay.cluster.serve_config import Application, applications
+from kuberay.cluster.rollout.exposure import Step, made_anew
+from kuberay.cluster.rollout.ownership import QUEUE
+from kuberay.cluster.rollout.sameness import differences, short
+from kuberay.cluster.rollout.serve_config import Application, applications
 
 NUMBERS = ("replicas", "minReplicas", "maxReplicas")
 SKIPPED = frozenset({*NUMBERS, "scaleStrategy", "suspend"})
@@ -139,7 +139,8 @@ def _stops(before: Manifest, after: Manifest, live: Manifest, asked: Manifest) -
     for name, app in applications(after).items():
         if app.slice is None or (name in known and known[name].entry == app.entry):
             continue
-        if not _offered(app, there) and _offered(app, asked.get("workerGroupSpecs") or []):
+        new = name not in known or known[name].slice != app.slice
+        if not _offered(app, there) and (new or _offered(app, asked.get("workerGroupSpecs") or [])):
             groups = ", ".join(group["groupName"] for group in there) or "no group"
             stopped = "would stop its replicas, and the new ones" if name in known else "would start replicas that"
             stops.append(

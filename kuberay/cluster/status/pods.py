@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from kuberay.cluster.events import Events, one_line, since
 from kuberay.cluster.manifests import Manifest, condition
-from kuberay.cluster.placement import capacity, wanted_node
-from kuberay.cluster.state import PodState, Step
+from kuberay.cluster.status.events import Events, one_line, since
+from kuberay.cluster.status.placement import capacity, wanted_node
+from kuberay.cluster.status.state import PodState, Step
 
 IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.errors import ClusterError, Refused
 from kuberay.cluster.manifests import Manifest
-from kuberay.cluster.state import State
 from kuberay.cluster.status import describe, observe
+from kuberay.cluster.status.state import State
 
 LOOK_AGAIN_S = 2.0
 FAILURES_IN_A_ROW = 10  # each after retries of its own: some minutes

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kuberay.cluster import pods, queueing, slices
-from kuberay.cluster.events import one_line
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
-from kuberay.cluster.slices import GROUP, PHASES, Slice, Works
-from kuberay.cluster.state import Finding, Phase, PodState, Step, Workload
-from kuberay.cluster.surroundings import Surroundings
+from kuberay.cluster.status import pods, queueing, slices
+from kuberay.cluster.status.events import one_line
+from kuberay.cluster.status.slices import GROUP, PHASES, Slice, Works
+from kuberay.cluster.status.state import Finding, Phase, PodState, Step, Workload
+from kuberay.cluster.status.surroundings import Surroundings
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from kuberay.cluster import jobs, ray_cluster, ray_service
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.errors import UnknownKind
 from kuberay.cluster.manifests import Manifest, title
-from kuberay.cluster.state import Phase, State, Workload
-from kuberay.cluster.surroundings import Surroundings, look_around
+from kuberay.cluster.status import jobs, ray_cluster, ray_service
+from kuberay.cluster.status.state import Phase, State, Workload
+from kuberay.cluster.status.surroundings import Surroundings, look_around
 
 READERS: dict[str, Callable[[Manifest, Surroundings], Workload]] = {
     "RayService": ray_service.read,

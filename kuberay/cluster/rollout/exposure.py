@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kuberay.cluster.manifests import Manifest
-from kuberay.cluster.sameness import differences, same, short
+from kuberay.cluster.rollout.sameness import differences, same, short
 
 LOAD_BALANCER_TYPE = "networking.gke.io/load-balancer-type"
 

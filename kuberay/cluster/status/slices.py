@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 
-from kuberay.cluster import pods as pod_states
-from kuberay.cluster.events import Events
 from kuberay.cluster.manifests import Manifest, labels
-from kuberay.cluster.placement import slice_shape
-from kuberay.cluster.state import Finding, Phase, PodState, Step
+from kuberay.cluster.status import pods as pod_states
+from kuberay.cluster.status.events import Events
+from kuberay.cluster.status.placement import slice_shape
+from kuberay.cluster.status.state import Finding, Phase, PodState, Step
 
 GROUP = "ray.io/group"
 REPLICA_INDEX = "ray.io/worker-group-replica-index"

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from kuberay.cluster.events import Events, one_line, when
 from kuberay.cluster.manifests import Manifest, condition
+from kuberay.cluster.status.events import Events, one_line, when
 
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY = "cloud.google.com/gke-tpu-topology"

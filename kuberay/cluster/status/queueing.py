@@ -1,9 +1,9 @@
 """What Kueue says about a workload that it holds back."""
 
-from kuberay.cluster.events import one_line, since
 from kuberay.cluster.manifests import Manifest, condition, is_true
-from kuberay.cluster.state import Finding, Phase
-from kuberay.cluster.surroundings import Surroundings
+from kuberay.cluster.status.events import one_line, since
+from kuberay.cluster.status.state import Finding, Phase
+from kuberay.cluster.status.surroundings import Surroundings
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 

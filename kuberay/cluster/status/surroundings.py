@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kuberay.cluster.errors import Refused
-from kuberay.cluster.events import Events
 from kuberay.cluster.manifests import Manifest, labels
+from kuberay.cluster.status.events import Events
 
 if TYPE_CHECKING:
     from kuberay.cluster.connection import Cluster
