@@ -20,8 +20,9 @@ class AppConfig(Config):
     slice: SliceField | None = None
     """The TPU slice that each replica owns, such as `v4:2x2x1` or `v5e:2x4:8t`; None runs on the CPU."""
     min_replicas: int = Field(1, ge=0)
-    """Replicas kept when nobody asks. 0 gives their slices back five minutes after the last request; the next one waits
-    until a slice has come and the model is loaded: minutes, or as long as the capacity takes (flex-start: hours)."""
+    """Replicas kept when nobody asks. With 0 the last one goes ten minutes after the last request, its slice five
+    minutes later; the next request waits until a slice has come and the model is loaded: minutes, or as long as the
+    capacity takes (flex-start: hours)."""
     max_replicas: int = Field(1, ge=1)
     """Replicas at most, and so slices at most. Equal to `min_replicas`: no autoscaling."""
     num_cpus: float = Field(1, ge=0)

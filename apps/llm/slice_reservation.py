@@ -11,6 +11,7 @@ not all of one slice: then it is removed, and one of the whole slices taken.
 """
 
 import logging
+import math
 import os
 import random
 import time
@@ -57,31 +58,35 @@ def slices(wanted: TpuSlice) -> Slices:
 
     Ray's own count, get_num_ready_tpu_slices, takes a host without a single free chip for a free one.
     """
-    hosts: dict[str, list[str]] = defaultdict(list)
+    there: dict[str, list[_Host]] = defaultdict(list)
     gone: dict[str, dict[str, _Host]] = defaultdict(dict)
     draining = state.get_draining_nodes()
     for host in sorted(_hosts(wanted), key=lambda host: host.ended):
-        if not host.ended and host.id not in draining:
-            hosts[host.slice].append(host.id)
+        if host.ended == math.inf and host.id not in draining:
+            there[host.slice].append(host)
         else:
             gone[host.slice][host.worker] = host  # the last one of many
     left = available_resources_per_node()
     free, busy = [], []
-    for name, nodes in hosts.items():
-        if not name or len(nodes) != wanted.hosts:
+    for name, hosts in there.items():
+        if not name or len(hosts) != wanted.hosts:
             continue
-        idle = all(left.get(node, {}).get("TPU", 0) >= wanted.chips_per_host for node in nodes)
-        head = sum(left.get(node, {}).get(wanted.ray_head_resource, 0) for node in nodes)
+        idle = all(left.get(host.id, {}).get("TPU", 0) >= wanted.chips_per_host for host in hosts)
+        head = sum(left.get(host.id, {}).get(wanted.ray_head_resource, 0) for host in hosts)
         (free if idle and head >= 1 else busy).append(name)
-    lately = time.time() - REPLACED_S
-    lost = [
-        name
-        for name, workers in gone.items()
-        if len(hosts[name]) != wanted.hosts
-        and any(not host.ended or host.ended > lately for host in workers.values())
-        and not any(host.given_back for host in workers.values())
-    ]
+    lost = [name for name, workers in gone.items() if _is_lost(list(workers.values()), there[name], wanted)]
     return Slices(tuple(sorted(free)), tuple(sorted(busy)), tuple(sorted(lost)))
+
+
+def _is_lost(gone: "list[_Host]", there: "list[_Host]", wanted: TpuSlice) -> bool:
+    """Whether a slice whose last hosts are `gone` will come again by itself, and none of the next one's is there."""
+    end = max(host.ended for host in gone)
+    return (
+        len(there) != wanted.hosts
+        and end > time.time() - REPLACED_S
+        and not any(host.given_back for host in gone)
+        and not any(host.began >= end for host in there)
+    )
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,10 @@ class _Host:
     id: str
     slice: str
     worker: str
+    began: float
+    """Seconds since 1970."""
     ended: float
-    """Seconds since 1970; 0: it is alive."""
+    """Infinite while it is alive."""
     given_back: bool
     """Nobody needed it, and the autoscaler took it away."""
 
@@ -105,8 +112,9 @@ def _hosts(wanted: TpuSlice) -> Iterator[_Host]:
             continue
         if not alive or node.resources_total.get("TPU", 0) == wanted.chips_per_host:
             given_back = node.death_info.reason == NodeDeathInfo.AUTOSCALER_DRAIN_IDLE
-            ended = 0 if alive else node.end_time_ms / 1000
-            yield _Host(node.node_id.hex(), labels.get(NAME_LABEL, ""), labels.get(WORKER_LABEL, ""), ended, given_back)
+            began, ended = node.start_time_ms / 1000, math.inf if alive else node.end_time_ms / 1000
+            name, worker = labels.get(NAME_LABEL, ""), labels.get(WORKER_LABEL, "")
+            yield _Host(node.node_id.hex(), name, worker, began, ended, given_back)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,17 @@ def test_a_lost_host_costs_no_second_slice(grace_s: int, most: int, monkeypatch:
     assert world.most == {TPU: 1, CPU: 1} and len(world.slices(TPU)) == 1 and world.thrown_away == 0
 
 
+def test_a_slow_host_of_the_next_slice_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the others may be idle: somebody must be seen to need them."""
+    world = World(service(0, 2), monkeypatch)
+    replica = served(world)
+    world.start_s = {1: 2 * LATER_S}
+    world.lose(replica)
+    world.until(lambda: not replica.serves)
+    world.until(lambda: replica.serves)
+    assert world.most == {TPU: 1, CPU: 1} and world.thrown_away == 0
+
+
 def test_a_lost_host_of_one_slice_while_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(service(1, 2), monkeypatch)
     world.grace_s = 60

@@ -62,6 +62,7 @@ class Node:
     pod: Pod
     resources: dict[str, float]
     labels: dict[str, str]
+    began: float
     ended: float | None = None
     given_back: bool = False
     idle_since: float = 0.0
@@ -298,7 +299,8 @@ class World:
     def get_all_node_info(self) -> dict[int, GcsNodeInfo]:
         found = {}
         for number, node in enumerate(self.nodes):
-            found[number] = info = GcsNodeInfo(node_id=node.id, labels=node.labels)
+            began = int(node.began * 1000)
+            found[number] = info = GcsNodeInfo(node_id=node.id, labels=node.labels, start_time_ms=began)
             if node.ended is None:
                 info.resources_total.update(node.resources)
             else:
@@ -311,14 +313,14 @@ class World:
     def _join(self, pod: Pod) -> Node:
         number = str(len(self.nodes)).encode().ljust(28, b"-")
         if pod.name == "head":
-            return Node(number, pod, {"memory": 1.0, "node:__internal_head__": 1.0}, {})
+            return Node(number, pod, {"memory": 1.0, "node:__internal_head__": 1.0}, {}, self.now)
         described = self.get_cached_autoscaling_config().get_node_type_configs()[pod.group]
         labels, resources = dict(described.labels), {name: float(n) for name, n in described.resources.items() if n}
         if POD_TYPE in labels:
             labels |= {SLICE: pod.slice_name, WORKER: str(pod.host)}
             if pod.host:  # Ray's autoscaler believes that every host is the first one
                 resources.pop(f"TPU-{labels[POD_TYPE]}-head")
-        return Node(number, pod, resources, labels, idle_since=self.now)
+        return Node(number, pod, resources, labels, self.now, idle_since=self.now)
 
     def _idle(self, node: Node) -> bool:
         return node.user is None and not any(replica.node is node for replica in self.replicas)

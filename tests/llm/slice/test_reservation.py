@@ -19,11 +19,13 @@ OWNER = "SERVE_REPLICA::llm#LLMServer"
 DAY_S = 86_400
 
 
-def host(name: str, worker: int, free: float = 4, *, kind: str = "v5litepod-8", chips: float = 4) -> Any:
+def host(
+    name: str, worker: int, free: float = 4, *, kind: str = "v5litepod-8", chips: float = 4, began_ago_s: float = 100
+) -> Any:
     """A living node, with so many chips that nobody uses."""
-    node = GcsNodeInfo(
-        node_id=f"{name}-{worker}-{kind}-{chips}".encode(), resources_total={"TPU": chips} if kind else {}
-    )
+    number = f"{name}-{worker}-{kind}-{chips}-{began_ago_s}".encode()
+    node = GcsNodeInfo(node_id=number, resources_total={"TPU": chips} if kind else {})
+    node.start_time_ms = int((time.time() - began_ago_s) * 1000)
     if kind:
         labels = {"ray.io/tpu-slice-name": name, "ray.io/tpu-pod-type": kind, "ray.io/tpu-worker-id": str(worker)}
         node.labels.update(labels)
@@ -81,6 +83,9 @@ def seen(nodes: list[Any], monkeypatch: pytest.MonkeyPatch) -> Slices:
         ([draining("a", 0), draining("a", 1)], Slices(lost=("a",))),
         # It is there again, under its old name.
         ([dead("a", 0), dead("a", 1), host("a", 0), host("a", 1)], Slices(free=("a",))),
+        # The first host of the next one is there, or that of the last one is still.
+        ([dead("a", 0, ago_s=9), dead("a", 1, ago_s=9), host("a", 0, began_ago_s=5)], Slices()),
+        ([dead("a", 1, ago_s=9), host("a", 0, began_ago_s=20)], Slices(lost=("a",))),
         # Nobody needed it: nobody makes it anew. One of its hosts may have gone with the Pods of the others.
         ([dead("a", 0, IDLE), dead("a", 1, IDLE)], Slices()),
         ([dead("a", 0, IDLE), dead("a", 1, NodeDeathInfo.EXPECTED_TERMINATION)], Slices()),
