@@ -59,7 +59,7 @@ def tolerations(pod: Pod) -> Iterator[Problem]:
     """A toleration's operator, effect and value fit together."""
     for item in pod.spec["tolerations"]:
         operator, value, effect = item["operator"], item["value"], item["effect"]
-        yield from _one_of(operator, ("Exists", "Equal", "Lt", "Gt"))
+        yield from _one_of(operator, ("Exists", "Equal"))  # Lt and Gt have a feature gate that is off
         yield from _one_of(effect, ("NoSchedule", "PreferNoSchedule", "NoExecute"))
         if operator.value == "Exists" and value.value:
             yield error(value, f"a value beside operator Exists: {_REFUSED}", "take it out, or write operator: Equal")
