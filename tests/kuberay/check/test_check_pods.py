@@ -46,6 +46,8 @@ def from_secret(**reference: str) -> dict[str, Any]:
             ["status.podIp is no field", "write status.podIP"],
         ),
         (f"{BOX} env 1", {"name": "LANGUAGE", "value": "pt"}, "env", ["LANGUAGE is set twice", "KubeRay's CRD"]),
+        (f"{BOX} env", [{"name": "HF_HOME", "value": value} for value in "ab"], "env", ["HF_HOME is set twice"]),
+        (f"{BOX} image", "us-docker.pkg.dev/PROJECT_ID/My LLM:0.1.0", "image", ["InvalidImageName"]),
         (f"{BOX} env 0 name", "LANGUAGE=pt", "env", ["write it without ="]),
         (f"{BOX} envFrom", [{"prefix": "A_"}], "env", ["one of secretRef and configMapRef"]),
         (f"{BOX} image", "rayproject/Ray image:2.60.0", "image", ["InvalidImageName", "small letters"]),
