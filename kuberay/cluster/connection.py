@@ -16,7 +16,7 @@ from kubernetes.dynamic.exceptions import ResourceNotFoundError, ResourceNotUniq
 from kubernetes.dynamic.resource import Resource
 
 from kuberay.cluster import credentials
-from kuberay.cluster.errors import Absent, ClusterError, UnknownKind, explained
+from kuberay.cluster.errors import Absent, ClusterError, NoNamespace, UnknownKind, explained
 from kuberay.cluster.gke import remedy_for_missing
 from kuberay.cluster.manifests import Manifest, title
 
@@ -107,7 +107,7 @@ class Cluster:
         """The live object of this kind, namespace and name; None if there is none."""
         try:
             return self._send("get", manifest, f"reading {title(manifest)}")
-        except Absent:
+        except (Absent, NoNamespace):  # the latter for a Namespace itself
             return None
 
     def delete(self, live: Manifest, propagation: str = "Foreground") -> bool:
@@ -120,7 +120,7 @@ class Cluster:
         }
         try:
             self._send("delete", live, f"deleting {title(live)}", options)
-        except Absent:
+        except (Absent, NoNamespace):  # the latter for a Namespace itself
             return False
         return True
 

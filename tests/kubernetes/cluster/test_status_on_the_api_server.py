@@ -1,5 +1,7 @@
 """Status of what is really there: before the operator, without Pods, while they wait."""
 
+import json
+
 import pytest
 from clusters import Cluster
 from served import NAME, RunCommand, as_active, ray_cluster, ray_service, rendered, there, until
@@ -70,12 +72,29 @@ def test_what_the_operator_refuses(control_plane: Cluster, namespace: str, run: 
 
 
 def test_pods_that_the_operator_may_not_make(control_plane: Cluster, namespace: str, run: RunCommand) -> None:
-    """As with a webhook that denies them: nothing is there that could say why."""
-    control_plane.kubectl("-n", namespace, "create", "quota", "none", "--hard=pods=0")
+    """As with a webhook that denies them: no Pod is there that could say why."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    specs = {
+        "ValidatingAdmissionPolicy": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": "false", "message": "no Pods here"}],
+        },
+        "ValidatingAdmissionPolicyBinding": {
+            "policyName": namespace,
+            "validationActions": ["Deny"],
+            "matchResources": here,
+        },
+    }
+    for kind, spec in specs.items():
+        policy = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": namespace}}
+        control_plane.kubectl("create", "-f", "-", input=json.dumps(policy | {"spec": spec}))
+    pod = ("-n", namespace, "run", "a", "--image=b", "--dry-run=server")
+    until("the policy", lambda: control_plane.kubectl(*pod, check=False).returncode)
     objects = [ray_service(rendered())]
     run("apply", objects)
-    until("the quota's words", lambda: "does not come up: the operator " in run("status", objects)[1])
-    assert "exceeded quota: none" in run("status", objects)[1].splitlines()[0]
+    until("the policy's words", lambda: "does not come up: the operator " in run("status", objects)[1])
+    assert "no Pods here" in run("status", objects)[1].splitlines()[0]
 
 
 def test_however_many_pods_a_handful_of_requests(control_plane: Cluster, namespace: str, run: RunCommand) -> None:
