@@ -12,7 +12,7 @@ TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-kubernetes test-torch-xla lint demo-model manifests clean
+.PHONY: serve serve-sd test test-kubernetes kubernetes test-torch-xla lint demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
@@ -32,6 +32,10 @@ OTHER_CLUSTER := $(if $(filter command%,$(origin KUBECONFIG)),--kubeconfig $(KUB
 test-kubernetes: $(TEST_STAMP) ## Run the tests on a real control plane built with Go (as root), or on KUBECONFIG=...
 	@echo "== running the tests on Kubernetes"
 	@. $(VENV)/bin/activate && PYTHONPATH=tests/kubernetes python -m harness test $(OTHER_CLUSTER) $(PYTEST_ARGS)
+
+CONFIG ?= ray_configs.catalog.local
+kubernetes: $(TEST_STAMP) ## Leave a cluster running with CONFIG=... on it, models as toys, HOSTS=2 hosts to a slice
+	@. $(VENV)/bin/activate && PYTHONPATH=tests/kubernetes python -m harness stay $(CONFIG) $(if $(HOSTS),--hosts $(HOSTS))
 
 test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU device (the first time installs 9 GB)
 	@echo "== running the pictures' tests on torch_xla"

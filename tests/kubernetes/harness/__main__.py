@@ -1,4 +1,4 @@
-"""python -m harness build | test [PYTEST ARGUMENTS]: what `make test-kubernetes` runs."""
+"""What `make test-kubernetes` and `make kubernetes` run."""
 
 import argparse
 import os
@@ -13,6 +13,9 @@ def main() -> int:
     commands.add_parser("build", help="build the control plane and KubeRay's operators into the cache")
     test = commands.add_parser("test", help="build, then run pytest in namespaces of its own")
     test.add_argument("--kubeconfig", help="run on this cluster instead of one that the harness starts")
+    stay = commands.add_parser("stay", help="build, then leave a cluster running that a config is applied to")
+    stay.add_argument("config", help="module or file, as `python -m kuberay render` takes it")
+    stay.add_argument("--hosts", type=int, default=2, help="hosts of a slice, at most; 0: as many as the config has")
     arguments, rest = parser.parse_known_args()
     if arguments.command != "test" and rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
@@ -20,6 +23,8 @@ def main() -> int:
         if arguments.command == "build":
             building.build_all()
             return 0
+        if arguments.command == "stay":
+            return inside([sys.executable, "-m", "harness.staying", arguments.config, str(arguments.hosts)])
         return run_tests(arguments.kubeconfig, rest)
     except building.BuildError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -34,6 +39,11 @@ def run_tests(kubeconfig: str | None, pytest_arguments: list[str]) -> int:
     if kubeconfig:
         os.environ["PODSLICE_TEST_KUBECONFIG"] = os.path.abspath(kubeconfig)
         os.execv(command[0], command)
+    return inside(command)
+
+
+def inside(command: list[str]) -> int:
+    """The status of a command that needs what is built, in namespaces of its own."""
     if said := namespace.missing():
         print(f"error: {said}", file=sys.stderr)
         return 2

@@ -20,7 +20,7 @@ NETWORK = (
     "10.201"  # Pods' addresses are NETWORK.1.1 and up; the bridge, which is the Node's own address, is NETWORK.0.1
 )
 NODE_ADDRESS = f"{NETWORK}.0.1"
-MARK = "PODSLICE_NAMESPACE"  # set inside
+MARK = "PODSLICE_NAMESPACE"  # set inside, to a process of it as the caller numbers processes
 GRACE_S = 30
 
 _CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWNET = 0x00020000, 0x20000000, 0x40000000
@@ -32,7 +32,8 @@ def missing() -> str | None:
     """What this machine lacks to run a cluster, in words; None where all is there."""
     if os.geteuid() != 0:
         return "root is needed to give Pods their own network and file system: run it as root (sudo make ...)"
-    for program, package in (("ip", "iproute2"), ("openssl", "openssl"), ("unshare", "util-linux")):
+    programs = {"ip": "iproute2", "openssl": "openssl", "unshare": "util-linux", "wget": "wget"}
+    for program, package in programs.items():
         if shutil.which(program) is None:
             return f"the program {program} is needed: apt-get install {package}"
     return None
@@ -62,6 +63,7 @@ def _die_with_parent() -> None:
 
 
 def _init(command: list[str]) -> int:
+    outside = os.readlink("/proc/self")
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
     for step in (
@@ -71,7 +73,8 @@ def _init(command: list[str]) -> int:
         f"link set {BRIDGE} up",
     ):
         subprocess.run(["ip", *step.split()], check=True)
-    main = subprocess.Popen(command, env=os.environ | {MARK: "1"})
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so would the command
+    main = subprocess.Popen(command, env=os.environ | {MARK: outside})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: main.poll() is None and os.kill(main.pid, signal.SIGINT))
     status = _reap_until(main.pid)

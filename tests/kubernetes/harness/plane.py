@@ -68,6 +68,7 @@ class ControlPlane:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.webhook = Webhook(self)
         self._binary = building.control_plane_binary()
+        self.kubectl = self._binary.with_name("kubectl")
         self.operator = building.operator(operator)
         self.url = f"https://127.0.0.1:{free_port()}"
         self.kubeconfig = folder / "kubeconfig"
@@ -111,7 +112,7 @@ class ControlPlane:
             *(self._binary, "scheduler", "--leader-elect=false", f"--kubeconfig={self.kubeconfig}"),
             *(f"--secure-port={free_port()}", f"--cert-dir={self.folder}/certificates"),
         )
-        self.cluster = Cluster(self.kubeconfig, self._binary.with_name("kubectl"), plane=self)
+        self.cluster = Cluster(self.kubeconfig, self.kubectl, plane=self)
         wait_until("the default service account", lambda: self._has_service_account(), self.alive)
         self.apply(*(definition(*kind) for kind in OTHER_KINDS))
         self.webhook.start()
