@@ -1,7 +1,7 @@
 """Lays a checkpoint out as the engine keeps it in memory: `python -m apps.batch.prepare MODEL OUTPUT`.
 
 OUTPUT is then a `model` for LLMConfig, which starts faster from it and with less memory. What is in it:
-`apps.llm.engine.prepared`.
+`apps.llm.engine.model.prepared`.
 """
 
 import errno
@@ -82,7 +82,7 @@ def _prepare(
 
     from apps.batch.preparation import Wanted, prepare
     from apps.batch.preparation.output import Busy, Refused
-    from apps.llm.engine.checkpoint import CheckpointError
+    from apps.llm.engine.model.checkpoint import CheckpointError
     from ray_configs.tpu import SliceField
 
     try:
@@ -109,7 +109,7 @@ def _prepare(
 
 def _verify(location: str) -> None:
     from apps.batch.preparation import verify
-    from apps.llm.engine.checkpoint import CheckpointError
+    from apps.llm.engine.model.checkpoint import CheckpointError
 
     try:
         problems = verify(location)

@@ -125,7 +125,7 @@ def _meet(hosts: Hosts, port: int, timeout: float, watch: Watch) -> None:
         roll_call.take(hosts.names, hosts.own, port, timeout)
     except roll_call.Absent as error:
         raise Failure(str(error)) from error
-    from apps.llm.engine import distributed
+    from apps.llm.engine.parallel import distributed
 
     with watch.over("joining the hosts"):
         # JAX's own end of waiting is an abort without a sentence: the watch's must come first.

@@ -80,8 +80,8 @@ def _run(
     # Imported here: apps.llm needs no JAX, and the environment must be set before it starts.
     from rich.console import Console
 
-    from apps.llm.engine.architecture import UnsupportedModel
-    from apps.llm.engine.checkpoint import CheckpointError
+    from apps.llm.engine.model.architecture import UnsupportedModel
+    from apps.llm.engine.model.checkpoint import CheckpointError
     from apps.llm.engine.plan import planner, text
     from apps.llm.engine.plan import search as searching
     from apps.tpu.topology import NoCompiler

@@ -55,7 +55,7 @@ class SliceHost:
         log.setLevel(logging.INFO)
         # Must be known before jax is imported; the emulation's hosts come with a choice of their own.
         os.environ.setdefault("JAX_PLATFORMS", "tpu,cpu")
-        from apps.llm.engine import follower
+        from apps.llm.engine.parallel import follower
 
         engine = follower.Leader(leader, secret)
         connection = engine.connect(rank)
@@ -105,8 +105,8 @@ class SliceHosts:
         return hosts
 
     def _start_actors(self, wanted: TpuSlice, config: LLMConfig) -> None:
-        from apps.llm.engine.lockstep import Slice
-        from apps.llm.engine.wire import Listener
+        from apps.llm.engine.parallel.lockstep import Slice
+        from apps.llm.engine.parallel.wire import Listener
 
         host = ray.remote(num_cpus=0, resources={"TPU": wanted.chips_per_host}, max_restarts=0)(SliceHost)
         self._actors = [

@@ -16,12 +16,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from apps.batch.preparation import Wanted, prepare
-from apps.llm.engine import architecture, params, prepared
-from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.executor import LocalExecutor
-from apps.llm.engine.model import Model
-from apps.llm.engine.params import HeadLayout
-from apps.llm.engine.prepared import Prepared
+from apps.llm.engine.model import architecture, params, prepared
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.prepared import Prepared
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 

@@ -12,7 +12,7 @@ from cloud_storage import Storage, cloud_storage
 from typer.testing import CliRunner
 
 from apps.batch import generate
-from apps.llm.engine.prepared import MANIFEST
+from apps.llm.engine.model.prepared import MANIFEST
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = ["--set", "max_batch_size=4", "--set", "max_step_tokens=64"]  # as the other tests, so that it is compiled

@@ -12,8 +12,8 @@ import pytest
 import tiny_models
 
 from apps.batch.preparation import Wanted, prepare
-from apps.llm.engine.checkpoint import CheckpointError
-from apps.llm.engine.prepared import MANIFEST, UNFINISHED, open_checkpoint
+from apps.llm.engine.model.checkpoint import CheckpointError
+from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
 
 LAYERS = 24
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner, Result
 
 from apps.batch.prepare import app
 from apps.llm.engine import EngineConfig
-from apps.llm.engine.checkpoint import CheckpointError
-from apps.llm.engine.model import Model
+from apps.llm.engine.model.checkpoint import CheckpointError
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
 from apps.llm.engine.plan import architectures
-from apps.llm.engine.prepared import MANIFEST, UNFINISHED, open_checkpoint
 
 
 def prepare(*arguments: object) -> Result:

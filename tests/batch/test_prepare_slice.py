@@ -8,7 +8,7 @@ from processes import Processes
 
 from apps.batch.preparation import Wanted, prepare
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
-from apps.llm.engine.prepared import open_checkpoint
+from apps.llm.engine.model.prepared import open_checkpoint
 
 HOSTS, DEVICES = 2, 2
 

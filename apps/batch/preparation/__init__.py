@@ -14,12 +14,11 @@ import jax.numpy as jnp
 
 from apps.batch.preparation.output import Output, Refused
 from apps.batch.preparation.weights import StoredWeights
-from apps.llm.engine import architecture
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.checkpoint import TOKENIZER_FILES, Checkpoint, CheckpointError
-from apps.llm.engine.layout import Devices, possible
-from apps.llm.engine.params import HeadLayout
-from apps.llm.engine.prepared import (
+from apps.llm.engine.model import architecture
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.checkpoint import TOKENIZER_FILES, Checkpoint, CheckpointError
+from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.prepared import (
     FORMAT,
     MANIFEST,
     Manifest,
@@ -29,7 +28,8 @@ from apps.llm.engine.prepared import (
     open_checkpoint,
     size_problem,
 )
-from apps.llm.engine.progress import bar
+from apps.llm.engine.model.progress import bar
+from apps.llm.engine.parallel.layout import Devices, possible
 from ray_configs.tpu import TpuSlice
 
 OWN_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)

@@ -23,9 +23,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import ValidationError
 
-from apps.llm.engine.checkpoint import Checkpoint
-from apps.llm.engine.prepared import FORMAT, UNFINISHED, VERSION, Manifest, Request, StoredFile
-from apps.llm.engine.progress import bar
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.prepared import FORMAT, UNFINISHED, VERSION, Manifest, Request, StoredFile
+from apps.llm.engine.model.progress import bar
 
 PIECE = 16 * 2**20
 UNSYNCED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}

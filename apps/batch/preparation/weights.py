@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.checkpoint import Checkpoint
-from apps.llm.engine.params import Param
-from apps.llm.engine.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params
-from apps.llm.engine.quantization import quantize
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.params import Param
+from apps.llm.engine.model.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params
+from apps.llm.engine.model.quantization import quantize
 
 ALIGNMENT = 64
 """Bytes at a multiple of which JAX on a CPU takes an array as it is."""
@@ -35,7 +35,7 @@ class _Array:
 
 
 class StoredWeights:
-    """A model's parameters in the order of `tensor_parallel` devices: see `apps.llm.engine.prepared`."""
+    """A model's parameters in the order of `tensor_parallel` devices: see `apps.llm.engine.model.prepared`."""
 
     def __init__(
         self, source: Checkpoint, arch: Architecture, dtype: jnp.dtype, int8: bool, tensor_parallel: int

@@ -3,12 +3,12 @@
 import numpy as np
 
 from apps.llm.api import FinishReason, Output, TokenLogprob
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.detokenizer import Detokenizer
 from apps.llm.engine.executor_protocol import Tokens
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.scheduler import Sequence
-from apps.llm.engine.structured import Matcher
-from apps.llm.engine.tokenizer import ModelTokenizer
+from apps.llm.engine.text.detokenizer import Detokenizer
+from apps.llm.engine.text.structured import Matcher
+from apps.llm.engine.text.tokenizer import ModelTokenizer
 
 
 class Answer:

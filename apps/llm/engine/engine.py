@@ -7,7 +7,7 @@
 
 The life of a request:
 1. `submit`, in the caller's thread, checks it and queues it; a bad or hopeless one never gets further.
-2. The least busy copy of the model takes it. Most replicas have one copy; see `layout`.
+2. The least busy copy of the model takes it. Most replicas have one copy; see `parallel.layout`.
 3. That copy's loop, in a thread of its own, puts it into steps until it ends; see `loop`.
 
 `submit_score` and `submit_embedding` queue prompts that are only read; their lives are the same; see `reading`.
@@ -35,16 +35,16 @@ from apps.llm.api import (
     RequestError,
     SamplingParams,
 )
-from apps.llm.engine import layout
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import Executor, Place
 from apps.llm.engine.loop import Loop, Member
-from apps.llm.engine.model import Model
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.parallel import layout
 from apps.llm.engine.reading import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
-from apps.llm.engine.structured import Grammars
-from apps.llm.engine.tokenizer import ModelTokenizer
+from apps.llm.engine.text.structured import Grammars
+from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
 from ray_configs.llm import EngineConfig, LLMConfig
 

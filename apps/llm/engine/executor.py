@@ -4,7 +4,7 @@
 reads step n, so that scheduling and detokenizing happen while the device works.
 
 On a slice of several hosts each host has one of these, over the devices of all of them: the same calls in the same
-order on every host are one program (see `lockstep`).
+order on every host are one program (see `parallel.lockstep`).
 """
 
 import logging
@@ -20,17 +20,20 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.compilation import CompileCount, warming_up
-from apps.llm.engine import attention, distributed, params, prepared, sampling
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.attention import KVScales, LayerCache
-from apps.llm.engine.checkpoint import Checkpoint
-from apps.llm.engine.decoder import Decoder
+from apps.llm.engine import sampling
+from apps.llm.engine.attention import choice, sharded
+from apps.llm.engine.attention.spec import KVScales, LayerCache
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
-from apps.llm.engine.layout import Devices, Layout
-from apps.llm.engine.model import Model
-from apps.llm.engine.params import HeadLayout, Params
-from apps.llm.engine.prepared import Prepared
-from apps.llm.engine.progress import bar
+from apps.llm.engine.model import params, prepared
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.decoder import Decoder
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.model.params import HeadLayout, Params
+from apps.llm.engine.model.prepared import Prepared
+from apps.llm.engine.model.progress import bar
+from apps.llm.engine.parallel import distributed
+from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.readout import BLOCK, Launched, Reader, Readout
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
@@ -71,7 +74,7 @@ class LocalExecutor:
         self.max_pages = self.shapes[0].max_pages
         platform = self.mesh.devices.flat[0].platform
         heads = HeadLayout.of(arch, self.mesh.shape["tensor"])
-        impl = attention.implementation(config.attention, self.mesh, arch.head_dim, config.page_size)
+        impl = choice.implementation(config.attention, self.mesh, arch.head_dim, config.page_size)
         self.decoder = Decoder(arch, heads, config.page_size, self.dtype, impl, self.mesh)
         self.int8_weights = config.quantize_weights == "int8"
         self.int8_kv = config.quantize_kv_cache == "int8"
@@ -118,7 +121,7 @@ class LocalExecutor:
 
     def _empty_cache(self, pages: int, dtype: jnp.dtype) -> list[LayerCache]:
         spec = self.decoder.attention_spec(0)
-        return attention.make_cache(self.decoder.impl, spec, self.arch.num_layers, pages, dtype, self.mesh)
+        return sharded.make_cache(self.decoder.impl, spec, self.arch.num_layers, pages, dtype, self.mesh)
 
     def _pages_that_fit(self) -> int:
         """Pages in the free memory's share, at most what a full batch of longest sequences needs (and page 0)."""

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.layout import Devices, Layout
-from apps.llm.engine.model import Model
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape

@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.decoder import Decoder
-from apps.llm.engine.params import Params
+from apps.llm.engine.model.decoder import Decoder
+from apps.llm.engine.model.params import Params
 from apps.llm.engine.step import StepShape
 
 BLOCK = 64

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
-from apps.llm.engine.collectives import AXIS, gathered
+from apps.llm.engine.parallel.collectives import AXIS, gathered
 from apps.llm.engine.step import Batch, SamplingRows
 
 BLOCK = 128  # tokens, by which the vocabulary is gone over in two stages: the lanes of a TPU's vector register

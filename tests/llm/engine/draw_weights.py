@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from apps.llm.engine import lm_cloud, params
-from apps.llm.engine.params import HeadLayout
-from apps.llm.engine.tiny import tiny
+from apps.llm.engine.model import lm_cloud, params
+from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.tiny import tiny
 
 int8 = sys.argv[1] == "int8"
 if len(sys.argv) > 2:

@@ -1,6 +1,6 @@
 """Saxml's LmCloud block written down plainly in float64, apart from the engine, and random checkpoints for it.
 
-By paxml's model_params.py and praxis' layers, as apps/llm/engine/lm_cloud.py names them.
+By paxml's model_params.py and praxis' layers, as apps/llm/engine/model/lm_cloud.py names them.
 """
 
 from dataclasses import replace
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from apps.llm.engine import lm_cloud
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.tiny import tiny
+from apps.llm.engine.model import lm_cloud
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.tiny import tiny
 
 ARCH = replace(tiny(lm_cloud.find("lm_cloud.LmCloudSpmd2BTest"), 4), vocab_size=320)
 Weights = dict[str, np.ndarray]

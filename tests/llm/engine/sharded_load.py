@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from apps.llm.engine import architecture, params
-from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.executor import LocalExecutor
+from apps.llm.engine.model import architecture, params
+from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 

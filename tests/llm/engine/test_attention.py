@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine import attention
-from apps.llm.engine.attention import AttentionSpec, KVScales
-from apps.llm.engine.attention_cpu import CpuAttention
-from apps.llm.engine.attention_pallas import PallasAttention
-from apps.llm.engine.attention_xla import XlaAttention
+from apps.llm.engine.attention.cpu.attention import CpuAttention
+from apps.llm.engine.attention.pallas import PallasAttention
+from apps.llm.engine.attention.sharded import attend
+from apps.llm.engine.attention.spec import AttentionSpec, KVScales
+from apps.llm.engine.attention.xla import XlaAttention
 from apps.llm.engine.step import StepShape
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("tensor",))
@@ -78,7 +78,7 @@ def program(impl: Any, spec: AttentionSpec, shape: StepShape):
     @jax.jit
     def run(q, k, v, pages, packed, scales):
         batch = shape.unpack(packed)
-        return attention.attend(impl, q, k, v, pages, impl.plan(batch, spec), batch, spec, MESH, scales)
+        return attend(impl, q, k, v, pages, impl.plan(batch, spec), batch, spec, MESH, scales)
 
     return run
 

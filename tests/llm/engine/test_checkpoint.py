@@ -16,10 +16,10 @@ import pytest
 import tiny_models
 from safetensors.numpy import load_file
 
-from apps.llm.engine import params
-from apps.llm.engine.architecture import UnsupportedModel, from_hf_config
-from apps.llm.engine.checkpoint import Checkpoint, CheckpointError
-from apps.llm.engine.params import HeadLayout
+from apps.llm.engine.model import params
+from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
+from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.llm.engine.model.params import HeadLayout
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
         "import os\n"
-        "from apps.llm.engine.checkpoint import Checkpoint, CheckpointError\n"
+        "from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError\n"
         "print('model.safetensors' in os.listdir(Checkpoint('someone/tiny', weights=False).location))\n"
         "print(Checkpoint('someone/tiny').read('model.norm.weight', (64,))[:3].tolist())\n"
         "print('consolidated.safetensors' in os.listdir(Checkpoint('someone/tiny').location))\n"

@@ -12,7 +12,7 @@ import tiny_models
 import tpu_step
 from jax.sharding import Mesh
 
-from apps.llm.engine.architecture import from_hf_config
+from apps.llm.engine.model.architecture import from_hf_config
 from apps.llm.engine.step import StepShape
 
 NO_TPU_HERE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}

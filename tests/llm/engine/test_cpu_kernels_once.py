@@ -8,10 +8,10 @@ import numba
 import pytest
 import tiny_models
 
-from apps.llm.engine import cpu_calls
+from apps.llm.engine.attention.cpu import calls as cpu_calls
 
 REGISTER = """
-from apps.llm.engine import cpu_calls
+from apps.llm.engine.attention.cpu import calls as cpu_calls
 cpu_calls.register("f32")
 handlers = [kernel for kernel in cpu_calls._alive if hasattr(kernel, "cache_hits")]
 print(len(handlers), sum(kernel.cache_hits for kernel in handlers))

@@ -15,10 +15,11 @@ import tiny_models
 from jax.sharding import AbstractMesh
 from test_models import IDS, Stepper, worst_error
 
-from apps.llm.engine import Engine, EngineConfig, SamplingParams, lm_cloud, params
-from apps.llm.engine.architecture import UnsupportedModel
-from apps.llm.engine.model import Model
-from apps.llm.engine.params import HeadLayout
+from apps.llm.engine import Engine, EngineConfig, SamplingParams
+from apps.llm.engine.model import lm_cloud, params
+from apps.llm.engine.model.architecture import UnsupportedModel
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.model.params import HeadLayout
 from ray_configs.catalog import spmd_175b
 
 LARGE = "lm_cloud.LmCloudSpmd175B32Test"

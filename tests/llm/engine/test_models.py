@@ -13,11 +13,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from apps.compilation import use_compile_cache
-from apps.llm.engine import distributed
-from apps.llm.engine.architecture import Architecture, from_hf_config
-from apps.llm.engine.checkpoint import Checkpoint
 from apps.llm.engine.executor import LocalExecutor
-from apps.llm.engine.layout import Layout
+from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.parallel import distributed
+from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 

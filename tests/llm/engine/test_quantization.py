@@ -10,9 +10,9 @@ import tiny_models
 from jax.sharding import Mesh
 from test_models import Stepper
 
-from apps.llm.engine.parallel import rows
-from apps.llm.engine.params import nbytes
-from apps.llm.engine.quantization import QuantArray, linear, quantize
+from apps.llm.engine.model.params import nbytes
+from apps.llm.engine.model.quantization import QuantArray, linear, quantize
+from apps.llm.engine.parallel.products import rows
 
 
 def test_rounding() -> None:

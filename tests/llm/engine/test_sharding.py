@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tiny_models
 
-from apps.llm.engine.architecture import from_hf_config
-from apps.llm.engine.params import HeadLayout
+from apps.llm.engine.model.architecture import from_hf_config
+from apps.llm.engine.model.params import HeadLayout
 
 
 @cache

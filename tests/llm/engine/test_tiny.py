@@ -10,11 +10,12 @@ import tiny_models
 from asking import ask, text
 from tokenizers import Tokenizer
 
-from apps.llm.engine import Engine, EngineConfig, lm_cloud
-from apps.llm.engine.architecture import Architecture, UnsupportedModel, from_hf_config
-from apps.llm.engine.model import Model
-from apps.llm.engine.params import HeadLayout, Param, declare
-from apps.llm.engine.tiny import generic, tiny
+from apps.llm.engine import Engine, EngineConfig
+from apps.llm.engine.model import lm_cloud
+from apps.llm.engine.model.architecture import Architecture, UnsupportedModel, from_hf_config
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.model.params import HeadLayout, Param, declare
+from apps.llm.engine.model.tiny import generic, tiny
 
 GEMMA2 = {"hidden_size": 3584, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256}
 WHOLE = {

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.llm.engine.detokenizer import Detokenizer
-from apps.llm.engine.structured import Grammars
-from apps.llm.engine.tokenizer import ModelTokenizer
+from apps.llm.engine.text.detokenizer import Detokenizer
+from apps.llm.engine.text.structured import Grammars
+from apps.llm.engine.text.tokenizer import ModelTokenizer
 
 VOCAB = 32000
 TOKENIZER = ModelTokenizer.of_bytes(VOCAB)

@@ -14,8 +14,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from apps.llm.engine import EngineConfig, lm_cloud
-from apps.llm.engine.architecture import Architecture, from_hf_config
+from apps.llm.engine import EngineConfig
+from apps.llm.engine.model import lm_cloud
+from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.plan.program import Programs
 from apps.llm.engine.step import StepShape
 

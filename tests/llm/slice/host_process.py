@@ -9,8 +9,9 @@ from collections import Counter
 
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
-    from apps.llm.engine import executor, follower
-    from apps.llm.engine.checkpoint import Checkpoint
+    from apps.llm.engine import executor
+    from apps.llm.engine.model.checkpoint import Checkpoint
+    from apps.llm.engine.parallel import follower
     from ray_configs.llm import EngineConfig
 
     rank, trouble = orders["rank"], orders["trouble"]

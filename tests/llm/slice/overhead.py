@@ -25,12 +25,12 @@ from processes import Processes, free_port
 
 from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import Executor, Place, step_shapes
-from apps.llm.engine.layout import choose
-from apps.llm.engine.lockstep import Hosts
-from apps.llm.engine.model import Model
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.parallel.layout import choose
+from apps.llm.engine.parallel.lockstep import Hosts
+from apps.llm.engine.parallel.wire import NO_COPY, Kind, Listener, message
 from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
-from apps.llm.engine.wire import NO_COPY, Kind, Listener, message
 from ray_configs.llm import EngineConfig
 
 STEPS = 400
@@ -81,7 +81,7 @@ def milliseconds(launch: Callable[[], Any], read: Callable[[Any], Any], steps: i
 
 
 def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
-    from apps.llm.engine import follower
+    from apps.llm.engine.parallel import follower
 
     class Samples:
         def __init__(self, ready: float):
@@ -210,7 +210,7 @@ def loaded(config: EngineConfig, place: Place) -> Executor:
 
 def by_itself(coordinator: str, rank: int, hosts: int) -> float:
     """The model's steps on this process's devices, or on those of several which all do this, without a message."""
-    from apps.llm.engine import distributed
+    from apps.llm.engine.parallel import distributed
 
     if hosts > 1:
         distributed.join(coordinator, rank, hosts)

@@ -10,10 +10,10 @@ from typing import Any
 
 import tiny_models
 
-from apps.llm.engine.layout import Devices, Layout
-from apps.llm.engine.lockstep import LockstepExecutor, Slice
-from apps.llm.engine.model import Model
-from apps.llm.engine.wire import Listener
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.parallel.layout import Devices, Layout
+from apps.llm.engine.parallel.lockstep import LockstepExecutor, Slice
+from apps.llm.engine.parallel.wire import Listener
 from ray_configs.llm import EngineConfig
 
 REPOSITORY = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ import tiny_models
 from processes import Processes
 
 from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
-from apps.llm.engine.checkpoint import Checkpoint
+from apps.llm.engine.model.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -3,8 +3,8 @@
 import socket
 import threading
 
-from apps.llm.engine.lockstep import Hosts
-from apps.llm.engine.wire import NO_COPY, Connection, Kind, Listener, message
+from apps.llm.engine.parallel.lockstep import Hosts
+from apps.llm.engine.parallel.wire import NO_COPY, Connection, Kind, Listener, message
 
 
 def test_what_comes_right_behind_the_greeting_is_heard() -> None:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from apps.llm.engine import lm_cloud
-from apps.llm.engine.architecture import Architecture, from_hf_config
-from apps.llm.engine.checkpoint import Checkpoint, CheckpointError
+from apps.llm.engine.model import lm_cloud
+from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.llm.engine.model.prepared import manifest_of
 from apps.llm.engine.plan import known
-from apps.llm.engine.prepared import manifest_of
 from ray_configs.llm import EngineConfig
 
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import jax
 
-from apps.llm.engine.attention import LayerCache
-from apps.llm.engine.attention_pallas import POSITIONS_PER_BLOCK, QUERIES_PER_BLOCK, PallasAttention, padded
-from apps.llm.engine.decoder import Decoder
+from apps.llm.engine.attention.pallas import POSITIONS_PER_BLOCK, QUERIES_PER_BLOCK, PallasAttention, padded
+from apps.llm.engine.attention.spec import LayerCache
+from apps.llm.engine.model.decoder import Decoder
 from apps.tpu.floor import KernelCost
 
 

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, replace
 
-from apps.llm.engine.architecture import Architecture
 from apps.llm.engine.executor_protocol import fitting, step_shapes
-from apps.llm.engine.layout import Devices, Layout, choose
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.parallel.layout import Devices, Layout, choose
 from apps.llm.engine.plan import architectures, capacity, kernel
 from apps.llm.engine.plan.capacity import Beside, Memory
 from apps.llm.engine.plan.program import FEW_LAYERS, Measured, Programs, extrapolated

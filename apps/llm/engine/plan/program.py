@@ -16,12 +16,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.api import MAX_BIAS
-from apps.llm.engine import attention, params
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.attention import KVScales
-from apps.llm.engine.decoder import Decoder
+from apps.llm.engine.attention import choice
+from apps.llm.engine.attention.spec import KVScales, LayerCache
 from apps.llm.engine.executor import compiled_step
-from apps.llm.engine.params import HeadLayout
+from apps.llm.engine.model import params
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.decoder import Decoder
+from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
 from apps.tpu import hlo, traffic
@@ -81,7 +82,7 @@ class Programs:
     def _decoder(self, arch: Architecture) -> Decoder:
         size, page = self.mesh.shape["tensor"], self.config.page_size
         heads = HeadLayout.of(arch, size)
-        impl = attention.implementation(self.config.attention, self.mesh, arch.head_dim, page)
+        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dim, page)
         return Decoder(arch, heads, page, jnp.dtype(self.config.dtype), impl, self.mesh)
 
     @property
@@ -92,7 +93,7 @@ class Programs:
         arch = replace(self.arch, num_layers=layers, windows=self.arch.windows[:layers])
         return replace(self, arch=arch)
 
-    def layer_cache(self) -> attention.LayerCache:
+    def layer_cache(self) -> LayerCache:
         """Shapes of one layer's KV cache, of all devices together."""
         return self.decoder.impl.cache(self.decoder.attention_spec(0), self.pages, self.kv_dtype)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import Field
 
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.layout import Cost, Devices, Layout, possible
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.parallel.layout import Cost, Devices, Layout, possible
 from apps.llm.engine.plan import architectures
 from apps.llm.engine.plan.planner import Sized, Wanted, plan
 from apps.llm.engine.plan.report import LABEL, Part, Plan

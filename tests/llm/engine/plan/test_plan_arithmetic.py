@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from apps.llm.engine.architecture import from_hf_config
+from apps.llm.engine.model.architecture import from_hf_config
 from apps.llm.engine.plan import capacity, known
 from apps.llm.engine.plan.kernel import _seen
 from apps.llm.engine.plan.program import Measured, extrapolated

@@ -10,7 +10,7 @@ import decode_steps
 import pytest
 from decode_steps import EIGHT_HOSTS
 
-from apps.llm.engine import lm_cloud
+from apps.llm.engine.model import lm_cloud
 
 pytestmark = pytest.mark.tpu_compile
 

@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from apps.llm.engine.cpu_panel import panel, prefetch
+from apps.llm.engine.attention.cpu.panel import panel, prefetch
 
 FAST = {"reassoc", "contract", "nsz", "arcp", "nnan", "ninf"}  # vectorized sums; no NaN or infinity occurs
 LOWEST = np.float32(-1e30)

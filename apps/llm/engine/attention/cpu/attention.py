@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention import AttentionSpec, slots
-from apps.llm.engine.cpu_calls import register
+from apps.llm.engine.attention.cpu.calls import register
+from apps.llm.engine.attention.spec import AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 

@@ -31,13 +31,13 @@ import numpy as np
 from jax.sharding import Mesh
 from pydantic import Field, ValidationError
 
-from apps.llm.engine import architecture
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.checkpoint import Checkpoint
-from apps.llm.engine.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, placed
-from apps.llm.engine.progress import bar
-from apps.llm.engine.quantization import QuantArray, Weight, quantize
-from apps.llm.engine.source import clipped, positions
+from apps.llm.engine.model import architecture
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, placed
+from apps.llm.engine.model.progress import bar
+from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
+from apps.llm.engine.model.source import clipped, positions
 from apps.model_folder import DTYPES, CheckpointError, TensorEntry
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from apps.llm.engine import params
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.attention import AttentionSpec
-from apps.llm.engine.params import HeadLayout, Param
+from apps.llm.engine.attention.spec import AttentionSpec
+from apps.llm.engine.model import params
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.params import HeadLayout, Param
 from apps.tpu.peaks import Peaks
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
@@ -185,7 +185,7 @@ class Weights(NamedTuple):
 
 def token_bytes(config: EngineConfig, arch: Architecture, tensor: int) -> float:
     """Bytes of one token's keys and values, all layers', on each device of a copy, as the TPU kernel lays them out."""
-    from apps.llm.engine.attention_pallas import PallasAttention  # its imports take a while: not where no one asks
+    from apps.llm.engine.attention.pallas import PallasAttention  # its imports take a while: not where no one asks
 
     spec = AttentionSpec(HeadLayout.of(arch, tensor).kv_heads, 1, arch.head_dim, config.page_size, 1.0)
     dtype = jnp.dtype(jnp.int8 if config.quantize_kv_cache == "int8" else config.dtype)

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.checkpoint import Checkpoint
-from apps.llm.engine.progress import bar
-from apps.llm.engine.quantization import QuantArray, Weight, quantize
-from apps.llm.engine.source import Rows, Source, clipped
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.progress import bar
+from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
+from apps.llm.engine.model.source import Rows, Source, clipped
 
 Params = dict[str, Any]
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from apps.llm.engine.architecture import Architecture, Rope
-from apps.llm.engine.params import HeadLayout
+from apps.llm.engine.model.architecture import Architecture, Rope
+from apps.llm.engine.model.params import HeadLayout
 
 HEAD_DIM = 16  # the least that the CPU's attention kernels take
 HIDDEN = 64

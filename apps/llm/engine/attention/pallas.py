@@ -8,7 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention import AttentionSpec, slots
+from apps.llm.engine.attention.spec import AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 LANES = 128  # the kernel wants head_dim in whole vector registers

@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
-from apps.llm.engine.layout import Devices, Layout
-from apps.llm.engine.model import Model
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.parallel.layout import Devices, Layout
+from apps.llm.engine.parallel.wire import NO_COPY, Connection, Kind, Listener, message
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
-from apps.llm.engine.wire import NO_COPY, Connection, Kind, Listener, message
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

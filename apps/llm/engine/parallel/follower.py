@@ -19,14 +19,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from apps.compilation import use_compile_cache
-from apps.llm.engine import distributed
 from apps.llm.engine.executor import LocalExecutor
-from apps.llm.engine.layout import Layout
-from apps.llm.engine.model import Model
+from apps.llm.engine.model.model import Model
+from apps.llm.engine.parallel import distributed
+from apps.llm.engine.parallel.layout import Layout
+from apps.llm.engine.parallel.wire import NO_COPY, Connection, Kind, message
 from apps.llm.engine.readout import Launched, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
-from apps.llm.engine.wire import NO_COPY, Connection, Kind, message
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

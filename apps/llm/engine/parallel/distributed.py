@@ -10,7 +10,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.layout import Devices, Layout
+from apps.llm.engine.parallel.layout import Devices, Layout
 
 START_TIMEOUT_S = 300
 """For all hosts to come together: the slowest one's imports, and on TPU the start of the chips."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention import AttentionSpec, slots
+from apps.llm.engine.attention.spec import AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 KEY_BLOCK = 128  # keys of one piece

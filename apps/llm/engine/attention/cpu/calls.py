@@ -22,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from apps.llm.engine.cpu_kernels import attend_unit, scratch, units, write
+from apps.llm.engine.attention.cpu.kernels import attend_unit, scratch, units, write
 
 log = logging.getLogger("podslice")
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.collectives import AXIS, total
-from apps.llm.engine.quantization import QuantArray, Weight, linear, product, values
+from apps.llm.engine.model.quantization import QuantArray, Weight, linear, product, values
+from apps.llm.engine.parallel.collectives import AXIS, total
 
 
 def row_parallel(x: jax.Array, weight: Weight, bias: jax.Array | None, mesh: Mesh) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from apps.llm.engine.distributed import spans_hosts
+from apps.llm.engine.parallel.distributed import spans_hosts
 
 AXIS = "tensor"
 

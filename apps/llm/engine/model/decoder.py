@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from apps.llm.engine import attention
-from apps.llm.engine.architecture import Architecture, sinusoid_frequencies
-from apps.llm.engine.attention import AttentionSpec, Implementation, KVScales, LayerCache
-from apps.llm.engine.parallel import row_parallel, rows
-from apps.llm.engine.params import HeadLayout, Params
-from apps.llm.engine.quantization import linear, product
+from apps.llm.engine.attention.sharded import attend
+from apps.llm.engine.attention.spec import AttentionSpec, Implementation, KVScales, LayerCache, slots
+from apps.llm.engine.model.architecture import Architecture, sinusoid_frequencies
+from apps.llm.engine.model.params import HeadLayout, Params
+from apps.llm.engine.model.quantization import linear, product
+from apps.llm.engine.parallel.products import row_parallel, rows
 from apps.llm.engine.step import Batch
 
 
@@ -86,7 +86,7 @@ class Decoder:
             if arch.rope is not None:
                 qk = _rotate(qk, cos, sin)
             q, k = qk[:, :, :-1], qk[:, :, -1]
-            y, cache = attention.attend(self.impl, q, k, v, cache, plan, batch, spec, self.mesh, scales)
+            y, cache = attend(self.impl, q, k, v, cache, plan, batch, spec, self.mesh, scales)
             y = row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), self.mesh)
             if arch.post_norms:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
@@ -151,7 +151,7 @@ def _silu(x: jax.Array) -> jax.Array:
 
 def _angles(batch: Batch, page_size: int, frequencies: list[float]) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of each token's position times each frequency, both `[T, frequencies]` float32."""
-    position = attention.slots(batch, page_size)[1]
+    position = slots(batch, page_size)[1]
 
     def angles() -> tuple[jax.Array, jax.Array]:
         angle = position[:, None].astype(jnp.float32) * np.asarray(frequencies, np.float32)

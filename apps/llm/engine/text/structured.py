@@ -8,7 +8,7 @@ import llguidance.numpy
 import numpy as np
 
 from apps.llm.api import RequestError
-from apps.llm.engine.tokenizer import ModelTokenizer
+from apps.llm.engine.text.tokenizer import ModelTokenizer
 
 WHITESPACE = r"\n?[ ]{0,16}"  # between JSON's parts: a small model may otherwise write line breaks for ever
 

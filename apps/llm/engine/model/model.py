@@ -3,12 +3,12 @@
 import logging
 from dataclasses import dataclass, replace
 
-from apps.llm.engine import architecture, lm_cloud
-from apps.llm.engine.architecture import Architecture
-from apps.llm.engine.checkpoint import Checkpoint
-from apps.llm.engine.prepared import Prepared, open_checkpoint
-from apps.llm.engine.tiny import generic, tiny
-from apps.llm.engine.tokenizer import ModelTokenizer
+from apps.llm.engine.model import architecture, lm_cloud
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.prepared import Prepared, open_checkpoint
+from apps.llm.engine.model.tiny import generic, tiny
+from apps.llm.engine.text.tokenizer import ModelTokenizer
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

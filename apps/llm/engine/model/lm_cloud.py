@@ -12,7 +12,7 @@ The sizes are in ray_configs/lm_cloud.py. The block is paxml's TransformerLmSpmd
 Ids 0 and 1 begin and end a text (saxml's template.py).
 """
 
-from apps.llm.engine.architecture import Architecture, UnsupportedModel
+from apps.llm.engine.model.architecture import Architecture, UnsupportedModel
 from ray_configs.lm_cloud import MODELS, bare_name, unknown
 
 

@@ -1,0 +1,10 @@
+"""Attention over the paged KV cache: write the step's keys and values, then let each token look back.
+
+Three implementations of one function, tested against each other: Pallas' ragged paged attention kernel on TPU, native
+kernels on CPU, and plain XLA elsewhere. Each owns the layout of its cache; the rest of the engine knows only
+page numbers.
+
+spec      what an implementation is asked for
+choice    which implementation it is
+sharded   its heads split over a mesh
+"""

@@ -1,0 +1,24 @@
+"""Which implementation of attention a model's devices get. Kernels are imported once chosen: that takes a while."""
+
+from typing import Literal
+
+from jax.sharding import Mesh
+
+from apps.llm.engine.attention.spec import Implementation
+from apps.llm.engine.attention.xla import XlaAttention
+
+
+def implementation(
+    name: Literal["auto", "xla", "pallas", "cpu"], mesh: Mesh, head_dim: int, page_size: int
+) -> Implementation:
+    """The implementation of that name; `auto` takes the platform's own, where it has one that fits the model."""
+    platform = mesh.devices.flat[0].platform
+    if name == "pallas" or (name == "auto" and platform == "tpu"):
+        from apps.llm.engine.attention.pallas import PallasAttention
+
+        return PallasAttention(mesh.shape["tensor"], platform == "tpu")
+    if name == "cpu" or (name == "auto" and platform == "cpu" and head_dim % 16 == 0 and page_size % 16 == 0):
+        from apps.llm.engine.attention.cpu.attention import CpuAttention
+
+        return CpuAttention()
+    return XlaAttention()

@@ -1,0 +1,1 @@
+"""Attention on CPU: native kernels, compiled by numba and called by XLA."""

@@ -1,0 +1,65 @@
+"""Attention and its cache with the heads split over a mesh."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from apps.llm.engine.attention.spec import AttentionSpec, Implementation, KVScales, LayerCache
+from apps.llm.engine.step import Batch
+
+
+def make_cache(
+    impl: Implementation, spec: AttentionSpec, layers: int, pages: int, dtype: jnp.dtype, mesh: Mesh
+) -> list[LayerCache]:
+    """Empty pages of all layers, on their devices."""
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), impl.partition())
+    shapes = impl.cache(spec, pages, dtype)
+
+    def zeros() -> LayerCache:
+        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+    make = jax.jit(zeros, out_shardings=shardings)
+    return [make() for _ in range(layers)]
+
+
+def attend(
+    impl: Implementation,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: LayerCache,
+    plan: Any,
+    batch: Batch,
+    spec: AttentionSpec,
+    mesh: Mesh,
+    scales: KVScales | None,
+) -> tuple[jax.Array, LayerCache]:
+    """Attention with heads split over the mesh; an int8 cache's scales are folded into q, k, v and the output."""
+    dtype = q.dtype
+    if scales is not None:
+        q = (q.astype(jnp.float32) * scales.k[:, None]).astype(dtype)
+        k, v = (
+            jnp.clip(jnp.round(x.astype(jnp.float32) / scale), -127, 127).astype(jnp.int8)
+            for x, scale in ((k, scales.k), (v, scales.v))
+        )
+
+    def local(q, k, v, cache, plan, batch):
+        here = AttentionSpec(**{**spec.__dict__, "kv_heads": k.shape[1]})
+        return impl.attend(q, k, v, cache, plan, batch, here)
+
+    if mesh.size > 1:
+        heads, everywhere = P(None, "tensor"), P()
+        local = jax.shard_map(
+            local,
+            mesh=mesh,
+            in_specs=(heads, heads, heads, impl.partition(), everywhere, everywhere),
+            out_specs=(heads, impl.partition()),
+            check_vma=False,
+        )
+    out, cache = local(q, k, v, cache, plan, batch)
+    if scales is not None:
+        out = (out.astype(jnp.float32) * scales.v[:, None]).astype(dtype)
+    return out, cache

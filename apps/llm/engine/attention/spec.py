@@ -1,0 +1,62 @@
+"""What an implementation of attention is, and what it is asked for."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from apps.llm.engine.step import Batch
+
+LayerCache = Any  # one layer's pages, as its implementation lays them out
+
+
+class KVScales(NamedTuple):
+    """What an int8 cache's values are multiplied by, per key/value head and channel: `[kv_heads, head_dim]` float32."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention, static."""
+
+    kv_heads: int
+    group: int  # query heads for each key/value head
+    head_dim: int
+    page_size: int
+    scale: float  # multiplies q @ k
+    softcap: float | None = None
+    window: int | None = None  # how many last positions a token sees, itself included
+
+
+class Implementation(Protocol):
+    """`q [T, kv_heads, group, head_dim]`, `k` and `v [T, kv_heads, head_dim]`, all after rotary embedding."""
+
+    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> LayerCache:
+        """The shapes of one layer's empty cache."""
+
+    def partition(self) -> Any:
+        """How a LayerCache is split over the mesh: PartitionSpecs."""
+
+    def plan(self, batch: Batch, spec: AttentionSpec) -> Any:
+        """What all layers of a kind share in a step, computed once."""
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, plan: Any, batch: Batch, spec: AttentionSpec
+    ) -> tuple[jax.Array, LayerCache]:
+        """The attention's output, like q, and the cache with the step's keys and values in it."""
+
+
+def slots(batch: Batch, page_size: int) -> tuple[jax.Array, jax.Array]:
+    """Where each token's key and value go, `[T]` flat cache slots, and its position, `[T]`.
+
+    Padding goes to page 0, which no sequence owns.
+    """
+    seq = batch.sequence_of_token()
+    t = jnp.arange(batch.tokens.shape[0])
+    position = batch.kv_lens[seq] - batch.q_starts[seq + 1] + t
+    page = batch.pages[seq, jnp.clip(position // page_size, 0, batch.pages.shape[1] - 1)]
+    real = t < batch.q_starts[-1]
+    return jnp.where(real, page * page_size + position % page_size, 0), jnp.where(real, position, 0)
