@@ -11,34 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Importing a module of rules registers them; the order is that of the findings of one line.
-from kuberay.check import (  # noqa: F401
-    accounts,
-    autoscaling,
-    batch,
-    cluster_options,
-    clusters,
-    containers,
-    kueue,
-    names,
-    placeholders,
-    pod_values,
-    ray_jobs,
-    ray_pods,
-    serve_arguments,
-    serve_config,
-    serve_drain,
-    serve_network,
-    serve_tpus,
-    services,
-    tpu_pods,
-    tpu_slices,
-)
+# Importing rules registers them; the order is that of the findings of one line.
+from kuberay.check import ray, serve, structure, workloads  # noqa: F401
 from kuberay.check.findings import Finding, Severity, ordered, to_lines, to_terminal
 from kuberay.check.manifests import manifests_of
 from kuberay.check.reading import UnreadableYaml, parse_yaml, read_yaml
 from kuberay.check.rules import RULES, Rule, apply
-from kuberay.check.schemas import structural_findings
+from kuberay.check.structure.schemas import structural_findings
 from kuberay.check.subjects import subjects_of
 
 __all__ = [

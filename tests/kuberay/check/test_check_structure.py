@@ -10,7 +10,7 @@ import pytest
 from good_manifests import REMOVED, Change, changed
 
 from kuberay.check import check
-from kuberay.check.field_tables import _RAY_TYPES
+from kuberay.check.structure.field_tables import _RAY_TYPES
 
 BESIDE = Path(__file__).parents[4] / "shared" / "kuberay-crds"
 FOLDER = Path(os.environ.get("PODSLICE_KUBERAY_CRDS") or BESIDE)
@@ -103,7 +103,7 @@ def test_core_kinds(objects: list[Any], path: str, near: str) -> None:
 
 
 def test_without_the_kubernetes_client_rare_fields_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kuberay.check import field_tables, schemas
+    from kuberay.check.structure import field_tables, schemas
 
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     monkeypatch.setitem(sys.modules, "kubernetes.client", None)

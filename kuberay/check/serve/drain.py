@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, rule, warning
-from kuberay.check.serve_arguments import our_applications
+from kuberay.check.serve.arguments import our_applications
 from kuberay.check.serve_documents import ServeConfig, applications_and_deployments
 
 _RAY_WAITS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"

@@ -12,12 +12,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from kuberay.check.field_tables import all_fields_of, fields_of, known_type, types_with
 from kuberay.check.findings import Finding
 from kuberay.check.manifests import Manifest
 from kuberay.check.nodes import Node, quantity
 from kuberay.check.reading import type_name
 from kuberay.check.rules import Problem, error, nearest
+from kuberay.check.structure.field_tables import all_fields_of, fields_of, known_type, types_with
 
 _TABLED = {
     "ray.io": ("RayService", "RayCluster", "RayJob", "RayCronJob"),

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, nearest, rule, warning
+from kuberay.check.serve.tpus import slices_of, tpus_by_hand
 from kuberay.check.serve_documents import ServeConfig
-from kuberay.check.serve_tpus import slices_of, tpus_by_hand
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.replicas import AppConfig

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster, Manifest
-from kuberay.check.ray_jobs import job_spec
+from kuberay.check.ray.jobs import job_spec
 from kuberay.check.rules import Problem, error, note, rule
 from ray_configs.capacity import KUEUE_VERSION
 

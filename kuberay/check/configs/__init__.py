@@ -3,9 +3,9 @@
 import importlib.util
 from collections.abc import Iterator
 
-from kuberay.check.cells import check_cell, check_guard
+from kuberay.check.configs.cells import check_cell, check_guard
+from kuberay.check.configs.model_size import weights
 from kuberay.check.findings import Finding
-from kuberay.check.model_size import weights
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
 from ray_configs.exposure import ClusterIP
