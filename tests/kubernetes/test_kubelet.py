@@ -5,26 +5,14 @@ import re
 import secrets
 import socket
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from clusters import Cluster
 from harness.nodes import node
-
-PATIENCE_S = 120
-Room = Callable[..., dict[str, Any]]
-
-
-def until(said: str, what: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """What `what` returns, once it is true."""
-    end = time.monotonic() + patience_s
-    while not (found := what()):
-        assert time.monotonic() < end, f"not after {patience_s} s: {said}"
-        time.sleep(0.2)
-    return found
+from waiting import PATIENCE_S, until
 
 
 class Pods:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from harness.kubelet.pod import Pod
 
 RETRY_S = 2
+HOLD_S = 20
+"""For so long, or until it is ready, a container that starts keeps others from starting."""
 BACK_OFF_S = (0, 10, 20, 40, 80, 160, 300)
 """Before each further start of a container that keeps ending, as a kubelet has it."""
 NO_REGISTRY = ".invalid/"
@@ -63,8 +65,11 @@ class Container:
     async def run(self) -> None:
         """To its end, or for ever."""
         while True:
-            await self.start()
+            env = await self._environment()
             async with asyncio.TaskGroup() as group:
+                started = asyncio.Event()
+                group.create_task(self._start_in_turn(env, started))
+                await started.wait()
                 probing = group.create_task(self._probe())
                 self.code = await self.process.wait()
                 probing.cancel()
@@ -75,18 +80,32 @@ class Container:
                 return
             await self._back_off()
 
-    async def start(self) -> None:
+    async def _environment(self) -> dict[str, str]:
         """Waits for what it refers to, as long as it takes."""
         while True:
             try:
                 if NO_REGISTRY in self.spec["image"]:
                     self._wait_for("ImagePullBackOff", f'Back-off pulling image "{self.spec["image"]}"')
                 else:
-                    env = await environment(self.pod.sources, self.spec)
-                    break
+                    return await environment(self.pod.sources, self.spec)
             except (NotYet, ApiError, aiohttp.ClientError, TimeoutError) as error:
                 self._wait_for("CreateContainerConfigError", str(error))
             await asyncio.sleep(RETRY_S)
+
+    async def _start_in_turn(self, env: dict[str, str], started: asyncio.Event) -> None:
+        """`ray start` has deadlines, and cores are few: the next one waits until this one has had its time."""
+        if self._init:  # they take turns as a whole: see Pod
+            await self._start(env)
+            started.set()
+            return
+        async with self.pod.starting:
+            await self._start(env)
+            started.set()
+            end = time.monotonic() + HOLD_S
+            while self.running and not self.ready and time.monotonic() < end:
+                await asyncio.sleep(0.1)
+
+    async def _start(self, env: dict[str, str]) -> None:
         command = [expand(word, env) for word in (*self.spec.get("command", ()), *self.spec.get("args", ()))]
         if self.code is not None:
             self._last = {"terminated": self._terminated()}

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -16,9 +15,6 @@ from harness.namespace import NODE_ADDRESS
 if TYPE_CHECKING:
     from harness.kubelet.kubelet import Kubelet
 
-HOLD_S = 15
-"""For so long, or until it is ready, a starting Pod keeps others from starting."""
-
 
 class Pod:
     def __init__(self, kubelet: "Kubelet", item: dict[str, Any], ip: str):
@@ -27,6 +23,7 @@ class Pod:
         self.name, self.namespace = self.meta["name"], self.meta["namespace"]
         self.node = self.spec["nodeName"]
         self.path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
+        self.starting = kubelet.starting
         self.logs = kubelet.folder / "logs" / f"{self.namespace}_{self.name}_{self.uid}"
         self.logs.mkdir(parents=True)
         folder = kubelet.folder / "pods" / self.uid
@@ -104,7 +101,8 @@ class Pod:
                     self.event("Warning", "FailedMount", f"MountVolume.SetUp failed: {said}")
                 await asyncio.sleep(RETRY_S)
         if self.inits:
-            # Hosts wait for their head here, asking again and again with a program of a second or two each time.
+            # Hosts wait for their head here, asking again and again with a program of a second or two each time: few at
+            # once. They are not in the way of the head, which starts in another turn.
             async with self._kubelet.waiting:
                 for container in self.inits:
                     await container.run()
@@ -115,13 +113,9 @@ class Pod:
         await self._run_mains()
 
     async def _run_mains(self) -> None:
-        # `ray start` has deadlines: few at once. Who waits for a head waits elsewhere, so that the head gets by.
-        async with asyncio.TaskGroup() as group, self._kubelet.starting:
+        async with asyncio.TaskGroup() as group:
             for container in self.mains:
                 group.create_task(container.run())
-            end = time.monotonic() + HOLD_S
-            while time.monotonic() < end and not all(one.ready or one.over for one in self.mains):
-                await asyncio.sleep(0.1)
         self._phase = "Succeeded" if all(one.code == 0 for one in self.mains) else "Failed"
         self.changed()
 

@@ -47,7 +47,7 @@ class ClusterIPs:
             if (ip, port) in self._listening:
                 continue
             if ip not in self._addresses:
-                add = await asyncio.create_subprocess_exec("ip", "addr", "add", f"{ip}/32", "dev", "lo")
+                add = await asyncio.create_subprocess_exec("ip", "addr", "replace", f"{ip}/32", "dev", "lo")
                 await add.wait()
                 self._addresses.add(ip)
             try:
