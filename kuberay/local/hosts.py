@@ -1,20 +1,23 @@
 """The hosts that a RayService asks for, as KubeRay, GKE's device plugin and the TPU webhook would present them to Ray.
 
-Everything is read from the rendered object: there is no second table that could say something else. Sources: KubeRay
-1.7 (how limits become `ray start`'s parameters, RAY_NODE_TYPE_NAME, group labels), the webhook's main.go (TPU_NAME,
-TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), GKE's device plugin (TPU_TOPOLOGY, TPU_ACCELERATOR_TYPE).
+Everything is read from the rendered object: there is no second table that could say something else. What KubeRay and
+the TPU webhook add (parameters of `ray start`, variables) is held against Pods that they made, in
+tests/kubernetes/recorded; TPU_TOPOLOGY and TPU_ACCELERATOR_TYPE are the device plugin's.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kuberay.local.errors import LocalError
 from kuberay.render.ray_cluster import HEADROOM
 
 TPU = "google.com/tpu"
+HEAD_GROUP = "headgroup"
+GCS_PORT, AGENT_PORT, METRICS_PORT = 6379, 52365, 8080
+"""As KubeRay has them. Here, where all hosts are one machine, others take their place: see raylet.py."""
 POD_TYPE, TOPOLOGY, ACCELERATOR = "ray.io/tpu-pod-type", "ray.io/tpu-topology", "ray.io/accelerator-type"
 
 
@@ -111,13 +114,13 @@ def plan_of(
     """
     spec = ray_service["spec"]["rayClusterConfig"]
     secrets = _Secrets(environment or {})
+    reader = _Reader(ray_service["metadata"], spec["enableInTreeAutoscaling"], address, secrets)
     slices: list[Slice] = []
     for group in spec["workerGroupSpecs"]:
-        count = _count(group, replicas, spec["enableInTreeAutoscaling"])
-        slices += (_slice(group, i, address, secrets) for i in range(count))
+        slices += (reader.slice(group, i) for i in range(_count(group, replicas, reader.elastic)))
     return Plan(
-        name=ray_service["metadata"]["name"],
-        head=_head(spec["headGroupSpec"], address, secrets),
+        name=reader.name,
+        head=reader.head(spec["headGroupSpec"]),
         slices=tuple(slices),
         token=spec.get("authOptions", {}).get("mode") == "token",
         serve_config=ray_service["spec"]["serveConfigV2"],
@@ -132,44 +135,93 @@ def _count(group: Mapping[str, Any], wanted: int | None, elastic: bool) -> int:
     return max(least, min(most, wanted if wanted is not None else least))
 
 
-def _head(spec: Mapping[str, Any], address: str, secrets: "_Secrets") -> Host:
-    container = spec["template"]["spec"]["containers"][0]
-    env = _environment(container, address, secrets) | {"RAY_NODE_TYPE_NAME": "headgroup"}
-    return _host("head", "headgroup", spec, container, env)
+class _Reader:
+    """Makes hosts of one RayService's Pod templates."""
+
+    def __init__(self, metadata: Mapping[str, Any], elastic: bool, address: str, secrets: "_Secrets"):
+        self.name, self.elastic = metadata["name"], elastic
+        self._namespace, self._address, self._secrets = metadata.get("namespace", "default"), address, secrets
+
+    def head(self, spec: Mapping[str, Any]) -> Host:
+        more = {"RAY_enable_autoscaler_v2": "true"} if self.elastic else {}
+        more["RAY_USAGE_STATS_EXTRA_TAGS"] = "kuberay_crd=RayService"
+        return self._host("head", HEAD_GROUP, spec, more)
+
+    def slice(self, group: Mapping[str, Any], replica: int) -> Slice:
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        name, count = f"{group['groupName']}-{replica}", group["numOfHosts"]
+        hosts = []
+        for index in range(count):
+            more = {"FQ_RAY_IP": self._address, "RAY_IP": self._address}
+            if TPU in limits:
+                labels = group["labels"]
+                more |= {
+                    "TPU_NAME": name,
+                    "TPU_WORKER_ID": str(index),
+                    "TPU_TOPOLOGY": labels[TOPOLOGY],
+                    "TPU_ACCELERATOR_TYPE": labels[POD_TYPE],
+                    "TPU_DEVICE_PLUGIN_HOST_IP": self._address,
+                    "TPU_DEVICE_PLUGIN_ADDR": f"{self._address}:2112",
+                }
+                if count > 1:
+                    # There, <slice>-<host>.<cluster>-headless; here all hosts are one address.
+                    more["TPU_WORKER_HOSTNAMES"] = ",".join([self._address] * count)
+            hosts.append(self._host(f"{name}-{index}", group["groupName"], group, more))
+        return Slice(name, tuple(hosts))
+
+    def _host(self, name: str, group: str, spec: Mapping[str, Any], more: Mapping[str, str]) -> Host:
+        container = spec["template"]["spec"]["containers"][0]
+        limits, params = container["resources"]["limits"], spec.get("rayStartParams", {})
+        operators = {
+            "RAY_CLUSTER_NAME": self.name,
+            "RAY_CLUSTER_NAMESPACE": self._namespace,
+            "RAY_CLOUD_INSTANCE_ID": name,
+            "RAY_NODE_TYPE_NAME": group,
+            "RAY_ADDRESS": f"{self._address}:{GCS_PORT}",
+            "RAY_PORT": str(GCS_PORT),
+            "RAY_timeout_ms_task_wait_for_death_info": "0",
+            "RAY_gcs_server_request_timeout_seconds": "5",
+            "RAY_SERVE_KV_TIMEOUT_S": "5",
+            "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
+            "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1",
+        }
+        host = Host(
+            name=name,
+            group=group,
+            cpus=int(params["num-cpus"]) if "num-cpus" in params else math.ceil(_amount(limits["cpu"])),
+            memory=int(_amount(limits["memory"])),
+            chips=int(_amount(limits.get(TPU, "0"))),
+            labels=dict(spec.get("labels", {})),
+            env=operators | more | _environment(container, self._address, self._secrets),
+        )
+        command = start_command(host, f"{self._address}:{GCS_PORT}", self.elastic)
+        return replace(host, env={**host.env, "KUBERAY_GEN_RAY_START_CMD": command})
 
 
-def _slice(group: Mapping[str, Any], replica: int, address: str, secrets: "_Secrets") -> Slice:
-    container = group["template"]["spec"]["containers"][0]
-    name, count = f"{group['groupName']}-{replica}", group["numOfHosts"]
-    hosts = []
-    for index in range(count):
-        env = _environment(container, address, secrets) | {"RAY_NODE_TYPE_NAME": group["groupName"]}
-        if TPU in container["resources"]["limits"]:
-            labels = group["labels"]
-            env |= {
-                "TPU_NAME": name,
-                "TPU_WORKER_ID": str(index),
-                "TPU_TOPOLOGY": labels[TOPOLOGY],
-                "TPU_ACCELERATOR_TYPE": labels[POD_TYPE],
-            }
-            if count > 1:
-                # There, <slice>-<host>.<cluster>-headless; here all hosts are one address.
-                env["TPU_WORKER_HOSTNAMES"] = ",".join([address] * count)
-        hosts.append(_host(f"{name}-{index}", group["groupName"], group, container, env))
-    return Slice(name, tuple(hosts))
+def start_command(host: Host, gcs: str, elastic: bool) -> str:
+    """What the operator has the Pod's container run, to the letter.
 
-
-def _host(name: str, group: str, spec: Mapping[str, Any], container: Mapping[str, Any], env: dict[str, str]) -> Host:
-    limits, params = container["resources"]["limits"], spec.get("rayStartParams", {})
-    return Host(
-        name=name,
-        group=group,
-        cpus=int(params["num-cpus"]) if "num-cpus" in params else math.ceil(_amount(limits["cpu"])),
-        memory=int(_amount(limits["memory"])),
-        chips=int(_amount(limits.get(TPU, "0"))),
-        labels=dict(spec.get("labels", {})),
-        env=env,
-    )
+    Args:
+        gcs: HOST:PORT of the head.
+        elastic: whether the autoscaler runs beside the head, in a container of its own.
+    """
+    params = {
+        "block": "",
+        "dashboard-agent-listen-port": str(AGENT_PORT),
+        "memory": str(host.memory),
+        "metrics-export-port": str(METRICS_PORT),
+        "num-cpus": str(host.cpus),
+    }
+    if host.group == HEAD_GROUP:
+        params |= {"dashboard-host": "0.0.0.0"} | ({"no-monitor": ""} if elastic else {})
+    else:
+        params["address"] = gcs
+    if host.chips:
+        params["resources"] = f"'{{\"TPU\":{host.chips}}}'"
+    if host.labels:
+        params["labels"] = ",".join(f"{name}={value}" for name, value in sorted(host.labels.items()))
+    words = (f" --{name}={value} " if value else f" --{name} " for name, value in sorted(params.items()))
+    return "ray start " + ("--head " if host.group == HEAD_GROUP else "") + "".join(words)
 
 
 def _amount(quantity: str) -> float:

@@ -140,6 +140,7 @@ def environment(host: Host, site: Site, ports: Iterator[int]) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
     env |= haproxy(host, site, ports)
     env |= PATIENCE | host.env
+    env |= {"RAY_ADDRESS": f"{site.address}:{site.gcs_port}", "RAY_PORT": str(site.gcs_port)}
     env |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token" if site.token else "disabled"}
     if site.token:
         env["RAY_AUTH_TOKEN"] = site.token
