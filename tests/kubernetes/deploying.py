@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -137,13 +137,18 @@ def nodes_of(cluster: Cluster, objects: list[Object]) -> Iterator[None]:
 
 @contextmanager
 def deployed(
-    cluster: Cluster, service: Service, hosts_per_slice: int = 2, before: Sequence[Object] = ()
+    cluster: Cluster,
+    service: Service,
+    hosts_per_slice: int = 2,
+    before: Sequence[Object] = (),
+    change: Callable[[list[Object]], None] = lambda objects: None,
 ) -> Iterator[Deployed]:
-    """Applied with its Nodes, after what must be there before; nothing is waited for.
+    """Applied with its Nodes, after what must be there before, and changed if asked to; nothing is waited for.
 
     In the end it is deleted, and must leave no Pod behind.
     """
     objects = manifest_of(service, hosts_per_slice)
+    change(objects)
     name, namespace = service.name, service.namespace
     with nodes_of(cluster, objects):
         cluster.kubectl("create", "namespace", namespace)
