@@ -99,7 +99,7 @@ def _ready_verdict(
 ) -> tuple[Phase, str]:
     """The operator calls it Ready as soon as anything listens, the head's proxy too. Whether it serves is seen here."""
     view = views.get(active.get("rayClusterName", ""))
-    counts = _counts(view) if view is not None else {}
+    counts = _counts(live, view) if view is not None else {}
     served = _served(live, list(counts.values()))
     for kind, what in (("RollbackInProgress", "rolled back"), ("UpgradeInProgress", "upgraded")):
         if is_true(live, kind):
@@ -126,14 +126,15 @@ def _ready_verdict(
     return Phase.READY, f"is ready: {served}"
 
 
-def _counts(view: RayClusterView) -> dict[str, Count]:
+def _counts(live: Manifest, view: RayClusterView) -> dict[str, Count]:
     """By group of slices (of workers, where there are none): how many serve of those that are asked for."""
     groups = {part.group: bool(part.shape) for part in view.slices}
     names = [name for name, shaped in groups.items() if shaped] or list(groups)
     counts = {name: view.count(name) for name in names}
-    for name, count in counts.items():
+    for name in counts.keys() - _cells(live):
         if _processes_of(name) in groups:  # a slice that no process leads serves nothing, up as it is
-            counts[name] = replace(count, working=min(count.working, view.count(_processes_of(name)).working))
+            led = view.count(_processes_of(name)).working
+            counts[name] = replace(counts[name], working=min(counts[name].working, led))
     return counts
 
 
@@ -143,11 +144,15 @@ def _when_slices_work(ray_service: Manifest) -> dict[str, Works]:
     names = [group["groupName"] for group in groups]
     if serve_config(ray_service).get("proxy_location") in ("HeadOnly", "Disabled"):
         return dict.fromkeys(names, Works.NONE)
-    told = applications(ray_service).values()
-    serving = {group_name(app.slice) for app in told if app.slice and not app.is_cell}
-    cells = {group_name(app.slice) for app in told if app.slice and app.is_cell} - serving
-    elsewhere = {name for name in names if name in cells or _processes_of(name) in names}
+    elsewhere = _cells(ray_service) | {name for name in names if _processes_of(name) in names}
     return {name: Works.NONE if name in elsewhere else Works.ONE for name in names}
+
+
+def _cells(ray_service: Manifest) -> set[str]:
+    """Groups whose slices are there for what a cell publishes, and may serve nothing."""
+    told = [app for app in applications(ray_service).values() if app.slice]
+    serving = {group_name(app.slice) for app in told if not app.is_cell}
+    return {group_name(app.slice) for app in told if app.is_cell} - serving
 
 
 def _processes_of(group: str) -> str:
@@ -159,8 +164,7 @@ def _served(live: Manifest, counts: list[Count]) -> str:
     if not counts:
         return "it serves"
     total = sum(counts[1:], counts[0])
-    told = applications(live).values()
-    cells = bool(told) and all(app.is_cell for app in told)
+    cells = all(app.is_cell for app in applications(live).values()) and _cells(live)
     more = f", and {total.more} more than asked for are there" if total.more else ""
     return f"{total} {'are up for what the cell publishes' if cells else 'serve'}{more}"
 

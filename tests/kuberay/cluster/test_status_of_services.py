@@ -127,7 +127,12 @@ def test_slices_wait_for_a_cell_to_publish():
     )
     a_slice(night, 0, *IDLE)
     a_slice(night, 1, *SERVES)
-    assert told(night)[:2] == (Phase.READY, "llama is ready: 2 of 2 slices are up for what the cell publishes.")
+    verdict = "llama is ready: 2 of 2 slices are up for what the cell publishes."
+    assert told(night)[:2] == (Phase.READY, verdict)
+    night.ray_cluster["spec"]["workerGroupSpecs"].append(group("cpu-v4-2x2x1", replicas=2, selector={}))
+    night.worker(0, of="cpu-v4-2x2x1")  # the cell's own processes
+    night.worker(1, of="cpu-v4-2x2x1", **unready())
+    assert told(night)[:2] == (Phase.READY, verdict)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import threading
 from pathlib import Path
 
-import pytest
 from clusters import Cluster
 from served import (
     NAME,
@@ -15,11 +14,9 @@ from served import (
     ray_cluster,
     ray_service,
     rendered,
-    write,
 )
 
 from kuberay import cluster as client
-from ray_configs.loading import catalog
 
 
 def unchanged(run: RunCommand, objects: list) -> None:
@@ -143,24 +140,3 @@ def test_two_at_once(control_plane: Cluster, namespace: str, tmp_path: Path) -> 
         thread.join()
     assert failures == []
     assert live(control_plane, namespace, "rayservice")["spec"]["serveConfigV2"]
-
-
-@pytest.mark.parametrize("name", catalog())
-def test_the_catalog(control_plane: Cluster, namespace: str, run: RunCommand, name: str, tmp_path: Path) -> None:
-    """With kubectl, with server-side kubectl and with us: nothing changes, and nobody is in the way of anybody."""
-    from kuberay.source import Placeholders, read
-
-    objects = read(name, Placeholders(project="p", bucket="b")).objects
-    for item in objects:
-        item["metadata"].pop("namespace", None)
-    path = str(write(tmp_path / "kubectl.yaml", objects))
-    control_plane.kubectl("-n", namespace, "apply", "--server-side", "-f", path)
-    if any(item["kind"] == "RayService" for item in objects):
-        made = next(item["metadata"]["name"] for item in objects if item["kind"] == "RayService")
-        control_plane.kubectl(
-            *("-n", namespace, "wait", "rayservice", made, "--for=jsonpath={.metadata.finalizers[0]}", "--timeout=30s")
-        )
-    unchanged(run, objects)
-    control_plane.kubectl("-n", namespace, "apply", "--server-side", "-f", path)
-    control_plane.kubectl("-n", namespace, "apply", "-f", path)
-    unchanged(run, objects)
