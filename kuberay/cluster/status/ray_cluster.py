@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status import pods, queueing, slices
 from kuberay.cluster.status.events import one_line
+from kuberay.cluster.status.placement import slice_shape
 from kuberay.cluster.status.slices import GROUP, PHASES, Slice, Works
 from kuberay.cluster.status.state import Finding, Phase, PodState, Step, Workload
 from kuberay.cluster.status.surroundings import Surroundings
@@ -56,13 +57,13 @@ class RayClusterView:
 
     def count(self, group: str | None = None) -> Count:
         """Over one group, or over all that have TPUs (all at all, where none has)."""
-        parts = [part for part in self.slices if group in (None, part.group)]
-        parts = [part for part in parts if part.shape] or parts
-        names = {part.group for part in parts}
-        groups = [spec for spec in self.live["spec"].get("workerGroupSpecs") or [] if spec["groupName"] in names]
-        asked = sum(spec.get("replicas") or 0 for spec in groups)
+        specs = [spec for spec in self.live["spec"].get("workerGroupSpecs") or [] if group in (None, spec["groupName"])]
+        shaped = [spec for spec in specs if slice_shape(spec["template"]["spec"])]
+        names = {spec["groupName"] for spec in shaped or specs}
+        parts = [part for part in self.slices if part.group in names]
+        asked = sum(spec.get("replicas") or 0 for spec in shaped or specs)
         working = sum(part.works for part in parts)
-        word = "slices" if any(part.shape for part in parts) else "workers"
+        word = "slices" if shaped else "workers"
         return Count(min(working, asked), asked, word, max(0, len(parts) - asked))
 
 

@@ -8,6 +8,7 @@ from kuberay.cluster.rollout import new_cluster, not_rolled_out, other_numbers
 from kuberay.cluster.rollout.serve_config import applications, serve_config
 from kuberay.cluster.status import queueing, ray_cluster
 from kuberay.cluster.status.events import one_line
+from kuberay.cluster.status.placement import slice_shape
 from kuberay.cluster.status.ray_cluster import Count, RayClusterView, opening
 from kuberay.cluster.status.slices import Works
 from kuberay.cluster.status.state import Finding, Phase, Workload
@@ -109,13 +110,15 @@ def _ready_verdict(
             why = f": the new cluster {opening(reason)}" if reason is not None else ""
             phase = max(Phase.STARTING, reason.phase if reason else Phase.STARTING)
             return phase, f"serves ({served}) and is being {what}{share}{why}"
-    idle = [group for group, count in counts.items() if count.asked and not count.working]
+    asked = [group for group, count in counts.items() if count.asked]
+    idle = [group for group in asked if not counts[group].working]
+    nothing = bool(asked) and idle == asked
     # A slice that is not there is what it lacks; an application that is not right, or the head, is not ready.
-    grave = _application_findings(active) + ([view.head_finding] if view and view.head_finding else [])
+    grave = _application_findings(active, scaling=nothing) + ([view.head_finding] if view and view.head_finding else [])
     parts = [found for part in view.slices if (found := part.finding()) is not None] if view else []
     found = max([*parts, *(view.refusals if view else ()), *grave], key=lambda item: item.phase, default=None)
     why = f": {found.text}" if found is not None else ""
-    if idle and len(idle) == len([count for count in counts.values() if count.asked]):
+    if nothing:
         return max(Phase.STARTING, found.phase if found else Phase.STARTING), f"does not serve ({served}){why}"
     if idle or grave:
         only = f"; nothing of {', '.join(idle)} does" if idle else ""
@@ -128,7 +131,8 @@ def _ready_verdict(
 
 def _counts(live: Manifest, view: RayClusterView) -> dict[str, Count]:
     """By group of slices (of workers, where there are none): how many serve of those that are asked for."""
-    groups = {part.group: bool(part.shape) for part in view.slices}
+    specs = view.live["spec"].get("workerGroupSpecs") or []
+    groups = {spec["groupName"]: bool(slice_shape(spec["template"]["spec"])) for spec in specs}
     names = [name for name, shaped in groups.items() if shaped] or list(groups)
     counts = {name: view.count(name) for name in names}
     for name in counts.keys() - _cells(live):
@@ -164,6 +168,8 @@ def _served(live: Manifest, counts: list[Count]) -> str:
     if not counts:
         return "it serves"
     total = sum(counts[1:], counts[0])
+    if not total.asked and not total.more:
+        return f"no {total.word} are asked for"
     cells = all(app.is_cell for app in applications(live).values()) and _cells(live)
     more = f", and {total.more} more than asked for are there" if total.more else ""
     return f"{total} {'are up for what the cell publishes' if cells else 'serve'}{more}"
@@ -191,7 +197,8 @@ def _gravest(side: dict[str, Any], views: dict[str, RayClusterView]) -> Finding 
     return max(found, key=lambda finding: finding.phase, default=None)
 
 
-def _application_findings(side: dict[str, Any]) -> list[Finding]:
+def _application_findings(side: dict[str, Any], scaling: bool = False) -> list[Finding]:
+    """What is not right; with `scaling`, deployments too that only scale under a running application."""
     found: list[Finding] = []
     for name, application in (side.get("applicationStatuses") or {}).items():
         phase, words = APPLICATION.get(application.get("status", ""), (Phase.READY, ""))
@@ -200,9 +207,10 @@ def _application_findings(side: dict[str, Any]) -> list[Finding]:
             for deployment, state in (application.get("serveDeploymentStatuses") or {}).items()
             if state.get("status") not in ("HEALTHY", None)
         ]
-        if phase == Phase.READY and not any(grave == Phase.TROUBLE for _, grave, _ in deployments):
-            continue  # a deployment that scales under a running application is no news
-        text = f"application {name} {words}".rstrip()
+        news = deployments if scaling else [grave for _, grave, _ in deployments if grave == Phase.TROUBLE]
+        if phase == Phase.READY and not news:
+            continue
+        text = f"application {name} {words or 'is RUNNING'}"
         if said := _last_line(application.get("message")):
             text += f" ({said})"
         for deployment, _, state in deployments:

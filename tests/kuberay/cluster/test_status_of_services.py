@@ -154,6 +154,19 @@ def test_slices_that_processes_on_cpus_lead(processes, phase, verdict):
     assert words.startswith(verdict)
 
 
+def test_a_first_slice_that_loads():
+    """From nothing to one: the application is RUNNING all the while, and the operator calls it Ready."""
+    night = serving(group(hosts=2), deployment="UPSCALING", message="1 replicas have taken more than 30s")
+    a_slice(night, 0, *IDLE)
+    assert told(night)[:2] == (
+        Phase.STARTING,
+        "llama does not serve (0 of 1 slices serve): application llm is RUNNING; deployment LLMServer is UPSCALING: "
+        "1 replicas have taken more than 30s.",
+    )
+    a_slice(night, 0, *SERVES)
+    assert told(night)[:2] == (Phase.READY, "llama is ready: 1 of 1 slices serve.")
+
+
 def test_only_the_head_listens():
     night = serving()
     night.service["spec"]["serveConfigV2"] = "proxy_location: HeadOnly\n"
@@ -163,8 +176,11 @@ def test_only_the_head_listens():
 
 
 def test_nothing_is_asked_for():
-    night = serving(group(replicas=0))
-    assert told(night)[:2] == (Phase.READY, "llama is ready: it serves.")
+    """Scaled to nothing: the next request brings a slice, with a process that waits for it already."""
+    night = serving(group(replicas=0, hosts=2), group("cpu-v4-2x2x1", selector={}))
+    night.worker(of="cpu-v4-2x2x1", **unready())
+    assert told(night)[:2] == (Phase.READY, "llama is ready: no slices are asked for.")
+    assert told(serving(group(replicas=0)))[1] == "llama is ready: no slices are asked for."
 
 
 def test_no_operator():
