@@ -19,6 +19,8 @@ class Node:
 
     labels: dict[str, str]
     resources: dict[str, float]
+    id: str = ""
+    """Ray's."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Dashboard:
         reply = self._client.get("/api/v0/nodes", params={"detail": "true", "limit": 10000})
         reply.raise_for_status()
         return {
-            node["node_name"]: Node(node["labels"], node["resources_total"])
+            node["node_name"]: Node(node["labels"], node["resources_total"], node["node_id"])
             for node in reply.json()["data"]["result"]["result"]
             if node["state"] == "ALIVE"
         }

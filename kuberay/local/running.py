@@ -40,10 +40,18 @@ class Wishes:
     slices: int | None = None
     kill_host: str | None = None
     """`SLICE:HOST`: as soon as the service is ready."""
+    drain_host: str | None = None
+    """Likewise."""
+
+    @property
+    def trials(self) -> dict[str, str]:
+        """What is to be tried on which host."""
+        wanted = {"kill_host": self.kill_host, "drain_host": self.drain_host}
+        return {trial: host for trial, host in wanted.items() if host}
 
 
 def run(service: Service, wishes: Wishes) -> None:
-    """Blocks until SIGINT, SIGTERM or SIGHUP. If a run is there already, asks it to kill the host, and returns.
+    """Blocks until SIGINT, SIGTERM or SIGHUP. If a run is there already, asks it to try what is wished, and returns.
 
     Raises:
         LocalError: it cannot run here.
@@ -70,8 +78,8 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(wishes.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
-    if wishes.kill_host:
-        plan.find(wishes.kill_host)  # a mistake is said now, not after minutes
+    for host in wishes.trials.values():
+        plan.find(host)  # a mistake is said now, not after minutes
     for sentence in (*scaled.said, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
@@ -154,16 +162,28 @@ class _Run:
         if not self._ready and declared and all(app.status == "RUNNING" for app in declared):
             self._ready = True
             _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._wishes.port}  (Ctrl-C stops it)")
-            if self._wishes.kill_host:
-                self._cluster.kill(self._wishes.kill_host)
+            for trial, host in self._wishes.trials.items():
+                self._try(trial, host)
 
     def _obey(self, question: dict[str, object]) -> dict[str, object]:
         if question.get("service") != self._plan.name:
             return {"error": f"port {self._wishes.port} serves {self._plan.name}, not {question.get('service')}"}
+        for trial in ("kill_host", "drain_host"):
+            if trial in question:
+                try:
+                    return {"done": self._try(trial, str(question[trial]))}
+                except LocalError as error:
+                    return {"error": str(error)}
+        return {"error": f"{question} asks for nothing that a run can do"}
+
+    def _try(self, trial: str, wanted: str) -> str:
+        """What became of it. Raises LocalError."""
+        if trial == "kill_host":
+            return f"killed {self._cluster.kill(wanted)}"
         try:
-            return {"killed": self._cluster.kill(str(question.get("kill_host")))}
-        except LocalError as error:
-            return {"error": str(error)}
+            return f"draining {self._cluster.drain(wanted, self._dashboard.nodes())}"
+        except httpx.HTTPError as error:
+            raise LocalError(f"Ray could not be asked for its nodes: {error}") from error
 
     def _alive(self) -> set[str]:
         try:
@@ -183,6 +203,8 @@ class _Run:
             line = f"slice {place} {running.slice.name}: {running.up} of {total} hosts up"
             if running.phase is not Phase.up and running.why:
                 line += f"; {running.why}, the slice is being recreated"
+            for name in running.draining:
+                line += f"; {name} is being drained"
             lines.append(line)
         for app in self._apps:
             states = ", ".join(f"{count} {state}" for state, count in sorted(app.replicas.items())) or "none"
@@ -228,15 +250,15 @@ def _available_gb() -> float | None:
 
 
 def _ask_the_other(folder: RunFolder, service: Service, wishes: Wishes) -> None:
-    if wishes.kill_host is None:
+    if not wishes.trials:
         raise LocalError(
-            f"a service runs on port {wishes.port} already; choose another --port, or give --kill-host SLICE:HOST to "
-            "try a failure in it"
+            f"a service runs on port {wishes.port} already; choose another --port, or give --kill-host or --drain-host "
+            "SLICE:HOST to try a failure in it"
         )
-    answer = folder.ask(service=service.name, kill_host=wishes.kill_host)
+    answer = folder.ask(service=service.name, **wishes.trials)
     if "error" in answer:
         raise LocalError(answer["error"])
-    _say(f"killed {answer['killed']}; the other terminal shows what becomes of it")
+    _say(f"{answer['done']}; the other terminal shows what becomes of it")
 
 
 def _say(text: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import httpx
 from local_runs import alive, wait_until
 
 LOCAL = "ray_configs.catalog.local"
@@ -52,6 +53,24 @@ def test_two_at_once_answer_and_ctrl_c_leaves_nothing(local_run, config_file):
         assert run.interrupt(number) == 0, run.output
         run.leaves_nothing(processes)
         assert not [path for path in shared if Path(path).exists()]
+
+
+def test_a_drained_host_ends_what_has_begun(local_run, config_file):
+    """As when its Pod is told to stop: the answer that streams ends as it would, and then the host goes."""
+    small = "model='nobody/tiny', slice='v5e:2x2', max_batch_size=4, max_step_tokens=8, drain_timeout_s=20"
+    run = local_run(config_file(small), "--tiny")
+    run.wait_for(r"ready after \d+ s")
+    question = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{run.url}/v1/completions", json=question, timeout=120) as answer:
+        chunks = answer.iter_text()
+        begun = next(chunks)
+        drainer = local_run(run.config, "--drain-host", "0:0", port=run.port)
+        assert drainer.process.wait(60) == 0 and "draining tpu-v5e-2x2-0-0" in drainer.output
+        text = begun + "".join(chunks)
+    assert text.endswith("data: [DONE]\n\n") and '"error"' not in text
+    run.wait_for("host tpu-v5e-2x2-0-0 was drained; it is recreated")
+    run.wait_for("slice tpu-v5e-2x2-0 is up again")
+    wait_until(lambda: run.ask().status_code == 200, 120, lambda: run.process.poll() is not None, run)
 
 
 def test_a_crash_of_the_supervisor_leaves_no_process(local_run):
