@@ -27,6 +27,8 @@ class ClusterIPs:
         self._listening: dict[Address, tuple[Target, asyncio.Server]] = {}
         self._addresses: set[str] = set()
         self._changed = asyncio.Event()
+        self._connections: set[asyncio.Task[None] | None] = set()
+        """Held here, for the event loop alone would let go of one that waits."""
 
     def changed(self) -> None:
         self._changed.set()
@@ -68,6 +70,8 @@ class ClusterIPs:
 
     def _answer(self, target: Target):
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._connections.add(task := asyncio.current_task())
+            task.add_done_callback(self._connections.discard)
             try:
                 there = await asyncio.wait_for(asyncio.open_connection(*self._pick(target)), CONNECT_S)
             except (OSError, TimeoutError):
