@@ -160,7 +160,7 @@ class EmulatedCluster:
                 running.phase = Phase.up
                 running.failures.clear()
                 if running.why:
-                    self._say(f"slice {running.slice.name} is up again")
+                    self._say(f"{running.slice.kind} {running.slice.name} is up again")
                     running.why = ""
             case Phase.going if len(ended) == len(running.raylets):
                 for raylet in ended:

@@ -64,6 +64,11 @@ class Slice:
     """Its TPU_NAME: `tpu-v5e-4x8-1`."""
     hosts: tuple[Host, ...]
 
+    @property
+    def kind(self) -> str:
+        """What a person calls it."""
+        return "slice" if self.hosts[0].chips else "CPU worker"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -90,7 +95,7 @@ class Plan:
         place = int(name) if name.isdigit() else names.index(name) if name in names else -1
         if not number.isdigit() or not 0 <= place < len(names):
             choices = ", ".join(f"{i}: {name}" for i, name in enumerate(names))
-            raise LocalError(f"{wanted!r} must be SLICE:HOST, such as 0:0; slices are {choices}")
+            raise LocalError(f"{wanted!r} must be SLICE:HOST, such as 0:0; there are {choices}")
         hosts = self.slices[place].hosts
         if int(number) >= len(hosts):
             raise LocalError(f"{names[place]} has hosts 0 to {len(hosts) - 1}, no host {number}")

@@ -200,9 +200,9 @@ class _Run:
             lines.append("head: starting")
         for place, running in enumerate(self._cluster.slices):
             total = len(running.slice.hosts)
-            line = f"slice {place} {running.slice.name}: {running.up} of {total} hosts up"
+            line = f"{running.slice.kind} {place} {running.slice.name}: {running.up} of {total} hosts up"
             if running.phase is not Phase.up and running.why:
-                line += f"; {running.why}, the slice is being recreated"
+                line += f"; {running.why}, the {running.slice.kind} is being recreated"
             for name in running.draining:
                 line += f"; {name} is being drained"
             lines.append(line)
@@ -225,15 +225,16 @@ def _differences_of(plan: Plan, service: Service) -> Iterator[str]:
         yield "without HAProxy: Ray has none for this machine, so Serve's own proxy answers"
     if service.bucket and service.bucket.mount:
         yield f"left out: the bucket at {service.bucket.mount}"
-    chips = sum(host.chips for host in plan.hosts)
-    hosts = len(plan.hosts) - 1
-    needed = HEAD_GB + hosts * HOST_GB
+    slices = [slice for slice in plan.slices if slice.hosts[0].chips]
+    workers = len(plan.slices) - len(slices)
+    what = [_count(workers, "CPU worker")] if workers else []
+    if slices:
+        hosts = sum(len(slice.hosts) for slice in slices)
+        chips = sum(host.chips for host in plan.hosts)
+        what = [_count(len(slices), "slice"), _count(hosts, "host"), f"{chips} JAX CPU devices for chips", *what]
+    needed = HEAD_GB + (len(plan.hosts) - 1) * HOST_GB
     there = _available_gb()
-    what = f"{chips} JAX CPU devices for chips" if chips else "no chips"
-    yield (
-        f"starting {_count(len(plan.slices), 'slice')}, {_count(hosts, 'host')}, {what}; "
-        f"takes about {needed:.0f} GB of memory besides the models' weights"
-    )
+    yield f"starting {', '.join(what)}; takes about {needed:.0f} GB of memory besides the models' weights"
     if there is not None and there < needed:
         yield f"WARNING: only {there:.1f} GB are available; fewer hosts need less: --hosts-per-slice"
 

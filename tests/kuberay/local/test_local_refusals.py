@@ -43,7 +43,7 @@ def test_a_port_in_use():
 @pytest.mark.parametrize(
     ("host", "said"),
     [
-        ("2:0", "'2:0' must be SLICE:HOST, such as 0:0; slices are 0: tpu-v5e-2x4-4t-0, 1: tpu-v5e-2x4-4t-1"),
+        ("4:0", "'4:0' must be SLICE:HOST, such as 0:0; there are 0: tpu-v5e-2x4-4t-0, 1: tpu-v5e-2x4-4t-1, 2: cpu-"),
         ("tpu-v5e-4x8-0:0", "must be SLICE:HOST"),
         ("1", "must be SLICE:HOST"),
         ("1:x", "must be SLICE:HOST"),
@@ -69,7 +69,10 @@ def test_too_little_memory_is_said(monkeypatch):
     plan = plan_of(manifest, address="127.0.0.2")
     monkeypatch.setattr(running, "_available_gb", lambda: 3.2)
     said = " ".join(running._differences_of(plan, service))
-    assert "2 slices, 16 hosts, 64 JAX CPU devices" in said and "WARNING: only 3.2 GB are available" in said
+    assert (
+        "2 slices, 16 hosts, 64 JAX CPU devices for chips, 2 CPU workers;" in said
+        and "WARNING: only 3.2 GB are available" in said
+    )
     monkeypatch.setattr(running, "_available_gb", lambda: 300.0)
     assert "WARNING" not in " ".join(running._differences_of(plan, service))
 

@@ -75,7 +75,7 @@ def test_a_drained_host_ends_what_has_begun(local_run, config_file):
 
 def test_a_crash_of_the_supervisor_leaves_no_process(local_run):
     run = local_run(LOCAL)
-    run.wait_for("slice 0 cpu-0: 1 of 1 hosts up|Ray sees")
+    run.wait_for("CPU worker 0 cpu-0: 1 of 1 hosts up|Ray sees")
     processes = run.processes()
     run.process.kill()
     wait_until(lambda: not [pid for pid in processes if alive(pid)], 20)
