@@ -165,6 +165,7 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
         advice = "apply it when it is gone; --recreate waits for that"
         raise Immutable(f"checking {title(manifest)}: it is being deleted, and would take the change along: {advice}")
     manifest = as_admitted(manifest, before)
+    written_back = False
     try:
         after = cluster.apply(manifest, dry_run=True, force=force)
     except Conflict as conflict:
@@ -172,14 +173,12 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
             raise
         if foreign := disputed(manifest, before, conflict.conflicts):
             raise Conflict.over(conflict.doing, foreign) from None
-        force = True
+        force = written_back = True
         after = cluster.apply(manifest, dry_run=True, force=True)
     if before is None:
-        outcome = Outcome.CREATED
-    elif same(without_server_fields(before), without_server_fields(after)):
-        outcome = Outcome.UNCHANGED
-    else:
-        outcome = Outcome.CONFIGURED
+        return Applied(title(manifest), Outcome.CREATED, before, after, manifest, force)
+    was, will = without_server_fields(before), without_server_fields(after)
+    outcome = Outcome.UNCHANGED if was == will or (written_back and same(was, will)) else Outcome.CONFIGURED
     return Applied(title(manifest), outcome, before, after, manifest, force)
 
 

@@ -79,7 +79,7 @@ def not_rolled_out(ray_service: Manifest, cluster: Manifest) -> list[str]:
     """`group tpu-v5e-4x8 containers[ray-worker].image: a -> b` for each field that the Ray cluster has otherwise."""
     queued = QUEUE in labels(ray_service) or QUEUE in labels(cluster)
     skip = SKIPPED | KUEUES if queued else SKIPPED
-    found = differences(cluster["spec"], ray_service["spec"]["rayClusterConfig"], skip)
+    found = differences(cluster["spec"], ray_service["spec"]["rayClusterConfig"], skip, zeros=True)
     return [f"{_readable(path)}: {short(old)} -> {short(new)}" for path, old, new in found]
 
 

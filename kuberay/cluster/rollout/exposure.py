@@ -38,7 +38,7 @@ def made_anew(service: Manifest, after: Manifest) -> list[Step]:
     had = service["metadata"].get("annotations") or {}
     is_now = {key: service["spec"].get(key) for key in spec}
     is_now["ports"] = [{key: port.get(key) for key in (*wanted, "name")} for port, wanted in _pairs(is_now, spec)]
-    words = [f"{path} {short(old)} -> {short(new)}" for path, old, new in differences(is_now, spec)]
+    words = [f"{path} {short(old)} -> {short(new)}" for path, old, new in differences(is_now, spec, zeros=True)]
     for key in {*notes, LOAD_BALANCER_TYPE}:
         if not same(had.get(key), notes.get(key)):
             words.append(f"annotation {key} {short(had.get(key))} -> {short(notes.get(key))}")

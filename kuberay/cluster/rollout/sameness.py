@@ -11,8 +11,9 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-QUANTITY = re.compile(r"[+-]?[0-9.]+([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
+QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 NAMES = ("groupName", "name", "containerPort", "mountPath", "key", "port")  # what tells the items of a list apart
+AMOUNT = re.compile(r"(^|\.)(limits|requests|cpu|memory|sizeLimit|storage|nominalQuota)(\.|$)")
 DEFAULTS = {"protocol": "TCP", "numOfHosts": 1}
 
 
@@ -21,27 +22,32 @@ def same(one: Any, other: Any) -> bool:
 
 
 def differences(
-    before: Any, after: Any, skip: frozenset[str] = frozenset(), path: str = ""
+    before: Any, after: Any, skip: frozenset[str] = frozenset(), zeros: bool = False, path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(path, before, after) of each field that differs; items of lists go by their names where they have any."""
-    if _empty(before) and _empty(after):
+    """(path, before, after) of each field that differs; items of lists go by their names where they have any.
+
+    With `zeros`, false and 0 are no more than absent: the operator's types drop them, where they are the default.
+    """
+    if _empty(before, zeros) and _empty(after, zeros):
         return
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
             if key not in skip:
                 default = DEFAULTS.get(key)
                 where = f"{path}.{key}" if path else str(key)
-                yield from differences(before.get(key, default), after.get(key, default), skip, where)
+                yield from differences(before.get(key, default), after.get(key, default), skip, zeros, where)
     elif isinstance(before, list) and isinstance(after, list):
         one, other = _named(before), _named(after)
         for key in [*one, *(key for key in other if key not in one)]:
-            yield from differences(one.get(key), other.get(key), skip, f"{path}[{key}]")
-    elif isinstance(before, dict | list) or isinstance(after, dict | list) or _scalar(before) != _scalar(after):
+            yield from differences(one.get(key), other.get(key), skip, zeros, f"{path}[{key}]")
+    elif isinstance(before, dict | list) or isinstance(after, dict | list) or _said(before, path) != _said(after, path):
         yield path, before, after
 
 
-def _empty(value: Any) -> bool:
-    return all(map(_empty, value.values())) if isinstance(value, dict) else value in (None, "", False, 0, "0", [])
+def _empty(value: Any, zeros: bool) -> bool:
+    if isinstance(value, dict):
+        return all(_empty(inner, zeros) for inner in value.values())
+    return value is None or value in ("", []) or (zeros and value in (False, 0))
 
 
 def _named(items: list[Any]) -> dict[str, Any]:
@@ -53,14 +59,10 @@ def _named(items: list[Any]) -> dict[str, Any]:
     return {str(index): item for index, item in enumerate(items)}
 
 
-def _scalar(value: Any) -> Any:
+def _said(value: Any, path: str) -> Any:
+    """What a scalar says; amounts by their value: `2.60` is another version than `2.6`, and no other number of CPUs."""
     text = str(value)
-    if isinstance(value, str | int | float) and not isinstance(value, bool) and QUANTITY.fullmatch(text):
-        try:
-            return Decimal(parse_quantity(text))
-        except (ValueError, ArithmeticError):
-            return text
-    return text
+    return Decimal(parse_quantity(text)) if AMOUNT.search(path) and QUANTITY.fullmatch(text) else text
 
 
 def short(value: Any) -> str:
