@@ -15,6 +15,7 @@ from kuberay.cluster.rollout.exposure import Step, made_anew
 from kuberay.cluster.rollout.ownership import QUEUE
 from kuberay.cluster.rollout.sameness import differences, short
 from kuberay.cluster.rollout.serve_config import Application, applications
+from kuberay.render.ray_cluster import NEVER_S
 
 NUMBERS = ("replicas", "minReplicas", "maxReplicas")
 SKIPPED = frozenset({*NUMBERS, "scaleStrategy", "suspend"})
@@ -107,7 +108,8 @@ def _numbers(cluster: Manifest, asked: Manifest) -> list[Step]:
         changed = {}
         for field in NUMBERS:
             value = new.get(field)
-            if field == "replicas" and autoscaled:  # the autoscaler's own number, within its bounds
+            fixed = (new.get("idleTimeoutSeconds") or 0) >= NEVER_S
+            if field == "replicas" and autoscaled and not fixed:  # the autoscaler's own number, within its bounds
                 least, most = new.get("minReplicas") or 0, new.get("maxReplicas")
                 value = max(least, group.get(field) or 0)
                 value = value if most is None else min(value, most)
