@@ -211,11 +211,11 @@ def _application_findings(side: dict[str, Any], scaling: bool = False) -> list[F
         if phase == Phase.READY and not news:
             continue
         text = f"application {name} {words or 'is RUNNING'}"
-        if said := _last_line(application.get("message")):
+        if said := _gist(application.get("message")):
             text += f" ({said})"
         for deployment, _, state in deployments:
             text += f"; deployment {deployment} is {state['status']}"
-            if said := _last_line(state.get("message")):
+            if said := _gist(state.get("message")):
                 text += f": {said}"
         found.append(Finding(max([phase, *(grave for _, grave, _ in deployments)]), text))
     return found
@@ -240,6 +240,7 @@ def _message(state: dict[str, Any], well: str) -> list[str]:
     return [f"    {line}" for line in (state.get("message") or "").strip().splitlines()[-MESSAGE_LINES:]]
 
 
-def _last_line(message: str | None) -> str:
+def _gist(message: str | None) -> str:
+    """One line of it: the last of a traceback, else the first, without its full stop."""
     lines = (message or "").strip().splitlines()
-    return one_line(lines[-1]) if lines else ""
+    return one_line(lines[-1 if "Traceback" in lines[0] else 0]).rstrip(".") if lines else ""

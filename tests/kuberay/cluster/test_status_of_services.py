@@ -156,12 +156,12 @@ def test_slices_that_processes_on_cpus_lead(processes, phase, verdict):
 
 def test_a_first_slice_that_loads():
     """From nothing to one: the application is RUNNING all the while, and the operator calls it Ready."""
-    night = serving(group(hosts=2), deployment="UPSCALING", message="1 replicas have taken more than 30s")
+    night = serving(group(hosts=2), deployment="UPSCALING", message="1 replicas take more than 30s.\nA slow __init__?")
     a_slice(night, 0, *IDLE)
     assert told(night)[:2] == (
         Phase.STARTING,
         "llama does not serve (0 of 1 slices serve): application llm is RUNNING; deployment LLMServer is UPSCALING: "
-        "1 replicas have taken more than 30s.",
+        "1 replicas take more than 30s.",
     )
     a_slice(night, 0, *SERVES)
     assert told(night)[:2] == (Phase.READY, "llama is ready: 1 of 1 slices serve.")
