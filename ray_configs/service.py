@@ -141,7 +141,8 @@ class Service(Config):
     disruption_budget: int | None = Field(None, ge=1)
     """Slices of each kind (or CPU workers) that drains of nodes may take at a time, for upgrades and the like.
 
-    None: any number. The head is then never taken, unless `gcs_fault_tolerance` keeps what it knows. GKE waits for a
+    None: any number. The head is then never taken, unless `gcs_fault_tolerance` keeps what it knows. Slices of several
+    hosts that a cell keeps and nothing is published on count as not serving, and hold up drains too. GKE waits for a
     budget an hour at most, and then drains all the same; machines that fail or are preempted do not ask."""
     priority_class: str | None = Field(None, min_length=1)
     """PriorityClass of all its Pods, which the cluster must have: who is taken off a node when there is no room."""
