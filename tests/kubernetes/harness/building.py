@@ -15,10 +15,13 @@ from pathlib import Path
 from filelock import FileLock
 
 MODULES = Path(__file__).parents[1]
+GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
 OPERATOR_PACKAGE = "github.com/ray-project/kuberay/ray-operator"
 OPERATOR_VERSIONS = tuple(sorted((path.name for path in (MODULES / "operator").iterdir()), reverse=True))
 DEFAULT_OPERATOR = os.environ.get("PODSLICE_KUBERAY", OPERATOR_VERSIONS[0])
 PROGRESS_S = 20
+KEPT_S = 30 * 24 * 3600  # since it was last asked for: other checkouts may use other versions
+LAYOUT = "2"  # of a binary's folder
 NEEDED_BYTES = 6 * 2**30  # modules, Go's build cache and the binaries, from nothing
 
 
@@ -63,6 +66,12 @@ def operator(version: str = DEFAULT_OPERATOR) -> Operator:
     return Operator(version, folder / "ray-operator", folder / "crds")
 
 
+def gateway_crds() -> Path:
+    """The Gateway API's CRDs, of the version that the operator is built with."""
+    version = OPERATOR_VERSIONS[0]
+    return _built(_operator_module(version), f"ray-operator-{version}") / "gateway-crds"
+
+
 def build_all(operators: tuple[str, ...] = OPERATOR_VERSIONS) -> None:
     """Builds what is not in the cache yet, with a line of progress every 20 seconds.
 
@@ -96,8 +105,14 @@ def _environment() -> dict[str, str]:
     return os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false", "GOWORK": "off"}
 
 
+def _source(required: str, module: Path) -> Path:
+    """Where the sources of a module lie that ours requires."""
+    return Path(_go("list", "-m", "-f", "{{.Dir}}", required, module=module))
+
+
 def _folder(module: Path, name: str) -> Path:
-    inputs = hashlib.sha256(_go("env", "GOVERSION", "GOOS", "GOARCH", module=module).encode())
+    go = _go("env", "GOVERSION", "GOOS", "GOARCH", module=module)
+    inputs = hashlib.sha256(f"{LAYOUT} {go}".encode())
     for path in sorted(path for path in module.iterdir() if path.suffix in (".mod", ".sum", ".go")):
         inputs.update(path.name.encode() + path.read_bytes())
     return cache_folder() / f"{name}-{inputs.hexdigest()[:12]}"
@@ -107,6 +122,7 @@ def _built(module: Path, name: str) -> Path:
     folder = _folder(module, name)
     if not folder.is_dir():
         raise BuildError(f"{name} is not built: `make test-kubernetes` builds it into {folder.parent}")
+    os.utime(folder)
     return folder
 
 
@@ -126,12 +142,14 @@ def _build(module: Path, name: str, package: str, program: str) -> None:
         if program == "controlplane":
             (unfinished / "kubectl").symlink_to(program)
         else:
-            source = Path(_go("list", "-m", "-f", "{{.Dir}}", OPERATOR_PACKAGE, module=module))
-            shutil.copytree(source / "config" / "crd" / "bases", unfinished / "crds")
+            shutil.copytree(_source(OPERATOR_PACKAGE, module) / "config" / "crd" / "bases", unfinished / "crds")
+            shutil.copytree(
+                _source(GATEWAY_MODULE, module) / "config" / "crd" / "standard", unfinished / "gateway-crds"
+            )
         unfinished.rename(folder)
-        for older in folder.parent.glob(f"{name}-????????????"):
-            if older != folder:
-                shutil.rmtree(older, ignore_errors=True)
+        for other in folder.parent.glob(f"{name}-????????????"):
+            if time.time() - other.stat().st_mtime > KEPT_S:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 def _compile(module: Path, name: str, package: str, binary: Path) -> None:

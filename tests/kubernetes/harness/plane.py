@@ -40,14 +40,16 @@ CONTROLLERS = (
     "serviceaccount-controller",
     "ttl-after-finished-controller",
 )
-# Kinds of GKE, Kueue and the Gateway API that our manifests use. Here any content is accepted.
+# Kinds of GKE and Kueue that our manifests use, whose schemas Go's module proxy does not have: any content is accepted.
 OTHER_KINDS = (
-    ("monitoring.googleapis.com", "v1", "PodMonitoring", "podmonitorings"),
-    ("gateway.networking.k8s.io", "v1", "Gateway", "gateways"),
-    ("gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes"),
-    ("networking.gke.io", "v1", "HealthCheckPolicy", "healthcheckpolicies"),
-    ("networking.gke.io", "v1", "GCPBackendPolicy", "gcpbackendpolicies"),
-    ("kueue.x-k8s.io", "v1beta1", "LocalQueue", "localqueues"),
+    ("monitoring.googleapis.com", "v1", "PodMonitoring", "podmonitorings", "Namespaced"),
+    ("networking.gke.io", "v1", "HealthCheckPolicy", "healthcheckpolicies", "Namespaced"),
+    ("networking.gke.io", "v1", "GCPBackendPolicy", "gcpbackendpolicies", "Namespaced"),
+    ("kueue.x-k8s.io", "v1beta1", "LocalQueue", "localqueues", "Namespaced"),
+    ("kueue.x-k8s.io", "v1beta1", "ClusterQueue", "clusterqueues", "Cluster"),
+    ("kueue.x-k8s.io", "v1beta1", "ResourceFlavor", "resourceflavors", "Cluster"),
+    ("kueue.x-k8s.io", "v1beta1", "AdmissionCheck", "admissionchecks", "Cluster"),
+    ("kueue.x-k8s.io", "v1beta1", "ProvisioningRequestConfig", "provisioningrequestconfigs", "Cluster"),
 )
 
 
@@ -114,7 +116,8 @@ class ControlPlane:
         )
         self.cluster = Cluster(self.kubeconfig, self.kubectl, plane=self)
         wait_until("the default service account", lambda: self._has_service_account(), self.alive)
-        self.apply(*(definition(*kind) for kind in OTHER_KINDS))
+        gateway = [yaml.safe_load(path.read_text()) for path in sorted(building.gateway_crds().glob("*.yaml"))]
+        self.apply(*(definition(*kind) for kind in OTHER_KINDS), *gateway)
         self.webhook.start()
         self.start_operator(self.operator)
 
@@ -223,7 +226,7 @@ class ControlPlane:
         self.kubeconfig.write_text(yaml.safe_dump(config))
 
 
-def definition(group: str, version: str, kind: str, plural: str) -> dict[str, Any]:
+def definition(group: str, version: str, kind: str, plural: str, scope: str) -> dict[str, Any]:
     """A CustomResourceDefinition without a schema."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     return {
@@ -236,7 +239,7 @@ def definition(group: str, version: str, kind: str, plural: str) -> dict[str, An
         },
         "spec": {
             "group": group,
-            "scope": "Namespaced",
+            "scope": scope,
             "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
             "versions": [
                 {"name": version, "served": True, "storage": True, "schema": schema, "subresources": {"status": {}}}
