@@ -1,8 +1,9 @@
 """Pods of a RayCluster: Ray's object store in memory, whose rights they have, and how they are stored."""
 
+import re
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Cluster
+from kuberay.check.manifests import Cluster, Group
 from kuberay.check.nodes import Node, quantity
 from kuberay.check.pods import Pod
 from kuberay.check.rules import Problem, note, rule, warning
@@ -68,14 +69,40 @@ def rights(cluster: Cluster) -> Iterator[Problem]:
 
 @rule(Cluster, "write-back", "KubeRay 1.7: the operator writes objects back to add its finalizer")
 def write_back(cluster: Cluster) -> Iterator[Problem]:
-    """A worker group says scaleStrategy, or a second server-side apply of the same file is refused."""
+    """A worker group reads as the operator writes it, or a second server-side apply of the same file is refused."""
     redis = cluster.node["gcsFaultToleranceOptions"].present
-    written = cluster.manifest.kind in ("RayService", "RayJob") or (cluster.manifest.kind == "RayCluster" and redis)
-    without = [group for group in cluster.groups if not group.node["scaleStrategy"].present]
-    if written and without:
-        yield note(
-            without[0].node["scaleStrategy"],
-            "is missing: when the operator adds its finalizer, it writes the groups back with it and owns their list "
-            "from then on. kubectl apply --server-side refuses the next apply of this file with a conflict",
-            "write scaleStrategy: {} in each worker group; or apply client-side",
-        )
+    if cluster.manifest.kind not in ("RayService", "RayJob") and not (cluster.manifest.kind == "RayCluster" and redis):
+        return
+    for group in cluster.groups:
+        for node, instead in _spelt_otherwise(group):
+            yield note(
+                node,
+                "the operator writes worker groups back when it adds its finalizer, and this otherwise: it then owns "
+                "their list, and kubectl apply --server-side refuses the next apply of this file with a conflict",
+                f"write {instead}, as the operator does; or apply client-side",
+            )
+            return
+
+
+def _spelt_otherwise(group: Group) -> Iterator[tuple[Node, str]]:
+    """What the operator's copy of a group has differently, as Kubernetes' Go types print it."""
+    if not group.node["scaleStrategy"].present:
+        yield group.node["scaleStrategy"], "scaleStrategy: {}"
+    metadata = group.pod.node["metadata"]
+    if not metadata.present:
+        yield metadata, "metadata: {}"
+    for container in group.pod.all_containers:
+        for part in ("limits", "requests"):
+            for amount in container["resources"][part].fields.values():
+                if isinstance(amount.value, int | float):
+                    yield amount, f'"{amount.value}", in quotes'
+                elif isinstance(amount.value, str) and not amount.placeholder and not _canonical(amount.value):
+                    yield amount, "a whole number of the largest unit that leaves one, such as 500m or 2Gi"
+
+
+def _canonical(amount: str) -> bool:
+    match = re.fullmatch(r"(\d+)([mkMGTPE]|[KMGTPE]i)?", amount)
+    if match is None:
+        return False
+    step = 1024 if (match[2] or "").endswith("i") else 1000
+    return int(match[1]) % step != 0 or int(match[1]) == 0 or match[2] in ("E", "Ei")
