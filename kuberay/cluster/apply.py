@@ -143,7 +143,7 @@ def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) ->
             raise WouldStop(
                 f"{item.name}: {'; '.join(rollout.stops)}. Nothing was changed. Delete it and make it anew with "
                 "--recreate (it is away for minutes), or let the operator put a new Ray cluster beside the old one: "
-                "upgradeStrategy NewCluster, with free slices for both"
+                "upgrade=NewCluster() in the config, with free slices for both"
             )
         for step in rollout.steps:
             say(f"{step.title}: {step.words}")
