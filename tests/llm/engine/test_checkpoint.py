@@ -202,7 +202,10 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     script = (
         "import os\n"
         "from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError\n"
-        "print('model.safetensors' in os.listdir(Checkpoint('someone/tiny', weights=False).location))\n"
+        "from apps.llm.engine.model.model import Model\n"
+        "from ray_configs.llm import EngineConfig\n"
+        "leader = Model.open(EngineConfig(model='someone/tiny'), weights=False)\n"
+        "print('model.safetensors' in os.listdir(leader.checkpoint.location))\n"
         "print(Checkpoint('someone/tiny').read('model.norm.weight', (64,))[:3].tolist())\n"
         "print('consolidated.safetensors' in os.listdir(Checkpoint('someone/tiny').location))\n"
         "try:\n    Checkpoint('someone/else')\nexcept CheckpointError as error:\n    print(error)\n"
@@ -219,6 +222,6 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr[-3000:]
     fetched, weights, twice, error = found.stdout.splitlines()[:4]
     assert twice == "False", "weights that are there twice are fetched once"
-    assert fetched == "False", "a config and a tokenizer do not need the weights"
+    assert fetched == "False", "who leads a slice of several hosts needs its config and tokenizer alone"
     assert json.loads(weights) == load_file(llama / "model.safetensors")["model.norm.weight"][:3].tolist()
     assert "someone/else: neither a local folder nor a model" in error
