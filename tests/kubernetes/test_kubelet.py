@@ -284,6 +284,17 @@ def test_a_node_takes_its_pods_with_it(pods: Pods) -> None:
     until("the Job has failed", lambda: pods.get("slice", "job")["status"].get("failed"))
 
 
+def test_a_machine_that_returns_starts_its_pods_again(pods: Pods) -> None:
+    make_node(pods.cluster, "again-0")
+    pods.start("again-pod", "echo up; exec sleep infinity", nodeName="again-0", restartPolicy="Always")
+    until("it is up", lambda: pods.says("logs", "again-pod") == "up\n")
+    pods.cluster.kubectl("delete", "node", "again-0")
+    make_node(pods.cluster, "again-0")
+    until("it is up again", lambda: pods.says("logs", "again-pod") == "up\nup\n")
+    assert pods.status("again-pod")["phase"] == "Running"
+    pods.cluster.kubectl("delete", "node", "again-0")
+
+
 def _running(pods: Pods, selector: str, count: int) -> list[str] | None:
     items = json.loads(pods.kubectl("get", "pods", selector, "-o", "json"))["items"]
     names = [item["metadata"]["name"] for item in items if item["status"]["phase"] == "Running"]

@@ -12,7 +12,8 @@ MACHINE = {"cpu": "240", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "pod
 
 def nodes_for(objects: Iterable[Object], spare_slices: int = 0) -> list[dict[str, Any]]:
     """For all that the objects may grow to. `spare_slices`: further pools for each kind of slice."""
-    nodes = [node("cpu-0", {POOL: "default-pool"})]
+    objects = list(objects)
+    nodes = [node(f"{objects[0]['metadata']['name']}-cpu-0", {POOL: "default-pool"})]
     for name, count, hosts, template in _slices(objects):
         spec = template["spec"]
         limits = spec["containers"][0].get("resources", {}).get("limits", {})

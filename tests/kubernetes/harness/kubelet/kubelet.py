@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import sys
 import time
 import traceback
@@ -14,7 +15,7 @@ from harness.kubelet.container import now
 from harness.kubelet.pod import Pod
 from harness.namespace import NETWORK, NODE_ADDRESS
 
-STARTING_AT_ONCE = 2
+STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 WAITING_AT_ONCE = 3
 """Pods that run their init containers."""
 VERSION = "v1.36.3"
@@ -37,8 +38,8 @@ class Kubelet:
         self.waiting = asyncio.Semaphore(WAITING_AT_ONCE)
         self._addresses = (f"{NETWORK}.{n // 250 + 1}.{n % 250 + 1}" for n in itertools.count())  # none is used twice
         self._seen: dict[str, dict[str, Any]] = {}
-        self._gone: set[str] = set()
-        """Pods whose machine is gone, by uid."""
+        self._ended: set[str] = set()
+        """Pods of which nothing is left here, by uid."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._events = itertools.count()
 
@@ -51,6 +52,7 @@ class Kubelet:
 
     async def stop(self) -> None:
         """Ends all processes. The API server is not told."""
+        self.nodes.clear()
         for pod in list(self.pods.values()):
             pod.vanish()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -82,7 +84,6 @@ class Kubelet:
                 self.nodes.pop(name, None)
                 for pod in self.pods.values():
                     if pod.node == name:
-                        self._gone.add(pod.uid)
                         pod.vanish()
             if kind == "DELETED":
                 return
@@ -124,7 +125,7 @@ class Kubelet:
             uid = item["metadata"]["uid"]
             if kind == "DELETED":
                 self._seen.pop(uid, None)
-                self._gone.discard(uid)
+                self._ended.discard(uid)
                 if uid in self.pods:
                     self.pods[uid].end(0)
             else:
@@ -133,7 +134,7 @@ class Kubelet:
 
     def _see_pod(self, item: dict[str, Any]) -> None:
         meta, uid = item["metadata"], item["metadata"]["uid"]
-        if item["spec"].get("nodeName") not in self.nodes or uid in self._gone:
+        if item["spec"].get("nodeName") not in self.nodes or uid in self._ended:
             return
         pod = self.pods.get(uid)
         ending = "deletionTimestamp" in meta
@@ -154,7 +155,10 @@ class Kubelet:
             await pod.run()
         finally:
             del self.pods[pod.uid]
-            self._gone.add(pod.uid)
+            if not pod.vanished:
+                self._ended.add(pod.uid)
+            elif item := self._seen.get(pod.uid):
+                self._see_pod(item)  # its Node may be back: another machine of that name, which starts it again
 
     def _start(self, work: Any) -> None:
         async def guarded() -> None:

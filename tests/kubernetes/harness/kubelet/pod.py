@@ -25,7 +25,7 @@ class Pod:
         self.path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
         self.starting = kubelet.starting
         self.logs = kubelet.folder / "logs" / f"{self.namespace}_{self.name}_{self.uid}"
-        self.logs.mkdir(parents=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
         folder = kubelet.folder / "pods" / self.uid
         self.sources = Sources(kubelet.api, item, kubelet.nodes[self.node], ip)
         self.volumes = Volumes(self.sources, folder / "volumes", kubelet.folder / "buckets")
@@ -37,7 +37,7 @@ class Pod:
         self._since: dict[str, tuple[str, str]] = {}
         self._ending = asyncio.Event()
         self._kill_at = KillAt()
-        self._vanished = False
+        self.vanished = False
         self._changed = asyncio.Event()
 
     def container(self, name: str | None) -> Container | None:
@@ -55,7 +55,7 @@ class Pod:
 
     def vanish(self) -> None:
         """Its machine is gone: no goodbye, and nobody left to report."""
-        self._vanished = True
+        self.vanished = True
         self.end(0)
 
     def event(self, kind: str, reason: str, message: str) -> None:
@@ -78,7 +78,7 @@ class Pod:
         reporting.cancel()
         await asyncio.gather(living, reporting, return_exceptions=True)
         await self.sandbox.remove()
-        if self._vanished:
+        if self.vanished:
             return
         if self.mains and all(one.code is not None for one in self.mains):
             self._phase = "Succeeded" if all(one.code == 0 for one in self.mains) else "Failed"
@@ -127,6 +127,8 @@ class Pod:
             await asyncio.sleep(0.1)
 
     async def _report(self) -> None:
+        if self.vanished:
+            return
         if self._phase == "Pending" and any(one.starts for one in self.mains):
             self._phase = "Running"
         initialized = all(one.code == 0 for one in self.inits)
