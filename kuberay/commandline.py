@@ -201,7 +201,7 @@ def apply(
     cluster = _connect(context, namespace, kubeconfig)
     apply_objects(
         cluster,
-        source.objects,
+        source.each(),
         dry_run=dry_run == "server",
         force_conflicts=force_conflicts,
         recreate=recreate,
@@ -223,7 +223,7 @@ def diff(
 
     source = read_source(config, Placeholders(project, bucket))
     cluster = _connect(context, namespace, kubeconfig)
-    text = difference(cluster, source.objects, say=lambda line: typer.echo(line, err=True))
+    text = difference(cluster, source.each(), say=lambda line: typer.echo(line, err=True))
     typer.echo(text or "no difference", nl=not text, err=not text)
     if text:
         raise typer.Exit(1)
@@ -253,9 +253,9 @@ def status(
     cluster = _connect(context, namespace, kubeconfig)
     with Board() as board:
         if watch or wait:
-            state = follow(cluster, source.objects, board.show, until_ready=wait, timeout_s=timeout)
+            state = follow(cluster, source.each(), board.show, until_ready=wait, timeout_s=timeout)
         else:
-            state = observe(cluster, source.objects)
+            state = observe(cluster, source.each())
             board.show(state)
     if not state.ready:
         raise typer.Exit(1)
@@ -276,7 +276,7 @@ def delete(
 
     source = read_source(config, Placeholders())
     cluster = _connect(context, namespace, kubeconfig)
-    delete_objects(cluster, source.objects, wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
+    delete_objects(cluster, source.each(), wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
 
 
 def main() -> None:

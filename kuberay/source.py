@@ -69,6 +69,10 @@ class Source:
     findings: tuple["Finding", ...] = ()
     """What reading has to say already: files that were skipped, or that hold nothing."""
 
+    def each(self) -> Objects:
+        """The objects, and those inside of a `kind: List` one by one, as the API server takes them."""
+        return [inner for item in self.objects for inner in (item["items"] if item.get("kind") == "List" else [item])]
+
     def open_placeholders(self) -> list[str]:
         """Placeholders that are still in the objects, such as PROJECT_ID."""
         text = repr(self.objects)

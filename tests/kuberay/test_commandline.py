@@ -1,5 +1,6 @@
 """`python -m kuberay` as a person types it: what is printed where, exit statuses, and what it says of mistakes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +255,11 @@ def test_apply_refuses_what_check_calls_an_error(run, tmp_path):
 def test_a_missing_kubeconfig_is_said(run, tmp_path):
     status, _, err = run("apply", LOCAL, "--project", "p", "--kubeconfig", str(tmp_path / "none"))
     assert status == 2 and str(tmp_path / "none") in err and "Traceback" not in err
+
+
+def test_objects_in_a_list_are_applied_one_by_one(tmp_path: Path) -> None:
+    names = ("a", "b", "c")
+    a, b, c = ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}} for name in names)
+    file = tmp_path / "objects.json"
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [a, b]}) + "\n---\n" + json.dumps(c))
+    assert [item["metadata"]["name"] for item in read(str(file)).each()] == list(names)

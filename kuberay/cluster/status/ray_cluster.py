@@ -1,6 +1,6 @@
 """What a Ray cluster lacks: its head, its slices, or what the operator could not make."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
@@ -73,7 +73,20 @@ def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = N
     head = min(heads, key=lambda state: state.step, default=PodState("", Step.MISSING, "has no Pod yet"))
     workers = around.ray_pods(live, "worker")
     parts = slices.of_ray_cluster(live, workers, around.events, around.nodes, when or {})
-    return RayClusterView(live, head, tuple(parts), tuple(_refusals(live, around)), tuple(_outdated(live, around)))
+    outdated = (*_forgotten(live, workers), *_outdated(live, around))
+    return RayClusterView(live, head, tuple(parts), tuple(_refusals(live, around)), outdated)
+
+
+def _forgotten(live: Manifest, workers: Sequence[Manifest]) -> Iterator[str]:
+    """After an upgrade from KubeRay 1.5, slices of several hosts are there twice."""
+    name = live["metadata"]["name"]
+    for group in sorted({labels(pod).get(GROUP, "") for pod in workers}):
+        if left := slices.forgotten([pod for pod in workers if labels(pod).get(GROUP) == group]):
+            yield (
+                f"{len(left)} Pods of group {group} are of an older operator: this one does not count them, has made "
+                "the slices again beside them, and never ends them. Once the new ones serve: kubectl delete pods "
+                f"-l 'ray.io/cluster={name},ray.io/group={group},!{slices.REPLICA_NAME}'"
+            )
 
 
 def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:

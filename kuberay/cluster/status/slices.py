@@ -14,6 +14,7 @@ from kuberay.cluster.status.state import Finding, Phase, PodState, Step
 
 GROUP = "ray.io/group"
 REPLICA_INDEX = "ray.io/worker-group-replica-index"
+REPLICA_NAME = "ray.io/worker-group-replica-name"
 HOST_INDEX = "ray.io/replica-host-index"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -128,6 +129,8 @@ def of_ray_cluster(
         name, hosts = group["groupName"], group.get("numOfHosts") or 1
         placed: dict[int, dict[int, Manifest]] = defaultdict(dict)
         mine = [pod for pod in pods if labels(pod).get(GROUP) == name]
+        uncounted = forgotten(mine)
+        mine = [pod for pod in mine if pod not in uncounted]
         for number, pod in enumerate(sorted(mine, key=_age)):
             # Operators that do not number Pods: in the order in which they were made.
             index = int(labels(pod).get(REPLICA_INDEX, number // hosts))
@@ -144,6 +147,15 @@ def of_ray_cluster(
             states = tuple(_state(there.get(host), events, nodes) for host in range(hosts))
             slices.append(Slice(name, index, shape, states, when.get(name, Works.ALL)))
     return slices
+
+
+def forgotten(pods: Sequence[Manifest]) -> list[Manifest]:
+    """Of one group's Pods those that an operator before 1.6 made, where a newer one has made its own beside them.
+
+    KubeRay 1.6 names each slice of several hosts in a label, and neither counts nor deletes Pods without it.
+    """
+    named = [pod for pod in pods if REPLICA_NAME in labels(pod)]
+    return [pod for pod in pods if REPLICA_NAME not in labels(pod)] if named else []
 
 
 def of_job(job: Manifest, pods: Sequence[Manifest], events: Events, nodes: Sequence[Manifest] | None) -> Slice:

@@ -421,3 +421,20 @@ def test_a_ray_cluster_alone():
     night.worker()
     state = night.state(night.ray_cluster)
     assert (state.phase, describe(state)[0]) == (Phase.READY, f"{CLUSTER} is ready: 1 of 1 slices up.")
+
+
+def test_slices_that_an_upgraded_operator_forgot() -> None:
+    """KubeRay 1.5 does not name slices of several hosts; 1.6 makes them again, and leaves the old Pods."""
+    night = serving(group(replicas=1, hosts=2))
+    for host in range(2):
+        old = night.worker(host=host)["metadata"]
+        old["name"] = old["uid"] = f"old-{host}"
+        old["labels"] = {key: value for key, value in old["labels"].items() if "index" not in key}
+    for host in range(2):
+        night.worker(host=host, **unready())["metadata"]["labels"]["ray.io/worker-group-replica-name"] = (
+            f"{GROUP}-x7k2p"
+        )
+    _, verdict, rest = told(night)
+    assert f"2 Pods of group {GROUP} are of an older operator" in verdict + rest
+    assert f"'ray.io/cluster={CLUSTER},ray.io/group={GROUP},!ray.io/worker-group-replica-name'" in verdict + rest
+    assert f"slice 0 of group {GROUP}" in rest and f"slice 1 of group {GROUP}" not in rest
