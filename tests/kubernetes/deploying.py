@@ -26,9 +26,9 @@ def with_fields(model: Any, **changes: Any) -> Any:
     return type(model)(**({name: getattr(model, name) for name in model.model_fields_set} | changes))
 
 
-def manifest_of(service: Service, hosts_per_slice: int = 2) -> list[Object]:
-    """Rendered with toy models on slices of no more hosts than that. Kinds of GKE's own are left out."""
-    scaled = scale_down(service, tiny=True, hosts_per_slice=hosts_per_slice).service
+def manifest_of(service: Service, hosts_per_slice: int = 2, tiny: bool = True) -> list[Object]:
+    """Rendered with toy models on slices of no more hosts than that. `tiny` False: its models are toys already."""
+    scaled = scale_down(service, tiny=tiny, hosts_per_slice=hosts_per_slice).service
     return json.loads(json.dumps(list(render(scaled)), default=str))
 
 
@@ -142,12 +142,13 @@ def deployed(
     hosts_per_slice: int = 2,
     before: Sequence[Object] = (),
     change: Callable[[list[Object]], None] = lambda objects: None,
+    tiny: bool = True,
 ) -> Iterator[Deployed]:
     """Applied with its Nodes, after what must be there before, and changed if asked to; nothing is waited for.
 
     In the end it is deleted, and must leave no Pod behind.
     """
-    objects = manifest_of(service, hosts_per_slice)
+    objects = manifest_of(service, hosts_per_slice, tiny)
     change(objects)
     name, namespace = service.name, service.namespace
     with nodes_of(cluster, objects):

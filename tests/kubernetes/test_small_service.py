@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +78,7 @@ def redis() -> list[Object]:
 
 @pytest.fixture(scope="module")
 def service(cluster: Cluster) -> Iterator[Deployed]:
-    with deployed(cluster, CONFIG, before=redis()) as running:
+    with deployed(cluster, CONFIG, before=redis(), tiny=False) as running:
         running.wait_until_ready()
         running.wait_for_replicas(2)
         running.wait_for_replicas(1, "stable-diffusion")
@@ -117,15 +118,17 @@ def test_the_picture_client_saves_its_pictures(service: Deployed, tmp_path: Path
 def test_a_node_drain_cuts_no_stream(service: Deployed, model: Model, record_property: Record) -> None:
     workers = [pod for pods in service.slices.values() for pod in pods if "2x2-" in pod["metadata"]["name"]]
     node = workers[0]["spec"]["nodeName"]
-    begun = threading.Semaphore(0)
+    begun: list[float] = []
     ended: Counter[str] = Counter()
-    streams = [
-        threading.Thread(target=lambda: ended.update([model.stream(LONG_ANSWER, SERVICE_S, begun.release)]))
-        for _ in range(6)
-    ]
+
+    def ask() -> None:
+        ended.update([model.stream(LONG_ANSWER, SERVICE_S, lambda: begun.append(time.monotonic()))])
+
+    streams = [threading.Thread(target=ask) for _ in range(6)]
     for stream in streams:
         stream.start()
-    assert all(begun.acquire(timeout=SERVICE_S) for _ in streams)
+    until("every stream has begun", lambda: len(begun) == len(streams) or ended, SERVICE_S)
+    assert not ended
     drain = service.cluster.start_kubectl("drain", node, "--force", "--ignore-daemonsets", "--delete-emptydir-data")
     until("its Pod is told to end", lambda: _is_ending(service, workers[0]), SERVICE_S)
     assert any(stream.is_alive() for stream in streams)
