@@ -20,7 +20,7 @@ def config(path: str, checkpoint: str = "None", overrides: dict[str, Any] | None
 
 
 def test_saxmls_own_name_as_in_its_tutorial() -> None:
-    found = config(SAXML, slice="v5e:4x8", max_replicas=2)
+    found = config(SAXML, slice="v5e:4x8", min_replicas=2, max_replicas=2)
     assert (found.model, found.random_weights, found.quantize_weights) == (
         "lm_cloud.LmCloudSpmd175B32Test",
         True,
