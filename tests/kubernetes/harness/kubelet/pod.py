@@ -137,7 +137,7 @@ class Pod:
         status = {
             "phase": self._phase,
             "podIP": self.ip,
-            "podIPs": [{"ip": self.ip}],
+            "podIPs": [{"ip": self.ip}, {"$patch": "replace"}],
             "hostIP": NODE_ADDRESS,
             "startTime": self._began,
             "conditions": [self._condition(kind, value) for kind, value in conditions.items()],
