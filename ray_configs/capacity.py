@@ -9,7 +9,8 @@ from ray_configs.base import Kind, Name
 KUEUE_VERSION = "0.16.9"
 WHY_NO_NEWER_KUEUE = (
     "0.17 and later suspend a RayService by its nested rayClusterConfig, and KubeRay does not resume the cluster that "
-    "it made of it (kueue#11264)"
+    "it made of it (kueue#11264). Only 1.6.1 and 1.6.2 do, and need 0.17 or later: they take back at once what an "
+    "older Kueue writes into the cluster"
 )
 """Of services alone: queued jobs run with newer ones too."""
 MAX_RUN_HOURS = 7 * 24

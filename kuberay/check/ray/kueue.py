@@ -74,5 +74,6 @@ def queued_service(manifest: Manifest) -> Iterator[Problem]:
         queue,
         "Kueue 0.17 and later suspend the RayCluster inside and never resume it; KubeRay 1.7, and 1.5 to 1.6.0, take "
         f"that over at the creation alone, {never}: the service never starts",
-        f"install Kueue {KUEUE_VERSION} or an older one",
+        f"install Kueue {KUEUE_VERSION} or an older one; with KubeRay 1.6.1 and 1.6.2 it is the other way round: they "
+        "follow a newer Kueue, and undo what an older one writes into the RayCluster",
     )
