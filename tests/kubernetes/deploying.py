@@ -158,6 +158,9 @@ def deployed(
         running = Deployed(cluster, name, namespace, objects)
         yield running
         cluster.kubectl("-n", namespace, "delete", "rayservice", name, "--wait=false")
+        running._until("all its Pods are told to end", lambda: not running.pods)
+        # Nobody asks any more: the minutes that they may take to finish would be a test's for nothing.
+        cluster.kubectl("-n", namespace, "delete", "pods", "-l", "ray.io/cluster", "--grace-period=1", "--wait=false")
         running._until("all its Pods are gone", lambda: not running.items("pods", "-l", "ray.io/cluster"))
         cluster.kubectl("delete", "namespace", namespace, "--wait=false")
 
