@@ -14,7 +14,7 @@ from kubernetes.utils.quantity import parse_quantity
 QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 NAMES = ("groupName", "name", "containerPort", "mountPath", "key", "port")  # what tells the items of a list apart
 AMOUNT = re.compile(r"(^|\.)(limits|requests|cpu|memory|sizeLimit|storage|nominalQuota)(\.|$)")
-DEFAULTS = {"protocol": "TCP", "numOfHosts": 1}
+DEFAULTS = {"protocol": "TCP", "numOfHosts": 1, "priority": 0}  # of groups, since KubeRay 1.7
 
 
 def same(one: Any, other: Any) -> bool:
