@@ -17,6 +17,8 @@ WANTED = TpuSlice("v5e", "2x4", "4t")  # two hosts of four chips
 HEAD = "TPU-v5litepod-8-head"
 OWNER = "SERVE_REPLICA::llm#LLMServer"
 DAY_S = 86_400
+NOW = time.time()
+"""Of all that is told here: a long run collects its tests many minutes before it comes to them."""
 
 
 def host(
@@ -25,7 +27,7 @@ def host(
     """A living node, with so many chips that nobody uses."""
     number = f"{name}-{worker}-{kind}-{chips}-{began_ago_s}".encode()
     node = GcsNodeInfo(node_id=number, resources_total={"TPU": chips} if kind else {})
-    node.start_time_ms = int((time.time() - began_ago_s) * 1000)
+    node.start_time_ms = int((NOW - began_ago_s) * 1000)
     if kind:
         labels = {"ray.io/tpu-slice-name": name, "ray.io/tpu-pod-type": kind, "ray.io/tpu-worker-id": str(worker)}
         node.labels.update(labels)
@@ -37,7 +39,7 @@ def dead(name: str, worker: int, why: int = NodeDeathInfo.UNEXPECTED_TERMINATION
     one = host(name, worker)
     one.node.node_id += str(ago_s).encode()
     one.node.state, one.node.death_info.reason = GcsNodeInfo.DEAD, why
-    one.node.end_time_ms = int((time.time() - ago_s) * 1000)
+    one.node.end_time_ms = int((NOW - ago_s) * 1000)
     del one.node.resources_total["TPU"]
     return one
 
@@ -62,7 +64,9 @@ def seen(nodes: list[Any], monkeypatch: pytest.MonkeyPatch) -> Slices:
     monkeypatch.setattr(reservation, "available_resources_per_node", lambda: left)
     leaving = {one.node.node_id.hex(): 0 for one in nodes if one.draining}
     monkeypatch.setattr(reservation, "state", SimpleNamespace(get_draining_nodes=lambda: leaving))
-    return slices(WANTED)
+    with monkeypatch.context() as then:
+        then.setattr(time, "time", lambda: NOW)
+        return slices(WANTED)
 
 
 @pytest.mark.parametrize(
