@@ -5,16 +5,17 @@ Pods. Only Serve's and Ray's patience is shorter than what is rendered.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import yaml
 from clusters import Cluster
-from deploying import Deployed, deployed, with_fields
-from traffic import Model, count
-from waiting import SERVICE_S
+from deploying import Deployed, deployed, harness_only, with_fields
+from traffic import Model, Traffic, count
+from waiting import SERVICE_S, until
 
+from kuberay.render.ray_cluster import HEADROOM
 from ray_configs.catalog.spmd_175b import service as spmd
 
 NAMESPACE, MODEL, TPU, CPU = "scaling-test", "/sax/test/spmd", "tpu-v5e-2x4-4t", "cpu-v5e-2x4-4t"
@@ -77,6 +78,20 @@ def group(service: Deployed, name: str) -> dict[str, Any]:
     return next(one for one in cluster["spec"]["workerGroupSpecs"] if one["groupName"] == name)
 
 
+def wait(said: str, what: Callable[[], bool]) -> None:
+    until(said, what, SERVICE_S, every_s=2)
+
+
+def uids(pods: list[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def one_replica(service: Deployed, model: Model) -> None:
+    """As the test before leaves it; alone, a test has it made."""
+    if service.running_replicas("llm") == 0:
+        assert model.complete(timeout_s=SERVICE_S) == "200"
+
+
 def test_the_first_request_brings_the_first_slice(service: Deployed, model: Model) -> None:
     """Nothing but the head runs. One request waits for a CPU Pod, for a slice of two hosts, and for the model."""
     assert [pod["metadata"]["name"] for pod in service.pods] == [service.head]
@@ -85,3 +100,56 @@ def test_the_first_request_brings_the_first_slice(service: Deployed, model: Mode
     assert (watch.replicas, watch.slices) == (1, 1)
     assert group(service, CPU)["replicas"] == 1 and len(service.pods) == 4
     assert count(20, model.complete, model.stream, at_once=1) == {"200": 20}, "more at once are work for two replicas"
+
+
+@pytest.mark.long
+def test_a_lost_host_costs_no_second_slice(service: Deployed, model: Model) -> None:
+    """There is room for another: the group may have two, and the autoscaler counts up to twice that."""
+    harness_only(service.cluster)
+    one_replica(service, model)
+    assert group(service, TPU)["maxReplicas"] == HEADROOM * MOST
+    ((name, hosts),) = service.slices.items()
+    with Watch(service) as watch:
+        service.kubectl("delete", "pod", hosts[1]["metadata"]["name"], "--force", "--grace-period=0")
+        wait("the slice is made anew", lambda: uids(service.slices.get(name, [])).isdisjoint(uids(hosts)))
+        service.wait_for_replicas(1)  # unasked: requests that pile up are work for a second one
+        _settle(service)
+    assert (watch.replicas, watch.slices) == (1, 1)
+    assert sorted(service.slices) == [name]
+
+
+def _settle(service: Deployed) -> None:
+    """The autoscaler has looked again at everything, some times."""
+    threading.Event().wait(1.5 * IDLE_S)
+
+
+@pytest.mark.long
+def test_a_second_slice_comes_and_goes_and_nobody_notices(service: Deployed, model: Model) -> None:
+    """While somebody goes on asking, one at a time: that is one replica's work."""
+    one_replica(service, model)
+    with Watch(service) as watch, Traffic(model.complete, every_s=1) as light:
+        with Traffic(model.complete, every_s=0):
+            service.wait_for_replicas(2)
+            assert len(service.slices) == 2
+        wait("one slice goes", lambda: group(service, TPU)["replicas"] == 1 and len(service.slices) == 1)
+        _settle(service)
+    assert (watch.replicas, watch.slices) == (2, 2)
+    assert len(service.slices) == 1 and service.running_replicas("llm") == 1
+    assert set(light.outcomes) == {"200"}, light
+
+
+@pytest.mark.long
+def test_a_lost_host_at_the_maximum_costs_no_third_slice(service: Deployed, model: Model) -> None:
+    harness_only(service.cluster)
+    one_replica(service, model)
+    with Traffic(model.complete, every_s=0):
+        service.wait_for_replicas(2)
+        before = service.slices
+        name, hosts = sorted(before.items())[0]
+        with Watch(service) as watch:
+            service.kubectl("delete", "pod", hosts[0]["metadata"]["name"], "--force", "--grace-period=0")
+            wait("the slice is made anew", lambda: uids(service.slices.get(name, [])).isdisjoint(uids(hosts)))
+            service.wait_for_replicas(2)
+            _settle(service)
+        assert (watch.replicas, watch.slices) == (2, 2)
+        assert sorted(service.slices) == sorted(before)
