@@ -74,11 +74,11 @@ def test_a_role_that_may_not(control_plane: Cluster, namespace: str, run: RunCom
 
 
 def test_a_kind_that_is_not_installed(control_plane: Cluster, namespace: str, run: RunCommand) -> None:
-    queue = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "ClusterQueue", "metadata": {"name": "q"}, "spec": {}}
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta9", "kind": "ClusterQueue", "metadata": {"name": "q"}, "spec": {}}
     objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "first"}}, queue]
     status, _, err = run("apply", objects, "--force")
     assert status == 2
-    assert "the cluster does not know kueue.x-k8s.io/v1beta1 ClusterQueue: install Kueue" in err
+    assert "the cluster does not know kueue.x-k8s.io/v1beta9 ClusterQueue: install Kueue" in err
     assert "configmap/first" not in there(control_plane, namespace, "configmaps")
     status, out, _ = run("status", [queue])
     assert status == 1 and out.startswith("ClusterQueue q is not applied: the cluster does not know kueue.x-k8s.io")
