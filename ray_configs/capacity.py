@@ -7,6 +7,8 @@ from pydantic import Field
 from ray_configs.base import Kind, Name
 
 KUEUE_VERSION = "0.16.9"
+NEWER_KUEUE_VERSION = "0.19.2"
+"""The one for KubeRay 1.6.1 and 1.6.2."""
 WHY_NO_NEWER_KUEUE = (
     "0.17 and later suspend a RayService by its nested rayClusterConfig, and KubeRay does not resume the cluster that "
     "it made of it (kueue#11264). Only 1.6.1 and 1.6.2 do, and need 0.17 or later: they take back at once what an "
@@ -53,8 +55,9 @@ class FlexStart(Kind):
 class Queued(Kind):
     """Flex-start through a Kueue queue: nothing starts until all machines are there at once.
 
-    A service must be of fixed size (`min_replicas` = `max_replicas`), and its cluster must have Kueue 0.16: newer ones
-    never let it start. Jobs run with newer ones too.
+    A service must be of fixed size (`min_replicas` = `max_replicas`), and its cluster must have the Kueue that suits
+    its KubeRay: 0.17 or newer for 1.6.1 and 1.6.2, 0.16 for all others. The node pools' script chooses. Jobs run with
+    any.
     """
 
     kind: Literal["queued"] = "queued"

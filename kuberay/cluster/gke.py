@@ -1,9 +1,12 @@
 """The gcloud commands that mend what a cluster lacks, with the cluster's own name where the context tells it."""
 
+from ray_configs.capacity import KUEUE_VERSION, NEWER_KUEUE_VERSION
+
 RAY = "install the Ray operator add-on: {update} --update-addons=RayOperator=ENABLED"
 KUEUE = (
-    "install Kueue: kubectl apply --server-side -f "
-    "https://github.com/kubernetes-sigs/kueue/releases/latest/download/manifests.yaml"
+    "install Kueue of the version that suits the operator (`python -m kuberay node-pools` chooses): kubectl "
+    "apply --server-side -f https://github.com/kubernetes-sigs/kueue/releases/download/"
+    f"v{KUEUE_VERSION}/manifests.yaml, or v{NEWER_KUEUE_VERSION} with KubeRay 1.6.1 and 1.6.2"
 )
 MONITORING = "turn on managed Prometheus: {update} --enable-managed-prometheus"
 GATEWAY = "turn on the Gateway API: {update} --gateway-api=standard"

@@ -18,11 +18,16 @@ from kuberay.node_pools.setting import (
     variables,
 )
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
-from ray_configs.capacity import KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
+from ray_configs.capacity import KUEUE_VERSION, NEWER_KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
 from ray_configs.job import Job
 from ray_configs.service import Service
 
-KUEUE = f"https://github.com/kubernetes-sigs/kueue/releases/download/v{KUEUE_VERSION}/manifests.yaml"
+KUEUE = "https://github.com/kubernetes-sigs/kueue/releases/download/v${KUEUE_VERSION}/manifests.yaml"
+_RAY_SERVICE = '{.spec.versions[?(@.name=="v1")].schema.openAPIV3Schema.properties.spec.properties'
+OPERATOR_MARKS = (
+    f"jsonpath={_RAY_SERVICE}.managedBy.type}}/{_RAY_SERVICE}.rayClusterConfig.properties.historyServerOptions.type}}"
+)
+"""What the CRD of RayServices tells of KubeRay's version: `/` before 1.6, `string/` for 1.6, then `string/object`."""
 
 
 def commands(config: Service | Job) -> str:
@@ -236,12 +241,17 @@ def _secrets(config: Service | Job) -> Iterable[str]:
 def _kueue(config: Service | Job) -> str:
     if not any(isinstance(group.capacity, Queued) for group in config.worker_groups):
         return ""
+    apply = laid_out("kubectl apply --server-side", [f'--filename="{KUEUE}"'], indent="  ")
     return block(
-        "Kueue, which asks for all machines of a queued slice at once. The manifests hold the queue. Of this version, "
-        f"and a cluster that has a newer one runs queued jobs but no queued service: {WHY_NO_NEWER_KUEUE}.",
-        unless_there(
-            "kubectl get crd clusterqueues.kueue.x-k8s.io", "kubectl apply --server-side", [flag("filename", KUEUE)]
-        ),
+        "Kueue, which asks for all machines of a queued slice at once. The manifests hold the queue. Jobs run with any "
+        f"version, services not: {WHY_NO_NEWER_KUEUE}. The operator's version is read from what its RayServices have; "
+        "1.6.0 would need the older one too, and cannot be told from 1.6.1.",
+        "if ! exists kubectl get crd clusterqueues.kueue.x-k8s.io; then\n",
+        f'  marks="$(kubectl get crd rayservices.ray.io --output={quote(OPERATOR_MARKS)})"\n',
+        f"  KUEUE_VERSION={KUEUE_VERSION}\n",
+        f"  if [[ $marks == string/ ]]; then KUEUE_VERSION={NEWER_KUEUE_VERSION}; fi\n",
+        apply,
+        "fi\n",
     )
 
 

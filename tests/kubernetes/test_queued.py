@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from catalog_manifests import Object, expected_pods, items, settled_pods
 from clusters import Cluster
+from deploying import harness_only
 
+from kuberay.node_pools.script import OPERATOR_MARKS
 from kuberay.render import render
 from kuberay.source import Placeholders
 from ray_configs.capacity import Queued
@@ -70,6 +72,14 @@ def policy(kind: str, group: str, change: str) -> list[Object]:
         {"apiVersion": api, "kind": "MutatingAdmissionPolicy", "metadata": meta, "spec": spec},
         {"apiVersion": api, "kind": "MutatingAdmissionPolicyBinding", "metadata": meta, "spec": binding},
     ]
+
+
+def test_the_script_tells_operators_apart(control_plane: Cluster) -> None:
+    """The node pools' script installs the Kueue that suits them."""
+    harness_only(control_plane)
+    version = control_plane.plane.operator.version
+    marks = control_plane.kubectl("get", "crd", "rayservices.ray.io", f"--output={OPERATOR_MARKS}").stdout
+    assert marks == {"1.5": "/", "1.6": "string/", "1.7": "string/object"}[version[:3]]
 
 
 def apply(cluster: Cluster, config: Service | Job, folder: Path) -> tuple[str, list[Object]]:

@@ -19,6 +19,7 @@ done
 if [[ -n ${FAILS-} && $* == *"$FAILS"* ]]; then exit 9; fi
 case " $* " in
   *" projects describe "*) echo 12345 ;;
+  *" get crd rayservices.ray.io "*) echo "$OPERATOR_MARKS" ;;
   *" describe "* | *" get "*) exit "$FOUND" ;;
   *" list "*"name!=default-pool"*) echo -n "$OTHER_POOLS" ;;
   *" list "*) echo -n "$LISTED"; exit "$LIST_STATUS" ;;
@@ -94,6 +95,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
                 "LISTED": listed,
                 "LIST_STATUS": str(list_status),
                 "OTHER_POOLS": other_pools,
+                "OPERATOR_MARKS": "string/object",
                 **environment,
             },
         )

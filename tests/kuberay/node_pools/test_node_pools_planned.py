@@ -167,10 +167,12 @@ def test_7x_slices_of_several_hosts_are_placed_by_one_workload_policy(run) -> No
     assert zonal.one("compute resource-policies create").flags["region"] == "us-east5"
 
 
-def test_queued_capacity_installs_kueue(run) -> None:
+@pytest.mark.parametrize(("operator", "kueue"), [("/", "0.16.9"), ("string/", "0.19.2"), ("string/object", "0.16.9")])
+def test_queued_capacity_installs_the_kueue_that_suits_the_operator(run, operator: str, kueue: str) -> None:
     slice = TpuSlice("v5e", "4x4")
-    (applied,) = run(commands(job(slice, Queued()))).made("apply")
-    assert applied.flags["filename"].endswith("/v0.16.9/manifests.yaml"), "newer ones never start a queued service"
+    (applied,) = run(commands(job(slice, Queued())), OPERATOR_MARKS=operator).made("apply")
+    assert applied.flags["filename"].endswith(f"/v{kueue}/manifests.yaml")
+    assert not run(commands(job(slice, Queued())), found=True).made("apply"), "there is one"
     assert not run(commands(job(slice, FlexStart()))).made("apply")
 
 
