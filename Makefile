@@ -42,8 +42,8 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 	@. $(TORCH_XLA_VENV)/bin/activate && PJRT_DEVICE=CPU python -m pytest -k torch_xla $(PYTEST_ARGS) \
 		tests/stable_diffusion/engine/test_pictures.py tests/stable_diffusion/engine/test_torch_xla.py
 
-lint: $(TEST_STAMP) ## Check style
-	@. $(VENV)/bin/activate && ruff check . && ruff format --check .
+lint: $(TEST_STAMP) ## Check style, and each room's lines against its budget
+	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && python -m tools.budgets
 
 demo-model: $(TEST_STAMP) ## Train the demo language model again (about 40 minutes on two cores)
 	@. $(VENV)/bin/activate && python -m tools.demo_models.language.train
