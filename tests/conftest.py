@@ -35,7 +35,7 @@ def ray_cluster() -> Iterator[str]:
         os.environ[f"RAY_SERVE_{name}"] = str(free_port())
     import ray
 
-    from apps.ingress.direct_ingress import prefer_direct_ingress
+    from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 
     prefer_direct_ingress()
     context = ray.init(

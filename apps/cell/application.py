@@ -3,7 +3,7 @@
 from ray import serve
 
 from apps.cell.server import deployment
-from apps.ingress.direct_ingress import prefer_direct_ingress
+from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from ray_configs.cell import CellConfig
 
 prefer_direct_ingress()

@@ -15,9 +15,9 @@ from ray import serve
 from ray.serve.context import _get_global_client
 
 from apps.cell.reconcile import App, Replica, Version
-from apps.ingress.api_keys import OPEN, digest
 from apps.llm.server import LLMServer
-from apps.replica_options import options
+from apps.serving.ingress.api_keys import OPEN, digest
+from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
 
 CALL_S = 30

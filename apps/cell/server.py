@@ -19,16 +19,16 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from apps.cell.admin import Admin
-from apps.cell.caller import View
 from apps.cell.cell import Cell
 from apps.cell.errors import CellError, Unavailable
-from apps.cell.http import http_app
+from apps.cell.http.app import http_app
+from apps.cell.http.caller import View
+from apps.cell.http.relay import Relay
 from apps.cell.lease import LEASE_S, RENEW_S, Holder, Lease
-from apps.cell.relay import Relay
 from apps.cell.serve_apps import ServeApps, own_port, own_route_prefix
 from apps.cell.store import Store
-from apps.ingress.api_keys import principals, principals_from_environment
-from apps.replica_options import on_cpu_pod
+from apps.serving.ingress.api_keys import principals, principals_from_environment
+from apps.serving.replica_options import on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
 
 log = logging.getLogger("podslice")

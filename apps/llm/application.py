@@ -5,8 +5,8 @@ Importing this is cheap for the one who deploys: JAX and the engine load inside 
 
 from ray import serve
 
-from apps.ingress.direct_ingress import prefer_direct_ingress
 from apps.llm.server import deployment
+from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from ray_configs.llm import LLMConfig
 
 prefer_direct_ingress()

@@ -7,11 +7,11 @@ import logging
 from fastapi import FastAPI
 from ray import serve
 
-from apps.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.llm.engine_model import EngineModel
-from apps.llm.http import http_app
+from apps.llm.http.app import http_app
 from apps.llm.slice import SliceHosts
-from apps.replica_options import choose_platform, options, spans_hosts
+from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
+from apps.serving.replica_options import choose_platform, options, spans_hosts
 from ray_configs.llm import LLMConfig
 
 

@@ -5,7 +5,7 @@ Importing this is cheap for the one who deploys: JAX, PyTorch and the engine loa
 
 from ray import serve
 
-from apps.ingress.direct_ingress import prefer_direct_ingress
+from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from apps.stable_diffusion.server import deployment
 from ray_configs.stable_diffusion import StableDiffusionConfig
 

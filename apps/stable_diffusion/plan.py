@@ -62,7 +62,7 @@ def _run(config: StableDiffusionConfig, pictures: tuple[int, ...], json: bool) -
     # Imported here: the environment must be set before JAX starts.
     from rich.console import Console
 
-    from apps.stable_diffusion.engine.checkpoint import CheckpointError
+    from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
     from apps.stable_diffusion.engine.planning import planner, report
     from apps.tpu.topology import NoCompiler
 

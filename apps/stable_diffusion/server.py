@@ -7,8 +7,8 @@ from typing import Any
 
 from ray import serve
 
-from apps.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
-from apps.replica_options import choose_platform, options, spans_hosts
+from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
+from apps.serving.replica_options import choose_platform, options, spans_hosts
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 
@@ -47,7 +47,7 @@ class StableDiffusionServer:
         self._reports = asyncio.create_task(self._model.report_forever())
 
     def __serve_build_asgi_app__(self) -> Any:
-        from apps.stable_diffusion.http import http_app
+        from apps.stable_diffusion.http.app import http_app
 
         return http_app(self._model, self._keys)
 

@@ -8,7 +8,7 @@ import pytest
 
 from apps.batch.generation.lines import SPAN_LINES, missing, scan
 from apps.batch.generation.requests import BadLine, Defaults, read
-from apps.llm.openai_requests import ChatBody, CompletionBody
+from apps.llm.http.openai_requests import ChatBody, CompletionBody
 
 
 @pytest.mark.parametrize(

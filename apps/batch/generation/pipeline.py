@@ -23,7 +23,7 @@ from apps.batch.generation.deaths import Deaths
 from apps.batch.generation.lines import Chunk, InputFile, Todo
 from apps.batch.generation.replica import Replica
 from apps.batch.generation.requests import Defaults
-from apps.replica_options import options
+from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
 
 MOST_CHUNK_LINES = 64

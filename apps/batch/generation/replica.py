@@ -23,11 +23,11 @@ import pyarrow as pa
 import ray
 
 from apps.batch.generation.requests import Answer, BadLine, Defaults, Line, Open, collect, read, submit
-from apps.ingress.openai_errors import OpenAIError
 from apps.llm.api import EngineStopped
 from apps.llm.slice import SliceHosts
 from apps.llm.slice_reservation import give_back_all
-from apps.replica_options import choose_platform, spans_hosts
+from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.replica_options import choose_platform, spans_hosts
 from ray_configs.llm import LLMConfig
 
 log = logging.getLogger("podslice")

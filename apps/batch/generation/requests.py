@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from apps.ingress.openai_errors import OpenAIError
 from apps.llm.api import EngineStopped, Generation, RequestError, SamplingParams
-from apps.llm.openai_answers import ChatWriter, Choice, CompletionWriter, usage
-from apps.llm.openai_errors import from_body, from_engine
-from apps.llm.openai_requests import ChatBody, CompletionBody, each
+from apps.llm.http.openai_answers import ChatWriter, Choice, CompletionWriter, usage
+from apps.llm.http.openai_errors import from_body, from_engine
+from apps.llm.http.openai_requests import ChatBody, CompletionBody, each
+from apps.serving.ingress.openai_errors import OpenAIError
 
 if TYPE_CHECKING:
     from apps.llm.engine import Engine

@@ -27,7 +27,7 @@ from apps.llm.api import (
     SamplingParams,
     TokenLogprob,
 )
-from apps.model_folder import CheckpointError
+from apps.serving.model_folder import CheckpointError
 from ray_configs.llm import EngineConfig
 
 if TYPE_CHECKING:

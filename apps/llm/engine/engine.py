@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from apps.compilation import use_compile_cache
 from apps.llm.api import (
     MAX_CHOICES,
     EngineStats,
@@ -46,6 +45,7 @@ from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
+from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig, LLMConfig
 
 CALIBRATION_TEXT = (

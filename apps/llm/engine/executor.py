@@ -19,7 +19,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.compilation import CompileCount, warming_up
 from apps.llm.engine import sampling
 from apps.llm.engine.attention import choice, sharded
 from apps.llm.engine.attention.spec import KVScales, LayerCache
@@ -37,6 +36,7 @@ from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.readout import BLOCK, Launched, Reader, Readout
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
+from apps.serving.compilation import CompileCount, warming_up
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

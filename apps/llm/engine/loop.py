@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from apps.event_loops import wake
 from apps.llm.api import MAX_BIAS, EngineStats, EngineStopped, Generation, Output
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor_protocol import Executor, Tokens
@@ -25,6 +24,7 @@ from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work
 from apps.llm.engine.step import StepShape
+from apps.serving.event_loops import wake
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

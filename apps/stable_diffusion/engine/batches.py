@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from apps.stable_diffusion.engine.backend import Picture
+from apps.stable_diffusion.engine.backends.backend import Picture
 from apps.stable_diffusion.engine.job import Job
 from apps.stable_diffusion.engine.pace import Size
 from apps.stable_diffusion.engine.request import PictureRequest

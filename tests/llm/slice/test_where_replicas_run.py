@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from apps.cell.server import deployment
-from apps.replica_options import options
+from apps.serving.replica_options import options
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 

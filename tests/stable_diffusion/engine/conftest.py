@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from apps.stable_diffusion.engine import tiny
-from apps.stable_diffusion.engine.backend import Backend
-from apps.stable_diffusion.engine.backend_jax import JaxBackend
-from apps.stable_diffusion.engine.backend_torch import TorchBackend
+from apps.stable_diffusion.engine.backends.backend import Backend
+from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
+from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
+from apps.stable_diffusion.engine.model import tiny
 
 torch.set_num_threads(1)  # its threads wait for each other by spinning, which costs much on a busy machine
 

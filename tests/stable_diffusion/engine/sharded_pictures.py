@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 
-from apps.stable_diffusion.engine.backend_jax import JaxBackend
+from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.request import PictureRequest
 
 pictures, sizes = [], []

@@ -13,9 +13,9 @@ import torch
 import transformers
 from jax.sharding import SingleDeviceSharding
 
-from apps.stable_diffusion.engine import text_encoder, unet, vae, weights
-from apps.stable_diffusion.engine.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.weights import Weights
+from apps.stable_diffusion.engine.model import text_encoder, unet, vae, weights
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
+from apps.stable_diffusion.engine.model.weights import Weights
 
 FAMILIES = ("sd1", "sd2", "sdxl")
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from test_pictures import MASK, MIXED, PICTURE, ask, make
 
-from apps.stable_diffusion.engine.backend_jax import JaxBackend
-from apps.stable_diffusion.engine.backends import open_backend
+from apps.stable_diffusion.engine.backends.choice import open_backend
+from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
+from apps.stable_diffusion.engine.model.weights import declared
 from apps.stable_diffusion.engine.request import SCHEDULERS
-from apps.stable_diffusion.engine.weights import declared
 
 
 def environment(**changes: str) -> dict[str, str]:

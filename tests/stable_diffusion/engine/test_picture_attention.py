@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from apps.stable_diffusion.engine.attention import attend
+from apps.stable_diffusion.engine.model.attention import attend
 
 
 @pytest.mark.parametrize(("positions", "heads", "head_dim"), [(1024, 2, 40), (1152, 1, 64), (1024, 1, 160)])

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from apps.stable_diffusion.engine import tiny
-from apps.stable_diffusion.engine.backend_jax import JaxBackend
-from apps.stable_diffusion.engine.backend_torch import TorchBackend
-from apps.stable_diffusion.engine.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
+from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
+from apps.stable_diffusion.engine.model import tiny
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
@@ -222,7 +222,7 @@ class Hub(SimpleHTTPRequestHandler):
 
 HUB_SCRIPT = """
 from pathlib import Path
-from apps.stable_diffusion.engine.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
 checkpoint = Checkpoint("someone/tiny")
 print(sorted(p.name for p in Path(checkpoint.location).rglob("*.safetensors")))
 print(sorted(p.name for p in Path(checkpoint.location).rglob("*.bin")))

@@ -13,7 +13,7 @@ import torch
 from picture_backends import BACKENDS
 from PIL import Image
 
-from apps.stable_diffusion.engine.backend import Backend
+from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.request import SCHEDULERS, PictureRequest, RequestError
 
 CLASSES = {

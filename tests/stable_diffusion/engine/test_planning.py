@@ -11,12 +11,12 @@ import pytest
 from jax.sharding import Mesh
 from typer.testing import CliRunner
 
-from apps.stable_diffusion.engine import unet, vae
-from apps.stable_diffusion.engine.backend_jax import JaxBackend
+from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
+from apps.stable_diffusion.engine.backends.programs import Programs
+from apps.stable_diffusion.engine.model import unet, vae
+from apps.stable_diffusion.engine.model.weights import declared
 from apps.stable_diffusion.engine.planning import known, planner
 from apps.stable_diffusion.engine.planning.report import LABEL, Plan
-from apps.stable_diffusion.engine.programs import Programs
-from apps.stable_diffusion.engine.weights import declared
 from apps.stable_diffusion.plan import app
 from apps.tpu import hlo
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from apps.stable_diffusion.engine.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.prompts import Memory, Tokenizers
+from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 LONG = "a red circle on a blue square and one green cat in two small photo"
 

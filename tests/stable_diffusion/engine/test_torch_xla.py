@@ -11,8 +11,8 @@ import pytest
 import torch
 from test_pictures import MASK, MIXED, PICTURE, ask, make
 
-from apps.stable_diffusion.engine.backend_torch import TorchBackend
-from apps.stable_diffusion.engine.backends import open_backend
+from apps.stable_diffusion.engine.backends.choice import open_backend
+from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
 from apps.stable_diffusion.engine.request import SCHEDULERS
 
 needs_torch_xla = pytest.mark.skipif(find_spec("torch_xla") is None, reason="make test-torch-xla runs it")
@@ -91,7 +91,7 @@ def test_torch_xla_without_a_device(checkpoint: Callable[[str], Path], device: s
     if device == "TPU" and find_spec("libtpu"):
         pytest.skip("libtpu is installed, and there may be a TPU")
     script = f"""
-from apps.stable_diffusion.engine.backends import open_backend
+from apps.stable_diffusion.engine.backends.choice import open_backend
 try:
     open_backend({str(checkpoint("sd1"))!r}, backend="torch_xla", sizes=[(32, 32)])
 except ValueError as error:

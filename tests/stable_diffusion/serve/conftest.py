@@ -14,7 +14,7 @@ from picture_serving import MODEL, LocalServer, local_server
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from apps.stable_diffusion.engine import tiny
+    from apps.stable_diffusion.engine.model import tiny
 
     return tiny.save("sd1", tmp_path_factory.mktemp("models") / MODEL)
 
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def studio(checkpoint: Path) -> Iterator[LocalServer]:
     """The real engine and a real, if tiny, model behind plain HTTP: 16 x 16 and 24 x 16 pixels."""
-    from apps.stable_diffusion.engine.backends import open_backend
+    from apps.stable_diffusion.engine.backends.choice import open_backend
 
     sizes = ((16, 16), (24, 16))
     backend = open_backend(str(checkpoint), sizes=sizes, backend="torch", max_batch_size=4, dtype="float32")

@@ -30,7 +30,7 @@ class LocalServer:
 def local_server(backend: Any, **config: Any) -> Iterator[LocalServer]:
     """The application without Ray around it."""
     from apps.stable_diffusion.engine.engine import Engine
-    from apps.stable_diffusion.http import http_app
+    from apps.stable_diffusion.http.app import http_app
     from apps.stable_diffusion.pictures import PictureModel
     from ray_configs.stable_diffusion import StableDiffusionConfig
 

@@ -16,7 +16,7 @@ import pytest
 from picture_serving import MODEL, far_apart, opened, wait_until
 from PIL import Image
 
-from apps.replica_options import options
+from apps.serving.replica_options import options
 from apps.stable_diffusion.server import deployment
 from ray_configs.stable_diffusion import DEMO_MODEL, StableDiffusionConfig
 

@@ -10,9 +10,9 @@ import pytest
 from loop_backend import LoopBackend
 from picture_serving import MODEL, LocalServer, events_of, local_server, wait_until
 
-from apps.ingress.api_keys import principals
+from apps.serving.ingress.api_keys import principals
 from apps.stable_diffusion.engine.job import EngineStopped
-from apps.stable_diffusion.http import http_app
+from apps.stable_diffusion.http.app import http_app
 
 
 def ask_aside(server: LocalServer, **params) -> threading.Thread:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
+from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = (

@@ -38,7 +38,7 @@ from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, a
 from apps.llm.engine.model.progress import bar
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
 from apps.llm.engine.model.source import clipped, positions
-from apps.model_folder import DTYPES, CheckpointError, TensorEntry
+from apps.serving.model_folder import DTYPES, CheckpointError, TensorEntry
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig
 

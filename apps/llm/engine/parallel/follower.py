@@ -18,7 +18,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from apps.compilation import use_compile_cache
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import distributed
@@ -27,6 +26,7 @@ from apps.llm.engine.parallel.wire import NO_COPY, Connection, Kind, message
 from apps.llm.engine.readout import Launched, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
+from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

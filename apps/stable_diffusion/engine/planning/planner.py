@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from apps.stable_diffusion.engine import attention, unet, vae
-from apps.stable_diffusion.engine.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.backends.programs import Programs
+from apps.stable_diffusion.engine.model import attention, unet, vae
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.model.weights import declared
 from apps.stable_diffusion.engine.planning import known
 from apps.stable_diffusion.engine.planning.known import Configs
 from apps.stable_diffusion.engine.planning.report import Plan, Program, Rate
-from apps.stable_diffusion.engine.programs import Programs
-from apps.stable_diffusion.engine.weights import declared
 from apps.tpu import hlo, topology, traffic
 from apps.tpu.floor import KernelCost, step_time
 from apps.tpu.hlo import Module

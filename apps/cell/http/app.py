@@ -1,0 +1,67 @@
+"""The front's HTTP application: Saxml's calls, the models' own, and what belongs to neither."""
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from apps.cell.errors import CellError, NotPublished
+from apps.cell.http.caller import Caller, Front
+from apps.cell.http.openai import openai_router
+from apps.cell.http.relay import Relay
+from apps.cell.http.saxml import failure, saxml_router
+from apps.serving.ingress.api_keys import RequireKey
+from apps.serving.ingress.application import unknown_path
+from apps.serving.ingress.openai_errors import OpenAIError
+
+
+def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -> FastAPI:
+    """An ASGI application; with keys (digest -> principal), only for those who hold one."""
+    caller = Caller(cell, front, relay)
+    app = FastAPI(title="Podslice cell", description="Models published at run time on Cloud TPU slices.")
+    app.include_router(saxml_router(cell, front, caller), tags=["Saxml"])
+    app.include_router(openai_router(caller), tags=["OpenAI"])
+
+    @app.get("/health", tags=["Server"])
+    @app.get("/healthz", include_in_schema=False)
+    @app.get("/healthcheck", include_in_schema=False)
+    async def health() -> Response:
+        """Whether the cell answers, and what is published."""
+        view = front.view
+        models = {} if view is None else {name: entry["state"] for name, entry in view.entries.items()}
+        if view is None:
+            return JSONResponse({"status": "starting", "models": models}, 503)
+        return JSONResponse({"status": "ok", "models": models})
+
+    @app.exception_handler(CellError)
+    async def refused(request: Request, error: CellError) -> Response:
+        """In both of Saxml's generations, or as OpenAI's clients expect it."""
+        if "/v1/" in request.url.path:
+            code = "model_not_found" if isinstance(error, NotPublished) else None
+            return OpenAIError(error.status, str(error), None, code, error.retry_after_s).response()
+        return failure(error)
+
+    @app.exception_handler(OpenAIError)
+    async def openai_refused(request: Request, error: OpenAIError) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def not_found(request: Request, error: HTTPException) -> Response:
+        # Saxml's HTTP server says just this, with 400; a status of its own helps more.
+        sentence = unknown_path(request, error)
+        content = {"message": "Invalid Request", "Error": sentence, "detail": sentence}
+        return JSONResponse(content, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        sentence = "The server failed; its log says why."
+        return JSONResponse({"Error": sentence, "detail": sentence}, 500)
+
+    if keys:
+        app.add_middleware(
+            RequireKey,
+            principals=keys,
+            refused=lambda message: JSONResponse({"Error": message, "detail": message}, 401),
+        )
+    return app

@@ -1,0 +1,91 @@
+"""Who asks for a published model, whether they may, and the way to it."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import Request
+from starlette.responses import Response
+
+from apps.cell import acl
+from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
+from apps.cell.http.relay import Relay
+
+
+@dataclass(frozen=True)
+class View:
+    """What the front must know to answer for the models."""
+
+    cell: dict[str, Any]
+    """As GET /cell answers."""
+    entries: dict[str, dict[str, Any]]
+    """By full name; as GET /listcell answers."""
+    routes: dict[str, str]
+    """Path prefix of each model's own application."""
+    relay_key: str | None
+
+
+class Front(Protocol):
+    """What the faces ask."""
+
+    view: View | None
+    """None until the admin was heard of."""
+
+    async def look(self) -> None:
+        """Brings the view up to date."""
+        ...
+
+    async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
+        """What the admin answers. Raises CellError."""
+        ...
+
+
+class Caller:
+    """Finds a published model for a request, checks that its caller may use it, and passes the request on."""
+
+    def __init__(self, cell: str, front: Front, relay: Relay):
+        self._cell, self._front, self._relay = cell, front, relay
+
+    async def full_name(self, model: str | None) -> str:
+        """`m`, `/sax/test/m` or, where only one is published, nothing. Raises CellError."""
+        if (name := self._known(model)) is None:
+            await self._front.look()  # it may have been published a moment ago
+            name = self._known(model)
+        if name is not None:
+            return name
+        there = ", ".join(self.view().entries) or "nothing"
+        if model is None:
+            raise CellError(f"model is needed; published here: {there}")
+        raise NotPublished(f"The model {model!r} is not published. Published here: {there}.")
+
+    def _known(self, model: str | None) -> str | None:
+        entries = self.view().entries
+        if model is None:
+            return next(iter(entries)) if len(entries) == 1 else None
+        return next((name for name in (model, f"/sax/{self._cell}/{model}") if name in entries), None)
+
+    async def call(self, request: Request, model: str, method: str, path: str, body: bytes) -> Response:
+        """The model's answer. Raises NotAllowed, or Unavailable while no replica is loaded."""
+        view = self.view()
+        if view.entries[model]["active_replicas"] == 0:
+            await self._front.look()  # it may have been loaded a moment ago, or unpublished
+            view = self.view()
+            if model not in view.entries:
+                raise NotPublished(f"{model} is not published any more")
+        entry = view.entries[model]
+        principal = principal_of(request)
+        if not acl.allows(entry["acls"].get(method, ""), principal):
+            raise NotAllowed(f"{principal} may not call {method} of {model}")
+        if entry["active_replicas"] == 0:
+            why = f": {entry['reason']}" if entry["reason"] else ""
+            raise Unavailable(f"{model} is {entry['state'].lower().replace('_', ' ')}{why}", retry_after_s=5)
+        return await self._relay.send(view.routes[model], path, request.headers, body, view.relay_key)
+
+    def view(self) -> View:
+        if self._front.view is None:
+            raise Unavailable("the cell is starting; try again", retry_after_s=2)
+        return self._front.view
+
+
+def principal_of(request: Request) -> str | None:
+    """The name of the caller's key; None where the service has no keys."""
+    return request.scope.get("podslice.principal")

@@ -1,0 +1,71 @@
+"""OpenAI's face of a cell: every published model by its name, `/sax/test/m` or `m`."""
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from apps.cell.http.caller import Caller
+from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.request_body import BodyTooLarge, read_body
+
+METHODS = {
+    "/v1/completions": "lm.generate",
+    "/v1/chat/completions": "lm.generate",
+    "/v1/embeddings": "lm.embed",
+}
+
+
+def openai_router(caller: Caller) -> APIRouter:
+    """The face's routes. The models' own applications understand the bodies; here only `model` is read."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> Any:
+        return {"object": "list", "data": [_card(entry) for entry in caller.view().entries.values()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Any:
+        entries = caller.view().entries
+        for known in (f"/{name}", name):  # a client's URL has one slash where the name begins with one
+            if known in entries:
+                return _card(entries[known])
+        return _card(entries[await caller.full_name(name)])
+
+    @router.post("/v1/completions")
+    @router.post("/v1/chat/completions")
+    @router.post("/v1/embeddings")
+    async def call(request: Request) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        try:
+            data = await read_body(request)
+            body = json.loads(data)
+        except BodyTooLarge as error:
+            raise OpenAIError(413, str(error), None, "request_too_large") from error
+        except ValueError as error:
+            raise OpenAIError(
+                400, f"The body of the request is not valid JSON: {error}", None, "invalid_json"
+            ) from error
+        if not isinstance(body, dict) or not isinstance(body.get("model"), str | None):
+            raise OpenAIError(400, "The body must be a JSON object whose model is a text.", "model", "invalid_type")
+        model = await caller.full_name(body.get("model"))
+        method = METHODS[path]
+        if method == "lm.generate" and body.get("stream"):
+            method = "lm.generate_stream"
+        if body.get("model") != model:
+            data = json.dumps(body | {"model": model}).encode()
+        return await caller.call(request, model, method, path, data)
+
+    return router
+
+
+def _card(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": entry["model"],
+        "object": "model",
+        "created": entry["published_at"],
+        "owned_by": "podslice",
+        "state": entry["state"],
+        "active_replicas": entry["active_replicas"],
+    }

@@ -1,0 +1,173 @@
+"""Saxml's HTTP face, of both of its generations: their calls, and both's keys in the answers.
+
+    curl --request POST --header "Content-type: application/json" -s localhost:8000/publish --data \\
+        '{"model": "/sax/test/spmd", "model_path": "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd175B32Test",
+          "checkpoint": "None", "replicas": 2}'
+
+The first generation's GETs carry a JSON body; a query string does as well. Beyond Saxml's: /cell, /watch, /acl, /create
+and /score, which `clients/saxutil.py` uses.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from apps.cell.errors import CellError
+from apps.cell.http.caller import Caller, Front, principal_of
+from apps.cell.names import ModelName, check_cell
+from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.request_body import BodyTooLarge, read_body
+
+WATCH_S = 0.5
+
+
+class Indented(JSONResponse):
+    """As json.dumps(indent=4) and a newline, which is how Saxml's server wrote."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, indent=4).encode() + b"\n"
+
+
+def failure(error: CellError) -> Response:
+    """`Error` is the first generation's key, `detail` the second's."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return Indented({"Error": str(error), "detail": str(error)}, error.status, headers)
+
+
+def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
+    """The face's routes."""
+    router = APIRouter()
+
+    @router.get("/")
+    async def root() -> Response:
+        return Indented({"message": "HTTP Server for SAX Client"})
+
+    @router.post("/publish")
+    async def publish(request: Request) -> Response:
+        return _echo(await front.ask("publish", principal_of(request), await _body(request)))
+
+    @router.put("/update")
+    async def update(request: Request) -> Response:
+        return _echo(await front.ask("update", principal_of(request), await _body(request)))
+
+    @router.post("/unpublish")
+    async def unpublish(request: Request) -> Response:
+        entry = await front.ask("unpublish", principal_of(request), await _body(request))
+        return Indented({"model": entry["model"]})
+
+    @router.get("/listcell")
+    async def list_model(request: Request) -> Response:
+        """One model, despite the name."""
+        body = await _arguments(request)
+        if "model" not in body:
+            raise CellError("Provide model for list cell")
+        name = str(ModelName.parse(body["model"], cell))
+        return Indented((await front.ask("listed", None, {"model": name}))[0])
+
+    @router.get("/listall")
+    async def list_all(request: Request) -> Response:
+        check_cell((await _arguments(request)).get("sax_cell", f"/sax/{cell}"), cell)
+        listed = await front.ask("listed", None, {})
+        return Indented([entry["model"] for entry in listed])
+
+    @router.get("/cell")
+    async def whole_cell(request: Request) -> Response:
+        view = caller.view()
+        models = await front.ask("listed", None, {})
+        return Indented(view.cell | {"principal": principal_of(request), "models": models})
+
+    @router.get("/watch")
+    async def watch(request: Request) -> Response:
+        """Server-sent events: what is there, and then each change."""
+        wanted = (await _arguments(request)).get("model")
+        if wanted is not None:
+            wanted = await caller.full_name(wanted)
+        pieces = _changes(caller, wanted)
+        return EventStream(await anext(pieces), pieces)
+
+    @router.post("/create")
+    async def create(request: Request) -> Response:
+        return Indented(await front.ask("create", principal_of(request), await _body(request)))
+
+    @router.put("/acl")
+    async def set_acl(request: Request) -> Response:
+        return Indented(await front.ask("set_acl", principal_of(request), await _body(request)))
+
+    @router.get("/acl")
+    async def get_acl(request: Request) -> Response:
+        return Indented(await front.ask("get_acl", principal_of(request), await _arguments(request)))
+
+    @router.post("/generate")
+    async def generate(request: Request) -> Response:
+        """Saxml's body or JetStream's: the model's own application tells them apart."""
+        body = await _body(request)
+        stream = "lm.generate_stream" if body.get("stream") else "lm.generate"
+        return await _call(request, body, stream, "/generate")
+
+    @router.post("/score")
+    async def score(request: Request) -> Response:
+        return await _call(request, await _body(request), "lm.score", "/score")
+
+    async def _call(request: Request, body: dict[str, Any], method: str, path: str) -> Response:
+        model = body.get("model")
+        if model is not None and not isinstance(model, str):
+            raise CellError(f"model {model!r} must be a text such as /sax/{cell}/NAME")
+        name = await caller.full_name(model)
+        if "model" in body or path == "/score" or "query" in body:
+            body = body | {"model": name}
+        return await caller.call(request, name, method, path, json.dumps(body).encode())
+
+    return router
+
+
+def _echo(entry: dict[str, Any]) -> Response:
+    """`path` is the first generation's key, `model_path` the second's."""
+    return Indented(
+        {
+            "model": entry["model"],
+            "path": entry["model_path"],
+            "model_path": entry["model_path"],
+            "checkpoint": entry["checkpoint"],
+            "replicas": entry["max_replicas"],
+        }
+    )
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await read_body(request) or b"{}")
+    except BodyTooLarge as error:
+        too_large = CellError(str(error))
+        too_large.status = 413
+        raise too_large from error
+    except ValueError as error:
+        raise CellError(f"The body of the request is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise CellError("The body of the request must be a JSON object")
+    return body
+
+
+async def _arguments(request: Request) -> dict[str, Any]:
+    """Of a GET: its JSON body if it has one, else its query string."""
+    return await _body(request) or dict(request.query_params)
+
+
+async def _changes(caller: Caller, wanted: str | None) -> AsyncIterator[bytes]:
+    """Ends when the one model that was asked for is gone. A comment in between shows that the line is alive."""
+    told: dict[str, Any] = {}
+    while True:
+        now = {name: entry for name, entry in caller.view().entries.items() if wanted in (None, name)}
+        events = [entry for name, entry in now.items() if told.get(name) != entry]
+        events += [{"model": name, "state": "GONE"} for name in told if name not in now]
+        told = now
+        yield "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode() or b": alive\n\n"
+        if wanted is not None and not now:
+            return
+        await asyncio.sleep(WATCH_S)

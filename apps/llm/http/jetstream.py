@@ -1,0 +1,119 @@
+"""The JetStream face: what the HTTP server beside JetStream on GKE answered, field for field.
+
+    curl --request POST --header "Content-type: application/json" -s localhost:8000/generate \\
+        --data '{"prompt": "What are the top 5 programming languages", "max_tokens": 200}'
+"""
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse, Response
+
+from apps.llm.api import EngineStopped, Output, QueueFull, RequestError, SamplingParams
+from apps.llm.model import Model, Models, Stream
+from apps.serving.ingress.event_stream import EventStream
+
+
+class GenerateBody(BaseModel):
+    """Every field is optional. `server`, `port`, `session_cache` and `priority` are accepted and mean nothing here:
+    the engine is in this server, and takes requests in the order in which they come."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    server: str = "127.0.0.1"
+    port: str = "9000"
+    session_cache: str = ""
+    prompt: str = "This is an example prompt"
+    priority: int = 0
+    max_tokens: int = Field(100, ge=1)
+    stream: bool = False
+
+
+class Indented(JSONResponse):
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, indent=4).encode()
+
+
+def jetstream_router(models: Models) -> APIRouter:
+    """The face's own routes; /generate it shares with Saxml: see `generate`."""
+    router = APIRouter()
+    model = _only(models)
+
+    @router.get("/")
+    async def root() -> Response:
+        return Indented({"message": "HTTP Server for JetStream"})
+
+    @router.get("/healthcheck")
+    async def healthcheck() -> Response:
+        try:
+            model.check()
+        except EngineStopped as error:
+            return Indented({"detail": str(error)}, 500)
+        return Indented({"response": {"is_live": True}})
+
+    return router
+
+
+async def generate(models: Models, content: bytes) -> Response:
+    """POST /generate, a body of JetStream's. Greedy: its sampling was the server's affair, and greedy by default."""
+    model = _only(models)
+    try:
+        body = GenerateBody.model_validate_json(content or b"{}")
+        prompt = await model.encode(body.prompt)
+        # JetStream ends an answer at the end of the context; it does not refuse to begin.
+        limit = max(1, min(body.max_tokens, model.max_model_len - len(prompt)))
+        stream = await model.submit(prompt, SamplingParams(max_tokens=limit, temperature=0.0))
+        try:
+            if body.stream:
+                pieces = _pieces(stream)
+                return EventStream(await anext(pieces), pieces, "application/json")
+            return Indented({"response": "".join([text async for text in _texts(stream)])})
+        except BaseException:
+            stream.abort()
+            raise
+    except ValidationError as error:
+        detail = [e | {"loc": ["body", *e["loc"]]} for e in error.errors(include_url=False, include_context=False)]
+        return Indented({"detail": json.loads(json.dumps(detail, default=str))}, 422)
+    except RequestError as error:
+        return Indented({"detail": str(error)}, 400)
+    except QueueFull as error:
+        return Indented({"detail": str(error)}, 429, {"Retry-After": str(max(1, round(error.retry_after_s)))})
+    except EngineStopped as error:
+        return Indented({"detail": str(error)}, 503, {"Retry-After": "5"})
+
+
+def _only(models: Models) -> Model:
+    """JetStream serves one model, so the first one answers."""
+    return next(iter(models.values()))
+
+
+async def _texts(stream: Stream) -> AsyncIterator[str]:
+    async for outputs in stream.batches():
+        yield "".join(map(_text, outputs))
+
+
+def _text(output: Output) -> str:
+    if output.finish_reason in ("error", "abort"):
+        raise EngineStopped(output.error or "the request was aborted")
+    return output.text
+
+
+async def _pieces(stream: Stream) -> AsyncIterator[bytes]:
+    """JSON objects one after the other, one for what each step brings."""
+    name = f"generate-{uuid.uuid4().hex}"
+    begun = False
+    try:
+        async for text in _texts(stream):
+            begun = True
+            yield json.dumps({"id": name, "time_created": time.time(), "text": text}).encode()
+    except EngineStopped as error:
+        if not begun:
+            raise
+        yield json.dumps({"id": name, "time_created": time.time(), "error": str(error)}).encode()
+    finally:
+        stream.abort()

@@ -1,0 +1,220 @@
+"""The OpenAI face: /v1/models, /v1/completions, /v1/chat/completions and /v1/embeddings."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import JSONResponse, Response
+
+from apps.llm.api import EngineStopped, Output, RequestError, SamplingParams
+from apps.llm.http.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, embeddings, usage
+from apps.llm.http.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine
+from apps.llm.http.openai_requests import ChatBody, CompletionBody, EmbeddingBody, each
+from apps.llm.model import Model, Models, Stream
+from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.request_body import BodyTooLarge, read_body
+
+log = logging.getLogger("podslice")
+
+B = TypeVar("B", CompletionBody, ChatBody, EmbeddingBody)
+
+
+def openai_router(models: Models) -> APIRouter:
+    """The face's routes over these models."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> Any:
+        return {"object": "list", "data": [_card(model) for model in models.values()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Any:
+        return _card(find_model(models, name))
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
+        body = await _parse(CompletionBody, request)
+        model = find_model(models, body.model)
+        prompts: list[Sequence[int]] = []
+        for prompt in each(body.prompt):
+            prompts.append(await model.encode(prompt) if isinstance(prompt, str) else prompt)
+        params = body.params_after(prompts, model.max_model_len)
+        echoes = [p if isinstance(p, str) else await model.decode(p) for p in each(body.prompt)] if body.echo else []
+        writer = CompletionWriter(model.name, params.logprobs is not None, body.include_usage)
+        return await _answer(model, prompts, params, body, writer, echoes)
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        """OpenAI's chat completions: the model's own chat template makes the prompt."""
+        body = await _parse(ChatBody, request)
+        model = find_model(models, body.model)
+        params = body.params()
+        try:
+            prompt = await model.chat_prompt([message.plain() for message in body.messages])
+        except RequestError as error:
+            raise from_engine(error, body.names) from error
+        writer = ChatWriter(model.name, params.logprobs is not None, body.include_usage)
+        return await _answer(model, [prompt], params, body, writer, [])
+
+    @router.post("/v1/embeddings")
+    async def embed(request: Request) -> Response:
+        """OpenAI's embeddings; the vectors are the model's hidden states, pooled, of length 1."""
+        body = await _parse(EmbeddingBody, request)
+        model = find_model(models, body.model)
+        if body.dimensions not in (None, model.embedding_size):
+            message = f"dimensions must be {model.embedding_size}, this model's own: it cannot shorten its vectors"
+            raise OpenAIError(400, message, "dimensions", "invalid_value")
+        prompts = [await model.encode(p) if isinstance(p, str) else p for p in each(body.input)]
+        try:
+            vectors = await model.embed(prompts, body.pooling or "mean")
+        except ENGINE_ERRORS as error:
+            raise from_engine(error, {"prompt": "input"}) from error
+        whole = embeddings(model.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
+        return JSONResponse(whole)
+
+    return router
+
+
+def _card(model: Model) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "podslice",
+        "max_model_len": model.max_model_len,
+    }
+
+
+async def _parse(kind: type[B], request: Request) -> B:
+    try:
+        return kind.model_validate_json(await read_body(request))
+    except (ValidationError, BodyTooLarge) as error:
+        raise from_body(error) from None
+
+
+async def _answer(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    body: CompletionBody | ChatBody,
+    writer: CompletionWriter,
+    echoes: Sequence[str],
+) -> Response:
+    """Submits all prompts (one that is refused takes the others with it) and answers whole or as a stream."""
+    streams: list[Stream] = []
+    try:
+        for prompt in prompts:
+            streams.append(await model.submit(prompt, params))
+        choices = [
+            Choice(index, echoes[index // params.n] if echoes else "") for index in range(len(prompts) * params.n)
+        ]
+        if body.stream:
+            events = _events(streams, choices, params.n, writer, body.include_usage)
+            # The status is sent with the first token: a failure until then still gets its own.
+            return EventStream(await anext(events), events)
+        tokens = await _collect(streams, choices, params.n)
+        return JSONResponse(writer.whole(choices, _usage(streams, tokens)))
+    except ENGINE_ERRORS as error:
+        _abort(streams)
+        raise from_engine(error, body.names) from error
+    except BaseException:  # above all: cancelled, because the client has left
+        _abort(streams)
+        raise
+
+
+def _abort(streams: Sequence[Stream]) -> None:
+    for stream in streams:
+        stream.abort()
+
+
+def _usage(streams: Sequence[Stream], tokens: int) -> dict[str, Any]:
+    return usage(sum(s.prompt_tokens for s in streams), tokens, sum(s.cached_tokens for s in streams))
+
+
+async def _collect(streams: Sequence[Stream], choices: Sequence[Choice], n: int) -> int:
+    """Reads all answers to their ends; returns the number of generated tokens."""
+    tokens = 0
+    async for first, outputs in _merged(streams, n):
+        for output in outputs:
+            _raise_failure(output)
+            choices[first + output.index].take(output)
+            tokens += len(output.token_ids)
+    return tokens
+
+
+async def _events(
+    streams: Sequence[Stream], choices: Sequence[Choice], n: int, writer: CompletionWriter, include_usage: bool
+) -> AsyncIterator[bytes]:
+    """Server-sent events: one piece of bytes for all that a step brings. Aborts what is unread when it is closed."""
+    begun, tokens = False, 0
+    try:
+        async for first, outputs in _merged(streams, n):
+            if len(outputs) == 1:
+                _raise_failure(outputs[0])
+                tokens += len(outputs[0].token_ids)
+                text = writer.events(choices[first + outputs[0].index], outputs)
+            else:
+                by_choice: dict[int, list[Output]] = {}
+                for output in outputs:
+                    _raise_failure(output)
+                    tokens += len(output.token_ids)
+                    by_choice.setdefault(first + output.index, []).append(output)
+                text = "".join(writer.events(choices[index], news) for index, news in by_choice.items())
+            if text:
+                begun = True
+                yield text.encode()
+        end = writer.usage_event(_usage(streams, tokens)).encode() if include_usage else b""
+        yield end + DONE
+    except Exception as error:
+        if not begun:
+            raise  # no byte is out: the caller answers with a status
+        if isinstance(error, ENGINE_ERRORS):
+            known = from_engine(error, {})
+        else:
+            log.exception("a stream failed")
+            known = OpenAIError(500, "The server failed while it streamed the answer.", None, "internal_error")
+        yield known.event() + DONE
+    finally:
+        _abort(streams)
+
+
+def _raise_failure(output: Output) -> None:
+    if output.finish_reason == "error" or output.finish_reason == "abort":
+        raise EngineStopped(output.error or "the request was aborted")
+
+
+async def _merged(streams: Sequence[Stream], n: int) -> AsyncIterator[tuple[int, list[Output]]]:
+    """(index of the stream's first choice, its outputs) of all streams, as they come."""
+    if len(streams) == 1:
+        async for outputs in streams[0].batches():
+            yield 0, outputs
+        return
+    news: asyncio.Queue[tuple[int, list[Output] | Exception | None]] = asyncio.Queue()
+
+    async def pump(first: int, stream: Stream) -> None:
+        try:
+            async for outputs in stream.batches():
+                news.put_nowait((first, outputs))
+            news.put_nowait((first, None))
+        except Exception as error:
+            news.put_nowait((first, error))
+
+    pumps = [asyncio.create_task(pump(i * n, stream)) for i, stream in enumerate(streams)]
+    try:
+        still_open = len(pumps)
+        while still_open:
+            first, outputs = await news.get()
+            if outputs is None:
+                still_open -= 1
+            elif isinstance(outputs, Exception):
+                raise outputs
+            else:
+                yield first, outputs
+    finally:
+        for task in pumps:
+            task.cancel()

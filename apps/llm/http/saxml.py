@@ -1,0 +1,172 @@
+"""The Saxml face: what the HTTP proxy before Saxml's model servers answered, and their score.
+
+    curl --request POST --header "Content-type: application/json" -s localhost:8000/generate \\
+        --data '{"model": "podslice-demo", "query": "How many days are in a week?"}'
+
+The proxy's two generations answered `generate` differently, and so does this: with `extra_inputs`, which only the
+second knew, the bare list; without, the first one's object. Errors have both generations' keys.
+"""
+
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.responses import Response
+
+from apps.llm.api import EngineStopped, Output, SamplingParams
+from apps.llm.http.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine
+from apps.llm.model import Models, Stream
+from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.request_body import BodyTooLarge, read_body
+
+DONE = b"data: [DONE]\n\n"
+
+
+class ExtraInputs(BaseModel):
+    """Saxml's names and defaults. Numbers may come as floats: saxutil knows no others."""
+
+    temperature: float = 0.5
+    per_example_max_decode_steps: int = Field(128, ge=1)
+    per_example_top_k: int = 200
+    per_example_top_p: float = 0.95
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        unknown = sorted(map(str, value.keys() - cls.model_fields.keys())) if isinstance(value, dict) else []
+        if unknown:
+            raise ValueError(f"there is no {', '.join(unknown)}; allowed are {', '.join(cls.model_fields)}")
+        return value
+
+
+class GenerateBody(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    query: str
+    extra_inputs: ExtraInputs | None = None
+    stream: bool = False  # not the proxy's: what Saxml's own clients have as GenerateStream
+
+
+class ScoreBody(BaseModel):
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = None
+    prefix: str
+    suffix: str | list[str]
+
+
+def is_saxml(body: bytes) -> bool:
+    """Whether a body of POST /generate is Saxml's: no other dialect has a `query` or `extra_inputs`."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and ("query" in fields or "extra_inputs" in fields)
+
+
+def saxml_router(models: Models) -> APIRouter:
+    """The face's own routes; /generate it shares with JetStream: see `generate`."""
+    router = APIRouter()
+
+    @router.post("/score")
+    async def score(request: Request) -> Response:
+        """Saxml's lm.score: how likely each suffix is after the prefix, as the sum of its tokens' log probabilities.
+
+        The prefix is tokenized as a prompt is, each suffix by itself and without special tokens: no token spans the
+        two.
+        """
+        try:
+            body = ScoreBody.model_validate_json(await read_body(request))
+            model = find_model(models, body.model)
+            suffixes = [body.suffix] if isinstance(body.suffix, str) else body.suffix
+            logprobs = await model.score(body.prefix, suffixes)
+        except (*ENGINE_ERRORS, OpenAIError, ValidationError, BodyTooLarge) as error:
+            return refusal(error)
+        return _json({"model": model.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs})
+
+    return router
+
+
+async def generate(models: Models, content: bytes) -> Response:
+    """POST /generate with a body of Saxml's. A text's score is the sum of its tokens' log probabilities."""
+    try:
+        body = GenerateBody.model_validate_json(content)
+        model, extra = find_model(models, body.model), body.extra_inputs or ExtraInputs()
+        prompt = await model.encode(body.query)
+        params = SamplingParams(
+            # Saxml ends an answer where the model's room ends; it does not refuse to begin.
+            max_tokens=max(1, min(extra.per_example_max_decode_steps, model.max_model_len - len(prompt))),
+            temperature=extra.temperature,
+            top_k=extra.per_example_top_k,
+            top_p=extra.per_example_top_p,
+            logprobs=0,
+        )
+        stream = await model.submit(prompt, params)
+        try:
+            if body.stream:
+                events = _events(stream)
+                return EventStream(await anext(events), events)
+            text, score = "", 0.0
+            async for outputs in stream.batches():
+                piece, gained = _news(outputs)
+                text, score = text + piece, score + gained
+        except BaseException:
+            stream.abort()
+            raise
+    except (*ENGINE_ERRORS, OpenAIError, ValidationError) as error:
+        return refusal(error)
+    answer = [[text, score]]
+    return _json({"generate_response": answer} if body.extra_inputs is None else answer)
+
+
+def refusal(error: Exception) -> Response:
+    """Any error that a face may meet, in both of Saxml's forms at once; its status is the one OpenAI's clients get."""
+    known = _known(error)
+    retry = {} if known.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(known.retry_after_s)))}
+    return _json(_both(known), known.status, retry)
+
+
+def _known(error: Exception) -> OpenAIError:
+    if isinstance(error, OpenAIError):
+        return error
+    return from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error, {})
+
+
+def _both(error: OpenAIError) -> Mapping[str, str]:
+    return {"Error": error.message, "detail": error.message}
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps(content, indent=4) + "\n", status, headers, "application/json")
+
+
+def _news(outputs: list[Output]) -> tuple[str, float]:
+    """Text and log probability that a step brings."""
+    for output in outputs:
+        if output.finish_reason in ("error", "abort"):
+            raise EngineStopped(output.error or "the request was aborted")
+    logprobs = [entry.logprob for output in outputs for entry in output.logprobs]
+    return "".join(output.text for output in outputs), sum(logprobs)
+
+
+async def _events(stream: Stream) -> AsyncIterator[bytes]:
+    """Server-sent events, one for each step: [[what is new of the text, the score so far]]."""
+    begun, score = False, 0.0
+    try:
+        async for outputs in stream.batches():
+            text, gained = _news(outputs)
+            score += gained
+            begun = True
+            yield f"data: {json.dumps([[text, score]])}\n\n".encode()
+        yield DONE
+    except EngineStopped as error:
+        if not begun:
+            raise  # no byte is out: the answer can still be a status
+        yield f"data: {json.dumps(_both(_known(error)))}\n\n".encode() + DONE
+    finally:
+        stream.abort()

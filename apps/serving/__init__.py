@@ -1,0 +1,8 @@
+"""What every Serve application needs, whatever it serves.
+
+ingress/         how HTTP reaches an application: keys, bodies, streams, errors
+replica_options  deployment options that follow from a config
+compilation      the compile cache, and the count of what is compiled
+event_loops      from an engine's thread to readers in event loops
+model_folder     a model where it lies: a local folder, the hub, a bucket
+"""

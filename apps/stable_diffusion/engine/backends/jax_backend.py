@@ -1,0 +1,263 @@
+"""Stable Diffusion as a few JAX programs, all compiled before the first request. See `backend.Backend`.
+
+Weights lie whole on every chip and a batch is split over them: no chip waits for another within a step, and a
+picture's text and latents are so small that they are simply everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from apps.serving.compilation import CompileCount, use_compile_cache
+from apps.stable_diffusion.engine.backends.picture_plan import RESTING, Plan, Planner, batch_sizes, check_batch
+from apps.stable_diffusion.engine.backends.programs import Given, Programs, State, Text
+from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
+from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule
+from apps.stable_diffusion.engine.model import text_encoder, unet, vae, weights
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
+from apps.stable_diffusion.engine.request import PictureRequest
+
+log = logging.getLogger("podslice")
+
+Progress = Callable[[str, int, int, float], None]
+"""Told (program, how many are done, of how many, its seconds) after each compilation."""
+
+
+@dataclass(eq=False)
+class JaxPicture:
+    """A picture being made. See `backend.Picture`."""
+
+    request: PictureRequest
+    warnings: tuple[str, ...]
+    plan: Plan
+    state: State
+    given: Given
+
+    @property
+    def steps_total(self) -> int:
+        return self.plan.steps_total
+
+    @property
+    def steps_done(self) -> int:
+        return self.plan.steps_done
+
+
+class JaxBackend:
+    """Loads a checkpoint onto devices of this process; `compile` makes it ready.
+
+    Args:
+        checkpoint: opened, or where it lies: see `Checkpoint`.
+        sizes: (width, height) in pixels.
+        max_batch_size: pictures in one pass.
+        guided: False for models that take no guidance: half the work, and requests for guidance are refused.
+        dtype: of weights and activations, bfloat16 or float32.
+        devices: default: all of this process.
+        attention: xla or flash, see `attention.attend`; default: flash on TPU.
+
+    Raises:
+        CheckpointError: the checkpoint can't be read or is of another kind.
+        ValueError: a size that this model can't make.
+    """
+
+    name = "jax"
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | str,
+        *,
+        sizes: Sequence[tuple[int, int]],
+        max_batch_size: int = 8,
+        guided: bool = True,
+        dtype: str = "bfloat16",
+        devices: Sequence[jax.Device] | None = None,
+        attention: str | None = None,
+        compile_cache: str | None = None,
+    ) -> None:
+        self._compiles = CompileCount()
+        use_compile_cache(compile_cache)
+        checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        devices = list(devices or jax.local_devices())
+        mesh = Mesh(np.array(devices), ("data",))
+        self._everywhere = NamedSharding(mesh, P())
+        self._dtype = np.dtype(jnp.dtype(dtype))
+        configs = {name: checkpoint.config(name) for name in checkpoint.components}
+        for name in checkpoint.text_encoders:
+            text_encoder.check(configs[name], name)
+        self.programs = Programs(
+            mesh=mesh,
+            text_configs=tuple(configs[name] for name in checkpoint.text_encoders),
+            unet=unet.Architecture.of(configs["unet"]),
+            vae=vae.Architecture.of(configs["vae"]),
+            attention=attention or ("flash" if devices[0].platform == "tpu" else "xla"),
+            dtype=self._dtype,
+            guided=guided,
+        )
+        schedule = NoiseSchedule(checkpoint.scheduler_config, checkpoint.is_xl)
+        self.sizes = tuple(sizes)
+        self._planner = Planner(self.sizes, self.programs.vae.reduction, guided, schedule)
+        self.batch_sizes = batch_sizes(max_batch_size, len(devices), passes=2 if guided else 1)
+        kind = devices[0].device_kind
+        self.device = f"{kind} x{len(devices)}" if len(devices) > 1 else kind
+        self._tokenizers = Tokenizers(checkpoint)
+        self._texts = Memory(self._encode_text)
+        self._zero_negative = checkpoint.is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
+        self._weights = self._load(checkpoint)
+        self._compiled: dict[Any, Any] = {}
+        self._constants: dict[Any, Any] = {}
+        self._spare: dict[tuple[int, int], list[State]] = {}
+        self._programs_when_ready: int | None = None
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def _load(self, checkpoint: Checkpoint) -> dict[str, dict[str, jax.Array]]:
+        """What the programs ask for, nothing else. All of it is checked before any of it is read."""
+        functions = self.programs.functions(self._tokenizers.lengths, self.sizes[0])
+        entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
+        return {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
+
+    # -- compiling ----------------------------------------------------------------------------------------------
+
+    def compile(self, progress: Progress | None = None) -> None:
+        """Compiles every program that a request may need, several at a time where there are processors for it."""
+        started, p = time.monotonic(), self.programs
+        arrays = jax.tree.map(lambda array: p.shape(array.shape, array.dtype), self._weights)
+        jobs = p.jobs(arrays, self._tokenizers.lengths, self.sizes, self.batch_sizes)
+        lowered = {key: jitted.lower(*shapes) for key, jitted, shapes in jobs}
+
+        def run(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, float]:
+            began = time.monotonic()
+            return key, lowered[key].compile(), time.monotonic() - began
+
+        with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 4))) as pool:
+            for done, future in enumerate(as_completed([pool.submit(run, key) for key in lowered]), start=1):
+                key, program, seconds = future.result()
+                self._compiled[key] = program
+                if progress is not None:
+                    progress(_describe(key), done, len(lowered), seconds)
+        log.info("compiled %d programs in %.1f s", len(lowered), time.monotonic() - started)
+        self._programs_when_ready = self._compiles.programs
+
+    @property
+    def compiles_after_ready(self) -> int:
+        """Programs compiled since `compile`: a defect if not 0."""
+        return self._compiles.programs - self._programs_when_ready if self._programs_when_ready is not None else 0
+
+    # -- pictures -----------------------------------------------------------------------------------------------
+
+    def start(self, request: PictureRequest) -> JaxPicture:
+        """See `Backend.start`."""
+        plan = self._planner.plan(request)
+        size = request.width, request.height
+        zeros = self._constant("zeros", lambda: np.zeros(self.programs.latents(size), np.float32), size)
+        mask, original, start_noise = (
+            self._constant("ones", lambda: np.ones((*plan.shape, 1), np.float32), size),
+            zeros,
+            zeros,
+        )
+        noise, schedule = _nhwc(plan.start_noise), plan.schedule
+        if request.image is None:
+            latents = self._put(schedule.start_noise * noise)
+        else:
+            mix = np.array([schedule.start_image, schedule.start_noise], np.float32)
+            arguments = np.ascontiguousarray(request.image), _nhwc(plan.image_noise), noise, mix
+            original, latents = self._compiled["image", size](self._weights["vae"], *map(self._put, arguments))
+        if request.mask is not None:
+            mask, start_noise = self._put(plan.mask[..., None]), self._put(noise)
+        negative = None
+        if self.programs.guided:
+            negative = self._texts(request.negative_prompt)
+            if self._zero_negative and not request.negative_prompt:
+                negative = self._constant("no text", lambda: jax.tree.map(np.zeros_like, jax.device_get(negative)))
+        given = Given(self._texts(request.prompt), negative, mask, original, start_noise)
+        state = State(latents, self._put(np.zeros(zeros.shape, np.float32)))
+        warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
+        return JaxPicture(request, warnings, plan, state, given)
+
+    def denoise(self, pictures: Sequence[JaxPicture], steps: int) -> None:
+        """See `Backend.denoise`."""
+        check_batch([picture.plan for picture in pictures], steps, self.batch_sizes[-1])
+        size = pictures[0].request.width, pictures[0].request.height
+        b = next(b for b in self.batch_sizes if b >= len(pictures))
+        program, spare = self._compiled["denoise", size, b], self._spare_states(size, b - len(pictures))
+        givens = tuple(picture.given for picture in pictures) + (pictures[0].given,) * len(spare)
+        still = self._constant("zeros", lambda: np.zeros(self.programs.latents(size), np.float32), size)
+        for _ in range(steps):
+            rows = np.stack([picture.plan.next_row() for picture in pictures] + [RESTING] * len(spare))
+            drawn = (picture.plan.next_noise() for picture in pictures)
+            noises = [still if noise is None else self._put(_nhwc(noise)) for noise in drawn] + [still] * len(spare)
+            states = tuple(picture.state for picture in pictures) + tuple(spare)
+            states = program(self._weights["unet"], self._put(rows), states, givens, tuple(noises))
+            for picture, state in zip(pictures, states):
+                picture.state = state
+                picture.plan.steps_done += 1
+            spare = states[len(pictures) :]
+        self._spare[size][: len(spare)] = spare
+
+    def wait(self, pictures: Sequence[JaxPicture]) -> None:
+        """See `Backend.wait`."""
+        jax.block_until_ready([picture.state for picture in pictures])
+
+    def decode(self, pictures: Sequence[JaxPicture], estimate: bool = False) -> list[np.ndarray]:
+        """See `Backend.decode`. One picture for each chip at a time: a decoder's attention is large."""
+        chips, launched = self.programs.mesh.size, []
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for i, picture in enumerate(pictures):
+            by_size.setdefault((picture.request.width, picture.request.height), []).append(i)
+        for size, places in by_size.items():
+            for first in range(0, len(places), chips):
+                share = places[first : first + chips]
+                states = [pictures[i].state for i in share]
+                latents = [state.estimate if estimate else state.latents for state in states]
+                latents += latents[-1:] * (chips - len(latents))
+                launched.append((share, self._compiled["decode", size](self._weights["vae"], tuple(latents))))
+        pixels: dict[int, np.ndarray] = {}
+        for share, batch in launched:
+            pixels.update(zip(share, np.asarray(batch)))
+        return [pixels[i] for i in range(len(pictures))]
+
+    def _encode_text(self, text: str) -> Text:
+        arrays = {name: array for name, array in self._weights.items() if name.startswith("text_encoder")}
+        return self._compiled["text",](arrays, tuple(map(self._put, self._tokenizers(text).ids)))
+
+    def _put(self, array: np.ndarray) -> jax.Array:
+        return jax.device_put(array, self._everywhere)
+
+    def _constant(self, name: str, make: Callable[[], Any], size: tuple[int, int] | None = None) -> Any:
+        """Arrays that pictures share."""
+        if (name, size) not in self._constants:
+            self._constants[name, size] = jax.tree.map(self._put, make())
+        return self._constants[name, size]
+
+    def _spare_states(self, size: tuple[int, int], count: int) -> list[State]:
+        """States of rows that only fill up: a donated buffer can't be given twice, so they have their own."""
+        spare = self._spare.setdefault(size, [])
+        zeros = np.zeros(self.programs.latents(size), np.float32)
+        while len(spare) < count:
+            spare.append(State(self._put(zeros), self._put(zeros.copy())))
+        return spare[:count]
+
+
+def _nhwc(noise: Any) -> np.ndarray:
+    """torch's [1, 4, h, w] -> [h, w, 4]."""
+    return np.ascontiguousarray(noise[0].permute(1, 2, 0).numpy())
+
+
+def _describe(key: tuple[Any, ...]) -> str:
+    kind, *rest = key
+    if kind == "text":
+        return "text encoder"
+    width, height = rest[0]
+    name = {"denoise": "denoising", "decode": "decoder", "image": "image encoder"}[kind]
+    return f"{name} {width}x{height}" + (f" batch {rest[1]}" if kind == "denoise" else "")

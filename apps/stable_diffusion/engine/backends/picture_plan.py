@@ -1,0 +1,135 @@
+"""What is the same for a picture on every backend: the checks, the steps, and the random numbers.
+
+The numbers are drawn by torch on the CPU, in the order in which diffusers' pipelines draw them (the encoded image,
+the start, each step of a scheduler that adds noise), so that a seed means the same picture everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Row, Schedule
+from apps.stable_diffusion.engine.request import PictureRequest, RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+LATENT_CHANNELS = 4
+RESTING = np.array([*Row(0, 1, 0, 0, keep=1, toward=0, momentum=0, jitter=0, original=0, noise=0), 1], np.float32)
+"""Numbers under which a row that only fills up a batch stays as it is."""
+
+
+@dataclass
+class Plan:
+    """How one picture is made; advances with it."""
+
+    request: PictureRequest
+    schedule: Schedule
+    shape: tuple[int, int]
+    """Height and width of the latents."""
+    random: torch.Generator
+    image_noise: torch.Tensor | None
+    """[1, 4, h, w] for the encoder's sample, if there is an image."""
+    start_noise: torch.Tensor
+    """[1, 4, h, w]"""
+    steps_done: int = 0
+
+    @property
+    def steps_total(self) -> int:
+        return len(self.schedule.rows)
+
+    @property
+    def guidance(self) -> float:
+        """diffusers follows the prompt alone at 1 and below."""
+        return max(1.0, self.request.guidance_scale)
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """[h, w] float32 of the latents, 1 where they are painted anew."""
+        if self.request.mask is None:
+            return None
+        reduction = self.request.height // self.shape[0]
+        return self.request.mask[::reduction, ::reduction].astype(np.float32)
+
+    def next_row(self) -> np.ndarray:
+        """The coming step's numbers and the guidance scale, [COLUMNS + 1] float32."""
+        return np.append(self.schedule.rows[self.steps_done], np.float32(self.guidance))
+
+    def next_noise(self) -> torch.Tensor | None:
+        """[1, 4, h, w] noise of the coming step; None if it adds none. To be asked once for each step."""
+        return draw(self.random, self.shape) if self.schedule.draws[self.steps_done] else None
+
+
+def draw(random: torch.Generator, shape: tuple[int, int]) -> torch.Tensor:
+    import torch
+
+    return torch.randn((1, LATENT_CHANNELS, *shape), generator=random)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What a loaded model can do."""
+
+    sizes: tuple[tuple[int, int], ...]
+    reduction: int
+    """Pixels to a latent, on each axis."""
+    guided: bool
+    noise_schedule: NoiseSchedule
+
+    def __post_init__(self) -> None:
+        for width, height in self.sizes:
+            if width % self.reduction or height % self.reduction:
+                raise ValueError(f"size {width}x{height}: this model needs multiples of {self.reduction}")
+
+    def plan(self, request: PictureRequest) -> Plan:
+        """RequestError if this model can't make it."""
+        if (request.width, request.height) not in self.sizes:
+            ready = ", ".join(f"{width}x{height}" for width, height in self.sizes)
+            raise RequestError(
+                "size", f"size {request.width}x{request.height} is not among those that this model serves: {ready}"
+            )
+        if request.guidance_scale > 1 and not self.guided:
+            raise RequestError(
+                "guidance_scale",
+                f"guidance_scale is {request.guidance_scale}; this model is served without guidance: leave it out, or "
+                "set it to at most 1",
+            )
+        strength = None if request.image is None else request.strength
+        inpaint = request.mask is not None
+        schedule = self.noise_schedule.table(request.scheduler, request.num_inference_steps, strength, inpaint)
+        import torch
+
+        random = torch.Generator("cpu").manual_seed(request.seed)
+        shape = request.height // self.reduction, request.width // self.reduction
+        image_noise = None if request.image is None else draw(random, shape)
+        start_noise = draw(random, shape)
+        if inpaint:
+            draw(random, shape)  # diffusers encodes the masked image too, even if the network does not read it
+        return Plan(request, schedule, shape, random, image_noise, start_noise)
+
+
+def check_batch(plans: Sequence[Plan], steps: int, most: int) -> None:
+    """ValueError where an engine asks a backend for what `Backend.denoise` excludes."""
+    if not 0 < len(plans) <= most:
+        raise ValueError(f"a batch of {len(plans)} pictures: from 1 to {most} fit")
+    if len({plan.shape for plan in plans}) > 1:
+        raise ValueError("the pictures of a batch must be of one size")
+    left = min(plan.steps_total - plan.steps_done for plan in plans)
+    if not 0 < steps <= left:
+        raise ValueError(f"{steps} steps asked for; the first picture to finish has {left} left")
+
+
+def batch_sizes(most: int, chips: int = 1, passes: int = 1) -> tuple[int, ...]:
+    """Ascending, each twice the one before, up to the first that holds `most` pictures.
+
+    Each gives every chip the same number of passes through the network, of which a picture takes `passes` a step.
+    """
+    sizes = [chips // math.gcd(chips, passes)]
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return tuple(sizes)

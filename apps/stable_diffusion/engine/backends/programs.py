@@ -1,0 +1,246 @@
+"""The programs that `JaxBackend` compiles, as functions of weights and arrays.
+
+A picture being made is a handful of small arrays, whole on every chip. The denoising program takes the pictures of a
+batch one by one, stacks them, lets each chip take its share through the UNet (with guidance a picture goes through it
+twice, with and without the prompt, and these may be two chips) and hands the pictures back one by one: so pictures
+join and leave a batch without a copy or a program of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from apps.stable_diffusion.engine.backends.picture_plan import LATENT_CHANNELS
+from apps.stable_diffusion.engine.backends.schedules import COLUMNS, Row
+from apps.stable_diffusion.engine.model import text_encoder, unet, vae
+from apps.stable_diffusion.engine.model.weights import Weights
+
+TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
+Key = tuple[Any, ...]
+"""Names a program: its kind, then what it was compiled for."""
+AllWeights = Mapping[str, Mapping[str, jax.Array]]
+"""Component -> tensor's name -> array."""
+
+
+class Text(NamedTuple):
+    """An encoded prompt."""
+
+    context: jax.Array  # [positions, d]
+    pooled: jax.Array | None  # [e], of XL
+
+
+class State(NamedTuple):
+    """What a step changes, float32."""
+
+    latents: jax.Array  # [h, w, 4]
+    estimate: jax.Array  # [h, w, 4] of the latents at the end
+
+
+class Given(NamedTuple):
+    """What a picture is made from; the same arrays in all its steps."""
+
+    prompt: Text
+    negative: Text | None  # None without guidance
+    mask: jax.Array  # [h, w, 1] float32; 0 keeps the original
+    original: jax.Array  # [h, w, 4] latents of the image to keep parts of
+    start_noise: jax.Array  # [h, w, 4]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A model's functions on a mesh with the axis `data`."""
+
+    mesh: Mesh
+    text_configs: tuple[Mapping[str, Any], ...]
+    unet: unet.Architecture
+    vae: vae.Architecture
+    attention: str  # see `attention.attend`
+    dtype: jnp.dtype
+    guided: bool
+
+    def encode_text(self, weights: AllWeights, ids: tuple[jax.Array, ...]) -> Text:
+        """One prompt; ids [1, positions] for each text encoder."""
+        encoded = [self.text(i, Weights(weights[TEXT_ENCODERS[i]]), ids[i]) for i in range(len(self.text_configs))]
+        pooled = encoded[-1][1]
+        context = jnp.concatenate([context for context, _ in encoded], axis=-1)
+        return Text(context[0], None if pooled is None else pooled[0])
+
+    def text(self, i: int, weights: Weights, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """The i-th text encoder's part: [1, positions] -> [1, positions, hidden], and [1, e] of XL's second."""
+        is_xl = len(self.text_configs) == 2
+        return text_encoder.encode(weights, self.text_configs[i], ids, is_xl, is_xl and i == 1)
+
+    def predict(self, weights: Weights, x: jax.Array, time: jax.Array, text: Text) -> jax.Array:
+        """The UNet's answer to latents [n, h, w, 4] at times [n] with stacked texts: [n, h, w, 4] float32."""
+        sizes = None
+        if self.unet.size_width is not None:
+            height, width = (side * self.vae.reduction for side in x.shape[1:3])
+            sizes = jnp.tile(jnp.array([height, width, 0, 0, height, width], jnp.float32), (len(x), 1))
+        cond = unet.Conditioning(text.context, text.pooled, sizes)
+        out = unet.predict(weights, self.unet, x.astype(self.dtype), time, cond, self.attention)
+        return out.astype(jnp.float32)
+
+    def denoise(
+        self,
+        weights: Mapping[str, jax.Array],
+        rows: jax.Array,
+        states: tuple[State, ...],
+        givens: tuple[Given, ...],
+        noises: tuple[jax.Array, ...],
+    ) -> tuple[State, ...]:
+        """One step of b pictures, given one by one.
+
+        Args:
+            rows: [b, COLUMNS + 1], each picture's numbers as `schedules` explains them, and its guidance scale.
+            noises: [h, w, 4] each.
+        """
+        state, given, noise = _stack(states), _stack(givens), jnp.stack(noises)
+        row = Row(*(rows[:, i, None, None, None] for i in range(COLUMNS)))
+        x, time, text = row.scale * state.latents, rows[:, 0], given.prompt
+        if self.guided:  # n = 2 b; without guidance n = b
+            x, time = x.repeat(2, axis=0), time.repeat(2)
+            text = jax.tree.map(_interleave, given.negative, given.prompt)
+        share = P("data")  # the chips share the n passes through the network; the rest is little, and done everywhere
+        predict = jax.shard_map(
+            lambda weights, *arrays: self.predict(Weights(weights), *arrays),
+            mesh=self.mesh,
+            in_specs=(P(), share, share, share),
+            out_specs=share,
+            check_vma=False,
+        )
+        out = jax.lax.with_sharding_constraint(predict(weights, x, time, text), NamedSharding(self.mesh, P()))
+        if self.guided:
+            out = out[::2] + rows[:, COLUMNS, None, None, None] * (out[1::2] - out[::2])
+        estimate = row.from_sample * state.latents + row.from_output * out
+        latents = row.keep * state.latents + row.toward * estimate + row.momentum * state.estimate + row.jitter * noise
+        kept = row.original * given.original + row.noise * given.start_noise
+        latents = given.mask * latents + (1 - given.mask) * kept
+        return tuple(State(latents[i], estimate[i]) for i in range(len(states)))
+
+    def decode(self, weights: Mapping[str, jax.Array], latents: tuple[jax.Array, ...]) -> jax.Array:
+        """One picture [h, w, 4] for each chip -> [chips, H, W, 3] uint8."""
+
+        def each(weights: Mapping[str, jax.Array], latents: jax.Array) -> jax.Array:
+            x = (latents / self.vae.scaling).astype(self.dtype)
+            pixels = vae.decode(Weights(weights), self.vae, x, self.attention)
+            return jnp.round(jnp.clip(pixels / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
+
+        specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
+        return jax.shard_map(each, mesh=self.mesh, check_vma=False, **specs)(weights, jnp.stack(latents))
+
+    def encode_image(
+        self,
+        weights: Mapping[str, jax.Array],
+        image: jax.Array,
+        image_noise: jax.Array,
+        start_noise: jax.Array,
+        mix: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Pixels [H, W, 3] uint8 -> their latents, and mix[0] of these with mix[1] of the noise: [h, w, 4] each."""
+
+        def whole(weights: Mapping[str, jax.Array], image: jax.Array) -> tuple[jax.Array, jax.Array]:
+            pixels = (image[None].astype(jnp.float32) / 255 * 2 - 1).astype(self.dtype)
+            return vae.encode(Weights(weights), self.vae, pixels, self.attention)
+
+        split = jax.shard_map(whole, mesh=self.mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
+        mean, deviation = split(weights, image)
+        original = (mean[0] + deviation[0] * image_noise) * self.vae.scaling
+        return original, mix[0] * original + mix[1] * start_noise
+
+    # -- what there is to compile -------------------------------------------------------------------------------
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P())
+
+    def shape(self, shape: tuple[int, ...], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+        """Of an array that lies whole on every chip."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.everywhere)
+
+    def latents(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        """(width, height) in pixels -> the shape of the latents."""
+        width, height = size
+        return height // self.vae.reduction, width // self.vae.reduction, LATENT_CHANNELS
+
+    def texts(self, length: int) -> Text:
+        """Shapes of a prompt of so many positions, encoded."""
+        width = sum(config["hidden_size"] for config in self.text_configs)
+        is_xl = len(self.text_configs) == 2
+        pooled = self.shape((self.text_configs[1]["projection_dim"],), self.dtype) if is_xl else None
+        return Text(self.shape((length, width), self.dtype), pooled)
+
+    def functions(self, lengths: tuple[int, ...], size: tuple[int, int]) -> dict[str, Callable[[Weights], Any]]:
+        """Component -> a function of its weights that asks for all that the programs ask for, on small arrays."""
+        text, small = self.texts(lengths[0]), 8 * self.vae.reduction
+
+        def predict(w: Weights) -> jax.Array:
+            texts = jax.tree.map(lambda shape: jnp.zeros((1, *shape.shape), shape.dtype), text)
+            return self.predict(w, jnp.zeros((1, *self.latents(size))), jnp.zeros(1), texts)
+
+        def both_ways(w: Weights) -> tuple[Any, ...]:
+            latents = jnp.zeros((1, 8, 8, LATENT_CHANNELS), self.dtype)
+            pixels = jnp.zeros((1, small, small, 3), self.dtype)
+            return vae.decode(w, self.vae, latents, "xla"), vae.encode(w, self.vae, pixels, "xla")
+
+        encoders = {
+            TEXT_ENCODERS[i]: lambda w, i=i: self.text(i, w, jnp.zeros((1, lengths[i]), np.int32))
+            for i in range(len(self.text_configs))
+        }
+        return encoders | {"unet": predict, "vae": both_ways}
+
+    def jobs(
+        self,
+        arrays: Mapping[str, Any],
+        lengths: tuple[int, ...],
+        sizes: tuple[tuple[int, int], ...],
+        batch_sizes: tuple[int, ...],
+    ) -> Iterator[tuple[Key, Any, tuple[Any, ...]]]:
+        """(key, jitted function, shapes of its arguments, the weights first) of each program.
+
+        Args:
+            arrays: shapes of the weights, component -> tensor's name -> shape.
+            lengths: positions of each text encoder.
+            sizes: (width, height) in pixels.
+        """
+
+        def jit(function: Callable[..., Any], **options: Any) -> Any:
+            return jax.jit(self._precise(function), out_shardings=self.everywhere, **options)
+
+        texts = {name: arrays[name] for name in arrays if name in TEXT_ENCODERS}
+        ids = tuple(self.shape((1, length), np.int32) for length in lengths)
+        yield ("text",), jit(self.encode_text), (texts, ids)
+        text = self.texts(lengths[0])
+        for size in sizes:
+            latents = self.shape(self.latents(size))
+            mask = self.shape((*latents.shape[:2], 1))
+            state, given = State(latents, latents), Given(text, text if self.guided else None, mask, latents, latents)
+            for b in batch_sizes:
+                rows = self.shape((b, COLUMNS + 1))
+                shapes = arrays["unet"], rows, (state,) * b, (given,) * b, (latents,) * b
+                yield ("denoise", size, b), jit(self.denoise, donate_argnums=2), shapes
+            yield ("decode", size), jit(self.decode), (arrays["vae"], (latents,) * self.mesh.size)
+            image = self.shape((size[1], size[0], 3), np.uint8)
+            shapes = arrays["vae"], image, latents, latents, self.shape((2,))
+            yield ("image", size), jit(self.encode_image), shapes
+
+    def _precise(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """With float32, a TPU's products shall be of float32 too, not of bfloat16."""
+        precision = "highest" if self.dtype == np.float32 else "default"
+        return jax.default_matmul_precision(precision)(function)
+
+
+def _stack(trees: tuple[Any, ...]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _interleave(first: jax.Array, second: jax.Array) -> jax.Array:
+    """[b, ...] twice -> [2 b, ...]: first, second, first, ..."""
+    return jnp.stack([first, second], axis=1).reshape(-1, *first.shape[1:])

@@ -1,0 +1,81 @@
+"""Prompts to token ids, and a memory of what was encoded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+
+T = TypeVar("T")
+
+REMEMBERED = 256  # encoded texts; one of Stable Diffusion XL is 0.6 MB
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text for each of the model's text encoders."""
+
+    ids: tuple[np.ndarray, ...]
+    """[1, positions] int32 for each tokenizer."""
+    dropped: str
+    """The words beyond what the model reads; empty if it reads all."""
+
+
+class Tokenizers:
+    """A checkpoint's one or two CLIP tokenizers."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        import transformers
+
+        folder = checkpoint.local_folder(*checkpoint.tokenizers)
+        self._tokenizers: list[Any] = []
+        self.lengths: list[int] = []
+        for name, encoder in zip(checkpoint.tokenizers, checkpoint.text_encoders):
+            try:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(f"{folder}/{name}")
+            except (OSError, ValueError) as error:
+                raise CheckpointError(f"{checkpoint.location}/{name}: no tokenizer can be read: {error}") from error
+            positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
+            self._tokenizers.append(tokenizer)
+            self.lengths.append(min(tokenizer.model_max_length, positions))
+
+    def __call__(self, text: str) -> Tokens:
+        ids, dropped = [], ""
+        for tokenizer, length in zip(self._tokenizers, self.lengths):
+            cut = tokenizer(text, padding="max_length", max_length=length, truncation=True)["input_ids"]
+            whole = tokenizer(text, truncation=False, verbose=False)["input_ids"]
+            if len(whole) > length:
+                dropped = dropped or tokenizer.decode(whole[length - 1 : -1]).strip()
+            ids.append(np.array([cut], np.int32))
+        return Tokens(tuple(ids), dropped)
+
+    def warnings(self, **texts: str) -> tuple[str, ...]:
+        """For each text that is too long, named by its field, what the model won't see of it."""
+        found = ((name, self(text).dropped) for name, text in texts.items() if text)
+        most = min(self.lengths) - 2  # without the start and end tokens
+        return tuple(
+            f"{name} is longer than the {most} tokens that the model reads; these words were dropped: {words}"
+            for name, words in found
+            if words
+        )
+
+
+class Memory(Generic[T]):
+    """The last results of a function of a text, so that n pictures of one prompt encode it once."""
+
+    def __init__(self, make: Callable[[str], T], most: int = REMEMBERED) -> None:
+        self._make, self._most = make, most
+        self._known: OrderedDict[str, T] = OrderedDict()
+
+    def __call__(self, text: str) -> T:
+        if text not in self._known:
+            self._known[text] = self._make(text)
+            if len(self._known) > self._most:
+                self._known.popitem(last=False)
+        self._known.move_to_end(text)
+        return self._known[text]

@@ -1,0 +1,336 @@
+"""Schedulers as tables of coefficients.
+
+DDIM, Euler, Euler ancestral, DPM-Solver++(2M) and LCM are all linear in what a denoising step has at hand: the noisy
+sample x, the network's output m, the estimate of the end before this step, and fresh noise. A step is
+
+    estimate = from_sample * x + from_output * m
+    x        = keep * x + toward * estimate + momentum * estimate_before + jitter * noise
+
+so one compiled step, given a row of numbers for each picture, serves any of them side by side. The numbers are those
+of diffusers' schedulers given the same config, so that a seed gives the same picture.
+
+DDIM: Song et al. 2020. Euler: Karras et al. 2022. DPM-Solver++: Lu et al. 2022. LCM: Luo et al. 2023. Turbo models
+are Euler ancestral or Euler with trailing steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
+from apps.stable_diffusion.engine.request import RequestError, Scheduler
+
+DEFAULTS: dict[str, dict[str, Any]] = {  # where diffusers' class for a scheduler differs from the others
+    "ddim": {"timestep_spacing": "leading"},
+    "lcm": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"},
+}
+COMMON = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear", "timestep_spacing": "linspace"}
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "beta_schedule": ("linear", "scaled_linear", "squaredcos_cap_v2"),
+    "clip_sample": (False,),
+    "final_sigmas_type": ("zero", "sigma_min"),
+    "interpolation_type": ("linear",),
+    "prediction_type": ("epsilon", "v_prediction", "sample"),
+    "thresholding": (False,),
+    "timestep_spacing": ("leading", "linspace", "trailing"),
+    "timestep_type": ("discrete",),
+    "use_beta_sigmas": (False, None),
+    "use_exponential_sigmas": (False, None),
+    "use_flow_sigmas": (False, None),
+    "use_lu_lambdas": (False, None),
+}
+DPM_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "algorithm_type": ("dpmsolver++",),
+    "lambda_min_clipped": (None, -float("inf")),
+    "solver_order": (1, 2),
+    "solver_type": ("midpoint", "heun"),
+    "variance_type": (None,),
+}
+
+
+class Row(NamedTuple):
+    """One step's numbers; see the module's docstring. A table has one such row, float32, for each step."""
+
+    time: float  # that the network is told
+    scale: float  # the network sees scale * x
+    from_sample: float
+    from_output: float
+    keep: float
+    toward: float
+    momentum: float
+    jitter: float
+    original: float  # inpainting: after the step the kept part is original * image + noise * start noise
+    noise: float
+
+
+COLUMNS = len(Row._fields)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of one picture."""
+
+    rows: np.ndarray
+    """[steps, COLUMNS] float32"""
+    draws: tuple[bool, ...]
+    """Whether the random generator is drawn from at each step."""
+    start_image: float
+    start_noise: float
+    """The first latents are start_image * the image's latents + start_noise * the start noise."""
+
+
+class Levels(NamedTuple):
+    """The schedule before it is cut: time steps and noise levels, `sigmas` one longer than `times`."""
+
+    times: np.ndarray  # [steps] what the network is told
+    sigmas: np.ndarray  # [steps + 1] noise to signal
+
+
+class _Course:
+    """All the steps that a scheduler would take, before image to image cuts the beginning off."""
+
+    def __init__(
+        self,
+        rows: dict[str, np.ndarray],
+        estimate: tuple[np.ndarray, np.ndarray],
+        mix: tuple[np.ndarray, np.ndarray],
+        pure: float = 1.0,
+        draws: tuple[bool, ...] = (),
+    ) -> None:
+        """
+        Args:
+            estimate: weights of the sample and of the network's output in the estimate of the end, [steps] each.
+            mix: weights of signal and noise in the sample that each step finds.
+            pure: standard deviation of the latents that text to image starts from.
+        """
+        rows["from_sample"], rows["from_output"] = estimate
+        rows["original"] = np.append(mix[0][1:], 1.0)  # what step i leaves is what step i + 1 finds
+        rows["noise"] = np.append(mix[1][1:], 0.0)
+        self.rows, self._mix, self._pure = rows, mix, pure
+        self._draws = draws or (False,) * len(mix[0])
+
+    def schedule(self, begin: int, pure: bool) -> Schedule:
+        table = np.stack([self.rows[name] for name in Row._fields], axis=-1)[begin:].astype(np.float32)
+        start = (0.0, self._pure) if pure else (self._mix[0][begin], self._mix[1][begin])
+        return Schedule(table, self._draws[begin:], *map(float, start))
+
+
+class NoiseSchedule:
+    """Makes tables from a checkpoint's scheduler config, for whichever of the schedulers.
+
+    Raises:
+        CheckpointError: the config asks for what isn't linear, or is unknown; the message names the field.
+    """
+
+    def __init__(self, config: Mapping[str, Any], is_xl: bool = False) -> None:
+        self._config = dict(config)
+        if not is_xl:  # diffusers' pipelines for 1.x and 2.x insist on these, as the models were published so
+            self._config |= {"steps_offset": 1, "clip_sample": False}
+        if problem := _problem(self._config, ALLOWED):
+            raise CheckpointError(problem)
+
+    def _get(self, scheduler: str, name: str, default: Any = None) -> Any:
+        found = self._config.get(name)
+        return (COMMON | DEFAULTS.get(scheduler, {})).get(name, default) if found is None else found
+
+    def table(self, scheduler: Scheduler, steps: int, strength: float | None = None, inpaint: bool = False) -> Schedule:
+        """The steps of a picture; `strength` is of image to image and inpainting, None without an image.
+
+        Raises:
+            RequestError: this scheduler can't serve the model, or these steps or strength.
+        """
+        train = self._config.get("num_train_timesteps", 1000)
+        if steps > train:
+            raise RequestError("num_inference_steps", f"num_inference_steps is {steps}; the model knows {train} steps")
+        begin = 0
+        if strength is not None:
+            begin = steps - min(int(steps * strength), steps)
+            if begin == steps:
+                raise RequestError(
+                    "strength", f"strength {strength} of {steps} steps leaves none to run: raise either of them"
+                )
+        prediction = self._get(scheduler, "prediction_type", "epsilon")
+        make = {"ddim": self._ddim, "euler": self._euler, "euler-ancestral": self._ancestral}
+        make |= {"dpm-solver++": self._dpm, "lcm": self._lcm}
+        with np.errstate(divide="ignore", invalid="ignore"):
+            course = make[scheduler](steps, begin, prediction)
+        if not np.isfinite(course.rows["from_output"]).all():
+            raise RequestError(
+                "scheduler",
+                f"{scheduler} can't serve a model with rescale_betas_zero_snr and prediction_type {prediction!r}, "
+                "whose first step knows nothing of the picture: take euler",
+            )
+        if not all(np.isfinite(column).all() for column in course.rows.values()):
+            raise RequestError(
+                "num_inference_steps", f"num_inference_steps {steps} is too many for {scheduler}: its steps coincide"
+            )
+        return course.schedule(begin, pure=strength is None or (inpaint and strength == 1))
+
+    def _signal(self, scheduler: str, train: int) -> np.ndarray:
+        """[train] float64: the share of signal's variance at each time step (alphas_cumprod)."""
+        first, last = (self._get(scheduler, name) for name in ("beta_start", "beta_end"))
+        kind = self._get(scheduler, "beta_schedule")
+        if (trained := self._config.get("trained_betas")) is not None:
+            betas = np.asarray(trained)
+        elif kind == "linear":
+            betas = np.linspace(first, last, train)
+        elif kind == "scaled_linear":
+            betas = np.linspace(first**0.5, last**0.5, train) ** 2
+        else:
+            cosine = np.cos((np.arange(train + 1) / train + 0.008) / 1.008 * np.pi / 2) ** 2
+            betas = np.minimum(1 - cosine[1:] / cosine[:-1], 0.999)
+        signal = np.cumprod(1 - betas.astype(np.float32), dtype=np.float64)
+        if self._config.get("rescale_betas_zero_snr"):  # Lin et al. 2023: the last step is noise alone
+            root = np.sqrt(signal)
+            signal = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
+            if scheduler not in ("ddim", "lcm"):
+                signal[-1] = 2.0**-24  # so that the noise to signal ratio is finite
+        return signal
+
+    def _times(self, scheduler: str, steps: int, train: int, more: int = 0) -> np.ndarray:
+        """[steps] falling time steps; `more` points are spread besides and left out at the end."""
+        spacing, offset = self._get(scheduler, "timestep_spacing"), self._config.get("steps_offset") or 0
+        if spacing == "linspace":
+            return np.linspace(0, train - 1, steps + more)[::-1][:steps]
+        if spacing == "leading":
+            return np.minimum((np.arange(steps + more) * (train // (steps + more)))[::-1][:steps] + offset, train - 1)
+        return np.round(np.arange(train, 0, -train / steps))[:steps] - 1
+
+    def _ddim(self, steps: int, begin: int, prediction: str) -> _Course:
+        train = self._config.get("num_train_timesteps", 1000)
+        signal = self._signal("ddim", train)
+        times = np.round(self._times("ddim", steps, train)).astype(int)
+        before = times - train // steps
+        last = 1.0 if self._config.get("set_alpha_to_one", True) else signal[0]
+        after = np.where(before >= 0, signal[np.maximum(before, 0)], last)
+        alpha, sigma = np.sqrt(signal[times]), np.sqrt(1 - signal[times])
+        alpha_after, sigma_after = np.sqrt(after), np.sqrt(1 - after)
+        keep = sigma_after / sigma
+        rows = _rows(steps, time=times, keep=keep, toward=alpha_after - alpha * keep)
+        return _Course(rows, _variance_preserving(prediction, alpha, sigma), (alpha, sigma))
+
+    def _levels(self, scheduler: str, steps: int, round_times: bool) -> Levels:
+        train = self._config.get("num_train_timesteps", 1000)
+        signal = self._signal(scheduler, train)
+        all_sigmas = np.sqrt((1 - signal) / signal)
+        times = self._times(scheduler, steps, train, more=int(round_times))
+        times = np.round(times) if round_times else times.astype(np.float32)
+        sigmas = np.interp(times, np.arange(train), all_sigmas)
+        if self._config.get("use_karras_sigmas") and scheduler != "euler-ancestral":
+            low, high = (sigmas[-1], sigmas[0]) if scheduler == "euler" else (all_sigmas[0], all_sigmas[-1])
+            low, high = self._config.get("sigma_min") or low, self._config.get("sigma_max") or high
+            sigmas = (np.linspace(high ** (1 / 7), low ** (1 / 7), steps)) ** 7
+            times = np.interp(np.log(sigmas), np.log(all_sigmas), np.arange(train))
+            times = np.round(times) if round_times else times
+        end = all_sigmas[0] if self._get(scheduler, "final_sigmas_type") == "sigma_min" else 0.0
+        return Levels(times, np.append(sigmas, 0.0 if scheduler == "euler-ancestral" else end))
+
+    def _euler(self, steps: int, begin: int, prediction: str) -> _Course:
+        times, sigmas = self._levels("euler", steps, round_times=False)
+        ratio = sigmas[1:] / sigmas[:-1]
+        return self._exploding("euler", begin, prediction, times, sigmas, ratio, np.zeros(steps))
+
+    def _ancestral(self, steps: int, begin: int, prediction: str) -> _Course:
+        times, sigmas = self._levels("euler-ancestral", steps, round_times=False)
+        here, there = sigmas[:-1], sigmas[1:]
+        up = there * np.sqrt(here**2 - there**2) / here
+        down = np.sqrt(there**2 - up**2)
+        return self._exploding("euler-ancestral", begin, prediction, times, sigmas, down / here, up)
+
+    def _exploding(
+        self,
+        scheduler: str,
+        begin: int,
+        prediction: str,
+        times: np.ndarray,
+        sigmas: np.ndarray,
+        ratio: np.ndarray,
+        jitter: np.ndarray,
+    ) -> _Course:
+        """Samples that are signal + sigma * noise, `ratio` of which is kept at each step."""
+        steps, here = len(times), sigmas[:-1]
+        scale = 1 / np.sqrt(here**2 + 1)
+        rows = _rows(steps, time=times, scale=scale, keep=ratio, toward=1 - ratio, jitter=jitter)
+        estimate = {
+            "epsilon": (np.ones(steps), -here),
+            "v_prediction": (scale**2, -here * scale),
+            "sample": (np.zeros(steps), np.ones(steps)),
+        }[prediction]
+        leading = self._get(scheduler, "timestep_spacing") == "leading"
+        start = np.sqrt(sigmas.max() ** 2 + 1) if leading else sigmas.max()
+        draws = scheduler == "euler-ancestral"
+        return _Course(rows, estimate, (np.ones(steps), here), start, (draws,) * steps)
+
+    def _dpm(self, steps: int, begin: int, prediction: str) -> _Course:
+        config = self._config
+        if problem := _problem(config, DPM_ALLOWED):
+            raise RequestError("scheduler", f"dpm-solver++ can't serve this model: {problem}")
+        times, sigmas = self._levels("dpm-solver++", steps, round_times=True)
+        alphas = 1 / np.sqrt(sigmas**2 + 1)
+        noises = sigmas * alphas
+        log_ratio = -np.log(sigmas)  # half the log of the signal to noise ratio
+        width = np.diff(log_ratio)  # [steps]
+        keep = noises[1:] / noises[:-1]
+        first = -alphas[1:] * np.expm1(-width)  # weight of the estimate at first order
+        rows = _rows(steps, time=times, keep=keep, toward=first)
+        order = config.get("solver_order", 2)
+        for i in range(begin + 1, steps if order > 1 else 0):
+            few = config.get("lower_order_final", True) and steps < 15
+            if i == steps - 1 and (
+                config.get("euler_at_final") or few or config.get("final_sigmas_type", "zero") == "zero"
+            ):
+                continue
+            slope = width[i] / width[i - 1]  # the difference of two estimates, times this, is their change over a step
+            if config.get("solver_type", "midpoint") == "midpoint":
+                second = first[i] / 2 * slope
+            else:
+                second = alphas[i + 1] * (np.expm1(-width[i]) / width[i] + 1) * slope
+            rows["toward"][i] += second
+            rows["momentum"][i] = -second
+        estimate = _variance_preserving(prediction, alphas[:-1], noises[:-1])
+        return _Course(rows, estimate, (alphas[:-1], noises[:-1]))
+
+    def _lcm(self, steps: int, begin: int, prediction: str) -> _Course:
+        train = self._config.get("num_train_timesteps", 1000)
+        most = self._config.get("original_inference_steps") or 50
+        if steps > most:
+            raise RequestError(
+                "num_inference_steps", f"num_inference_steps is {steps}; lcm takes at most {most} steps, and 4 to 8 do"
+            )
+        signal = self._signal("lcm", train)
+        taught = (np.arange(1, most + 1) * (train // most) - 1)[::-1]
+        times = taught[np.floor(np.linspace(0, most, steps, endpoint=False)).astype(int)]
+        alpha, sigma = np.sqrt(signal[times]), np.sqrt(1 - signal[times])
+        scaled = times * (self._config.get("timestep_scaling") or 10.0)
+        skip, out = 0.25 / (scaled**2 + 0.25), scaled / np.sqrt(scaled**2 + 0.25)
+        alpha_after, jitter = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
+        rows = _rows(steps, time=times, keep=alpha_after * skip, toward=alpha_after * out, jitter=jitter)
+        draws = (*(True,) * (steps - 1), False)
+        return _Course(rows, _variance_preserving(prediction, alpha, sigma), (alpha, sigma), draws=draws)
+
+
+def _problem(config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> str | None:
+    """What a field says that isn't served, if one does."""
+    for name, values in allowed.items():
+        if name in config and config[name] not in values:
+            choice = " or ".join(map(repr, values))
+            return f"scheduler_config.json: {name} {config[name]!r} is not supported: set it to {choice}"
+    return None
+
+
+def _variance_preserving(prediction: str, alpha: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of x = alpha * signal + sigma * noise and of the network's output in the estimate of the signal."""
+    return {
+        "epsilon": (1 / alpha, -sigma / alpha),
+        "v_prediction": (alpha, -sigma),
+        "sample": (np.zeros_like(alpha), np.ones_like(alpha)),
+    }[prediction]
+
+
+def _rows(steps: int, **columns: np.ndarray) -> dict[str, np.ndarray]:
+    zero = {name: np.zeros(steps) for name in Row._fields}
+    return zero | {"scale": np.ones(steps)} | {name: np.array(column, float) for name, column in columns.items()}

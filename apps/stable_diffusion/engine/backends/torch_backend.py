@@ -1,0 +1,411 @@
+"""Stable Diffusion through diffusers' own torch modules, under the same tables of coefficients. See `backend.Backend`.
+
+The same class runs on the CPU, on a GPU, and on a TPU through torch_xla. There torch only records what is to be done;
+a sync turns the record into a program, compiles it if it is a new one, and launches it. `compile` must meet every
+program that a request can lead to, so on XLA
+
+- each part (a text, an image, gathering a batch, a step, handing out the batch, a decoded picture) is cut off with a
+  sync of its own, and nothing but its results is alive then: what is alive at a sync is an output of the program;
+- batches are filled up to fixed sizes, and no tensor is in a batch twice: a program in which two inputs are one and the
+  same tensor is another program;
+- numbers that differ between requests come as tensors with dimensions: Python's 0 and 1 become part of a program;
+- what a request does not use (a kept part, a step's noise) is there all the same, as numbers that change nothing.
+
+Everything runs under no_grad: torch_xla can't take views of inference mode's tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from apps.stable_diffusion.engine.backends.picture_plan import (
+    LATENT_CHANNELS,
+    RESTING,
+    Plan,
+    Planner,
+    batch_sizes,
+    check_batch,
+)
+from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
+from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, Row
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.model.fields import refuse_others
+from apps.stable_diffusion.engine.request import PictureRequest
+
+log = logging.getLogger("podslice")
+
+Progress = Callable[[str, int, int, float], None]
+
+
+class Text(NamedTuple):
+    """An encoded prompt."""
+
+    context: torch.Tensor  # [1, positions, d]
+    pooled: torch.Tensor | None  # [1, e], of XL
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Text:
+        return Text(function(self.context), None if self.pooled is None else function(self.pooled))
+
+
+class Kept(NamedTuple):
+    """The part of an image that inpainting keeps."""
+
+    mask: torch.Tensor  # [1, 1, h, w], 0 where it is kept
+    original: torch.Tensor  # [1, 4, h, w]
+    start_noise: torch.Tensor  # [1, 4, h, w]
+
+
+@dataclass(eq=False)
+class TorchPicture:
+    """A picture being made. See `backend.Picture`."""
+
+    request: PictureRequest
+    warnings: tuple[str, ...]
+    plan: Plan
+    latents: torch.Tensor  # [1, 4, h, w] float32
+    estimate: torch.Tensor
+    prompt: Text
+    negative: Text | None
+    kept: Kept | None  # on XLA always there
+
+    @property
+    def steps_total(self) -> int:
+        return self.plan.steps_total
+
+    @property
+    def steps_done(self) -> int:
+        return self.plan.steps_done
+
+
+class TorchBackend:
+    """Loads a checkpoint through diffusers; `compile` makes it ready.
+
+    Args:
+        checkpoint: opened, or where it lies: see `Checkpoint`.
+        sizes: (width, height) in pixels.
+        max_batch_size: pictures in one pass.
+        guided: False for models that take no guidance: half the work, and requests for guidance are refused.
+        dtype: of weights and activations, bfloat16 or float32.
+        device: cpu, cuda, cuda:1, or xla (one chip of a slice); default: a GPU if there is one.
+
+    Raises:
+        CheckpointError: the checkpoint can't be read or is of another kind.
+        ValueError: a size that this model can't make; xla without torch_xla, or without a device for it.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint | str,
+        *,
+        sizes: Sequence[tuple[int, int]],
+        max_batch_size: int = 8,
+        guided: bool = True,
+        dtype: str = "bfloat16",
+        device: str | None = None,
+    ) -> None:
+        checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._xla = kind.startswith("xla")
+        self.name = "torch_xla" if self._xla else "torch"
+        if self._xla:
+            self._device, self.device = _xla_device(precise=dtype == "float32")
+        else:
+            self._device = torch.device(kind)
+            self.device = torch.cuda.get_device_name(self._device) if kind.startswith("cuda") else kind
+        self._dtype = getattr(torch, dtype)
+        self._guided = guided
+        refuse_others(
+            checkpoint.config("unet"), "unet", {"in_channels": (LATENT_CHANNELS,), "time_cond_proj_dim": (None,)}
+        )
+        refuse_others(checkpoint.config("vae"), "vae", {"latents_mean": (None,), "latents_std": (None,)})
+        schedule = NoiseSchedule(checkpoint.scheduler_config, checkpoint.is_xl)
+        pipeline = _pipeline(checkpoint, self._dtype)
+        self._text_encoders = [getattr(pipeline, name).eval().to(self._device) for name in checkpoint.text_encoders]
+        self._unet = pipeline.unet.eval().to(self._device)
+        self._vae = pipeline.vae.eval().to(self._device)
+        self._reduction = 2 ** (len(self._vae.config.block_out_channels) - 1)
+        self.sizes = tuple(sizes)
+        self._planner = Planner(self.sizes, self._reduction, guided, schedule)
+        self.batch_sizes = batch_sizes(max_batch_size)
+        self._is_xl = checkpoint.is_xl
+        self._zero_negative = self._is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
+        self._tokenizers = Tokenizers(checkpoint)
+        self._texts = Memory(self._encode_text)
+        self._fillers: dict[tuple[int, int], list[TorchPicture]] = {}
+        self._sync()
+
+    def compile(self, progress: Progress | None = None) -> None:
+        """Runs every size (on XLA, every batch size too) once, so that the first request finds all warm."""
+        batches = self.batch_sizes if self._xla else self.batch_sizes[:1]
+        total = len(self.sizes) * len(batches)
+        for done, (size, b) in enumerate(((size, b) for size in self.sizes for b in batches), start=1):
+            began = time.monotonic()
+            pictures = [self.start(self._sample(size)) for _ in range(b)]
+            self.denoise(pictures, 1)
+            if b == batches[0]:  # what is done for one picture at a time
+                width, height = size
+                self.start(self._sample(size, image=np.zeros((height, width, 3), np.uint8)))
+                self.decode(pictures[:1])
+            self.wait(pictures)
+            if progress is not None:
+                progress(f"{size[0]}x{size[1]} batch {b}", done, total, time.monotonic() - began)
+
+    def _sample(self, size: tuple[int, int], **more: Any) -> PictureRequest:
+        """A request for its shapes' sake."""
+        return PictureRequest("a", *size, 2, 7.5 if self._guided else 1.0, "ddim", seed=0, **more)
+
+    # -- pictures -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def start(self, request: PictureRequest) -> TorchPicture:
+        """See `Backend.start`."""
+        plan = self._planner.plan(request)
+        start_noise, schedule = plan.start_noise, plan.schedule
+        latents, kept = (schedule.start_noise * start_noise).to(self._device), None
+        if request.image is not None:
+            original = self._encode_image(plan, request.image, plan.image_noise)
+            latents = latents + torch.full((1, 1, 1, 1), schedule.start_image).to(self._device) * original
+            self._sync()
+            if request.mask is not None:
+                mask = torch.from_numpy(plan.mask)[None, None].to(self._device)
+                kept = Kept(mask, original, start_noise.to(self._device))
+        if kept is None and self._xla:
+            nothing = torch.zeros_like(start_noise)
+            kept = Kept(*(part.to(self._device) for part in (torch.ones_like(nothing[:, :1]), nothing, nothing)))
+        negative = None
+        if self._guided:
+            negative = self._texts(request.negative_prompt)
+            if self._zero_negative and not request.negative_prompt:
+                negative = negative.map(torch.zeros_like)
+            negative = negative.map(self._upload)
+        warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
+        prompt = self._texts(request.prompt).map(self._upload)
+        estimate = torch.zeros_like(start_noise).to(self._device)
+        self._sync()
+        return TorchPicture(request, warnings, plan, latents, estimate, prompt, negative, kept)
+
+    @torch.no_grad()
+    def denoise(self, pictures: Sequence[TorchPicture], steps: int) -> None:
+        """See `Backend.denoise`."""
+        check_batch([picture.plan for picture in pictures], steps, self.batch_sizes[-1])
+        b = next(b for b in self.batch_sizes if b >= len(pictures)) if self._xla else len(pictures)
+        batch = [*pictures, *self._filled_up(pictures[0].request, b - len(pictures))]
+        texts, more = self._conditioning(batch)
+        latents, estimate = (torch.cat([getattr(p, name) for p in batch]) for name in ("latents", "estimate"))
+        kept = self._kept(batch)
+        self._sync()
+        for _ in range(steps):
+            rows = np.stack([p.plan.next_row() for p in pictures] + [RESTING] * (b - len(pictures)))
+            numbers, noise = torch.from_numpy(rows).to(self._device), self._noise(pictures, b)
+            latents, estimate = self._step(latents, estimate, numbers, noise, texts, more, kept)
+            self._sync()
+            for picture in pictures:
+                picture.plan.steps_done += 1
+        # A copy: on XLA a slice keeps the whole batch.
+        each = [(latents[i : i + 1].clone(), estimate[i : i + 1].clone()) for i in range(b)]
+        self._sync()
+        for picture, (its_latents, its_estimate) in zip(pictures, each):
+            picture.latents, picture.estimate = its_latents, its_estimate
+
+    def wait(self, pictures: Sequence[TorchPicture]) -> None:
+        """See `Backend.wait`."""
+        if self._xla:
+            from torch_xla.core import xla_model
+
+            xla_model.wait_device_ops()
+        elif self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @torch.no_grad()
+    def decode(self, pictures: Sequence[TorchPicture], estimate: bool = False) -> list[np.ndarray]:
+        """See `Backend.decode`. One picture at a time: a decoder's attention is large."""
+        decoded = []
+        for picture in pictures:
+            decoded.append(self._decode(picture.estimate if estimate else picture.latents))
+            self._sync()
+        return [np.ascontiguousarray(pixels.cpu().numpy().transpose(1, 2, 0)) for pixels in decoded]
+
+    # -- parts of a step ----------------------------------------------------------------------------------------
+
+    def _conditioning(self, batch: Sequence[TorchPicture]) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
+        """Contexts [n, positions, d] and XL's further conditioning, all negative ones before all prompts."""
+        halves = [[p.negative for p in batch]] if self._guided else []
+        texts = [text for half in (*halves, [p.prompt for p in batch]) for text in half]
+        context = torch.cat([text.context for text in texts])
+        if not self._is_xl:
+            return context, None
+        request = batch[0].request
+        sizes = [request.height, request.width, 0, 0, request.height, request.width]
+        ids = torch.tensor([sizes] * len(texts), dtype=self._dtype).to(self._device)
+        return context, {"text_embeds": torch.cat([text.pooled for text in texts]), "time_ids": ids}
+
+    def _step(
+        self,
+        latents: torch.Tensor,
+        estimate: torch.Tensor,
+        numbers: torch.Tensor,
+        noise: torch.Tensor | None,
+        context: torch.Tensor,
+        more: dict[str, torch.Tensor] | None,
+        kept: Kept | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next latents and estimates. `numbers` are each picture's `next_row`."""
+        row = Row(*(numbers[:, i, None, None, None] for i in range(COLUMNS)))
+        out = self._predict(row.scale * latents, numbers[:, 0], numbers[:, COLUMNS, None, None, None], context, more)
+        before, estimate = estimate, row.from_sample * latents + row.from_output * out
+        latents = row.keep * latents + row.toward * estimate + row.momentum * before
+        if noise is not None:
+            latents = latents + row.jitter * noise
+        if kept is not None:
+            originals = row.original * kept.original + row.noise * kept.start_noise
+            latents = kept.mask * latents + (1 - kept.mask) * originals
+        return latents, estimate
+
+    def _predict(
+        self,
+        x: torch.Tensor,
+        time: torch.Tensor,
+        guidance: torch.Tensor,
+        context: torch.Tensor,
+        more: dict[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The UNet's answer, guided: [b, 4, h, w] float32."""
+        if self._guided:
+            x, time = torch.cat([x, x]), torch.cat([time, time])
+        out = self._unet(x.to(self._dtype), time, context, added_cond_kwargs=more, return_dict=False)[0].float()
+        if not self._guided:
+            return out
+        plain, prompted = out.chunk(2)
+        return plain + guidance * (prompted - plain)
+
+    def _noise(self, pictures: Sequence[TorchPicture], b: int) -> torch.Tensor | None:
+        """The coming step's fresh noise [b, 4, h, w]; None if none of the pictures needs any (XLA: always)."""
+        drawn = [picture.plan.next_noise() for picture in pictures]
+        if not self._xla and all(noise is None for noise in drawn):
+            return None
+        still = torch.zeros_like(pictures[0].plan.start_noise)
+        drawn += [None] * (b - len(pictures))
+        return torch.cat([still if noise is None else noise for noise in drawn]).to(self._device)
+
+    def _kept(self, batch: Sequence[TorchPicture]) -> Kept | None:
+        """What inpainting keeps of each picture; None if none is inpainted (XLA: always some, to be one program)."""
+        if all(picture.kept is None for picture in batch):
+            return None
+        nothing = torch.zeros_like(batch[0].latents)
+        everywhere = torch.ones_like(nothing[:, :1])
+        each = [picture.kept or Kept(everywhere, nothing, nothing) for picture in batch]
+        return Kept(*(torch.cat(parts) for parts in zip(*each)))
+
+    def _filled_up(self, request: PictureRequest, n: int) -> list[TorchPicture]:
+        """Pictures of the request's size that fill up a batch on XLA: always the same ones, each with its tensors."""
+        size = request.width, request.height
+        fillers = self._fillers.setdefault(size, [])
+        fillers += [self.start(self._sample(size)) for _ in range(n - len(fillers))]
+        return fillers[:n]
+
+    # -- networks -----------------------------------------------------------------------------------------------
+
+    def _encode_text(self, text: str) -> Text:
+        """On XLA the result lies on the host: see `_upload`."""
+        found = self._run_text_encoders(self._tokenizers(text).ids)
+        self._sync()
+        return found.map(torch.Tensor.cpu) if self._xla else found
+
+    def _run_text_encoders(self, each_ids: Sequence[np.ndarray]) -> Text:
+        contexts, pooled = [], None
+        for encoder, ids in zip(self._text_encoders, each_ids):
+            output = encoder(torch.from_numpy(ids).long().to(self._device), output_hidden_states=self._is_xl)
+            contexts.append(output.hidden_states[-2] if self._is_xl else output.last_hidden_state)
+            pooled = output.text_embeds if self._is_xl and "text_embeds" in output else pooled
+        return Text(torch.cat(contexts, dim=-1).to(self._dtype), pooled)
+
+    def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """To the device: on XLA a new tensor each time, as two pictures of one batch may have one prompt."""
+        return tensor.to(self._device)
+
+    def _encode_image(self, plan: Plan, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
+        """[H, W, 3] uint8 -> [1, 4, h, w] float32, scaled as the UNet knows it."""
+        latents = self._encode(image, noise)
+        self._sync()
+        return latents
+
+    def _encode(self, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
+        pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 255 * 2 - 1
+        found = self._vae.encode(pixels.to(self._dtype).to(self._device)).latent_dist
+        latents = found.mean.float() + found.std.float() * noise.to(self._device)
+        return latents * self._vae.config.scaling_factor
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """[1, 4, h, w] -> [3, H, W] uint8."""
+        latents = (latents / self._vae.config.scaling_factor).to(self._dtype)
+        pixels = self._vae.decode(latents, return_dict=False)[0].float()
+        return ((pixels[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+
+    def _sync(self) -> None:
+        """On XLA: run what was recorded so far as one program."""
+        if self._xla:
+            import torch_xla
+
+            torch_xla.sync()
+
+
+def _xla_device(precise: bool) -> tuple[torch.device, str]:
+    """torch_xla's device, and what it is, for people.
+
+    Args:
+        precise: multiply float32 as float32, which a TPU does in bfloat16 when it is left to itself.
+
+    Raises:
+        ValueError: torch_xla can't be imported, or finds no device.
+    """
+    try:
+        import torch_xla
+        import torch_xla.backends
+        import torch_xla.runtime
+    except ImportError as error:
+        raise ValueError(
+            f"backend torch_xla: torch_xla can't be imported ({error}). It needs PyTorch 2.9, and so a virtual "
+            "environment of its own: pip install -e '.[torch-xla]' there, as `make test-torch-xla` does"
+        ) from error
+    try:
+        device, kind = torch_xla.device(), torch_xla.runtime.device_type()
+    except (RuntimeError, OSError, ImportError) as error:  # OSError: no libtpu; ImportError: another device's plugin
+        asked, first_line = os.environ.get("PJRT_DEVICE", ""), str(error).partition("\n")[0]
+        raise ValueError(
+            f"backend torch_xla: PJRT finds no device (PJRT_DEVICE={asked}): {first_line}. On a "
+            "TPU, install 'torch_xla[tpu]==2.9.*' beside the extra torch-xla and set PJRT_DEVICE=TPU; PJRT_DEVICE=CPU "
+            "runs on the CPU, as `make test-torch-xla` does"
+        ) from error
+    if precise and torch_xla.backends.get_mat_mul_precision() != "highest":
+        torch_xla.backends.set_mat_mul_precision("highest")
+    return device, "cpu" if kind == "CPU" else kind
+
+
+def _pipeline(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """diffusers' pipeline: its modules are used, its loop is not."""
+    import diffusers
+    from diffusers.utils import logging as diffusers_logging
+    from packaging.version import Version
+
+    variant = checkpoint.variant  # CheckpointError by name before diffusers looks
+    quiet = diffusers_logging.is_progress_bar_enabled()
+    diffusers_logging.disable_progress_bar()
+    try:
+        more: dict[str, Any] = {} if checkpoint.is_xl else {"safety_checker": None, "requires_safety_checker": False}
+        more |= {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
+        return diffusers.DiffusionPipeline.from_pretrained(
+            checkpoint.local_folder(), use_safetensors=True, variant=variant, **more
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint.location}: diffusers can't load it: {error}") from error
+    finally:
+        if quiet:
+            diffusers_logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""The networks of Stable Diffusion as JAX functions, and the checkpoints that their weights come from."""

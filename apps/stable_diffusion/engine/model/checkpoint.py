@@ -1,0 +1,188 @@
+"""Stable Diffusion checkpoints where they lie: a local folder, a hub id, or any fsspec URL such as gs://bucket/model.
+
+The layout is diffusers': `model_index.json` names the components, each in a folder of its own with a config and
+safetensors files. Tensors are read one by one, so that nothing but what a model uses is ever fetched or held.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
+
+WEIGHT_FILES = {
+    "text_encoder": "model",
+    "text_encoder_2": "model",
+    "unet": "diffusion_pytorch_model",
+    "vae": "diffusion_pytorch_model",
+}
+CLASSES = {
+    "text_encoder": "CLIPTextModel",
+    "text_encoder_2": "CLIPTextModelWithProjection",
+    "unet": "UNet2DConditionModel",
+    "vae": "AutoencoderKL",
+}
+PLAIN_PIPELINES = (
+    "StableDiffusionPipeline",
+    "StableDiffusionImg2ImgPipeline",
+    "StableDiffusionInpaintPipeline",
+    "LatentConsistencyModelPipeline",
+)
+XL_PIPELINES = ("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline")
+SUPPORTED = "Stable Diffusion 1.x, 2.x and XL in diffusers layout, their Turbo and LCM variants included"
+
+
+class Checkpoint(ModelFolder):
+    """A Stable Diffusion pipeline's folder, local or remote.
+
+    Raises:
+        CheckpointError: it can't be read or isn't a pipeline that this engine runs.
+    """
+
+    def __init__(self, location: str) -> None:
+        super().__init__(_resolve(str(location)))
+        self.index = self._json("model_index.json")
+        self.pipeline = self.index.get("_class_name")
+        if self.pipeline not in (*PLAIN_PIPELINES, *XL_PIPELINES):
+            raise CheckpointError(
+                f"{self.location}: model_index.json names the pipeline {self.pipeline!r}; supported are {SUPPORTED}"
+            )
+        for component in self.components:
+            name = (self.index.get(component) or [None, None])[1]
+            if name is None:
+                refiner = " (an XL refiner alone is not served)" if component == "text_encoder" and self.is_xl else ""
+                raise CheckpointError(f"{self.location}: the component {component} is missing{refiner}")
+            if name != CLASSES[component]:
+                raise CheckpointError(
+                    f"{self.location}: {component} is a {name}; only {CLASSES[component]} is supported ({SUPPORTED})"
+                )
+
+    @property
+    def is_xl(self) -> bool:
+        return self.pipeline in XL_PIPELINES
+
+    @property
+    def text_encoders(self) -> tuple[str, ...]:
+        return ("text_encoder", "text_encoder_2") if self.is_xl else ("text_encoder",)
+
+    @property
+    def tokenizers(self) -> tuple[str, ...]:
+        return ("tokenizer", "tokenizer_2") if self.is_xl else ("tokenizer",)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Those with weights."""
+        return (*self.text_encoders, "unet", "vae")
+
+    def config(self, component: str) -> dict[str, Any]:
+        return self._json(f"{component}/config.json")
+
+    @cached_property
+    def scheduler_config(self) -> dict[str, Any]:
+        return self._json("scheduler/scheduler_config.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        found = self.read_json(name)
+        if found is None:
+            hint = "a folder in diffusers layout is expected"
+            if name == "model_index.json" and (single := self._single_file()):
+                hint = f"{single} is a single-file checkpoint: convert it with diffusers' from_single_file"
+            raise CheckpointError(f"{self.location}: {name} is missing; {hint}")
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{self.location}/{name} is not a JSON object")
+        return found
+
+    def _single_file(self) -> str | None:
+        return next((name for name in self.sizes() if name.endswith((".safetensors", ".ckpt"))), None)
+
+    def weight_files(self, component: str) -> tuple[list[str], str | None]:
+        """Its safetensors files, and their variant: None, or fp16 where there are no others."""
+        base = f"{component}/{WEIGHT_FILES[component]}"
+        for variant in (None, "fp16"):
+            end = f".{variant}" if variant else ""
+            if self.has(f"{base}{end}.safetensors"):
+                return [f"{base}{end}.safetensors"], variant
+            shards = self.shards(f"{base}.safetensors.index{end}.json")
+            if shards is not None:
+                return [f"{component}/{name}" for name in shards], variant
+        pickled = [name for name in self.sizes(component) if name.endswith((".bin", ".ckpt", ".pt", ".pth"))]
+        hint = (
+            f"{component}/{pickled[0]} is a pickle, which is not read: convert the checkpoint with diffusers' "
+            "save_pretrained(..., safe_serialization=True), or choose a revision with safetensors"
+            if pickled
+            else "only safetensors files are read, not pickled .bin or .ckpt files"
+        )
+        raise CheckpointError(f"{self.location}: {base}.safetensors is missing; {hint}")
+
+    @property
+    def variant(self) -> str | None:
+        """fp16 if any component has its weights in that variant alone."""
+        return next((v for v in (self.weight_files(name)[1] for name in self.components) if v), None)
+
+    def tensors(self, component: str) -> dict[str, TensorEntry]:
+        """A component's tensors by name, from the headers of its files."""
+        entries: dict[str, TensorEntry] = {}
+        for file in self.weight_files(component)[0]:
+            entries.update(self.header(file))
+        return entries
+
+    def read(self, entry: TensorEntry) -> np.ndarray:
+        """One tensor as it lies in the file."""
+        return self.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
+
+    def local_folder(self, *folders: str) -> str:
+        """A local folder with these of the pipeline's folders (all that it needs, if none is named)."""
+        if self.is_local:
+            return self._root
+        here = Path(tempfile.mkdtemp(prefix="podslice-stable-diffusion-"))
+        wanted = folders or ("scheduler", *self.tokenizers, *self.components)
+        files = ["model_index.json"]
+        for folder in wanted:
+            names = self.sizes(folder)
+            if not names:
+                raise CheckpointError(f"{self.location}: the folder {folder} is missing")
+            files += [f"{folder}/{name}" for name in names if name.endswith((".json", ".txt"))]
+            if folder in WEIGHT_FILES:
+                files += self.weight_files(folder)[0]
+        for file in files:
+            self.copy(file, here / file)
+        return str(here)
+
+
+def _resolve(location: str) -> str:
+    """The folder or URL to read; a hub id is fetched into the hub's own cache first."""
+    if "://" in location:
+        return location.rstrip("/")
+    path = Path(location).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if path.is_file():
+        raise CheckpointError(
+            f"{location} is a file; a folder in diffusers layout is expected: convert a single-file checkpoint with "
+            "diffusers' from_single_file and save_pretrained"
+        )
+    if location.startswith(("/", ".", "~")) or location.count("/") != 1:
+        raise CheckpointError(f"{location}: no such folder")
+    return _snapshot(location)
+
+
+def _snapshot(repository: str) -> str:
+    """A local folder with the needed files of a hub repository: weights of the fp16 variant only if it must be."""
+    wanted = ["model_index.json", "scheduler/*.json", "tokenizer*/*.json", "tokenizer*/*.txt"]
+    for component, base in WEIGHT_FILES.items():
+        files = ("config.json", f"{base}.safetensors", f"{base}-*-of-*.safetensors", f"{base}.safetensors.index.json")
+        wanted += [f"{component}/{file}" for file in files]
+    folder = from_hub(repository, wanted)
+    components = [Path(folder, name) for name in WEIGHT_FILES]
+    without = [
+        path.name for path in components if (path / "config.json").is_file() and not any(path.glob("*.safetensors"))
+    ]
+    if without:
+        files = ("{}.fp16*.safetensors", "{}-*.fp16.safetensors", "{}.safetensors.index.fp16.json")
+        from_hub(repository, [f"{name}/{file.format(WEIGHT_FILES[name])}" for name in without for file in files])
+    return folder

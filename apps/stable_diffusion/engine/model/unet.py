@@ -1,0 +1,209 @@
+"""The UNet of Stable Diffusion 1.x, 2.x and XL (diffusers' `UNet2DConditionModel`), NHWC.
+
+Down: resnets, at some sizes each followed by a transformer that attends to the picture and to the text; every
+output is kept. Middle. Up: the same again, each resnet reading what was kept at its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from apps.stable_diffusion.engine.model.attention import attend
+from apps.stable_diffusion.engine.model.fields import read, refuse_others
+from apps.stable_diffusion.engine.model.layers import (
+    conv,
+    group_norm,
+    layer_norm,
+    linear,
+    resnet,
+    sinusoids,
+    upsample,
+)
+from apps.stable_diffusion.engine.model.weights import Weights
+
+BLOCKS = {"DownBlock2D": False, "CrossAttnDownBlock2D": True, "UpBlock2D": False, "CrossAttnUpBlock2D": True}
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "act_fn": ("silu", "swish"),
+    "addition_embed_type": (None, "text_time"),
+    "attention_type": ("default",),
+    "center_input_sample": (False,),
+    "class_embed_type": (None,),
+    "conv_in_kernel": (3,),
+    "conv_out_kernel": (3,),
+    "cross_attention_norm": (None,),
+    "downsample_padding": (1,),
+    "dual_cross_attention": (False,),
+    "encoder_hid_dim": (None,),
+    "encoder_hid_dim_type": (None,),
+    "in_channels": (4,),
+    "mid_block_only_cross_attention": (None, False),
+    "mid_block_scale_factor": (1,),
+    "mid_block_type": ("UNetMidBlock2DCrossAttn",),
+    "num_class_embeds": (None,),
+    "out_channels": (4,),
+    "resnet_out_scale_factor": (1, 1.0),
+    "resnet_skip_time_act": (False,),
+    "resnet_time_scale_shift": ("default",),
+    "reverse_transformer_layers_per_block": (None,),
+    "time_cond_proj_dim": (None,),
+    "time_embedding_act_fn": (None,),
+    "time_embedding_type": ("positional",),
+    "timestep_post_act": (None,),
+}
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What the picture shall be. `pooled` and `sizes` are XL's alone."""
+
+    context: jax.Array
+    """[b, positions, d]"""
+    pooled: jax.Array | None = None
+    """[b, e]"""
+    sizes: jax.Array | None = None
+    """[b, 6]: original height and width, crop's top and left, target height and width, in pixels."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a UNet, from its config."""
+
+    channels: tuple[int, ...]  # at each resolution, from the finest
+    heads: tuple[int, ...]  # of the attentions there
+    depths: tuple[int, ...]  # transformer blocks of each attention there
+    down: tuple[bool, ...]  # whether there are attentions on the way down
+    up: tuple[bool, ...]  # and up, from the coarsest
+    resnets: int  # at each resolution on the way down; one more on the way up
+    groups: int
+    eps: float
+    linear_projection: bool
+    flip: bool
+    shift: float
+    time_width: int
+    size_width: int | None  # sinusoids of each of XL's size numbers
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Architecture:
+        """CheckpointError for a field that means another network."""
+        refuse_others(config, "unet", ALLOWED)
+        get = partial(read, config, "unet")
+        blocks = tuple(name for key in ("down_block_types", "up_block_types") for name in get(key))
+        for name in ("down_block_types", "up_block_types"):
+            refuse_others(
+                {name: next((b for b in get(name) if b not in BLOCKS), None)}, "unet", {name: (None, *BLOCKS)}
+            )
+        only_cross = config.get("only_cross_attention", False)
+        if only_cross if isinstance(only_cross, bool) else any(only_cross):
+            refuse_others(config, "unet", {"only_cross_attention": (False,)})
+        if not isinstance(get("layers_per_block"), int):
+            refuse_others(config, "unet", {"layers_per_block": (1, 2)})
+        channels = tuple(get("block_out_channels"))
+        levels = len(channels)
+
+        def each(value: Any) -> tuple[int, ...]:
+            return tuple(value) if isinstance(value, (list, tuple)) else (value,) * levels
+
+        return cls(
+            channels=channels,
+            # Named wrongly when the first models were published: the number of heads lies under attention_head_dim.
+            heads=each(config.get("num_attention_heads") or get("attention_head_dim")),
+            depths=each(config.get("transformer_layers_per_block", 1)),
+            down=tuple(BLOCKS[name] for name in blocks[:levels]),
+            up=tuple(BLOCKS[name] for name in blocks[levels:]),
+            resnets=get("layers_per_block"),
+            groups=config.get("norm_num_groups", 32),
+            eps=config.get("norm_eps", 1e-5),
+            linear_projection=config.get("use_linear_projection", False),
+            flip=config.get("flip_sin_to_cos", True),
+            shift=config.get("freq_shift", 0),
+            time_width=config.get("time_embedding_dim") or 4 * channels[0],
+            size_width=get("addition_time_embed_dim") if config.get("addition_embed_type") else None,
+        )
+
+
+def predict(
+    w: Weights, arch: Architecture, x: jax.Array, time: jax.Array, cond: Conditioning, attention: str
+) -> jax.Array:
+    """What the network was trained to say of noisy latents x [b, h, w, 4] at time steps [b]: [b, h, w, 4]."""
+    context = cond.context
+    embedded = _embed_time(w, arch, time, cond, x.dtype)
+    x = conv(w["conv_in"], x, arch.channels[0])
+    kept = [x]
+    for i, out in enumerate(arch.channels):
+        block = w["down_blocks"][i]
+        for j in range(arch.resnets):
+            x = resnet(block["resnets"][j], x, out, arch.groups, arch.eps, embedded)
+            if arch.down[i]:
+                x = _transformer(block["attentions"][j], arch, i, x, context, attention)
+            kept.append(x)
+        if i < len(arch.channels) - 1:
+            x = conv(block["downsamplers"][0]["conv"], x, out, stride=2)
+            kept.append(x)
+
+    middle, out = w["mid_block"], arch.channels[-1]
+    x = resnet(middle["resnets"][0], x, out, arch.groups, arch.eps, embedded)
+    x = _transformer(middle["attentions"][0], arch, -1, x, context, attention)
+    x = resnet(middle["resnets"][1], x, out, arch.groups, arch.eps, embedded)
+
+    for i, out in enumerate(reversed(arch.channels)):
+        block = w["up_blocks"][i]
+        for j in range(arch.resnets + 1):
+            x = jnp.concatenate([x, kept.pop()], axis=-1)
+            x = resnet(block["resnets"][j], x, out, arch.groups, arch.eps, embedded)
+            if arch.up[i]:
+                x = _transformer(block["attentions"][j], arch, -1 - i, x, context, attention)
+        if kept:
+            x = upsample(block["upsamplers"][0], x, kept[-1].shape[1:3])
+    x = jax.nn.silu(group_norm(w["conv_norm_out"], x, arch.groups, arch.eps))
+    return conv(w["conv_out"], x, 4)
+
+
+def _embed_time(w: Weights, arch: Architecture, time: jax.Array, cond: Conditioning, dtype: jnp.dtype) -> jax.Array:
+    """[b] -> [b, time_width]."""
+
+    def embed(name: str, x: jax.Array) -> jax.Array:
+        h = jax.nn.silu(linear(w[name]["linear_1"], x.astype(dtype), arch.time_width))
+        return linear(w[name]["linear_2"], h, arch.time_width)
+
+    embedded = embed("time_embedding", sinusoids(time, arch.channels[0], arch.flip, arch.shift))
+    if arch.size_width is None:
+        return embedded
+    sizes = sinusoids(cond.sizes, arch.size_width, arch.flip, arch.shift).reshape(len(cond.sizes), -1)
+    return embedded + embed("add_embedding", jnp.concatenate([cond.pooled.astype(jnp.float32), sizes], axis=-1))
+
+
+def _transformer(
+    w: Weights, arch: Architecture, level: int, x: jax.Array, context: jax.Array, attention: str
+) -> jax.Array:
+    """Blocks of self attention, attention to the text [b, s, d] and a gated feed forward, over all pixels."""
+    b, height, width, channels = x.shape
+    heads = arch.heads[level]
+
+    def project(name: str, y: jax.Array) -> jax.Array:  # a 1x1 convolution in older models
+        return linear(w[name], y, channels) if arch.linear_projection else conv(w[name], y, channels, size=1)
+
+    y = project("proj_in", group_norm(w["norm"], x, arch.groups, 1e-6)).reshape(b, height * width, channels)
+    for i in range(arch.depths[level]):
+        block = w["transformer_blocks"][i]
+        h = layer_norm(block["norm1"], y)
+        y = y + _attention(block["attn1"], h, h, heads, attention)
+        y = y + _attention(block["attn2"], layer_norm(block["norm2"], y), context, heads, attention)
+        forward = block["ff"]["net"]
+        h = linear(forward[0]["proj"], layer_norm(block["norm3"], y), 8 * channels)
+        h, gate = jnp.split(h, 2, axis=-1)
+        y = y + linear(forward[2], h * jax.nn.gelu(gate, approximate=False), channels)
+    return x + project("proj_out", y.reshape(b, height, width, channels))
+
+
+def _attention(w: Weights, x: jax.Array, context: jax.Array, heads: int, attention: str) -> jax.Array:
+    """[b, n, c] attends to [b, m, d]."""
+    channels = x.shape[-1]
+    q = linear(w["to_q"], x, channels, bias=False)
+    k, v = (linear(w[name], context, channels, bias=False) for name in ("to_k", "to_v"))
+    return linear(w["to_out"][0], attend(q, k, v, heads, attention), channels)

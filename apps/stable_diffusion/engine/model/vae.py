@@ -1,0 +1,111 @@
+"""The autoencoder between pixels and latents (diffusers' `AutoencoderKL`), NHWC; pixels are from -1 to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from apps.stable_diffusion.engine.model.attention import attend
+from apps.stable_diffusion.engine.model.fields import read, refuse_others
+from apps.stable_diffusion.engine.model.layers import conv, group_norm, linear, resnet, upsample
+from apps.stable_diffusion.engine.model.weights import Weights
+
+EPS = 1e-6
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "act_fn": ("silu", "swish"),
+    "in_channels": (3,),
+    "out_channels": (3,),
+    "latent_channels": (4,),
+    "latents_mean": (None,),
+    "latents_std": (None,),
+    "shift_factor": (None, 0, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of an autoencoder, from its config."""
+
+    channels: tuple[int, ...]  # at each resolution, from the finest
+    resnets: int  # at each resolution of the encoder; one more in the decoder
+    groups: int
+    attention: bool  # in the middle
+    quant_conv: bool
+    post_quant_conv: bool
+    scaling: float  # latents for the UNet are the encoder's times this
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Architecture:
+        """CheckpointError for a field that means another network."""
+        refuse_others(config, "vae", ALLOWED)
+        for side in ("down", "up"):
+            kind = "DownEncoderBlock2D" if side == "down" else "UpDecoderBlock2D"
+            name = f"{side}_block_types"
+            other = next((block for block in config.get(name, ()) if block != kind), kind)
+            refuse_others({name: other}, "vae", {name: (kind,)})
+        get = partial(read, config, "vae")
+        return cls(
+            channels=tuple(get("block_out_channels")),
+            resnets=get("layers_per_block"),
+            groups=config.get("norm_num_groups", 32),
+            attention=config.get("mid_block_add_attention", True),
+            quant_conv=config.get("use_quant_conv", True),
+            post_quant_conv=config.get("use_post_quant_conv", True),
+            scaling=config.get("scaling_factor", 0.18215),
+        )
+
+    @property
+    def reduction(self) -> int:
+        """Pixels to a latent, on each axis."""
+        return 2 ** (len(self.channels) - 1)
+
+
+def encode(w: Weights, arch: Architecture, pixels: jax.Array, attention: str) -> tuple[jax.Array, jax.Array]:
+    """[b, H, W, 3] -> the latents' mean and standard deviation, [b, h, w, 4] each, before scaling."""
+    e = w["encoder"]
+    x = conv(e["conv_in"], pixels, arch.channels[0])
+    for i, out in enumerate(arch.channels):
+        block = e["down_blocks"][i]
+        for j in range(arch.resnets):
+            x = resnet(block["resnets"][j], x, out, arch.groups, EPS)
+        if i < len(arch.channels) - 1:
+            x = conv(block["downsamplers"][0]["conv"], x, out, stride=2, padding=(0, 1))
+    x = _middle(e["mid_block"], arch, x, attention)
+    x = conv(e["conv_out"], jax.nn.silu(group_norm(e["conv_norm_out"], x, arch.groups, EPS)), 8)
+    if arch.quant_conv:
+        x = conv(w["quant_conv"], x, 8, size=1)
+    mean, log_variance = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return mean, jnp.exp(0.5 * jnp.clip(log_variance, -30, 20))
+
+
+def decode(w: Weights, arch: Architecture, latents: jax.Array, attention: str) -> jax.Array:
+    """[b, h, w, 4], unscaled -> [b, H, W, 3] float32."""
+    d, x = w["decoder"], latents
+    if arch.post_quant_conv:
+        x = conv(w["post_quant_conv"], x, 4, size=1)
+    x = conv(d["conv_in"], x, arch.channels[-1])
+    x = _middle(d["mid_block"], arch, x, attention)
+    for i, out in enumerate(reversed(arch.channels)):
+        block = d["up_blocks"][i]
+        for j in range(arch.resnets + 1):
+            x = resnet(block["resnets"][j], x, out, arch.groups, EPS)
+        if i < len(arch.channels) - 1:
+            x = upsample(block["upsamplers"][0], x, (2 * x.shape[1], 2 * x.shape[2]))
+    x = jax.nn.silu(group_norm(d["conv_norm_out"], x, arch.groups, EPS))
+    return conv(d["conv_out"], x, 3).astype(jnp.float32)
+
+
+def _middle(w: Weights, arch: Architecture, x: jax.Array, attention: str) -> jax.Array:
+    channels = arch.channels[-1]
+    x = resnet(w["resnets"][0], x, channels, arch.groups, EPS)
+    if arch.attention:
+        a = w["attentions"][0]
+        h = group_norm(a["group_norm"], x, arch.groups, EPS).reshape(len(x), -1, channels)
+        q, k, v = (linear(a[name], h, channels) for name in ("to_q", "to_k", "to_v"))
+        x = x + linear(a["to_out"][0], attend(q, k, v, 1, attention), channels).reshape(x.shape)
+    return resnet(w["resnets"][1], x, channels, arch.groups, EPS)

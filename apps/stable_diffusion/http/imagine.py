@@ -1,0 +1,137 @@
+"""GET /imagine?prompt=...: one picture as PNG, or its making as server-sent events.
+
+The events are for a browser's EventSource as much as for a program:
+
+    new EventSource("/imagine?prompt=a+red+circle&previews=2")
+
+`queued` {ahead}, `step` {picture, step, steps}, `preview` {.., b64_json}, `picture` {seed, b64_json, ..}, then `end`
+(on which an EventSource must be closed, or it asks again) or `error` {error: {message, ..}}.
+"""
+
+import base64
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response
+
+from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.openai_errors import OpenAIError, from_body
+from apps.stable_diffusion.engine.job import Job
+from apps.stable_diffusion.http.errors import ENGINE_ERRORS, from_engine
+from apps.stable_diffusion.pictures import Drawn, News, PictureModel, PreviewPng, Wanted
+
+log = logging.getLogger("podslice")
+
+
+class ImagineQuery(BaseModel):
+    """The URL's parameters; all but `prompt` have the model's defaults."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str = ""
+    negative_prompt: str = ""
+    size: str | None = None
+    width: int | None = None
+    height: int | None = None
+    img_size: int | None = Field(None, description="Width and height.")
+    seed: int | None = None
+    num_inference_steps: int | None = None
+    guidance_scale: float | None = Field(None, allow_inf_nan=False)
+    scheduler: str | None = None
+    stream: bool = False
+    previews: int = Field(0, ge=0, le=10)
+
+
+def imagine_router(model: PictureModel) -> APIRouter:
+    """The face's routes over this model."""
+    router = APIRouter()
+    fields = ImagineQuery.model_json_schema()["properties"]
+    documented = {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]}
+
+    @router.get(
+        "/imagine", response_class=Response, responses={200: {"content": {"image/png": {}}}}, openapi_extra=documented
+    )
+    async def imagine(request: Request) -> Response:
+        """A picture of `prompt` (image/png); with `stream=true`, or asked by an EventSource, its progress."""
+        try:
+            query = ImagineQuery.model_validate(dict(request.query_params))
+        except ValidationError as error:
+            raise from_body(error) from None
+        stream = query.stream or "text/event-stream" in request.headers.get("accept", "")
+        try:
+            job = model.submit(_wanted(model, query, stream))
+        except ENGINE_ERRORS as error:
+            raise from_engine(error, {}) from error
+        try:
+            if stream:
+                events = _events(model, job)
+                return EventStream(await anext(events), events)
+            [drawn] = await model.draw(job)
+        except ENGINE_ERRORS as error:
+            raise from_engine(error, {}) from error
+        except BaseException:  # above all: cancelled, because the client has left
+            job.abort()
+            raise
+        headers = {"X-Seed": str(drawn.request.seed), "Server-Timing": f"picture;dur={1000 * drawn.seconds:.1f}"}
+        if drawn.warnings:
+            headers["X-Warnings"] = json.dumps(drawn.warnings)
+        return Response(drawn.png, media_type="image/png", headers=headers)
+
+    return router
+
+
+def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> Wanted:
+    if query.size is not None:
+        size = model.size_named(query.size)
+    else:
+        width, height = model.default_size
+        width, height = query.width or query.img_size or width, query.height or query.img_size or height
+        size = model.size(width, height)
+    return Wanted(
+        query.prompt,
+        size,
+        negative_prompt=query.negative_prompt,
+        seed=query.seed,
+        num_inference_steps=query.num_inference_steps,
+        guidance_scale=query.guidance_scale,
+        scheduler=query.scheduler,
+        previews=query.previews if stream else 0,
+    )
+
+
+async def _events(model: PictureModel, job: Job) -> AsyncIterator[bytes]:
+    """The job as server-sent events. Aborts what is unread when it is closed."""
+    try:
+        async for news in model.news(job):
+            yield event(*_told(news))
+        yield event("end", {})
+    except ENGINE_ERRORS as error:
+        yield event("error", from_engine(error, {}).body())
+    except Exception:
+        log.exception("a stream failed")
+        yield event("error", OpenAIError(500, "The server failed; its log says why.", None, "internal_error").body())
+    finally:
+        job.abort()
+
+
+def _told(news: News) -> tuple[str, dict[str, Any]]:
+    """Name and data of an event."""
+    match news:
+        case PreviewPng(picture, number, step, steps, png):
+            where = {"picture": picture, "number": number, "step": step, "steps": steps}
+            return "preview", where | {"b64_json": base64.b64encode(png).decode()}
+        case Drawn():
+            facts = {"picture": news.picture, "seed": news.request.seed, "parameters": news.parameters}
+            return "picture", facts | {"warnings": news.warnings, "b64_json": base64.b64encode(news.png).decode()}
+        case _:
+            return type(news).__name__.lower(), asdict(news)
+
+
+def event(name: str, data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"event: " + name.encode() + b"\ndata: " + json.dumps(data).encode() + b"\n\n"

@@ -1,0 +1,163 @@
+"""The OpenAI face: /v1/models, /v1/images/generations and /v1/images/edits."""
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.openai_errors import OpenAIError
+from apps.stable_diffusion.engine.job import Job, Step
+from apps.stable_diffusion.http.errors import ENGINE_ERRORS, from_engine
+from apps.stable_diffusion.http.imagine import event
+from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit, read_generation
+from apps.stable_diffusion.http.uploads import has_transparency, mask_from_alpha, pixels_of, read_image, read_mask
+from apps.stable_diffusion.pictures import Drawn, PictureModel, PreviewPng, Size, Wanted
+
+log = logging.getLogger("podslice")
+
+Kind = Literal["image_generation", "image_edit"]
+NAMES = {"previews": "partial_images"}
+"""Engine's field -> OpenAI's, where they differ."""
+
+
+def openai_router(model: PictureModel) -> APIRouter:
+    """The face's routes over this model."""
+    router = APIRouter()
+    card = {"id": model.name, "object": "model", "created": model.created, "owned_by": "podslice"}
+
+    @router.get("/v1/models")
+    async def list_models() -> Any:
+        return {"object": "list", "data": [card]}
+
+    @router.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Any:
+        _check_model(model, name)
+        return card
+
+    @router.post("/v1/images/generations")
+    async def generations(request: Request) -> Response:
+        """OpenAI's image generation, and `seed`, `num_inference_steps`, `guidance_scale`, `scheduler` and more."""
+        body = await read_generation(request)
+        _check_model(model, body.model)
+        try:
+            wanted = _wanted(model.size_named(body.size), body)
+        except ENGINE_ERRORS as error:
+            raise from_engine(error, NAMES) from error
+        return await _answer(model, wanted, body, "image_generation")
+
+    @router.post("/v1/images/edits")
+    async def edits(request: Request) -> Response:
+        """OpenAI's image edit: with a mask, its see-through parts are painted anew; without, the whole image is."""
+        body, image, mask = await read_edit(request)
+        _check_model(model, body.model)
+        try:
+            size = model.size_named(body.size)
+            arrays = await asyncio.to_thread(_arrays, image, mask, size)
+            wanted = _wanted(size, body, strength=body.strength, **arrays)
+        except ENGINE_ERRORS as error:
+            raise from_engine(error, NAMES) from error
+        return await _answer(model, wanted, body, "image_edit")
+
+    return router
+
+
+def _check_model(model: PictureModel, name: str | None) -> None:
+    if name is not None and name != model.name:
+        message = f"The model '{name}' does not exist. Served here: {model.name}."
+        raise OpenAIError(404, message, "model", "model_not_found")
+
+
+def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> Wanted:
+    return Wanted(
+        prompt=body.prompt,
+        size=size,
+        n=1 if body.n is None else body.n,
+        negative_prompt=body.negative_prompt or "",
+        seed=body.seed,
+        num_inference_steps=body.num_inference_steps,
+        guidance_scale=body.guidance_scale,
+        scheduler=body.scheduler,
+        previews=body.partial_images or 0,
+        **more,
+    )
+
+
+def _arrays(image: bytes, mask: bytes | None, size: Size) -> dict[str, Any]:
+    """The engine's image and mask; an image that is partly see-through is its own mask."""
+    opened = read_image(image, "image")
+    arrays = {"image": pixels_of(opened, size, "crop")}
+    if mask is not None:
+        arrays["mask"] = mask_from_alpha(read_mask(mask, opened), size, "crop")
+    elif has_transparency(opened):
+        arrays["mask"] = mask_from_alpha(opened, size, "crop")
+    return arrays
+
+
+async def _answer(model: PictureModel, wanted: Wanted, body: GenerationBody, kind: Kind) -> Response:
+    """Submits the pictures and answers whole or as a stream."""
+    try:
+        job = model.submit(wanted)
+    except ENGINE_ERRORS as error:
+        raise from_engine(error, NAMES) from error
+    try:
+        if body.stream:
+            events = _events(model, job, wanted.size, kind, bool(body.progress))
+            # The status is sent with the first event: a failure until then still gets its own.
+            return EventStream(await anext(events), events)
+        pictures = await model.draw(job)
+    except ENGINE_ERRORS as error:
+        raise from_engine(error, NAMES) from error
+    except BaseException:  # above all: cancelled, because the client has left
+        job.abort()
+        raise
+    facts = {"created": int(time.time()), "background": "opaque", "output_format": "png", "size": _text(wanted.size)}
+    return JSONResponse(facts | {"data": [_image(drawn) for drawn in pictures]})
+
+
+def _image(drawn: Drawn) -> dict[str, Any]:
+    image = {"b64_json": base64.b64encode(drawn.png).decode(), "seed": drawn.request.seed}
+    return image | ({"warnings": drawn.warnings} if drawn.warnings else {})
+
+
+def _text(size: Size) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+async def _events(model: PictureModel, job: Job, size: Size, kind: Kind, progress: bool) -> AsyncIterator[bytes]:
+    """OpenAI's events, and `.step` ones where they are wanted. Aborts what is unread when it is closed."""
+    begun = False
+    try:
+        async for news in model.news(job):
+            facts = {"created_at": int(time.time()), "background": "opaque", "output_format": "png"}
+            facts |= {"size": _text(size), "quality": "auto"}
+            match news:
+                case PreviewPng():
+                    name = f"{kind}.partial_image"
+                    facts |= {"partial_image_index": news.number, "image_index": news.picture}
+                    facts["b64_json"] = base64.b64encode(news.png).decode()
+                case Drawn():
+                    name = f"{kind}.completed"
+                    facts |= {"image_index": news.picture} | _image(news)
+                case Step(picture, step, steps) if progress:
+                    name, facts = f"{kind}.step", {"image_index": picture, "step": step, "steps": steps}
+                case _:
+                    continue
+            begun = True
+            yield event(name, {"type": name} | facts)
+    except Exception as error:
+        if not begun:
+            raise  # no byte is out: the caller answers with a status
+        if isinstance(error, ENGINE_ERRORS):
+            known = from_engine(error, NAMES)
+        else:
+            log.exception("a stream failed")
+            known = OpenAIError(500, "The server failed while it streamed the answer.", None, "internal_error")
+        yield known.event()
+    finally:
+        job.abort()

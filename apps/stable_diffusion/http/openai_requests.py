@@ -1,0 +1,126 @@
+"""Bodies of OpenAI's image endpoints, with the further fields that Stable Diffusion needs.
+
+Types are strict in JSON, as OpenAI's are; a form's fields are all text and read as numbers where numbers belong. null
+means absent; fields that are not named here (`quality`, `style`, `user` ...) are ignored.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from apps.serving.ingress.openai_errors import OpenAIError, from_body
+from apps.serving.ingress.request_body import MAX_BYTES, BodyTooLarge, read_body
+
+ONLY = {
+    "response_format": ("b64_json", "this server keeps no files that a url could lead to"),
+    "output_format": ("png", "pictures carry their parameters in PNG's metadata"),
+    "background": ("opaque", "Stable Diffusion makes no transparent pictures"),
+}
+"""Field -> (what it may be, besides absent or `auto`; why)."""
+
+
+class GenerationBody(BaseModel):
+    """POST /v1/images/generations."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+
+    prompt: str
+    model: str | None = None
+    n: int | None = None
+    size: str | None = None
+    response_format: str | None = None
+    output_format: str | None = None
+    background: str | None = None
+    stream: bool | None = None
+    partial_images: int | None = Field(None, ge=0, le=3)
+    # Beyond OpenAI's:
+    negative_prompt: str | None = None
+    seed: int | None = None
+    num_inference_steps: int | None = Field(None, validation_alias=AliasChoices("num_inference_steps", "steps"))
+    guidance_scale: float | None = Field(None, allow_inf_nan=False)
+    scheduler: str | None = None
+    progress: bool | None = None
+    """With `stream`: an event for each step, which OpenAI's API has not."""
+
+    @field_validator(*ONLY)
+    @classmethod
+    def _offered(cls, value: str | None, info: ValidationInfo) -> str | None:
+        allowed, why = ONLY[info.field_name]
+        if value not in (None, "auto", allowed):
+            raise ValueError(f"{value!r} is not offered; use {allowed!r}: {why}")
+        return value
+
+    @field_validator("partial_images", "progress")
+    @classmethod
+    def _of_a_stream(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and not info.data.get("stream"):
+            raise ValueError("may only be given with stream: true")
+        return value
+
+
+class EditBody(GenerationBody):
+    """POST /v1/images/edits, without its files."""
+
+    strength: float | None = Field(None, allow_inf_nan=False)
+    """Beyond OpenAI's: share of the steps that are run, 0 to 1; 1 forgets the image."""
+    input_fidelity: Literal["low", "high"] | None = None
+
+
+async def read_generation(request: Request) -> GenerationBody:
+    """Raises OpenAIError."""
+    try:
+        return GenerationBody.model_validate_json(await read_body(request))
+    except (ValidationError, BodyTooLarge) as error:
+        raise from_body(error) from None
+
+
+async def read_edit(request: Request) -> tuple[EditBody, bytes, bytes | None]:
+    """The form's fields, the image and the mask. Raises OpenAIError."""
+    form = await _read_form(request)
+    try:
+        images = [item for name in ("image", "image[]") for item in form.getlist(name)]
+        if len(images) != 1 or not isinstance(images[0], UploadFile):
+            found = f"there are {len(images)}" if images else "there is none"
+            raise OpenAIError(400, f"image: one file is needed, and {found}", "image", "invalid_value")
+        mask = form.get("mask")
+        if mask is not None and not isinstance(mask, UploadFile):
+            raise OpenAIError(400, "mask: must be a file", "mask", "invalid_type")
+        try:
+            body = EditBody.model_validate(_texts(form), strict=False)
+        except ValidationError as error:
+            raise from_body(error) from None
+        return body, await images[0].read(), None if mask is None else await mask.read()
+    finally:
+        await form.close()
+
+
+def _texts(form: FormData) -> Mapping[str, str]:
+    return {name: value for name, value in form.items() if isinstance(value, str) and value != ""}
+
+
+class _InMemory(MultiPartParser):
+    """The body is bounded and in memory already; a file on disk would gain nothing."""
+
+    spool_max_size = MAX_BYTES + 1
+
+
+async def _read_form(request: Request) -> FormData:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        message = "The request must be multipart/form-data with an image and a prompt."
+        raise OpenAIError(400, message, None, "invalid_content_type")
+    try:
+        body = await read_body(request)
+    except BodyTooLarge as error:
+        raise from_body(error) from None
+
+    async def whole() -> Any:
+        yield body
+
+    try:
+        return await _InMemory(request.headers, whole(), max_files=4, max_fields=64).parse()
+    except MultiPartException as error:
+        raise OpenAIError(400, f"The form cannot be read: {error.message}", None, "invalid_form") from None

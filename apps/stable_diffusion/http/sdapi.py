@@ -1,0 +1,235 @@
+"""The AUTOMATIC1111 face: /sdapi/v1/txt2img, img2img, and what programs ask before and meanwhile.
+
+Progress and interruption are of this replica's own jobs that came by this face: with several replicas, or several
+users, that is more than one program's, or less.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
+from pydantic import ValidationError
+from starlette.responses import JSONResponse, Response
+
+from apps.serving.ingress.openai_errors import OpenAIError, from_body
+from apps.serving.ingress.request_body import BodyTooLarge, read_body
+from apps.stable_diffusion.engine.job import Aborted, Job
+from apps.stable_diffusion.engine.request import RequestError
+from apps.stable_diffusion.http.errors import ENGINE_ERRORS, from_engine
+from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody
+from apps.stable_diffusion.http.uploads import (
+    from_base64,
+    mask_from_brightness,
+    pixels_of,
+    read_image,
+    read_mask,
+)
+from apps.stable_diffusion.pictures import Drawn, PictureModel, Size, Wanted
+from apps.stable_diffusion.png import SAMPLER_NAMES
+from ray_configs.release import PODSLICE_VERSION
+
+log = logging.getLogger("podslice")
+
+B = TypeVar("B", Text2ImageBody, Image2ImageBody)
+
+
+class _Route(APIRoute):
+    """Errors in AUTOMATIC1111's form: {"error", "detail", "errors"}."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:
+        handle = super().get_route_handler()
+
+        async def handled(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except OpenAIError as error:
+                headers = {name: value for name, value in error.response().headers.items() if name == "retry-after"}
+                kind = error.body()["error"]["type"]
+                body = {"error": kind, "detail": error.message, "body": "", "errors": error.message}
+                return JSONResponse(body, error.status, headers)
+
+        return handled
+
+
+def sdapi_router(model: PictureModel) -> APIRouter:
+    """The face's routes over this model."""
+    router = APIRouter(prefix="/sdapi/v1", route_class=_Route)
+    jobs: dict[Job, float] = {}  # those of this face under way, oldest first, with their beginnings
+
+    @router.post("/txt2img")
+    async def txt2img(request: Request) -> Response:
+        """Pictures of a prompt, as base64."""
+        body = await _parse(Text2ImageBody, request)
+        return await _answer(model, jobs, body, {})
+
+    @router.post("/img2img")
+    async def img2img(request: Request) -> Response:
+        """Pictures made of `init_images[0]`; with `mask`, what is white in it is painted anew."""
+        body = await _parse(Image2ImageBody, request)
+        try:
+            arrays = await asyncio.to_thread(_arrays, body, _size(model, body))
+        except RequestError as error:
+            raise from_engine(error, NAMES) from error
+        return await _answer(model, jobs, body, arrays)
+
+    @router.get("/progress")
+    async def progress() -> Any:
+        """How far the oldest job is."""
+        return _progress(jobs)
+
+    @router.post("/interrupt")
+    async def interrupt() -> Any:
+        """Stops the jobs between two steps; their requests are answered with the pictures that are finished."""
+        for job in list(jobs):
+            job.abort()
+        return {}
+
+    @router.get("/samplers")
+    async def samplers() -> Any:
+        return [{"name": name, "aliases": [scheduler], "options": {}} for scheduler, name in SAMPLER_NAMES.items()]
+
+    @router.get("/schedulers")
+    async def schedulers() -> Any:
+        return [{"name": "automatic", "label": "Automatic", "aliases": None, "default_rho": -1.0}]
+
+    @router.get("/sd-models")
+    async def sd_models() -> Any:
+        where = {"hash": None, "sha256": None, "filename": model.config.model, "config": None}
+        return [{"title": model.name, "model_name": model.name} | where]
+
+    @router.get("/options")
+    async def options() -> Any:
+        return {"sd_model_checkpoint": model.name, "samples_format": "png"}
+
+    @router.post("/options")
+    async def set_options(request: Request) -> Any:
+        """Nothing can be changed; naming the model that is served is fine."""
+        try:
+            wanted = json.loads(await read_body(request) or b"{}")
+        except (ValueError, BodyTooLarge):
+            raise OpenAIError(400, "The body of the request must be a JSON object.") from None
+        _check_settings(model, wanted if isinstance(wanted, dict) else {})
+        return {}
+
+    return router
+
+
+async def _parse(kind: type[B], request: Request) -> B:
+    try:
+        return kind.model_validate_json(await read_body(request))
+    except (ValidationError, BodyTooLarge) as error:
+        raise from_body(error) from None
+
+
+def _check_settings(model: PictureModel, settings: dict[str, Any]) -> None:
+    name = settings.get("sd_model_checkpoint")
+    if name and str(name).partition(" [")[0] != model.name:  # the web UI writes a hash behind it
+        raise OpenAIError(404, f"The model '{name}' does not exist. Served here: {model.name}.", code="model_not_found")
+
+
+def _size(model: PictureModel, body: Text2ImageBody) -> Size:
+    width, height = model.default_size
+    return model.size(body.width or width, body.height or height)
+
+
+def _arrays(body: Image2ImageBody, size: Size) -> dict[str, Any]:
+    fit = "crop" if body.resize_mode == 1 else "stretch"
+    image = read_image(from_base64(body.init_images[0], "image"), "image")
+    arrays: dict[str, Any] = {"image": pixels_of(image, size, fit), "strength": body.denoising_strength}
+    if body.mask:
+        mask = read_mask(from_base64(body.mask, "mask"), image)
+        arrays["mask"] = mask_from_brightness(mask, size, fit, bool(body.inpainting_mask_invert))
+    return arrays
+
+
+async def _answer(
+    model: PictureModel, jobs: dict[Job, float], body: Text2ImageBody, arrays: dict[str, Any]
+) -> Response:
+    _check_settings(model, body.override_settings or {})
+    try:
+        wanted = Wanted(
+            prompt=body.prompt,
+            size=_size(model, body),
+            n=body.pictures,
+            negative_prompt=body.negative_prompt or "",
+            seed=None if body.seed in (None, -1) else body.seed,
+            num_inference_steps=body.steps,
+            guidance_scale=body.cfg_scale,
+            scheduler=body.sampler(),
+            **arrays,
+        )
+        job = model.submit(wanted)
+    except ENGINE_ERRORS as error:
+        raise from_engine(error, NAMES) from error
+    jobs[job] = time.monotonic()
+    pictures: list[Drawn] = []
+    try:
+        async for news in model.news(job):
+            if isinstance(news, Drawn):
+                pictures.append(news)
+    except Aborted:
+        pass  # interrupted: what there is is the answer
+    except ENGINE_ERRORS as error:
+        raise from_engine(error, NAMES) from error
+    except BaseException:  # above all: cancelled, because the client has left
+        job.abort()
+        raise
+    finally:
+        del jobs[job]
+    pictures.sort(key=lambda drawn: drawn.picture)
+    images = [] if body.send_images is False else [base64.b64encode(drawn.png).decode() for drawn in pictures]
+    sent = body.model_dump(exclude_none=True, exclude={"init_images", "mask"})
+    return JSONResponse({"images": images, "parameters": sent, "info": json.dumps(_info(model, job, pictures))})
+
+
+def _info(model: PictureModel, job: Job, pictures: list[Drawn]) -> dict[str, Any]:
+    """AUTOMATIC1111's facts of a job; the `all_` lists are of the pictures that there are."""
+    first = job.requests[0]
+    return {
+        "prompt": first.prompt,
+        "all_prompts": [drawn.request.prompt for drawn in pictures],
+        "negative_prompt": first.negative_prompt,
+        "all_negative_prompts": [drawn.request.negative_prompt for drawn in pictures],
+        "seed": first.seed,
+        "all_seeds": [drawn.request.seed for drawn in pictures],
+        "width": first.width,
+        "height": first.height,
+        "sampler_name": SAMPLER_NAMES[first.scheduler],
+        "cfg_scale": first.guidance_scale,
+        "steps": first.num_inference_steps,
+        "batch_size": len(job.requests),
+        "denoising_strength": None if first.image is None else first.strength,
+        "sd_model_name": model.name,
+        "infotexts": [drawn.parameters for drawn in pictures],
+        "warnings": sorted({warning for drawn in pictures for warning in drawn.warnings}),
+        "interrupted": len(pictures) < len(job.requests),
+        "job_timestamp": _timestamp(),
+        "version": f"podslice {PODSLICE_VERSION}",
+    }
+
+
+def _progress(jobs: dict[Job, float]) -> dict[str, Any]:
+    idle = {"job": "", "job_count": 0, "job_no": 0, "sampling_step": 0, "sampling_steps": 0}
+    reply = {"progress": 0.0, "eta_relative": 0.0, "current_image": None, "textinfo": None}
+    state = {"skipped": False, "interrupted": False, "stopping_generation": False, "job_timestamp": _timestamp()}
+    if not jobs:
+        return reply | {"state": state | idle}
+    job, began = next(iter(jobs.items()))
+    done, total = sum(job.steps_done), sum(job.steps_total)
+    share, seconds = done / total, time.monotonic() - began
+    step = min(job.steps_done)
+    of = {"job": "podslice", "job_count": len(jobs), "job_no": 0, "sampling_step": step}
+    state |= of | {"interrupted": job.leaving, "sampling_steps": max(job.steps_total)}
+    eta = seconds * (1 - share) / share if share else 0.0
+    return reply | {"progress": share, "eta_relative": eta, "state": state}
+
+
+def _timestamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%d%H%M%S")
