@@ -30,8 +30,8 @@ class Room:
         return sum(count_lines(path) for path in self.paths) - sum(count_lines(path) for path in self.without)
 
 
-PLAN = ("apps/tpu", "apps/llm/engine/plan", "apps/llm/plan.py")
-PICTURES_PLAN = ("apps/stable_diffusion/engine/planning", "apps/stable_diffusion/plan.py")
+PLAN = ("apps/plan", "apps/llm/plan.py")
+PICTURES_PLAN = ("apps/stable_diffusion/plan.py",)
 JOBS = ("apps/batch",)
 ROOMS = (
     Room("core", 13_000, ("apps", "ray_configs", "kuberay/render"), ("apps/stable_diffusion", *JOBS, *PLAN)),

@@ -82,9 +82,9 @@ def _run(
 
     from apps.llm.engine.model.architecture import UnsupportedModel
     from apps.llm.engine.model.checkpoint import CheckpointError
-    from apps.llm.engine.plan import planner, text
-    from apps.llm.engine.plan import search as searching
-    from apps.tpu.topology import NoCompiler
+    from apps.plan.llm import planner, text
+    from apps.plan.llm import search as searching
+    from apps.plan.topology import NoCompiler
 
     engine = EngineConfig(**{field: getattr(model, field) for field in EngineConfig.model_fields})
     wanted = planner.Wanted(engine, model.slice, prompt, context, whole)

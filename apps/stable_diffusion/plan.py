@@ -62,9 +62,9 @@ def _run(config: StableDiffusionConfig, pictures: tuple[int, ...], json: bool) -
     # Imported here: the environment must be set before JAX starts.
     from rich.console import Console
 
+    from apps.plan.stable_diffusion import planner, report
+    from apps.plan.topology import NoCompiler
     from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
-    from apps.stable_diffusion.engine.planning import planner, report
-    from apps.tpu.topology import NoCompiler
 
     wanted = planner.Wanted(config, config.slice, config.sizes[0], pictures)
     try:

@@ -18,7 +18,7 @@ from apps.llm.engine import EngineConfig
 from apps.llm.engine.model.checkpoint import CheckpointError
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
-from apps.llm.engine.plan import architectures
+from apps.plan.llm import architectures
 
 
 def prepare(*arguments: object) -> Result:

@@ -13,7 +13,7 @@ import tiny_models
 from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.parallel.layout import Cost, Devices, Layout, choose, misfit, possible, shortest_step
-from apps.llm.engine.plan.known import MODELS
+from apps.plan.llm.known import MODELS
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 

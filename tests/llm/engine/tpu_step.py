@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from apps.llm.engine import EngineConfig
 from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
-from apps.llm.engine.plan.program import Programs
 from apps.llm.engine.step import StepShape
+from apps.plan.llm.program import Programs
 
 LLAMA3 = {
     "model_type": "llama",

@@ -11,14 +11,14 @@ import pytest
 from jax.sharding import Mesh
 from typer.testing import CliRunner
 
+from apps.plan import hlo
+from apps.plan.stable_diffusion import known, planner
+from apps.plan.stable_diffusion.report import LABEL, Plan
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import unet, vae
 from apps.stable_diffusion.engine.model.weights import declared
-from apps.stable_diffusion.engine.planning import known, planner
-from apps.stable_diffusion.engine.planning.report import LABEL, Plan
 from apps.stable_diffusion.plan import app
-from apps.tpu import hlo
 
 PICTURES = "ray_configs.catalog.stable_diffusion_v4"
 

@@ -19,9 +19,9 @@ from apps.llm.engine.attention.spec import AttentionSpec
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout, Param
-from apps.tpu.peaks import Peaks
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
+from ray_configs.tpu_peaks import Peaks
 
 log = logging.getLogger("podslice")
 

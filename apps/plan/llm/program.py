@@ -25,7 +25,7 @@ from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
-from apps.tpu import hlo, traffic
+from apps.plan import hlo, traffic
 from ray_configs.llm import EngineConfig
 
 FEW_LAYERS = (2, 4)

@@ -10,19 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from apps.plan import hlo, topology, traffic
+from apps.plan.floor import KernelCost, step_time
+from apps.plan.hlo import Module
+from apps.plan.stable_diffusion import known
+from apps.plan.stable_diffusion.known import Configs
+from apps.plan.stable_diffusion.report import Plan, Program, Rate
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import attention, unet, vae
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
 from apps.stable_diffusion.engine.model.weights import declared
-from apps.stable_diffusion.engine.planning import known
-from apps.stable_diffusion.engine.planning.known import Configs
-from apps.stable_diffusion.engine.planning.report import Plan, Program, Rate
-from apps.tpu import hlo, topology, traffic
-from apps.tpu.floor import KernelCost, step_time
-from apps.tpu.hlo import Module
-from apps.tpu.peaks import Peaks
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
+from ray_configs.tpu_peaks import Peaks
 
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 Tell = Callable[[str], None]

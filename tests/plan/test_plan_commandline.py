@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from apps.llm.engine.plan.report import LABEL, Plan
-from apps.llm.engine.plan.search import Candidate, Found
 from apps.llm.plan import app, language_model
+from apps.plan.llm.report import LABEL, Plan
+from apps.plan.llm.search import Candidate, Found
 from ray_configs.loading import ConfigError
 
 LLAMA = "ray_configs.catalog.llama3_8b_v5e"
@@ -47,7 +47,7 @@ def test_changes_apply_to_the_config() -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[4])
+    root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "apps.llm.plan", *arguments]
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)

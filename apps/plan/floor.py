@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from apps.tpu.peaks import Peaks
+from ray_configs.tpu_peaks import Peaks
 
 
 class Measured(Protocol):

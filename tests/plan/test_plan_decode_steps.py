@@ -19,7 +19,7 @@ pytestmark = pytest.mark.tpu_compile
 def steps(request: pytest.FixtureRequest) -> dict[str, dict[str, float]]:
     """Of those that the selected tests ask for: each takes a quarter of a minute."""
     pytest.importorskip("libtpu")
-    root = str(Path(__file__).parents[4])
+    root = str(Path(__file__).parents[2])
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
         "JAX_PLATFORMS": "cpu",

@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from apps.llm.engine.model.architecture import from_hf_config
-from apps.llm.engine.plan import capacity, known
-from apps.llm.engine.plan.kernel import _seen
-from apps.llm.engine.plan.program import Measured, extrapolated
-from apps.llm.engine.plan.rates import Rates
-from apps.tpu.floor import KernelCost, step_time
-from apps.tpu.peaks import Peaks, fewest_links
+from apps.plan.floor import KernelCost, step_time
+from apps.plan.llm import capacity, known
+from apps.plan.llm.kernel import _seen
+from apps.plan.llm.program import Measured, extrapolated
+from apps.plan.llm.rates import Rates
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
+from ray_configs.tpu_peaks import Peaks, fewest_links
 
 
 def measured(**values: float) -> Measured:

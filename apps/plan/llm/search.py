@@ -11,12 +11,12 @@ from pydantic import Field
 
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Cost, Devices, Layout, possible
-from apps.llm.engine.plan import architectures
-from apps.llm.engine.plan.planner import Sized, Wanted, plan
-from apps.llm.engine.plan.report import LABEL, Part, Plan
-from apps.tpu import topology
-from apps.tpu.peaks import Peaks
+from apps.plan import topology
+from apps.plan.llm import architectures
+from apps.plan.llm.planner import Sized, Wanted, plan
+from apps.plan.llm.report import LABEL, Part, Plan
 from ray_configs.tpu import GENERATIONS, TpuSlice
+from ray_configs.tpu_peaks import Peaks
 
 
 class Candidate(Part):

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from apps.tpu import hlo, traffic
-from apps.tpu.traffic import Collective
+from apps.plan import hlo, traffic
+from apps.plan.traffic import Collective
 
 STEP = """HloModule jit_step, is_scheduled=true
 

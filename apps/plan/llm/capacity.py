@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from apps.llm.engine.executor_protocol import step_shapes
-from apps.llm.engine.plan.program import Measured
+from apps.plan.llm.program import Measured
 from ray_configs.llm import EngineConfig
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import json
 import sys
 
-from apps.llm.engine.plan import kernel
-from apps.llm.engine.plan.planner import Sized, Wanted
+from apps.plan.llm import kernel
+from apps.plan.llm.planner import Sized, Wanted
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from apps.llm.engine.executor_protocol import fitting, step_shapes
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Devices, Layout, choose
-from apps.llm.engine.plan import architectures, capacity, kernel
-from apps.llm.engine.plan.capacity import Beside, Memory
-from apps.llm.engine.plan.program import FEW_LAYERS, Measured, Programs, extrapolated
-from apps.llm.engine.plan.rates import Rates
-from apps.llm.engine.plan.report import Batches, MemoryOfChip, Plan, Serving, Step
 from apps.llm.engine.step import StepShape
-from apps.tpu import topology
-from apps.tpu.floor import KernelCost, StepTime, step_time
-from apps.tpu.peaks import Peaks
+from apps.plan import topology
+from apps.plan.floor import KernelCost, StepTime, step_time
+from apps.plan.llm import architectures, capacity, kernel
+from apps.plan.llm.capacity import Beside, Memory
+from apps.plan.llm.program import FEW_LAYERS, Measured, Programs, extrapolated
+from apps.plan.llm.rates import Rates
+from apps.plan.llm.report import Batches, MemoryOfChip, Plan, Serving, Step
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
+from ray_configs.tpu_peaks import Peaks
 
 Sequences = list[tuple[int, int]]
 """Of a step: each sequence's tokens in it, and its tokens in the KV cache after it."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from apps.tpu.hlo import HBM, Array, Computation, Instruction, Module
+from apps.plan.hlo import HBM, Array, Computation, Instruction, Module
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 KERNEL = "tpu_custom_call"

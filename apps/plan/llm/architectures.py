@@ -7,7 +7,7 @@ from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError
 from apps.llm.engine.model.prepared import manifest_of
-from apps.llm.engine.plan import known
+from apps.plan.llm import known
 from ray_configs.llm import EngineConfig
 
 

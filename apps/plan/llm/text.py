@@ -3,8 +3,8 @@
 from rich.console import Console
 from rich.table import Table
 
-from apps.llm.engine.plan.report import Plan, Step
-from apps.llm.engine.plan.search import Found
+from apps.plan.llm.report import Plan, Step
+from apps.plan.llm.search import Found
 
 
 def show(plan: Plan, console: Console) -> None:
