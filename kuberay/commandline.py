@@ -4,6 +4,7 @@ Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 
 """
 
 import sys
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,6 @@ from kuberay.options import (
     Bucket,
     Config,
     Context,
-    Crds,
     Kubeconfig,
     Namespace,
     Project,
@@ -45,6 +45,13 @@ app = typer.Typer(
 class Format(StrEnum):
     gcloud = "gcloud"
     terraform = "terraform"
+
+
+class Findings(StrEnum):
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    github = "github"
 
 
 @app.command("catalog")
@@ -124,32 +131,53 @@ def node_pools(
 @app.command()
 def check(
     configs: Annotated[
-        list[str], typer.Argument(help="Configs, YAML files, folders of them, or - for standard input.")
-    ],
-    crds: Crds = None,
+        list[str] | None,
+        typer.Argument(help="Configs, YAML files, folders of them, or - for standard input.", show_default=False),
+    ] = None,
     project: Project = None,
     bucket: Bucket = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="RULE", help="A rule to leave out; several times for more.")
+    ] = None,
+    format: Annotated[Findings, typer.Option(help="How findings are printed.")] = Findings.text,
+    list_rules: Annotated[bool, typer.Option("--list", help="List the rules.")] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Say what a rule is about, and who says so.", show_default=False)
+    ] = None,
 ) -> None:
     """Say what KubeRay, GKE or Ray would refuse or silently get wrong, without a cluster.
 
     python -m kuberay check some-rayservice.yaml
-    """
-    from kuberay.check import ordered
 
+    A comment in the YAML silences a rule on its line: # podslice: ignore RULE: the reason
+    """
+    from kuberay.check import RULES, UnreadableYaml, catalog, ordered
+
+    if unknown := [name for name in [*(ignore or ()), *([explain] if explain else ())] if name not in RULES]:
+        raise Refusal(catalog.unknown(unknown[0]))
+    if list_rules or explain:
+        typer.echo(catalog.explained(explain) if explain else catalog.listing())
+        return
+    if not configs:
+        raise Refusal("name what to check: configs, YAML files, folders of them, or - for standard input")
     found = []
     for name in configs:
         try:
-            found += _findings(read_source(name, Placeholders(project, bucket)), crds)
+            found += _findings(read_source(name, Placeholders(project, bucket)), ignore or ())
         except Refusal as refusal:
+            if isinstance(refusal.__cause__, UnreadableYaml) and format is not Findings.text:  # a program reads it
+                found += _findings(Source(name, [], beside=(refusal.__cause__,)), ignore or ())
+                continue
             if len(configs) == 1:
                 raise
             raise Refusal(f"{name}: {refusal}") from refusal
     found = ordered(found)
-    _show(found)
+    _show(found, format)
     counts = {grade: sum(finding.severity == grade for finding in found) for grade in ("error", "warning", "note")}
     said = [f"{count} {grade}{'' if count == 1 else 's'}" for grade, count in counts.items() if count]
-    typer.echo(", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of", err=bool(said))
+    summary = ", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of"
+    typer.echo(summary, err=bool(said) or format is not Findings.text)
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
 
@@ -175,7 +203,6 @@ def apply(
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
-    crds: Crds = None,
 ) -> None:
     """Check, then apply to the cluster (server-side apply, field manager podslice). Applying twice changes nothing.
 
@@ -193,7 +220,7 @@ def apply(
             f"{' and '.join(open_ones)} must be filled in: add "
             + " ".join(f"{options[name]} YOUR_{name}" for name in open_ones)
         )
-    found = _findings(source, crds)
+    found = _findings(source)
     grave = [finding for finding in found if finding.severity == "error"]
     _show(found, err=True)
     if grave and not force:
@@ -313,24 +340,26 @@ def _serve_config(source: Source) -> str:
     return to_yaml([serve_config(source.config)])
 
 
-def _findings(source: Source, crds: Path | None) -> list["Finding"]:
+def _findings(source: Source, ignore: Collection[str] = ()) -> list["Finding"]:
     from kuberay.check import check as check_objects
-    from kuberay.check.configs import check_config
 
-    found = [*source.findings, *check_objects(source.objects, crds)]
-    return (check_config(source.config) if source.config else []) + found
+    return check_objects(source.objects, source.config, source.beside, ignore)
 
 
-def _show(found: list["Finding"], err: bool = False) -> None:
+def _show(found: list["Finding"], format: Findings = Findings.text, err: bool = False) -> None:
     from rich.console import Console
 
-    from kuberay.check import to_lines, to_terminal
+    from kuberay.check import formats
 
     console = Console(stderr=err)
-    if console.is_terminal:
-        console.print(to_terminal(found))
+    if format is Findings.json:
+        typer.echo(formats.to_json(found))
+    elif format is Findings.sarif:
+        typer.echo(formats.to_sarif(found))
+    elif format is Findings.text and console.is_terminal:
+        console.print(formats.to_terminal(found))
     else:
-        for line in to_lines(found):
+        for line in formats.to_github(found) if format is Findings.github else formats.to_lines(found):
             typer.echo(line, err=err)
 
 

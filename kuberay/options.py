@@ -1,6 +1,5 @@
 """What several commands take, and how they refuse."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,14 +21,6 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="For objects that name none.", show_default=False)
 ]
 Kubeconfig = Annotated[str | None, typer.Option(help="Default: $KUBECONFIG or ~/.kube/config.", show_default=False)]
-Crds = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of KubeRay's CRD schemas (rayservices.v1.json ...), to find every unknown field.",
-        envvar="PODSLICE_KUBERAY_CRDS",
-        show_default=False,
-    ),
-]
 
 
 class Refusal(Exception):

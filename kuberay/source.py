@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kuberay.render import render
 from ray_configs.cloud import BUCKET_PLACEHOLDER, PROJECT_PLACEHOLDER
 from ray_configs.job import Job
 from ray_configs.loading import load
 from ray_configs.service import Application, Service
-
-if TYPE_CHECKING:
-    from kuberay.check import Finding
 
 Objects = list[dict[str, Any]]
 
@@ -66,8 +63,8 @@ class Source:
     name: str
     objects: Objects
     config: Service | Job | None = None
-    findings: tuple["Finding", ...] = ()
-    """What reading has to say already: files that were skipped, or that hold nothing."""
+    beside: tuple[object, ...] = ()
+    """What there was instead of objects, for `check` to tell: files that were skipped, or that hold nothing."""
 
     def each(self) -> Objects:
         """The objects, and those inside of a `kind: List` one by one, as the API server takes them."""
@@ -92,8 +89,7 @@ def read(source: str, placeholders: Placeholders = LEFT_OPEN) -> Source:
 
 
 def _manifests(source: str, path: Path, placeholders: Placeholders) -> Source:
-    from kuberay.check import Finding
-    from kuberay.check.kustomize import left_out
+    from kuberay.check.files import Empty, skipped
     from kuberay.check.reading import read_yaml
 
     if source == "-":
@@ -104,14 +100,9 @@ def _manifests(source: str, path: Path, placeholders: Placeholders) -> Source:
             raise ValueError(f"there is no .yaml file in the folder {path}")
     else:
         files = [path]
-    skipped = {file: finding for file in files if (finding := left_out(file))}
-    objects = [item for file in files if file not in skipped for item in read_yaml(file)]
-    findings = list(skipped.values())
-    if not objects and not skipped:
-        why = "holds no object: nothing was checked, and nothing would be applied"
-        instead = "look at what wrote it; a command that failed leaves such a file"
-        findings.append(Finding("no-object", "error", source, why, instead, file=source))
+    beside = {file: found for file in files if (found := skipped(file))}
+    objects = [item for file in files if file not in beside for item in read_yaml(file)]
+    empty = () if objects or beside else (Empty(source),)
     # As they were read, objects know their lines, which findings name; filled in, they are plain ones.
-    return Source(
-        source, objects if placeholders == LEFT_OPEN else placeholders.fill(objects), findings=tuple(findings)
-    )
+    objects = objects if placeholders == LEFT_OPEN else placeholders.fill(objects)
+    return Source(source, objects, beside=(*beside.values(), *empty))

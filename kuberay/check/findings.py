@@ -1,16 +1,36 @@
-"""What a check has to say: one finding for each thing that would go wrong, and how it is printed."""
+"""What a check has to say: one finding for each thing that would go wrong."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from typing import Literal, Protocol
 
 Severity = Literal["error", "warning", "note"]
 
-_RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
-_STYLE: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
+
+
+class Place(Protocol):
+    """What a finding can be about."""
+
+    @property
+    def where(self) -> str:
+        """Object and path: `RayService/llama3-8b spec.rayClusterConfig.workerGroupSpecs[0].numOfHosts`."""
+
+    @property
+    def line(self) -> int | None:
+        """Line in the file, from 1; None for what came from no file."""
+
+    @property
+    def file(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place that is no value of a YAML file: a file, or a field of a typed config."""
+
+    where: str
+    file: str | None = None
+    line: int | None = None
 
 
 @dataclass(frozen=True)
@@ -21,13 +41,12 @@ class Finding:
     rule: str
     severity: Severity
     where: str
-    """Object and path: `RayService/llama3-8b spec.rayClusterConfig.workerGroupSpecs[0].numOfHosts`."""
+    """As `Place` says it."""
     why: str
     """What happens at run time, and who refuses or ignores it."""
     instead: str
     """What to write."""
     line: int | None = None
-    """Line in the file, from 1; None for objects that came from no file."""
     file: str | None = None
 
     @property
@@ -38,33 +57,4 @@ class Finding:
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """By file, then line, then the gravest first."""
-    return sorted(findings, key=lambda f: (f.file or "", f.line or 0, _RANK[f.severity], f.where, f.rule))
-
-
-def to_lines(findings: Iterable[Finding]) -> list[str]:
-    """A line for each finding, as compilers print them: editors and logs can follow `file:line:`."""
-    lines = []
-    for finding in ordered(findings):
-        place = f"{finding.place}: " if finding.place else ""
-        why = finding.why.rstrip(".")
-        lines.append(f"{place}{finding.severity}: {finding.where}: {why}. Instead: {finding.instead} [{finding.rule}]")
-    return lines
-
-
-def to_terminal(findings: Iterable[Finding]) -> "RenderableType":
-    """For a rich console: place and severity on one line, then why, then what to write."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    blocks: list[RenderableType] = []
-    for finding in ordered(findings):
-        head = Text(finding.severity, style=_STYLE[finding.severity])
-        head.append(f"  {finding.where}", style="bold")
-        head.append(f"  [{finding.rule}]", style="dim")
-        if finding.place:
-            head.append(f"  {finding.place}", style="dim")
-        blocks.append(head)
-        blocks.append(Padding(Text(finding.why), (0, 0, 0, 4)))
-        blocks.append(Padding(Text.assemble(("instead: ", "green"), finding.instead), (0, 0, 0, 4)))
-    return Group(*blocks)
+    return sorted(findings, key=lambda f: (f.file or "", f.line or 0, RANK[f.severity], f.where, f.rule))

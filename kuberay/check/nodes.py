@@ -105,6 +105,10 @@ class Node:
         return f"{self.document.title} {inner or dotted}".rstrip()
 
     @property
+    def file(self) -> str | None:
+        return self.document.file
+
+    @property
     def line(self) -> int | None:
         """Line of the key in the file; of its nearest ancestor where the key is missing."""
         above = self.document.lines_above

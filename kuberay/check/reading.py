@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kuberay.check.findings import Finding
+from kuberay.check.comments import comments_in
 
 MOST_BYTES = 4 * 2**20
 """Larger files are not read: the API server stores no object of more than 1.5 MiB."""
@@ -20,8 +20,8 @@ class UnreadableYaml(ValueError):
     """A file that cannot be read as Kubernetes YAML; its text is `file:line: why`."""
 
     def __init__(self, file: str, line: int | None, why: str, instead: str) -> None:
-        self.finding = Finding("unreadable", "error", file, why, instead, line, file)
-        super().__init__(f"{self.finding.place}: {why}; {instead}")
+        self.file, self.line, self.why, self.instead = file, line, why, instead
+        super().__init__(f"{file}:{line}: {why}; {instead}" if line else f"{file}: {why}; {instead}")
 
 
 def read_yaml(path: str | Path) -> list[Any]:
@@ -53,6 +53,7 @@ def parse_yaml(text: str, file: str) -> list[Any]:
     objects = []
     # kubectl takes tabs before the end of a line, this parser does not; nothing that is checked depends on them.
     text = re.sub(r"[ \t]*\t[ \t]*$", "", text, flags=re.MULTILINE)
+    comments = comments_in(text, file)
     try:
         for document in yaml.load_all(io.StringIO(text)):
             if document is None:
@@ -65,7 +66,7 @@ def parse_yaml(text: str, file: str) -> list[Any]:
                     "start each document with apiVersion and kind",
                 )
             _refuse_explosion(document, file)
-            document._file = file  # what is read keeps its origin, as ruamel keeps its lines
+            document._file, document._comments = file, comments  # as ruamel keeps its lines
             objects.append(document)
     except MarkedYAMLError as error:
         raise UnreadableYaml(file, *_explained(error, text)) from error

@@ -1,74 +1,86 @@
 """The register of rules: what a rule looks at, where it comes from, and how it says what it found."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kuberay.check.findings import Finding, Severity
-from kuberay.check.nodes import Node
+from kuberay.check.findings import Finding, Place, Severity
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """What a rule found; the register adds the rule's name to make a Finding of it."""
 
-    node: Node
+    place: Place
     severity: Severity
     why: str
     instead: str
 
 
 @dataclass(frozen=True)
-class Rule:
-    name: str
+class Look:
+    """One function of a rule."""
+
     subject: type
     """What it is asked about, once for each: a Manifest, a Cluster, a Pod ..."""
     source: str
-    """Who says so: the program, or the table, that refuses or ignores what the rule finds."""
+    """Who says so: the program, or the table, that refuses or ignores what it finds."""
     find: Callable[[Any], Iterable[Problem]]
 
+    @property
+    def about(self) -> str:
+        """Its docstring."""
+        return "\n".join(line.strip() for line in (self.find.__doc__ or "").strip().splitlines())
 
-RULES: list[Rule] = []
-"""All rules, in the order of their files. One name can belong to several, each about a different subject."""
+
+@dataclass(frozen=True)
+class Rule:
+    """What a person switches off, looks up or cites by name; the name stays when the functions behind it change."""
+
+    name: str
+    looks: list[Look] = field(default_factory=list)
+
+    @property
+    def summary(self) -> str:
+        """The first sentences of its functions."""
+        return " ".join(dict.fromkeys(look.about.split("\n\n")[0].replace("\n", " ") for look in self.looks))
+
+
+RULES: dict[str, Rule] = {}
+"""All rules by name, in the order of their files. Every finding is one of a rule here."""
 
 
 def rule(subject: type, name: str, source: str) -> Callable[[Any], Any]:
-    """Registers a generator of Problems as a rule about `subject`."""
+    """Registers a generator of Problems about `subject` with the rule of this name."""
 
     def register(find: Callable[[Any], Iterable[Problem]]) -> Callable[[Any], Iterable[Problem]]:
-        RULES.append(Rule(name, subject, source, find))
+        RULES.setdefault(name, Rule(name)).looks.append(Look(subject, source, find))
         return find
 
     return register
 
 
-def error(node: Node, why: str, instead: str) -> Problem:
-    return Problem(node, "error", why, instead)
+def error(place: Place, why: str, instead: str) -> Problem:
+    return Problem(place, "error", why, instead)
 
 
-def warning(node: Node, why: str, instead: str) -> Problem:
-    return Problem(node, "warning", why, instead)
+def warning(place: Place, why: str, instead: str) -> Problem:
+    return Problem(place, "warning", why, instead)
 
 
-def note(node: Node, why: str, instead: str) -> Problem:
-    return Problem(node, "note", why, instead)
+def note(place: Place, why: str, instead: str) -> Problem:
+    return Problem(place, "note", why, instead)
 
 
 def apply(subjects: Iterable[Any]) -> Iterable[Finding]:
     """Every rule on every subject that is of its kind."""
     for subject in subjects:
-        for known in RULES:
-            if isinstance(subject, known.subject):
-                for problem in known.find(subject):
-                    yield Finding(
-                        known.name,
-                        problem.severity,
-                        problem.node.where,
-                        problem.why,
-                        problem.instead,
-                        problem.node.line,
-                        problem.node.document.file,
-                    )
+        for known in RULES.values():
+            for look in known.looks:
+                if isinstance(subject, look.subject):
+                    for found in look.find(subject):
+                        at = found.place
+                        yield Finding(known.name, found.severity, at.where, found.why, found.instead, at.line, at.file)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

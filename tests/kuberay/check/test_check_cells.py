@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from kuberay.check import Finding
-from kuberay.check.configs import check_config
+from kuberay.check import Finding, check
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, Identity, SecretKey
 from ray_configs.exposure import Gateway, LoadBalancer
@@ -19,7 +18,7 @@ STATE = "gs://mine/cell"
 
 def findings(cell: dict[str, Any], *others: Application, **service: Any) -> list[Finding]:
     apps = (Application(config=CellConfig(**{"state_uri": STATE} | cell)), *others)
-    return check_config(Service(**{"name": "mine", "applications": apps, "bucket": MINE} | service))
+    return check((), Service(**{"name": "mine", "applications": apps, "bucket": MINE} | service))
 
 
 STATE_COMPLAINTS = {

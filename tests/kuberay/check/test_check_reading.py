@@ -6,7 +6,9 @@ from pathlib import Path
 import good_manifests as good
 import pytest
 
-from kuberay.check import UnreadableYaml, check, parse_yaml, read_yaml, to_lines
+from kuberay.check import UnreadableYaml, check, parse_yaml, read_yaml
+from kuberay.check.files import unreadable
+from kuberay.check.formats import to_lines, to_terminal
 
 MANIFEST = """\
 # Two documents, the first one empty.
@@ -151,7 +153,8 @@ def test_what_is_no_yaml_is_one_error(tmp_path: Path, text: str | bytes, line: i
     except UnreadableYaml as error:
         assert str(error).startswith(f"{path}:{line}: " if line else str(path))
         assert [word for word in words if word not in str(error)] == []
-        assert (error.finding.severity, error.finding.line, error.finding.file) == ("error", line, str(path))
+        (found,) = unreadable(error)
+        assert (found.severity, found.place.line, found.place.file) == ("error", line, str(path))
     else:
         assert not words
 
@@ -209,8 +212,6 @@ def test_lines_for_people_and_editors(tmp_path: Path) -> None:
     from io import StringIO
 
     from rich.console import Console
-
-    from kuberay.check import to_terminal
 
     path = written(tmp_path, MANIFEST)
     found = check(read_yaml(path))

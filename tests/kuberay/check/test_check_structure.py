@@ -1,7 +1,6 @@
-"""Fields that do not exist, are missing or have the wrong type, with KubeRay's CRD schemas and without."""
+"""Fields that do not exist, are missing or have the wrong type."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,21 @@ import pytest
 from good_manifests import REMOVED, Change, changed
 
 from kuberay.check import check
-from kuberay.check.structure.field_tables import _RAY_TYPES
+from kuberay.check.structure import schemas
+from tools.kubernetes_schemas import schemas as made_of
+from tools.kubernetes_schemas import written
 
-BESIDE = Path(__file__).parents[4] / "shared" / "kuberay-crds"
-FOLDER = Path(os.environ.get("PODSLICE_KUBERAY_CRDS") or BESIDE)
-NEEDS_SCHEMAS = pytest.mark.skipif(not FOLDER.exists(), reason="no CRD schemas")
+CRDS = Path(os.environ.get("PODSLICE_KUBERAY_CRDS") or Path(__file__).parents[4] / "shared" / "kuberay-crds")
+
 
 GROUP = "spec workerGroupSpecs 0"
 POD = f"{GROUP} template spec"
 BOX = f"{POD} containers 0"
 
 
-@pytest.fixture(params=[None, pytest.param(FOLDER, marks=NEEDS_SCHEMAS)], ids=["table", "schemas"])
-def crds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path | None:
-    monkeypatch.delenv("PODSLICE_KUBERAY_CRDS", raising=False)
-    return request.param
-
-
 @pytest.mark.parametrize("manifest", good.ALL)
-def test_good_manifests(manifest: Any, crds: Path | None) -> None:
-    assert [finding for finding in check(manifest(), crds) if finding.severity != "note"] == []
+def test_good_manifests(manifest: Any) -> None:
+    assert [finding for finding in check(manifest()) if finding.severity != "note"] == []
 
 
 @pytest.mark.parametrize(
@@ -67,22 +61,22 @@ def test_good_manifests(manifest: Any, crds: Path | None) -> None:
         (("spec autoscalerOptions version", "V2"), "wrong-value", ["write v2"]),
     ],
 )
-def test_a_spoilt_structure(change: Change, rule: str, words: list[str], crds: Path | None) -> None:
+def test_a_spoilt_structure(change: Change, rule: str, words: list[str]) -> None:
     structural = ("unknown-field", "wrong-type", "missing-field", "wrong-value")
-    found = [f for f in check(changed(good.cluster(), change), crds) if f.rule in structural]
+    found = [f for f in check(changed(good.cluster(), change)) if f.rule in structural]
     assert [f.rule for f in found] == [rule], [f"{f.rule} {f.where}: {f.why}" for f in found]
     said = f"{found[0].why} {found[0].instead}"
     assert [word for word in words if word not in said] == [], said
 
 
-def test_fields_beyond_the_everyday_ones(crds: Path | None) -> None:
+def test_fields_beyond_the_everyday_ones() -> None:
     rare = (
         f"{POD} topologySpreadConstraints",
         [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}],
     )
-    assert [f for f in check(changed(good.cluster(), rare), crds) if f.severity != "note"] == []
+    assert [f for f in check(changed(good.cluster(), rare)) if f.severity != "note"] == []
     typo = (f"{POD} topologySpreadConstraint", [])
-    (found,) = [f for f in check(changed(good.cluster(), typo), crds) if f.severity != "note"]
+    (found,) = [f for f in check(changed(good.cluster(), typo)) if f.severity != "note"]
     assert (found.rule, found.instead) == ("unknown-field", "write topologySpreadConstraints")
 
 
@@ -102,49 +96,12 @@ def test_core_kinds(objects: list[Any], path: str, near: str) -> None:
     assert near in found.instead or "completionMode" in found.instead
 
 
-def test_without_the_kubernetes_client_rare_fields_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kuberay.check.structure import field_tables, schemas
-
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    monkeypatch.setitem(sys.modules, "kubernetes.client", None)
-    for cached in (field_tables.all_fields_of, schemas._tabled):
-        cached.cache_clear()
-    rare = (f"{POD} topologySpreadConstraints", [])
-    assert [f for f in check(changed(good.cluster(), rare)) if f.severity != "note"] == []
-    typo = (f"{GROUP} numOfHost", 4)  # KubeRay's own types need no client
-    assert [f.rule for f in check(changed(good.cluster(), typo)) if f.severity != "note"] == ["unknown-field"]
-    for cached in (field_tables.all_fields_of, schemas._tabled):
-        cached.cache_clear()
-
-
 def test_a_missing_timestamp_is_no_field() -> None:
     objects = changed(good.cluster(), (f"{GROUP} template metadata", {"creationTimestamp": None}))
     assert good.grave(objects) == []
 
 
-@NEEDS_SCHEMAS
-def test_the_environment_names_the_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PODSLICE_KUBERAY_CRDS", str(FOLDER))
-    # A field of Pods that is younger than KubeRay's CRDs: only these know that it would be dropped.
-    objects = changed(good.cluster(), ("spec headServiceAnnotation", {"a": "b"}))
-    assert [f.instead for f in good.grave(objects)] == ["write headServiceAnnotations"]
-
-
-@NEEDS_SCHEMAS
-def test_the_table_has_the_fields_of_the_schemas() -> None:
-    import json
-
-    schema = json.loads((FOLDER / "rayservices.v1.json").read_text())["openAPIV3Schema"]["properties"]["spec"]
-    cluster = schema["properties"]["rayClusterConfig"]
-    expected = {
-        "RayServiceSpec": schema,
-        "RayClusterSpec": cluster,
-        "HeadGroupSpec": cluster["properties"]["headGroupSpec"],
-        "WorkerGroupSpec": cluster["properties"]["workerGroupSpecs"]["items"],
-        "AutoscalerOptions": cluster["properties"]["autoscalerOptions"],
-        "GcsFaultToleranceOptions": cluster["properties"]["gcsFaultToleranceOptions"],
-    }
-    job = json.loads((FOLDER / "rayjobs.v1.json").read_text())["openAPIV3Schema"]["properties"]["spec"]
-    expected["RayJobSpec"] = job
-    for name, part in expected.items():
-        assert set(_RAY_TYPES[name]) == set(part["properties"]), name
+@pytest.mark.skipif(not CRDS.is_dir(), reason="no CRD schemas: set PODSLICE_KUBERAY_CRDS")
+def test_the_schemas_are_those_of_kuberay_and_kubernetes() -> None:
+    assert schemas.__file__ is not None
+    assert (Path(schemas.__file__).parent / "schemas.json").read_text() == written(made_of(CRDS))

@@ -1,7 +1,5 @@
 """Every rendered object against the schema that an API server holds it against; unknown fields count as errors."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -18,8 +16,6 @@ from ray_configs.loading import catalog, load
 from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.upgrade import Incremental
 
-BESIDE_THE_REPOSITORY = Path(__file__).parents[4] / "shared" / "kuberay-crds"
-CRDS = Path(os.environ.get("PODSLICE_KUBERAY_CRDS", BESIDE_THE_REPOSITORY))
 CORE = {"v1", "batch/v1", "policy/v1"}
 
 
@@ -76,12 +72,10 @@ def test_pod_templates_inside_ray_objects(objects) -> None:
                 kubernetes_validate.validate(pod, "1.32", strict=True)
 
 
-@pytest.mark.skipif(not CRDS.is_dir(), reason="no CRD schemas: set PODSLICE_KUBERAY_CRDS")
 def test_ray_objects_against_kuberays_crds(objects) -> None:
-    assert [finding for finding in check(objects, CRDS) if finding.severity == "error"] == []
+    assert [finding for finding in check(objects) if finding.severity == "error"] == []
 
 
-@pytest.mark.skipif(not CRDS.is_dir(), reason="no CRD schemas: set PODSLICE_KUBERAY_CRDS")
 @pytest.mark.parametrize(
     "path",
     ["spec", "spec.rayClusterConfig", "spec.rayClusterConfig.workerGroupSpecs.0.template.spec.containers.0"],
@@ -92,7 +86,7 @@ def test_the_schemas_do_catch_an_unknown_field(path: str) -> None:
     for part in path.split("."):
         place = place[int(part)] if isinstance(place, list) else place[part]
     place["colour"] = "red"
-    (finding,) = [f for f in check([ray_service], CRDS) if f.severity == "error"]
+    (finding,) = [f for f in check([ray_service]) if f.severity == "error"]
     assert "colour" in finding.where + finding.why
 
 

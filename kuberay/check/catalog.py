@@ -1,0 +1,53 @@
+"""The rules as people look them up: a list, one of them in full, and the page of all.
+
+python -m kuberay.check.catalog > docs/rules.md
+"""
+
+from kuberay.check.rules import RULES, Rule, meant
+
+_PAGE = """\
+# Rules of `podslice check`
+
+Made from the rules' own docstrings by `python -m kuberay.check.catalog > docs/rules.md`.
+
+    python -m kuberay check service.yaml              # errors, warnings and notes, each with its rule in brackets
+    python -m kuberay check --list                    # all rules
+    python -m kuberay check --explain tpu-hosts       # one of them, and who says so
+    python -m kuberay check --ignore image-tag ...    # without it
+    python -m kuberay check --format github ...       # text, json, sarif or github
+
+A comment silences a rule on its own line, or on the next line that is no comment. It needs a reason:
+
+    image: registry.example/ray:latest  # podslice: ignore image-tag: the registry pins this tag
+"""
+
+
+def listing() -> str:
+    """A line for each rule."""
+    width = max(map(len, RULES))
+    return "\n".join(f"{name:{width}}  {rule.summary}" for name, rule in sorted(RULES.items()))
+
+
+def explained(name: str) -> str:
+    """A rule in full."""
+    return f"{name}\n\n{_body(RULES[name])}"
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that no rule has."""
+    return f"there is no rule {name}: {meant(name, RULES, 'see python -m kuberay check --list')}"
+
+
+def page() -> str:
+    """All rules, as Markdown."""
+    return _PAGE + "".join(f"\n## {name}\n\n{_body(rule)}\n" for name, rule in sorted(RULES.items()))
+
+
+def _body(rule: Rule) -> str:
+    return "\n\n".join(f"{look.about}\n\nSource: {look.source}." for look in rule.looks)
+
+
+if __name__ == "__main__":
+    import kuberay.check  # noqa: F401  registers the rules
+
+    print(page(), end="")

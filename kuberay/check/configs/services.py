@@ -1,0 +1,122 @@
+"""Services of any application: its model's size and origin, its machines, and who may use it."""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kuberay.check.configs.model_size import weights
+from kuberay.check.findings import Spot
+from kuberay.check.rules import Problem, error, note, rule, warning
+from ray_configs.capacity import FlexStart, Queued
+from ray_configs.cell import CellConfig
+from ray_configs.exposure import ClusterIP
+from ray_configs.llm import LLMConfig
+from ray_configs.service import Application, Service
+
+_CONFIG = "the typed config"
+GATED = ("meta-llama/", "google/gemma", "mistralai/")
+"""Hub ids that start so ask for a licence to be accepted, and then for a token."""
+ROOM_FOR_CACHE = 0.85
+"""Share of the memory that weights may take before there is little left for KV cache and activations."""
+
+
+@dataclass(frozen=True)
+class Configured:
+    """An application of a config."""
+
+    service: Service
+    index: int
+    app: Application
+
+    def at(self, path: str) -> Spot:
+        return Spot(f"Service/{self.service.name} applications[{self.index}].{path}")
+
+
+def configured(service: Service) -> list[Configured]:
+    return [Configured(service, index, app) for index, app in enumerate(service.applications)]
+
+
+def cells_of(service: Service) -> list[CellConfig]:
+    return [app.config for app in service.applications if isinstance(app.config, CellConfig)]
+
+
+@rule(Configured, "model-too-large", _CONFIG + ": weights beside the memory of a slice")
+def model_too_large(configured: Configured) -> Iterator[Problem]:
+    """A model's weights fit into the memory of its slice, and leave room for the KV cache."""
+    config = configured.app.config
+    if not isinstance(config, LLMConfig) or config.slice is None or (needed := weights(config)) is None:
+        return
+    slice = config.slice
+    why = (
+        f"weights take about {needed.gib:.0f} GiB ({needed.how}), and the {slice.chips} chips of {slice} have "
+        f"{slice.hbm_gib} GiB together: "
+    )
+    instead = "a larger slice" + ("" if needed.int8 else ", or quantize_weights='int8'")
+    if needed.gib > slice.hbm_gib:
+        yield error(configured.at("config.slice"), why + "the replica would die while loading", instead)
+    elif needed.gib > slice.hbm_gib * ROOM_FOR_CACHE:
+        yield warning(configured.at("config.slice"), why + "little is left for the KV cache", instead)
+
+
+@rule(Configured, "gated-model", "Hugging Face hub: gated models")
+def gated_model(configured: Configured) -> Iterator[Problem]:
+    """A model whose licence must be accepted is fetched with a token."""
+    model, service = getattr(configured.app.config, "model", ""), configured.service
+    if model.startswith(GATED) and service.hugging_face_token is None:
+        why = (
+            f"{model} is gated on the Hugging Face hub: without a token the download is refused with 401 or 403, and "
+            "Serve starts the replica again and again"
+        )
+        instead = "hugging_face_token=HUGGING_FACE_TOKEN (from ray_configs.cloud), and the Secret that it names"
+        yield warning(Spot(f"Service/{service.name} hugging_face_token"), why, instead)
+
+
+@rule(Configured, "bucket-permission", "Google Cloud Storage")
+def bucket_permission(configured: Configured) -> Iterator[Problem]:
+    """A model in a bucket is read by a service account that may."""
+    model = getattr(configured.app.config, "model", "")
+    if model.startswith("gs://") and configured.service.service_account is None:
+        yield warning(
+            configured.at("config.model"),
+            f"the Pods' default service account may read {model} only if someone has allowed it; else loading fails "
+            "with 403",
+            "bucket=Bucket(name=..., mount=None), which brings a service account that may read it",
+        )
+
+
+@rule(Configured, "not-in-this-version", "Podslice: its applications")
+def not_in_this_version(configured: Configured) -> Iterator[Problem]:
+    """The application is one that this version has."""
+    module = configured.app.config.import_path.partition(":")[0]
+    if importlib.util.find_spec(module) is None:
+        why = f"{module} is not part of this version: Serve would answer DEPLOY_FAILED, No module named {module!r}"
+        yield warning(configured.at("config"), why, "an image of a version that has it")
+
+
+@rule(Configured, "capacity-ends", "GKE: flex-start and queued machines have a longest run time")
+def capacity_ends(configured: Configured) -> Iterator[Problem]:
+    """Machines that are lent for a time are taken back, and their replicas with them."""
+    capacity = configured.app.capacity
+    if isinstance(capacity, FlexStart | Queued):
+        why = (
+            f"{capacity.kind} machines are taken back {capacity.max_run_hours} hours after they came, and the replica "
+            "with them; another starts when there is capacity again"
+        )
+        yield note(configured.at("capacity"), why, "on-demand or a reservation for a service that must stay up")
+
+
+@rule(Service, "no-api-keys", _CONFIG + ": exposure and api_keys")
+def no_api_keys(service: Service) -> Iterator[Problem]:
+    """Who reaches the service may use it, and publish in its cells, unless it asks for keys."""
+    if isinstance(service.exposure, ClusterIP) or service.api_keys is not None:
+        return
+    public, cells = not service.exposure.internal, cells_of(service)
+    reach = "it has an address on the internet" if public else "the whole VPC can"
+    does, instead = "use the models", "api_keys=SecretKey(secret=..., key=...)"
+    if cells:  # louder than for a service that only answers: it decides what runs on the slices
+        named = ", ".join(f"/sax/{cell.name}" for cell in cells)
+        does = f"publish, change and unpublish the models of {named}, and use them all"
+        instead = f"Service({instead}) with entries NAME=KEY in the Secret, and CellConfig(admins=(NAME,))"
+    say = (error if cells else warning) if public else (warning if cells else note)
+    why = f"everyone who reaches the {service.exposure.kind} ({reach}) may {does}"
+    yield say(Spot(f"Service/{service.name} exposure"), why, instead)

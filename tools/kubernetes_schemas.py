@@ -1,0 +1,163 @@
+"""Makes kuberay/check/structure/schemas.json: what `check` holds fields, types and words against.
+
+    python -m tools.kubernetes_schemas FOLDER > kuberay/check/structure/schemas.json
+
+FOLDER has rayclusters.v1.json, rayservices.v1.json and rayjobs.v1.json, KubeRay's CRDs as the operator installs them.
+Kubernetes' own kinds come from the package kubernetes-validate. Pruned means: without descriptions, defaults, status
+and validation rules, and with each type written once. Unknown fields are refused, as kubectl's validation does.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+Schema = dict[str, Any]
+
+KUBERNETES = "v1.36.0"
+"""The Kubernetes whose Pods KubeRay 1.7's CRDs know."""
+KINDS = {
+    "/Pod": "io.k8s.api.core.v1.Pod",
+    "/Service": "io.k8s.api.core.v1.Service",
+    "batch/Job": "io.k8s.api.batch.v1.Job",
+    "batch/CronJob": "io.k8s.api.batch.v1.CronJob",
+    "apps/Deployment": "io.k8s.api.apps.v1.Deployment",
+    "apps/StatefulSet": "io.k8s.api.apps.v1.StatefulSet",
+}
+QUANTITY = r"^[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$"
+LOOSE: dict[str, Schema] = {
+    "Quantity": {"type": ["string", "number"], "pattern": QUANTITY, "title": "a quantity such as 4 or 16Gi"},
+    "IntOrString": {"type": ["string", "integer"], "title": "an integer or a string"},
+    "Time": {},
+    "MicroTime": {},
+    "FieldsV1": {},
+}
+NAMED = {
+    "rayClusterConfig": "RayClusterSpec",
+    "rayClusterSpec": "RayClusterSpec",
+    "headGroupSpec": "HeadGroupSpec",
+    "workerGroupSpecs": "WorkerGroupSpec",
+    "autoscalerOptions": "AutoscalerOptions",
+}
+"""Types of KubeRay that several kinds share, or that a misplaced field may belong to."""
+NAMESAKES = {"serveService": "Service", "headService": "Service"}
+NAMESAKES |= dict.fromkeys(("template", "submitterPodTemplate"), "PodTemplateSpec")
+"""Fields of Kubernetes' own types."""
+
+
+def _closed(properties: Schema, required: tuple[str, ...] = ()) -> Schema:
+    needed = {"required": list(required)} if required else {}
+    return {"type": "object", "properties": properties, "additionalProperties": False, **needed}
+
+
+def _object(spec: str) -> Schema:
+    top = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": _ref("ObjectMeta"), "status": {}}
+    return _closed({**top, "spec": _ref(spec)}, ("spec",))
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _kubernetes() -> dict[str, Schema]:
+    """Every type that one of the kinds is made of, by its short name."""
+    import kubernetes_validate
+
+    folder = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"{KUBERNETES}-local-strict"
+    known = json.loads((folder / "_definitions.json").read_text())["$defs"]
+    found: dict[str, Schema] = {}
+    left = [*KINDS.values(), "io.k8s.api.batch.v1.JobTemplateSpec"]
+
+    def pruned(schema: Schema) -> Schema:
+        if "$ref" in schema:
+            left.append(schema["$ref"].rpartition("/")[2])
+            return _ref(left[-1].rpartition(".")[2])
+        kind = schema.get("type")
+        kind = next((each for each in kind if each != "null"), None) if isinstance(kind, list) else kind
+        if "properties" in schema:
+            shown = {key: {} if key == "status" else pruned(child) for key, child in schema["properties"].items()}
+            return _closed(shown, tuple(schema.get("required", ())))
+        for key in ("items", "additionalProperties"):
+            if isinstance(schema.get(key), dict):
+                return {"type": kind, key: pruned(schema[key])}
+        return {"type": kind} if kind and kind != "object" else {}
+
+    while left:
+        full = left.pop()
+        name = full.rpartition(".")[2]
+        if name not in found:
+            found[name] = LOOSE[name] if name in LOOSE else pruned(known[full])
+    for name in ("PodTemplateSpec", *(kind.rpartition("/")[2] for kind in KINDS if kind != "/Service")):
+        found[name]["required"] = ["spec"]  # which Kubernetes only says by refusing what follows from its absence
+    return found
+
+
+def _ray(folder: Path, types: dict[str, Schema]) -> None:
+    """Adds KubeRay's kinds to `types`, made of these where they are the same."""
+    same = {
+        frozenset(schema["properties"]): name
+        for name, schema in types.items()
+        if len(schema.get("properties", ())) > 2 and "status" not in schema["properties"]
+    }
+
+    def pruned(schema: Schema, name: str = "") -> Schema:
+        if schema.get("x-kubernetes-int-or-string"):
+            return _ref("Quantity" if "pattern" in schema else "IntOrString")
+        properties = schema.get("properties")
+        if properties and not schema.get("x-kubernetes-preserve-unknown-fields"):
+            if known := NAMESAKES.get(name) or same.get(frozenset(properties)):
+                return _ref(known)
+            # The API server fills defaults in before it looks at what is required.
+            required = [key for key in schema.get("required", ()) if "default" not in properties.get(key, {})]
+            made = _closed({key: pruned(child, key) for key, child in properties.items()}, tuple(required))
+            if name in NAMED:
+                types[NAMED[name]] = made
+                return _ref(NAMED[name])
+            return made
+        kind = schema.get("type")
+        if kind == "array":
+            return {"type": kind, "items": pruned(schema.get("items", {}), name)}
+        if isinstance(more := schema.get("additionalProperties"), dict):
+            return {"type": kind, "additionalProperties": pruned(more)}
+        words = {"enum": schema["enum"]} if "enum" in schema else {}
+        return {"type": kind, **words} if kind and kind != "object" else {}
+
+    for kind in ("RayCluster", "RayService", "RayJob"):
+        schema = json.loads((folder / f"{kind.lower()}s.v1.json").read_text())["openAPIV3Schema"]
+        made = pruned(schema["properties"]["spec"])
+        types[f"{kind}Spec"] = made if "$ref" not in made else types[made["$ref"].rpartition("/")[2]]
+        types[kind] = _object(f"{kind}Spec")
+
+
+def schemas(folder: Path) -> Schema:
+    """`$defs` has a type for each name, `kinds` the name of the type of each group/kind."""
+    types = _kubernetes()
+    _ray(folder, types)
+    text, number, anything = {"type": "string"}, {"type": "integer"}, {}
+    flag = {"type": "boolean"}
+    # Of these two no schema is at hand: RayCronJob is behind a feature gate, JobSet has an operator of its own.
+    cron = {"schedule": text, "timeZone": text, "suspend": flag, "jobTemplate": _ref("RayJobSpec")}
+    types["RayCronJobSpec"] = _closed({**cron, "startingDeadlineSeconds": number}, ("schedule", "jobTemplate"))
+    replicated = {"name": text, "template": _ref("JobTemplateSpec"), "replicas": number, "groupName": text}
+    types["ReplicatedJob"] = _closed({**replicated, "dependsOn": {"type": "array"}}, ("name", "template"))
+    policies = ("network", "successPolicy", "failurePolicy", "startupPolicy", "coordinator", "volumeClaimPolicies")
+    jobs = {"replicatedJobs": {"type": "array", "items": _ref("ReplicatedJob")}, "suspend": flag, "managedBy": text}
+    others = {"ttlSecondsAfterFinished": number, **dict.fromkeys(policies, anything)}
+    types["JobSetSpec"] = _closed({**jobs, **others})
+    for kind in ("RayCronJob", "JobSet"):
+        types[kind] = _object(f"{kind}Spec")
+    ray = {f"ray.io/{kind}": kind for kind in ("RayCluster", "RayService", "RayJob", "RayCronJob")}
+    core = {kind: kind.rpartition("/")[2] for kind in KINDS}
+    return {"kinds": {**core, **ray, "jobset.x-k8s.io/JobSet": "JobSet"}, "$defs": types}
+
+
+def written(schema: Schema) -> str:
+    """A line for each type, so that a change of one shows as one."""
+    types = ",\n".join(
+        f'"{name}": {json.dumps(schema["$defs"][name], sort_keys=True)}' for name in sorted(schema["$defs"])
+    )
+    return f'{{"kinds": {json.dumps(schema["kinds"], sort_keys=True)},\n"$defs": {{\n{types}\n}}}}\n'
+
+
+if __name__ == "__main__":
+    sys.stdout.write(written(schemas(Path(sys.argv[1]))))
