@@ -6,13 +6,14 @@ SERVE_STAMP := $(VENV)/.installed
 TORCH_STAMP := $(VENV)/.installed-torch
 PICTURES_STAMP := $(VENV)/.installed-stable-diffusion
 TEST_STAMP := $(VENV)/.installed-test
+DOCS_STAMP := $(VENV)/.installed-docs
 TORCH_XLA_VENV := .venv-torch-xla
 TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 # PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-kubernetes kubernetes test-torch-xla lint demo-model manifests clean
+.PHONY: serve serve-sd test test-kubernetes kubernetes test-torch-xla lint docs demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
@@ -44,6 +45,9 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 
 lint: $(TEST_STAMP) ## Check style, and each room's lines against its budget
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && python -m tools.budgets
+
+docs: $(DOCS_STAMP) ## Build the documentation into site/; a link that leads nowhere fails
+	@. $(VENV)/bin/activate && mkdocs build --strict --quiet && echo "== open site/index.html"
 
 demo-model: $(TEST_STAMP) ## Train the demo language model again (about 40 minutes on two cores)
 	@. $(VENV)/bin/activate && python -m tools.demo_models.language.train
@@ -81,6 +85,11 @@ $(TEST_STAMP): $(TORCH_STAMP)
 	@echo "== installing what serving and testing need into $(VENV) (some minutes, once)"
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[test]'
 	@touch $(SERVE_STAMP) $(PICTURES_STAMP) $@
+
+$(DOCS_STAMP): $(SERVE_STAMP)
+	@echo "== installing what building the documentation needs into $(VENV)"
+	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[docs]'
+	@touch $@
 
 $(TORCH_XLA_STAMP): pyproject.toml
 	@echo "== installing torch_xla with its PyTorch into $(TORCH_XLA_VENV) (9 GB, some minutes, once)"

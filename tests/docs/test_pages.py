@@ -1,0 +1,51 @@
+"""What readers see: no link that leads nowhere, and drawn or generated pages as their scripts make them."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import architecture_picture
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    ROOT / name
+    for name in subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced code, in which a # is no heading."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Names of the headings, as GitHub and mkdocs make them of plain words."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.relative_to(ROOT)} links to {path}, which does not exist"
+        if anchor:
+            assert anchor in anchors(target), f"{page.relative_to(ROOT)} links to {link}; there is no such heading"
+
+
+def test_the_architecture_is_drawn_by_its_script() -> None:
+    assert architecture_picture.PATH.read_text() == architecture_picture.picture(), (
+        "run python -m tools.architecture_picture"
+    )
