@@ -47,7 +47,7 @@ lint: $(TEST_STAMP) ## Check style, and each room's lines against its budget
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && python -m tools.budgets
 
 docs: $(DOCS_STAMP) ## Build the documentation into site/; a link that leads nowhere fails
-	@. $(VENV)/bin/activate && mkdocs build --strict --quiet && echo "== open site/index.html"
+	@. $(VENV)/bin/activate && NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet && echo "== open site/index.html"
 
 demo-model: $(TEST_STAMP) ## Train the demo language model again (about 40 minutes on two cores)
 	@. $(VENV)/bin/activate && python -m tools.demo_models.language.train
