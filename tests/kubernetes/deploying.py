@@ -13,6 +13,7 @@ from clusters import Cluster
 from harness.nodes import nodes_for
 from waiting import SERVICE_S, until
 
+from kuberay import cluster as client
 from kuberay.local.scaling_down import scale_down
 from kuberay.render import render
 from ray_configs.service import Service
@@ -78,6 +79,12 @@ class Deployed:
             if "TPU_NAME" in env:
                 found.setdefault(env["TPU_NAME"], []).append(pod)
         return found
+
+    @property
+    def status(self) -> str:
+        """What `python -m kuberay status` says of it."""
+        connected = client.Cluster.connect(None, self.namespace, str(self.cluster.kubeconfig))
+        return "\n".join(client.describe(client.observe(connected, self.objects)))
 
     def is_ready(self) -> bool:
         status = self.items("rayservice")[0].get("status", {})

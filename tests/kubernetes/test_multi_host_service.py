@@ -30,6 +30,7 @@ def service(cluster: Cluster) -> Iterator[Deployed]:
         running.kubectl("create", "secret", "generic", "keys", f"--from-literal=all=test={KEY}")
         running.wait_until_ready()
         running.wait_for_replicas(2)
+        assert f"{running.name} is ready: 2 of 2 slices serve" in running.status
         yield running
 
 
@@ -104,6 +105,7 @@ def test_a_slice_that_loses_a_host_comes_back_whole(
             service.kubectl("delete", "pod", victim["metadata"]["name"], "--force", "--grace-period=0")
         else:
             _lose(service, victim)
+        until("status tells", lambda: "1 of 2 slices serve" in service.status, SERVICE_S, every_s=1)
         until(f"{name} is whole again", lambda: _is_new(service, name, old), SERVICE_S, every_s=1)
         service.wait_for_replicas(2)
     record_property("traffic", str(traffic))
@@ -114,6 +116,7 @@ def test_a_slice_that_loses_a_host_comes_back_whole(
     assert len(service.items("rayclusters")) == 1
     assert {pod["metadata"]["uid"] for pod in after[name]}.isdisjoint(old)
     assert count(40, model.complete, model.stream) == {"200": 40}
+    assert "2 of 2 slices serve" in service.status
 
 
 def _is_new(service: Deployed, name: str, old: set[str]) -> bool:
