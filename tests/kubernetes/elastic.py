@@ -1,0 +1,90 @@
+"""A service whose slices of two hosts come and go: Serve's autoscaling, Ray's autoscaler beside the head, the operator.
+
+Only Serve's and Ray's patience is shorter than what is rendered.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+from clusters import Cluster
+from deploying import Deployed, deployed, with_fields
+from traffic import Model
+from waiting import SERVICE_S, until
+
+from ray_configs.catalog.spmd_175b import service as spmd
+
+NAMESPACE, MODEL, TPU, CPU = "scaling-test", "/sax/test/spmd", "tpu-v5e-2x4-4t", "cpu-v5e-2x4-4t"
+MOST = 2
+IDLE_S = 60
+SERVE = {"min_replicas": 0, "max_replicas": MOST, "target_ongoing_requests": 1, "upscale_delay_s": 5}
+SERVE |= {"downscale_delay_s": 30, "downscale_to_zero_delay_s": 3600, "look_back_period_s": 20}
+
+
+@contextmanager
+def elastic_service(cluster: Cluster) -> Iterator[Deployed]:
+    """Ready, with nothing but its head."""
+    app = spmd.applications[0]
+    config = with_fields(app.config, min_replicas=0, max_replicas=MOST, drain_timeout_s=10)
+    elastic = with_fields(spmd, namespace=NAMESPACE, applications=(app.model_copy(update={"config": config}),))
+    with deployed(cluster, elastic, change=_hasty) as running:
+        running.wait_until_ready()
+        yield running
+
+
+def _hasty(objects: list[dict[str, Any]]) -> None:
+    """So that nobody needs to wait a quarter of an hour for Serve and Ray to find that a slice is idle."""
+    for item in objects:
+        if item["kind"] == "RayService":
+            item["spec"]["rayClusterConfig"]["autoscalerOptions"]["idleTimeoutSeconds"] = IDLE_S
+            config = yaml.safe_load(item["spec"]["serveConfigV2"])
+            config["applications"][0]["deployments"] = [{"name": "LLMServer", "autoscaling_config": SERVE}]
+            item["spec"]["serveConfigV2"] = yaml.safe_dump(config)
+
+
+class Watch:
+    """Looks every second how many slices there are, and keeps the most that there were."""
+
+    def __init__(self, service: Deployed):
+        self._service, self._over = service, threading.Event()
+        self._thread = threading.Thread(target=self._go_on)
+        self.replicas = self.slices = 0
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _go_on(self) -> None:
+        while not self._over.wait(1):
+            self.replicas = max(self.replicas, group(self._service, TPU)["replicas"])
+            self.slices = max(self.slices, len(self._service.slices))
+
+
+def group(service: Deployed, name: str) -> dict[str, Any]:
+    (cluster,) = service.items("rayclusters")
+    return next(one for one in cluster["spec"]["workerGroupSpecs"] if one["groupName"] == name)
+
+
+def wait(said: str, what: Callable[[], bool]) -> None:
+    until(said, what, SERVICE_S, every_s=2)
+
+
+def uids(pods: list[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def one_replica(service: Deployed, model: Model) -> None:
+    """As the test before leaves it; alone, a test has it made."""
+    if service.running_replicas("llm") == 0:
+        assert model.complete(timeout_s=SERVICE_S) == "200"
+
+
+def settle() -> None:
+    """The autoscaler has looked again at everything, some times."""
+    threading.Event().wait(1.5 * IDLE_S)
