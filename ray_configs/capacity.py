@@ -20,40 +20,40 @@ MAX_RUN_HOURS = 7 * 24
 
 
 class OnDemand(Kind):
-    """Ordinary machines, if the zone has them."""
+    """Machines at the list price, if the zone has any free."""
 
     kind: Literal["on-demand"] = "on-demand"
 
 
 class Spot(Kind):
-    """Cheaper, and taken away with 30 seconds' notice."""
+    """Cheaper machines that may be taken back at any time, with half a minute's notice."""
 
     kind: Literal["spot"] = "spot"
 
 
 class Reservation(Kind):
-    """Machines that were reserved."""
+    """Machines of a reservation."""
 
     kind: Literal["reservation"] = "reservation"
     name: str = Field(min_length=1)
     """The reservation's name."""
     project: str | None = None
-    """Project that shares it; None: the cluster's own."""
+    """The project that shares it; None: the cluster's own."""
 
 
 class FlexStart(Kind):
-    """Machines for at most seven days, when the Dynamic Workload Scheduler has them; no quota to plan, no reservation.
+    """Machines for at most seven days, as soon as the Dynamic Workload Scheduler has them, without a reservation.
 
-    The node pool scales from zero, so a slice starts to cost when its Pods ask for it.
+    The node pool scales from zero: a slice costs from when it comes, after its Pods asked for it.
     """
 
     kind: Literal["flex-start"] = "flex-start"
     max_run_hours: int = Field(MAX_RUN_HOURS, ge=1, le=MAX_RUN_HOURS)
-    """Hours after which the machines are taken back; their longest life, and so the bill's upper bound."""
+    """Hours after which the machines are taken back: an upper bound on the bill."""
 
 
 class Queued(Kind):
-    """Flex-start through a Kueue queue: nothing starts until all machines are there at once.
+    """Flex-start through a Kueue queue: nothing starts until all machines are there.
 
     A service must be of fixed size (`min_replicas` = `max_replicas`), and its cluster must have the Kueue that suits
     its KubeRay: 0.17 or newer for 1.6.1 and 1.6.2, 0.16 for all others. The node pools' script chooses. Jobs run with
@@ -64,7 +64,7 @@ class Queued(Kind):
     queue: Name = "podslice"
     """The LocalQueue that the workload waits in."""
     create_queue: bool = True
-    """Render the queue too, with its ClusterQueue and ProvisioningRequestConfig; False: the cluster has it."""
+    """Render the queue too, with its ClusterQueue and ProvisioningRequestConfig; False: the cluster has one."""
     max_run_hours: int = Field(MAX_RUN_HOURS, ge=1, le=MAX_RUN_HOURS)
     """Hours after which the machines are taken back."""
 

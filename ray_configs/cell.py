@@ -7,21 +7,21 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 from ray_configs.replicas import AppConfig
 
 OWN_CPUS = 0.1
-"""That Ray sets aside for each of the cell's own processes, the admin and the fronts: they wait most of the time, and
+"""CPUs that Ray reserves for each of the cell's own processes, the admin and the fronts. They are mostly idle, and
 share hosts with the models' replicas."""
 
 _NAME = StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=63)
 CellName = Annotated[str, _NAME]
-"""A part of Saxml's /sax/CELL/MODEL: small letters, digits, - and _, a letter first."""
+"""A part of Saxml's /sax/CELL/MODEL: lower-case letters, digits, - and _, a letter first."""
 Principal = Annotated[str, AfterValidator(lambda name: name.removeprefix("acl/")), _NAME]
-"""Whom an API key speaks for: its name. Saxml's prefix `acl/` may stand before it."""
+"""The name of an API key. Saxml's prefix `acl/` may precede it."""
 
 
 class CellConfig(AppConfig):
     """A cell, as Saxml has them: models `/sax/NAME/...` are published, updated and unpublished while it runs.
 
-    Each replica of a published model owns one slice. `max_replicas` is how many slices the cell may use in all, and
-    `min_replicas` how many are kept while nothing is published; of slices of several hosts, all of them or none.
+    Each replica of a published model owns one slice. `max_replicas` is the number of slices that the cell may use in
+    all, `min_replicas` the number that it keeps while nothing is published; of slices of several hosts, all or none.
     Without a slice, models run on CPUs, as many as fit.
     """
 
@@ -32,19 +32,19 @@ class CellConfig(AppConfig):
     name: CellName = "test"
     """The cell's name: it serves /sax/NAME."""
     state_uri: str = Field("~/.local/state/podslice/cell", min_length=1)
-    """Folder or gs:// path that keeps what is published across restarts. One cell at a time writes there."""
+    """Folder or gs:// path where the cell's state survives restarts. One cell at a time writes there."""
     model_roots: tuple[str, ...] = ()
-    """Folders and gs:// prefixes from which checkpoints may be published; others are refused."""
+    """Folders and gs:// prefixes below which checkpoints may be published; others are refused."""
     hub_models: bool = True
     """Whether any model of the Hugging Face hub may be published, as `huggingface:OWNER/NAME`."""
     tiny: bool = False
-    """Publish every model as a tiny random one of the same architecture: for trying a cell without TPUs."""
+    """Publish every model as a tiny random one of the same architecture, for trying a cell without TPUs."""
     admins: tuple[Principal, ...] = ()
-    """Principals (named keys) that may publish, update and unpublish; empty: everyone whom the keys let in.
+    """Principals (names of keys) that may publish, update and unpublish; empty: everyone with a key.
 
-    The cell's own ACL, once set by a client, is kept with its state and counts instead."""
+    Once a client has set the cell's own ACL, that is kept with the state and applies instead."""
     front_replicas: int = Field(1, ge=1)
-    """Processes that pass requests on to the models' replicas; more for more clients."""
+    """Processes that relay requests to the models' replicas; use more for more clients."""
 
     @field_validator("model_roots", "admins", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""Where on Google Cloud a config runs, and what it may reach there."""
+"""Where on Google Cloud a config runs, and what it may access there."""
 
 from typing import Annotated, Literal
 
@@ -14,27 +14,28 @@ class GoogleCloud(Config):
     """The project and the GKE cluster. The commands of `node-pools` and the image's name are made from it."""
 
     project: str = PROJECT_PLACEHOLDER
-    """Project id. Left as PROJECT_ID it stays a placeholder in what is rendered, to be put in with --project or sed."""
+    """Project id. PROJECT_ID stays a placeholder in the manifests, to be replaced by --project or sed."""
     location: str = "us-central1"
     """Region of a regional cluster, or zone of a zonal one."""
     zones: tuple[str, ...] = ()
-    """Zones of the TPU node pools: where the chips are; slices take them in turn. A region needs them."""
+    """Zones of the TPU node pools, which slices take in turn. Required where `location` is a region."""
     cluster: Annotated[Name, Field(max_length=40)] = "podslice"
+    """Name of the GKE cluster."""
     cluster_version: str | None = None
-    """GKE version or channel version of the cluster; None: the release channel's."""
+    """GKE version of the cluster; None: the release channel's default."""
     head_machine_type: str = "n2-standard-8"
-    """Machines of the default pool, for the Ray head and Pods without TPUs."""
+    """Machine type of the default pool, for the Ray head and Pods without TPUs."""
 
 
 class Bucket(Config):
     """A Cloud Storage bucket for checkpoints, compile caches and state."""
 
     name: str = Field(BUCKET_PLACEHOLDER, min_length=3)
-    """Without gs://. Left as BUCKET_NAME it stays a placeholder, to be put in with --bucket or sed."""
+    """Name without gs://. BUCKET_NAME stays a placeholder in the manifests, to be replaced by --bucket or sed."""
     mount: str | None = "/gcs"
-    """Folder where GCSFuse shows it in each Pod; None: no mount, the app reads gs:// paths itself."""
+    """Folder where GCSFuse mounts it in each Pod; None: no mount, applications read gs:// paths themselves."""
     read_only: bool = True
-    """Whether the mount refuses writes: a server only reads checkpoints."""
+    """Whether the mount refuses writes; a server only reads checkpoints."""
 
     @model_validator(mode="after")
     def _plain_name(self) -> "Bucket":
@@ -59,7 +60,7 @@ HUGGING_FACE_TOKEN = SecretKey(secret="huggingface-secret", key="HUGGINGFACE_TOK
 
 
 class Identity(Config):
-    """Workload Identity: the Kubernetes service account of the Pods acts as the IAM service account."""
+    """Workload Identity: the Pods' Kubernetes service account acts as an IAM service account."""
 
     service_account: Annotated[Name, Field(min_length=6, max_length=30)] = "podslice"
     """Name of both: the Kubernetes service account, and NAME@PROJECT.iam.gserviceaccount.com."""

@@ -8,19 +8,19 @@ from ray_configs.base import Kind
 
 
 class ClusterIP(Kind):
-    """From inside the cluster alone; from a laptop by `kubectl port-forward svc/NAME-serve-svc 8000`."""
+    """Reachable from inside the cluster only; from a laptop by `kubectl port-forward svc/NAME-serve-svc 8000`."""
 
     kind: Literal["cluster-ip"] = "cluster-ip"
 
 
 class LoadBalancer(Kind):
-    """An address of its own: a passthrough load balancer in front of the Serve port."""
+    """A passthrough load balancer, with an address of its own, in front of the Serve port."""
 
     kind: Literal["load-balancer"] = "load-balancer"
     port: int = Field(8000, ge=1, le=65535)
     """Port that clients use; Saxml's tutorials use 8888."""
     internal: bool = True
-    """Reached from the VPC alone. False puts it on the internet: set `api_keys` first."""
+    """Reachable from the VPC only. False puts it on the internet: set `api_keys` first."""
 
 
 class Gateway(Kind):

@@ -19,6 +19,7 @@ class Job(Config):
     """Rendered as a Job (one host), an Indexed Job with a headless Service (several), or a RayJob (`ray=True`)."""
 
     name: Name
+    """Name of the Job or RayJob."""
     command: tuple[str, ...] = Field(min_length=1)
     """Program and arguments; every host runs it. With `ray`, the driver: it runs once, on the head."""
     slice: SliceField | None = None
@@ -26,35 +27,42 @@ class Job(Config):
     slices: int = Field(1, ge=1)
     """How many such slices a Ray job has; others run on one."""
     capacity: Capacity = OnDemand()
+    """How the slice is bought."""
     ray: bool = False
-    """Run it in a Ray cluster that is made for it and goes with it."""
+    """Run it in a Ray cluster of its own, deleted when the job ends."""
     image: str | None = None
     """Container image; None: the project's own for language models, which has jax[tpu] and Ray."""
     retries: int = Field(0, ge=0, le=100)
-    """Times to start again after a failure. Several hosts need ray=True for it: they can only restart together."""
+    """Restarts after a failure. On several hosts this needs ray=True: they can only restart together."""
     max_run_hours: float = Field(24, gt=0)
     """Hours after which it is stopped and counts as failed."""
     keep_hours: float = Field(24, ge=0)
-    """Hours that the finished job stays to be looked at (a RayJob: until it is deleted). Its machines go at once."""
+    """Hours that the finished job remains for inspection (a RayJob: until it is deleted). Its machines are released at
+    once."""
     cpus: int = Field(2, ge=1)
-    """CPUs of a Pod without TPUs; with a slice the machine's own are taken."""
+    """CPUs of a Pod without TPUs; on a slice, the machine's are used."""
     memory_gb: int = Field(8, ge=1)
     """Memory of a Pod without TPUs, 10^9 bytes."""
     scratch_gb: int = Field(10, ge=1)
     """Local disk that a Pod may fill, 10^9 bytes."""
     cloud: GoogleCloud = GoogleCloud()
+    """The project and the cluster that it runs in."""
     namespace: Name = "default"
+    """Kubernetes namespace of all its objects."""
     identity: Identity | None = None
     """Workload Identity; None: made where `bucket` needs it."""
     bucket: Bucket | None = None
+    """Bucket of checkpoints and state; None: none is mounted, and no right to one is asked for."""
     hugging_face_token: SecretKey | None = None
     """Secret entry that becomes HF_TOKEN: needed for gated models."""
     observability: Observability = Observability(pod_monitoring=False)
+    """Metrics and logs of a Ray job's cluster."""
     head: Head = Head()
-    """Of a Ray job's cluster."""
+    """Size of the head's Pod, of a Ray job's cluster."""
     env: dict[str, str] = Field(default_factory=dict)
     """More environment variables. Secrets do not belong here."""
     ray_version: str = RAY_VERSION
+    """Ray's version in the image."""
 
     @model_validator(mode="after")
     def _placeable(self) -> "Job":
@@ -100,7 +108,7 @@ class Job(Config):
 
     @property
     def worker_groups(self) -> tuple[WorkerGroup, ...]:
-        """The kind of worker that it needs, as a service has them."""
+        """The one worker group that it needs."""
         count = self.slices
         return (
             WorkerGroup(

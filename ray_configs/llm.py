@@ -19,56 +19,54 @@ class EngineConfig(Config):
     """What one engine (one replica's JAX program) loads and how large it may grow."""
 
     model: str = DEMO_MODEL
-    """Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL (gs://...).
-    Or what `python -m apps.batch.prepare` has made of it, which loads faster.
+    """A checkpoint in Hugging Face layout: a local folder, a hub id such as `meta-llama/Llama-3.2-1B`, or an fsspec URL
+    (gs://...). Or one prepared by `python -m apps.batch.prepare`, which loads faster.
 
     Or one of Saxml's test models, which have no weights: `lm_cloud.LmCloudSpmd175B32Test` with `random_weights`."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of weights, activations and KV cache, where no quantization says otherwise."""
     quantize_weights: Literal["none", "int8"] = "none"
-    """int8: one scale per output channel, made while loading; halves what a decode step reads.
+    """int8: one scale per output channel, computed while loading; halves what a decode step reads.
 
-    A prepared model that is int8 already is so whatever is said here."""
+    A prepared checkpoint that is int8 stays int8 whatever this says."""
     quantize_kv_cache: Literal["none", "int8"] = "none"
-    """int8: static scales per layer and channel, measured while starting; twice the tokens in the same memory."""
+    """int8: static scales per layer and channel, calibrated at startup; twice the tokens in the same memory."""
     random_weights: bool = False
-    """Ignore the checkpoint's tensors and draw random ones: for load tests of a model that only has a config."""
+    """Ignore the checkpoint's tensors and draw random ones: for load tests with nothing but a config.json."""
     tiny: bool = False
-    """Same architecture and sharding at toy width, few layers, random weights: for trying a service without TPUs.
-
-    A model that cannot be read from here (a hub id offline, a bucket) becomes a toy Llama with a byte tokenizer."""
+    """The same architecture and sharding at toy width, with few layers and random weights: for trying a service without
+    TPUs. A model that cannot be read (a hub id offline, a bucket) becomes a toy Llama with a byte tokenizer."""
     tiny_layers: int = Field(2, ge=1)
-    """Layers that a `tiny` model has, at most the model's own. Two are one of each of Gemma 2's kinds."""
+    """Layers of a `tiny` model, at most the model's own. Two cover both of Gemma 2's kinds of layer."""
     max_model_len: int | None = Field(None, ge=16)
     """Longest sequence in tokens, prompt and answer together; default: the model's own limit."""
     max_batch_size: int = Field(32, ge=1, le=4096)
-    """Sequences that decode together; several copies of the model (`data_parallel`) take equal shares of them."""
+    """Sequences that decode together; with `data_parallel`, each DP rank takes an equal share of them."""
     max_step_tokens: int = Field(512, ge=8)
-    """Token budget of a step: decodes first, the rest goes to chunks of prefill."""
+    """Token budget of a step: decodes first, then chunks of prefill."""
     page_size: int = Field(32, ge=8, le=128)
-    """Tokens in a KV cache page; whole pages are what a shared prefix reuses. A power of two."""
+    """Tokens in a page of the KV cache, a power of two. Prefixes are reused in whole pages."""
     pages: int | None = Field(None, ge=2)
-    """KV cache pages of each copy; default: what fits in `memory_fraction` of the free memory.
-
-    At most what a full batch needs."""
+    """KV cache pages of each DP rank; default: what fits in `memory_fraction` of the free memory, and at most what a
+    full batch needs."""
     memory_fraction: float = Field(0.85, gt=0, le=0.98)
-    """Share of the device memory left after loading that the KV cache may take (on a CPU: half of that share)."""
+    """Share of the device memory left after loading that the KV cache may take (on a CPU, half of it)."""
     prefix_cache: bool = True
-    """Reuse the KV pages of a prompt prefix that was seen before."""
+    """Reuse the KV pages of a prompt's prefix that an earlier prompt had."""
     tensor_parallel: int | None = Field(None, ge=1)
-    """Devices over which each layer is split; default: with `data_parallel`, the devices that each copy gets."""
+    """Devices over which each layer is split; default: with `data_parallel`, the devices of each DP rank."""
     data_parallel: int | None = Field(None, ge=1)
-    """Copies of the model side by side in one replica, each over `tensor_parallel` devices.
+    """DP ranks: copies of the model side by side in one replica, each over `tensor_parallel` devices.
 
-    Requests go to the least busy. Default: with `tensor_parallel`, as many as the slice has devices for. With neither,
-    on a slice: the split with the shortest decode step by the slice's peak figures (`python -m apps.llm.plan` prints
-    it); without a slice: one copy over every accelerator of the host, or over one CPU device."""
+    A request goes to the least busy rank. Default: with `tensor_parallel`, as many as the slice has devices for. With
+    neither, on a slice: the split with the shortest decode step by the slice's peak figures (`python -m apps.llm.plan`
+    prints it); without a slice: one rank over every accelerator of the host, or over one CPU device."""
     attention: Literal["auto", "xla", "pallas", "cpu"] = "auto"
     """auto: the Pallas kernel on TPU, native kernels on CPU (if head_dim is a multiple of 16), plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"
-    """Folder of JAX's persistent compilation cache: the second start compiles nothing. None turns it off."""
+    """Folder of JAX's persistent compilation cache, so that a second start compiles nothing. None: no cache."""
     max_waiting: int = Field(256, ge=1)
-    """Requests that may wait for a place in the batch; one more is refused with 429 and Retry-After."""
+    """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After."""
 
     @field_validator("page_size")
     @classmethod
@@ -97,16 +95,16 @@ class LLMConfig(AppConfig, EngineConfig):
     model_id: str | None = None
     """Name in /v1/models and in requests' `model`; default: the last part of `model` (the demo is `podslice-demo`)."""
     target_ongoing_requests: float = Field(24, gt=0)
-    """Autoscaling aims at this many requests in flight for each replica."""
+    """Requests in flight per replica that autoscaling aims at."""
     max_ongoing_requests: int = Field(512, ge=1)
-    """Requests in flight at one replica (running and waiting, streams included); beyond it Serve's queue fills."""
+    """Requests in flight at one replica (running and waiting, streams included); more wait in Serve's queue."""
     max_queued_requests: int = Field(256, ge=0)
-    """Requests that Serve's queue holds; one more is refused with 503 and Retry-After."""
+    """Size of Serve's queue; one more request is refused with 503 and Retry-After."""
     health_step_deadline_s: float = Field(60, gt=0)
-    """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
+    """A step longer than this counts as stuck: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """Longest time that a replica about to stop waits for the requests it has. On Kubernetes, drains of nodes wait for
-    it too; only a Spot machine that is taken back does not, after half a minute."""
+    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; only a
+    Spot machine that is taken back does not, after half a minute."""
 
     @property
     def served_name(self) -> str:

@@ -1,4 +1,4 @@
-"""What a running service lets one see."""
+"""Metrics, logs and the dashboard of a running service."""
 
 from typing import Literal
 
@@ -13,12 +13,12 @@ class Observability(Config):
     pod_monitoring: bool = True
     """Google Cloud Managed Service for Prometheus scrapes every Ray Pod (podslice_* and ray_* metrics)."""
     scrape_interval_s: int = Field(30, ge=5, le=3600)
-    """Seconds between two scrapes; each costs samples."""
+    """Seconds between two scrapes; samples are billed."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Of Serve and its applications."""
+    """Log level of Serve and its applications."""
     log_encoding: Literal["TEXT", "JSON"] = "JSON"
     """JSON lets Cloud Logging filter by application, replica and request id."""
     dashboard_auth: Literal["token", "disabled"] = "token"
-    """token: Ray's dashboard and job API ask for the token that KubeRay keeps in a Secret named like the cluster.
+    """token: Ray's dashboard and job API require the token that KubeRay keeps in a Secret named like the Ray cluster.
 
-    Whoever reaches an open dashboard can run code in the cluster."""
+    Anyone who reaches an open dashboard can run code in the cluster."""

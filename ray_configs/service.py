@@ -21,9 +21,10 @@ from ray_configs.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, pro
 MAX_NAME = 47
 """KubeRay appends a random part and the service's kind to the name."""
 TPU_SCRATCH_GB = 40
-"""Room for models of the hub whose size is not known, pictures' models for instance."""
+"""Room for hub models of unknown size, such as Stable Diffusion's."""
 MAX_NAME_MULTI_HOST = 35
-"""GKE's TPU webhook cuts NAME-xxxxx-headless at 50 characters, and hosts of a slice would not find each other."""
+"""GKE's TPU webhook truncates NAME-xxxxx-headless at 50 characters; past that, hosts of a slice would not find each
+other."""
 
 
 class Application(Config):
@@ -38,11 +39,11 @@ class Application(Config):
     capacity: Capacity = OnDemand()
     """How its slices are bought."""
     scratch_gb: int | None = Field(None, ge=PROCESS_SCRATCH_GB)
-    """Local disk, 10^9 bytes, that a Pod of its workers may fill; one that fills more is evicted. Node pools get boot
+    """Local disk, 10^9 bytes, that a Pod of its workers may fill; a Pod that fills more is evicted. Node pools get boot
     disks to match.
 
-    None: 40 (10 without a slice), or what a model of the hub takes whose name says its size (`-70B`): each host fetches
-    all of it. For a cell, set it to the largest hub model that will be published, and 20 for the rest."""
+    None: 40 (10 without a slice), or what a hub model needs whose name states its size (`-70B`), since each host
+    downloads all of it. For a cell, set it to the size of the largest hub model that will be published, plus 20."""
     image: str | None = None
     """Container image of its workers; None: the project's own image for this kind of application."""
 
@@ -93,43 +94,52 @@ class Application(Config):
 
 
 class Head(Config):
-    """The Ray head's Pod: the cluster's brain (GCS, dashboard, Serve controller); no replica runs on it."""
+    """The Ray head's Pod, which runs GCS, the dashboard and Serve's controller; no replica runs on it."""
 
     cpus: int = Field(2, ge=1)
+    """CPUs, as request and limit."""
     memory_gb: int = Field(8, ge=4)
-    """10^9 bytes, asked for and the limit; Ray's own processes take 2 to 4."""
+    """10^9 bytes, as request and limit; Ray's own processes take 2 to 4."""
 
 
 class GcsFaultTolerance(Config):
-    """A Redis of your own that keeps what the head knows. When the head is lost, the service answers on meanwhile.
+    """A Redis of your own that keeps the head's state, so that the service goes on answering while a lost head returns.
 
-    Without it a lost head ends every replica, and the service is away until all models are loaded again.
+    Without it, losing the head ends every replica, and the service is down until all models are loaded again.
     """
 
     redis_address: str = Field(pattern=r"^(rediss?://)?[A-Za-z0-9.-]+:\d{1,5}$")
-    """HOST:PORT, such as `redis.default:6379`; rediss://HOST:PORT for TLS. It must itself outlive the head."""
+    """HOST:PORT, such as `redis.default:6379`; rediss://HOST:PORT for TLS. It must outlive the head."""
     redis_password: SecretKey | None = None
     """Secret entry with its password; None: it has none."""
 
 
 class Service(Config):
-    """Everything about a service: rendered as one RayService and what it needs around it."""
+    """One Ray cluster and its applications: rendered as a RayService and the objects that it needs."""
 
     name: Name
+    """Name of the RayService: at most 47 characters, 35 with slices of several hosts."""
     applications: tuple[Application, ...] = Field(min_length=1)
+    """What it serves, each under a route of its own."""
     cloud: GoogleCloud = GoogleCloud()
+    """The project and the cluster that it runs in."""
     namespace: Name = "default"
+    """Kubernetes namespace of all its objects."""
     identity: Identity | None = None
     """Workload Identity; None: made where `bucket` needs it."""
     bucket: Bucket | None = None
+    """Bucket of checkpoints and state; None: none is mounted, and no right to one is asked for."""
     hugging_face_token: SecretKey | None = None
     """Secret entry that becomes HF_TOKEN: needed for gated models."""
     api_keys: SecretKey | None = None
-    """Secret entry that becomes PODSLICE_API_KEYS: KEY or NAME=KEY, comma-separated; None: everyone who reaches it may
-    use it. A cell's ACLs and `admins` tell callers apart by NAME."""
+    """Secret entry that becomes PODSLICE_API_KEYS: KEY or NAME=KEY, comma-separated. None: everyone who reaches the
+    service may use it. A cell's ACLs and `admins` tell callers apart by NAME."""
     exposure: Exposure = ClusterIP()
+    """How clients outside the cluster reach it."""
     observability: Observability = Observability()
+    """Metrics, logs, and who may see the dashboard."""
     head: Head = Head()
+    """Size of the head's Pod."""
     env: dict[str, str] = Field(default_factory=dict)
     """More environment variables of every Ray container. Secrets do not belong here."""
     upgrade: Upgrade | None = None
@@ -137,22 +147,22 @@ class Service(Config):
 
     None: not by itself; `python -m kuberay apply --recreate` does it, with a pause."""
     gcs_fault_tolerance: GcsFaultTolerance | None = None
-    """A Redis with which the service answers on while a lost head comes back; None: every replica ends with it."""
+    """A Redis that keeps the service answering while a lost head returns; None: every replica ends with the head."""
     disruption_budget: int | None = Field(None, ge=1)
-    """Slices of each kind (or CPU workers) that drains of nodes may take at a time, for upgrades and the like.
+    """Slices of each kind (or CPU workers) that node drains, for upgrades and the like, may take at a time.
 
-    None: any number. The head is then never taken, unless `gcs_fault_tolerance` keeps what it knows. Slices of several
-    hosts that a cell keeps and nothing is published on count as not serving, and hold up drains too. GKE waits for a
-    budget an hour at most, and then drains all the same; machines that fail or are preempted do not ask."""
+    None: any number. With a budget the head is never taken, unless `gcs_fault_tolerance` keeps its state. Idle slices
+    of several hosts that a cell keeps count as not serving, and hold up drains too. GKE waits for a budget for an hour
+    at most, then drains anyway; machines that fail or are preempted do not wait."""
     priority_class: str | None = Field(None, min_length=1)
-    """PriorityClass of all its Pods, which the cluster must have: who is taken off a node when there is no room."""
+    """PriorityClass of all its Pods, which must exist in the cluster: it decides who is evicted when room is short."""
     lock_memory: bool = False
     """Let TPU workers lock memory without limit, by running them as root with the capability IPC_LOCK.
 
-    Some of Google's guides for v6e ask for it (`ulimit -l`), others run as the image's user: set it where libtpu says
-    that it cannot lock memory."""
+    Some of Google's guides for v6e do this (`ulimit -l`), others do not. Set it if libtpu reports that it cannot lock
+    memory."""
     ray_version: str = RAY_VERSION
-    """Ray in the images; KubeRay decides by it what it may ask of the cluster."""
+    """Ray's version in the images; KubeRay picks features of the cluster by it."""
 
     @model_validator(mode="after")
     def _names_and_routes_differ(self) -> "Service":
@@ -166,7 +176,7 @@ class Service(Config):
 
     @model_validator(mode="after")
     def _one_kind_of_worker_for_a_slice(self) -> "Service":
-        """Ray places a replica by its slice: on any worker of that shape, whatever its image or price."""
+        """Ray places a replica on any worker with its slice's shape, whatever that worker's image or price."""
         kinds: dict[str, tuple[object, object, object]] = {}
         for app in self.applications:
             slice = app.config.slice
@@ -201,7 +211,7 @@ class Service(Config):
 
     @model_validator(mode="after")
     def _queued_at_a_fixed_size(self) -> "Service":
-        """Kueue admits what a workload asks for at first; what an autoscaler adds later it would hold back for good."""
+        """Kueue admits a workload's first request; what an autoscaler adds later would never be admitted."""
         for app in self.applications:
             if isinstance(app.capacity, Queued) and self.elastic:
                 raise ValueError(

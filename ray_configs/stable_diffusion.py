@@ -19,43 +19,44 @@ class StableDiffusionConfig(AppConfig):
     default_name: ClassVar[str] = "stable-diffusion"
 
     model: str = "CompVis/stable-diffusion-v1-4"
-    """diffusers layout, safetensors: a local folder, a hub id, or an fsspec URL (gs://...)."""
+    """A checkpoint in diffusers' layout with safetensors: a local folder, a hub id, or an fsspec URL (gs://...)."""
     model_id: str | None = None
-    """Name in requests and in the pictures' metadata; default: the last part of `model` (the demo has its own)."""
+    """Name in requests and in the pictures' metadata; default: the last part of `model` (the demo is
+    `podslice-sd-demo`)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of weights and activations; float32 compares backends."""
+    """Type of weights and activations; float32 is for comparing backends."""
     backend: Literal["auto", "jax", "torch", "torch_xla"] = "auto"
-    """auto: one jitted JAX program on TPU; on a CPU or GPU whichever was measured to be the faster."""
+    """auto: JAX on a TPU and on a CPU, where it was measured to be faster; PyTorch on a GPU."""
     scheduler: Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"] = "ddim"
     """Default sampler; a request may name another."""
     sizes: tuple[str, ...] = ("512x512",)
-    """Picture sizes, WIDTHxHEIGHT in pixels. Each is compiled before the replica is ready; others are refused."""
+    """Picture sizes, WIDTHxHEIGHT in pixels. Each is compiled before the replica is ready; other sizes are refused."""
     num_inference_steps: int = Field(50, ge=1, le=1000)
-    """Default denoising steps; 50 is what the model was published with."""
+    """Default denoising steps; 50 is what Stable Diffusion 1 was published with."""
     max_inference_steps: int = Field(100, ge=1, le=1000)
-    """Denoising steps that a request may ask for."""
+    """Most denoising steps that a request may ask for."""
     guidance_scale: float = Field(7.5, ge=0, le=50)
-    """Default weight of the prompt against the empty one; 0 to 1 turns guidance off (Turbo models)."""
+    """Default weight of the prompt against the empty one; 1 and below turns guidance off (Turbo models)."""
     max_batch_size: int = Field(8, ge=1, le=256)
-    """Pictures of one size that are denoised together, whatever their steps and schedulers; they join and leave
-    between steps. The batch is split over the slice's chips."""
+    """Pictures of one size that are denoised together, whatever their steps and schedulers. They join and leave between
+    steps. The batch is split over the slice's chips."""
     max_waiting: int = Field(64, ge=1)
     """Pictures that may wait for a place in the batch; one more is refused with 429 and Retry-After."""
     max_images_per_request: int = Field(4, ge=1, le=256)
     """Largest `n` of a request."""
     target_ongoing_requests: float = Field(8, gt=0)
-    """Autoscaling aims at this many requests in flight for each replica."""
+    """Requests in flight per replica that autoscaling aims at."""
     max_ongoing_requests: int = Field(64, ge=1)
-    """Requests in flight at one replica; beyond it Serve's queue fills."""
+    """Requests in flight at one replica; more wait in Serve's queue."""
     max_queued_requests: int = Field(128, ge=0)
-    """Requests that Serve's queue holds; one more is refused with 503 and Retry-After."""
+    """Size of Serve's queue; one more request is refused with 503 and Retry-After."""
     compile_cache: str | None = "~/.cache/podslice/jax"
-    """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None turns it off."""
+    """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None: no cache."""
     health_step_deadline_s: float = Field(300, gt=0)
-    """A step that takes longer than this counts as a stuck engine: the replica fails its health check."""
+    """A step longer than this counts as stuck: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """Longest time that a replica about to stop waits for the pictures it has begun. On Kubernetes, drains of nodes
-    wait for it too; only a Spot machine that is taken back does not, after half a minute."""
+    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; only a
+    Spot machine that is taken back does not, after half a minute."""
 
     @field_validator("sizes", mode="before")
     @classmethod
@@ -94,7 +95,7 @@ class StableDiffusionConfig(AppConfig):
 
     @classmethod
     def demo(cls, **changes: Any) -> "StableDiffusionConfig":
-        """The model that comes with the project, as it draws best: at the only size that it has learned, in float32,
-        which a CPU computes faster than bfloat16."""
+        """The demo model: at the only size that it was trained for, and in float32, which a CPU computes faster than
+        bfloat16."""
         demo = {"model": DEMO_MODEL, "sizes": ("64x64",), "dtype": "float32"}
         return cls(**{**demo, "num_inference_steps": 25, "guidance_scale": 3.0, **changes})

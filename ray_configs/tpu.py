@@ -224,6 +224,7 @@ class TpuSlice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generation: str
+    """A name of GENERATIONS: `v5e`."""
     topology: str
     """Chips along each axis, as GKE writes them: `2x4`, or `2x2x1` where the chips form a 3D torus."""
     machine_type: str | None = Field(None, validate_default=True)

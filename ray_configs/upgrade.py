@@ -1,4 +1,4 @@
-"""How a change of a service's cluster (image, slices, environment) reaches a service that runs."""
+"""How a change of image, slices or environment reaches a running service."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from ray_configs.base import Kind
 
 
 class NewCluster(Kind):
-    """A second Ray cluster beside the first; requests move over at once when it serves. No pause.
+    """A second Ray cluster beside the first; all requests move over when it serves. No downtime.
 
     Every slice is needed twice meanwhile, and the upgrade waits until it has them.
     """
@@ -17,24 +17,25 @@ class NewCluster(Kind):
 
 
 class Incremental(Kind):
-    """A second Ray cluster that takes over by and by, through a Gateway that KubeRay makes: NAME-gateway, on port 80.
+    """A second Ray cluster that takes over step by step, through a Gateway made by KubeRay: NAME-gateway, on port 80.
 
-    The old cluster gives slices back as the new one takes them, so that fewer are needed than twice. It needs the
-    autoscaler, which is then on, and KubeRay 1.7 (1.5 and 1.6: feature gate RayServiceIncrementalUpgrade).
+    The old cluster releases slices as the new one takes them, so fewer than twice as many are needed. It turns the
+    autoscaler on, and needs KubeRay 1.7 (1.5 and 1.6: feature gate RayServiceIncrementalUpgrade).
     """
 
     kind: Literal["incremental"] = "incremental"
     gateway_class: str = Field(min_length=1)
-    """GatewayClass of a controller that finds out by itself which endpoints are ready, such as `istio`.
+    """GatewayClass of a controller that reads endpoints' readiness from Kubernetes, such as `istio`.
 
-    GKE's own classes ask each backend for `/`, which a service need not answer, and KubeRay's backends have no names
-    beforehand that a HealthCheckPolicy could point to."""
+    GKE's own classes probe `/` of each backend, which a service need not answer, and the names of KubeRay's backends
+    are not known in advance, so no HealthCheckPolicy can point to them."""
     step_percent: int = Field(25, ge=1, le=100)
-    """Of the requests that move to the new cluster at a time."""
+    """Share of the requests, in percent, that moves to the new cluster in each step."""
     interval_s: int = Field(60, ge=1)
-    """Seconds between two such steps."""
+    """Seconds between two steps."""
     max_surge_percent: int = Field(100, ge=1, le=100)
-    """Of its replicas that the new cluster may start ahead of what the old one has given up; 100: all at once."""
+    """Share of its replicas, in percent, that the new cluster may start before the old one has released as many;
+    100: all at once."""
 
     @model_validator(mode="after")
     def _step_within_surge(self) -> "Incremental":

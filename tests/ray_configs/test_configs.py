@@ -151,16 +151,6 @@ class TestEveryClass:
             assert "sesame" not in text
 
 
-# Fields that need no sentence: their class, which has a docstring, says it, or their name does.
-PLAIN = {
-    "GoogleCloud": {"cluster"},
-    "Head": {"cpus"},
-    "Job": {"name", "capacity", "cloud", "namespace", "bucket", "observability", "ray_version"},
-    "Service": {"name", "applications", "cloud", "namespace", "bucket", "exposure", "observability", "head"},
-    "TpuSlice": {"generation"},
-}
-
-
 class TestDocstrings:
     @pytest.mark.parametrize(
         "cls", sorted({type(config) for config in CONFIGS}, key=lambda cls: cls.__name__), ids=lambda cls: cls.__name__
@@ -175,7 +165,7 @@ class TestDocstrings:
             if not said and field in cls.model_fields
         }
         # `kind` tells the classes of a union apart; each class says what it is.
-        assert silent - {"kind"} == PLAIN.get(cls.__name__, set())
+        assert silent - {"kind"} == set()
 
     @pytest.mark.parametrize("module", [m.name for m in pkgutil.walk_packages(ray_configs.__path__, "ray_configs.")])
     def test_every_module_says_what_it_is(self, module: str) -> None:

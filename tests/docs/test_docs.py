@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from tools import architecture_picture
+from tools import architecture_picture, config_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -43,3 +44,12 @@ def test_the_architecture_is_drawn_by_its_script() -> None:
     assert architecture_picture.PATH.read_text() == architecture_picture.picture(), (
         "run python -m tools.architecture_picture"
     )
+
+
+def test_the_configs_are_those_of_the_code() -> None:
+    assert config_page.PATH.read_text() == config_page.page(), "run python -m tools.config_page"
+
+
+@pytest.mark.parametrize("model", [model for models in config_page.SECTIONS.values() for model in models])
+def test_no_field_is_left_out(model: type[BaseModel]) -> None:
+    assert config_page.fields(model).keys() == model.model_fields.keys() - {"kind"}
