@@ -10,21 +10,21 @@ from ray_configs.loading import ConfigError, explained, load
 from ray_configs.service import Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
-AppConfig = TypeVar("AppConfig", LLMConfig, StableDiffusionConfig)
+AppConfig = TypeVar("AppConfig", bound=LLMConfig | StableDiffusionConfig)
 
-CALLED = {LLMConfig: "language model", StableDiffusionConfig: "Stable Diffusion application"}
+CALLED: dict[type, str] = {LLMConfig: "language model", StableDiffusionConfig: "Stable Diffusion application"}
 
 
-def application(source: str, kind: type[AppConfig], name: str | None = None) -> AppConfig:
-    """The one application of that kind in the service that a module or file defines, or the one of that name.
+def application(source: str, *kinds: type[AppConfig], name: str | None = None) -> AppConfig:
+    """The one application of these kinds in the service that a module or file defines, or the one of that name.
 
     Raises:
         ConfigError: there is none, or several and no name.
     """
-    service, called = load(source), CALLED[kind]
+    service, called = load(source), " or ".join(CALLED[kind] for kind in kinds)
     if not isinstance(service, Service):
         raise ConfigError(f"{source} is a job; a {called} is part of a service")
-    found = {app.serve_name: app.config for app in service.applications if isinstance(app.config, kind)}
+    found = {app.serve_name: app.config for app in service.applications if isinstance(app.config, kinds)}
     if not found:
         have = ", ".join(app.serve_name for app in service.applications)
         raise ConfigError(f"{source} has no {called}; its applications are {have}")

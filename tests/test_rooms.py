@@ -35,6 +35,8 @@ def loaded(modules: str, among: tuple[str, ...]) -> list[str]:
         ("apps.llm.engine_model", ("jax", "torch", "transformers", "apps.llm.engine")),
         ("apps.llm.slice", ("jax", "torch", "transformers")),
         ("apps.llm.server", ("jax", "torch", "transformers", "apps.llm.engine")),
+        ("apps.plan.commandline", ("jax", "ray", "torch", "numpy", "rich.table")),
+        ("apps.plan.llm.search", ("ray", "torch", "fastapi")),
         ("apps.llm", ("jax", "ray", "torch", "transformers")),
         ("apps.cell", ("jax", "ray", "torch")),
         ("apps.cell.admin", ("jax", "ray", "torch", "fastapi", "numpy")),

@@ -8,7 +8,7 @@ import json
 import sys
 
 from apps.plan.llm import kernel
-from apps.plan.llm.planner import Sized, Wanted
+from apps.plan.llm.planner import Sized, Workload
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
@@ -28,10 +28,16 @@ STEPS = {
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         fields, slice = STEPS[name]
-        sized = Sized.of(Wanted(EngineConfig(**fields), slice))
+        sized = Sized.of(Workload(EngineConfig(**fields), slice))
         measured = sized.programs.measure(sized.decode_shape)
-        batch, programs = sized.wanted.config.max_batch_size, sized.programs
+        batch, programs = sized.workload.config.max_batch_size, sized.programs
         cost = kernel.attention(programs.decoder, programs.layer_cache(), [(1, sized.context)] * batch)
-        live = measured.kv_cache * batch * sized.context / (programs.pages * sized.wanted.config.page_size)
-        rest = {"kernel": cost.hbm_bytes, "live": live, "usable": sized.usable, "shapes": len(sized.shapes)}
+        live = measured.kv_cache * batch * sized.context / (programs.pages * sized.workload.config.page_size)
+        rest = {
+            "kernel": cost.hbm_bytes,
+            "live": live,
+            "other_arguments": measured.other_arguments,
+            "usable": sized.usable,
+            "shapes": len(sized.shapes),
+        }
         print(json.dumps(dataclasses.asdict(measured) | rest), flush=True)

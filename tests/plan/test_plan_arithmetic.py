@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 
 from apps.llm.engine.model.architecture import from_hf_config
-from apps.plan.floor import KernelCost, step_time
 from apps.plan.llm import capacity, known
 from apps.plan.llm.kernel import _seen
-from apps.plan.llm.program import Measured, extrapolated
-from apps.plan.llm.rates import Rates
+from apps.plan.llm.program import MeasuredStep, extrapolated
+from apps.plan.llm.report import Serving
+from apps.plan.measured import KernelCost, run_time
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
 from ray_configs.tpu_peaks import Peaks, fewest_links
 
 
-def measured(**values: float) -> Measured:
-    return Measured(**({field.name: 0.0 for field in dataclasses.fields(Measured)} | values))
+def measured(**values: float) -> MeasuredStep:
+    return MeasuredStep(**({field.name: 0.0 for field in dataclasses.fields(MeasuredStep)} | values))
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_two_devices_on_a_chip_share_it() -> None:
 
 def test_the_floor_is_the_longest_and_the_estimate_the_sum() -> None:
     step = measured(flops=197e12 * 0.002, hbm_read=819e9 * 0.004, ici_sent=100e9 * 0.003, cycles=1.5e9 * 0.005)
-    time = step_time(step, KernelCost(819e9 * 0.001, 0, 0), Peaks.of(TpuSlice("v5e", "4x8"), 32))
+    time = run_time(step, KernelCost(819e9 * 0.001, 0, 0), Peaks.of(TpuSlice("v5e", "4x8"), 32))
     assert time.floor == pytest.approx(0.005)  # HBM, with the kernel's millisecond
     assert time.estimate == pytest.approx(0.005 + 0.001 + 0.003)  # cycles outlast the reads, then kernel and ring
 
 
 def test_rates() -> None:
-    rates = Rates.of(0.01, batch=50, chips=8)
-    assert rates.tokens_per_s == 5000
+    rates = Serving.of(0.01, 0.1, batch=50, chips=8)
+    assert rates.tokens_per_s_per_slice == 5000
     assert rates.chips_per_million_tokens_an_hour == pytest.approx(8 / 18)
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from apps.llm.plan import app, language_model
-from apps.plan.llm.report import LABEL, Plan
+from apps.llm.plan import app
+from apps.plan.commandline import app as either
+from apps.plan.llm.report import LLMPlan
 from apps.plan.llm.search import Candidate, Found
-from ray_configs.loading import ConfigError
+from apps.plan.report import LABEL
 
+PICTURES = "ray_configs.catalog.stable_diffusion_v4"
 LLAMA = "ray_configs.catalog.llama3_8b_v5e"
 SMALL = ["--set", "max_batch_size=8", "--set", "max_step_tokens=64", "--set", "max_model_len=128"]
 
@@ -28,6 +30,7 @@ SMALL = ["--set", "max_batch_size=8", "--set", "max_step_tokens=64", "--set", "m
         ([LLAMA, "--app", "other"], "no language model named 'other'; it has llm"),
         ([LLAMA, "--set", "batch=3"], "must be FIELD=VALUE"),
         ([LLAMA, "--set", "max_batch_size=0"], "max_batch_size"),
+        ([LLAMA, "--slice", "v6e:2x2", "--set", "quantize_weights=int3"], "not a valid config"),
         ([LLAMA, "--slice", "v5e:3x3"], "v5e has no topology '3x3'"),
         ([LLAMA, "--search", "--price", "v5e"], "must be GENERATION=DOLLARS"),
     ],
@@ -39,11 +42,19 @@ def test_refusals_say_why(arguments: list[str], complaint: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_changes_apply_to_the_config() -> None:
-    config = language_model(LLAMA, None, {"slice": "v6e:2x2", "quantize_weights": "int8"})
-    assert (str(config.slice), config.quantize_weights, config.max_model_len) == ("v6e:2x2", "int8", 2048)
-    with pytest.raises(ConfigError, match="not a valid config"):
-        language_model(LLAMA, None, {"quantize_weights": "int3"})
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([LLAMA, "--steps", "0"], "--steps: not for a language model, whose fields --set changes"),
+        ([LLAMA, "--ms-per-token", "4"], "--ms-per-token: only with --search"),
+        ([PICTURES, "--context", "5", "--search"], "--context, --search: not for Stable Diffusion"),
+        ([PICTURES, "--set", "batch=3"], "a field of StableDiffusionConfig"),
+        (["ray_configs.catalog.cell_v5e_4x8"], "no language model or Stable Diffusion application"),
+    ],
+)
+def test_one_command_tells_the_models_apart(arguments: list[str], complaint: str) -> None:
+    done = CliRunner().invoke(either, arguments)
+    assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,7 +82,7 @@ def test_refusals_of_the_planner_say_why(arguments: list[str], complaint: str) -
 
 
 def test_the_schema_describes_every_number() -> None:
-    for part in (Plan, Found, Candidate):
+    for part in (LLMPlan, Found, Candidate):
         schema = part.model_json_schema()
         assert set(schema["required"]) <= set(schema["properties"])
     assert LABEL.startswith("computed, not measured")

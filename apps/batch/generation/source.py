@@ -22,7 +22,7 @@ def language_model(source: str | None, name: str | None = None, changes: Iterabl
         ConfigError: there is no such config, or the changes do not fit it.
     """
     if source is not None and _names_a_config(source):
-        config = application(source, LLMConfig, name)
+        config = application(source, LLMConfig, name=name)
     elif name is not None:
         raise ConfigError(f"--app {name} chooses an application of a config, and {source or 'the demo'} is a model")
     else:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from apps.llm.engine.executor_protocol import step_shapes
-from apps.plan.llm.program import Measured
+from apps.plan.llm.program import MeasuredStep
 from ray_configs.llm import EngineConfig
 
 
@@ -19,18 +19,19 @@ class Memory:
     """Of the step that needs most."""
     programs: float
     """The code of all steps that the engine compiles, the largest standing for each."""
-    peak: float
+    peak_by_compiler: float
     """The compiler's own figure for the largest step, KV cache included, the other steps' code not."""
     usable: float
 
     @property
     def total(self) -> float:
         parts = self.weights + self.kv_cache + self.other + self.temporaries
-        return max(parts, self.peak) + self.programs
+        return max(parts, self.peak_by_compiler) + self.programs
 
     def with_cache(self, kv_cache: float) -> "Memory":
         """The same with another KV cache."""
-        return replace(self, kv_cache=kv_cache, peak=self.peak + kv_cache - self.kv_cache)
+        peak = self.peak_by_compiler + kv_cache - self.kv_cache
+        return replace(self, kv_cache=kv_cache, peak_by_compiler=peak)
 
     @property
     def fits(self) -> bool:
@@ -45,14 +46,14 @@ class Beside:
     each: float
 
 
-def memory(config: EngineConfig, max_len: int, steps: list[Measured], usable: int) -> Memory:
+def memory(config: EngineConfig, max_len: int, steps: list[MeasuredStep], usable: int) -> Memory:
     return Memory(
         weights=steps[0].weights,
         kv_cache=steps[0].kv_cache,
         other=max(step.other_arguments for step in steps),
         temporaries=max(step.temporaries for step in steps),
         programs=max(step.code for step in steps) * len(step_shapes(config, max_len)),
-        peak=max(step.peak for step in steps),
+        peak_by_compiler=max(step.peak for step in steps),
         usable=usable,
     )
 

@@ -14,7 +14,7 @@ import jax
 from apps.llm.engine.attention.pallas import POSITIONS_PER_BLOCK, QUERIES_PER_BLOCK, PallasAttention, padded
 from apps.llm.engine.attention.spec import LayerCache
 from apps.llm.engine.model.decoder import Decoder
-from apps.plan.floor import KernelCost
+from apps.plan.measured import KernelCost
 
 
 def attention(decoder: Decoder, cache: LayerCache, sequences: Sequence[tuple[int, int]]) -> KernelCost:

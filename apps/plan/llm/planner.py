@@ -8,12 +8,12 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Devices, Layout, choose
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
-from apps.plan.floor import KernelCost, StepTime, step_time
 from apps.plan.llm import architectures, capacity, kernel
 from apps.plan.llm.capacity import Beside, Memory
-from apps.plan.llm.program import FEW_LAYERS, Measured, Programs, extrapolated
-from apps.plan.llm.rates import Rates
-from apps.plan.llm.report import Batches, MemoryOfChip, Plan, Serving, Step
+from apps.plan.llm.program import FEW_LAYERS, MeasuredStep, Programs, extrapolated
+from apps.plan.llm.report import Batches, LLMPlan, MemoryOfChip, Serving, Step
+from apps.plan.measured import run_time
+from apps.plan.report import core_notes, run_fields
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 from ray_configs.tpu_peaks import Peaks
@@ -23,7 +23,7 @@ Sequences = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Workload:
     """What the plan is asked for."""
 
     config: EngineConfig
@@ -40,7 +40,7 @@ class Wanted:
 class Sized:
     """The programs of one of the model's copies on the slice, with as many pages as there may be room for."""
 
-    wanted: Wanted
+    workload: Workload
     config: EngineConfig
     """That copy's own: its share of the batch."""
     layout: Layout
@@ -51,7 +51,7 @@ class Sized:
     usable: int
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "Sized":
+    def of(cls, workload: Workload) -> "Sized":
         """Nothing is compiled yet.
 
         Raises:
@@ -59,25 +59,27 @@ class Sized:
             CheckpointError, UnsupportedModel: the architecture cannot be had.
             NoCompiler: there is no TPU compiler, or it does not know the slice.
         """
-        model = architectures.find(wanted.config)
+        model = architectures.find(workload.config)
         arch, config = model.arch, model.config
         max_len = config.max_model_len or arch.max_position
         if max_len > arch.max_position:
             raise ValueError(f"max_model_len is {max_len}; this model's context is {arch.max_position}")
-        for name, value in (("context", wanted.context), ("prompt", wanted.prompt)):
+        for name, value in (("context", workload.context), ("prompt", workload.prompt)):
             if value is not None and not 1 <= value <= max_len:
                 raise ValueError(f"{name} is {value}; it must be from 1 to the longest sequence, {max_len}")
-        devices = Devices(len(topology.devices(wanted.slice)), wanted.slice.hosts)
-        layout = choose(config, arch, devices, wanted.slice)
+        devices = Devices(len(topology.devices(workload.slice)), workload.slice.hosts)
+        layout = choose(config, arch, devices, workload.slice)
         config = layout.of_copy(config)
-        mesh = topology.mesh(wanted.slice, "tensor", layout.tensor)
+        mesh = topology.mesh(workload.slice, "tensor", layout.tensor)
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
-        usable = topology.usable_hbm(wanted.slice)
+        usable = topology.usable_hbm(workload.slice)
         programs = Programs(config, arch, mesh, most)
         room = (usable - programs.weight_bytes()) * config.memory_fraction
         fit = max(int(room // programs.page_bytes()), each + 1)
-        return cls(wanted, config, layout, arch, model.source, max_len, replace(programs, pages=min(most, fit)), usable)
+        return cls(
+            workload, config, layout, arch, model.source, max_len, replace(programs, pages=min(most, fit)), usable
+        )
 
     @property
     def shapes(self) -> list[StepShape]:
@@ -90,26 +92,26 @@ class Sized:
 
     @property
     def context(self) -> int:
-        return self.wanted.context or self.max_len
+        return self.workload.context or self.max_len
 
     @property
     def prompt(self) -> int:
-        return self.wanted.prompt or min(self.config.max_step_tokens, max(1, self.max_len // 2))
+        return self.workload.prompt or min(self.config.max_step_tokens, max(1, self.max_len // 2))
 
 
-def plan(wanted: Wanted) -> Plan:
+def plan(workload: Workload) -> LLMPlan:
     """Compile the decode step and the largest prefill step, and work the rest out from them.
 
     Raises: what `Sized.of` does.
     """
-    sized = Sized.of(wanted)
-    decode = sized.programs.measure(sized.decode_shape, wanted.whole)
-    prefill = sized.programs.measure(sized.shapes[-1], wanted.whole)
+    sized = Sized.of(workload)
+    decode = sized.programs.measure(sized.decode_shape, workload.whole)
+    prefill = sized.programs.measure(sized.shapes[-1], workload.whole)
     return assembled(sized, decode, prefill)
 
 
-def assembled(sized: Sized, decode: Measured, prefill: Measured) -> Plan:
-    config, slice, programs, copies = sized.config, sized.wanted.slice, sized.programs, sized.layout.data
+def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMPlan:
+    config, slice, programs, copies = sized.config, sized.workload.slice, sized.programs, sized.layout.data
     peaks = Peaks.of(slice, len(topology.devices(slice)))
     page_bytes = decode.kv_cache / programs.pages
     memory = capacity.memory(config, sized.max_len, [decode, prefill], sized.usable)
@@ -118,24 +120,31 @@ def assembled(sized: Sized, decode: Measured, prefill: Measured) -> Plan:
     each = -(-sized.context // config.page_size)
     batch = min(config.max_batch_size, max(1, (pages - 1) // each))
 
-    def step(shape: StepShape, measured: Measured, sequences: Sequences) -> tuple[Step, StepTime]:
+    def step(shape: StepShape, measured: MeasuredStep, sequences: Sequences) -> Step:
         cost = kernel.attention(programs.decoder, programs.layer_cache(), sequences)
-        time = step_time(measured, cost, peaks)
-        live = sum(length for _, length in sequences) * page_bytes / config.page_size
-        return _step(shape, measured, sequences, cost, time, live), time
+        run = run_fields(measured, cost, run_time(measured, cost, peaks))
+        least = measured.weights - measured.lookup + sum(n for _, n in sequences) * page_bytes / config.page_size
+        return Step(
+            **run,
+            tokens=shape.tokens,
+            sequences=len(sequences),
+            context=max(length for _, length in sequences),
+            weights_and_live_kv_bytes=least,
+            hbm_over_least=run["hbm_bytes"] / least,
+        )
 
-    decoding, decode_time = step(sized.decode_shape, decode, [(1, sized.context)] * batch)
+    decoding = step(sized.decode_shape, decode, [(1, sized.context)] * batch)
     many = max(1, min(config.max_step_tokens // sized.prompt, sized.shapes[-1].seqs))
     chunk = min(sized.prompt, config.max_step_tokens)
-    prefilling, _ = step(sized.shapes[-1], prefill, [(chunk, chunk)] * many)
-    first = [step(shape, measured, [part])[1] for shape, measured, part in _prefills(sized, decode, prefill)]
+    prefilling = step(sized.shapes[-1], prefill, [(chunk, chunk)] * many)
+    first = [step(shape, measured, [part]) for shape, measured, part in _prefills(sized, decode, prefill)]
     beside = Beside(config.max_batch_size, (decode.temporaries + decode.other_arguments) / config.max_batch_size)
     room = (sized.usable - (memory.total - memory.kv_cache)) * config.memory_fraction
     cores = len(topology.devices(slice)) // slice.chips
     layers = [sized.arch.num_layers]
-    if not sized.wanted.whole and sized.arch.num_layers > FEW_LAYERS[1]:
+    if not sized.workload.whole and sized.arch.num_layers > FEW_LAYERS[1]:
         layers = list(FEW_LAYERS)
-    return Plan(
+    return LLMPlan(
         model=config.model,
         architecture_from=sized.source,
         parameters=sized.arch.num_params,
@@ -158,8 +167,8 @@ def assembled(sized: Sized, decode: Measured, prefill: Measured) -> Plan:
         ],
         decode=decoding,
         prefill=prefilling,
-        at_floor=_serving(decode_time.floor, sum(t.floor for t in first), batch * copies, slice.chips),
-        estimate=_serving(decode_time.estimate, sum(t.estimate for t in first), batch * copies, slice.chips),
+        at_floor=Serving.of(decoding.floor_s, sum(s.floor_s for s in first), batch * copies, slice.chips),
+        estimate=Serving.of(decoding.estimate_s, sum(s.estimate_s for s in first), batch * copies, slice.chips),
         layers=sized.arch.num_layers,
         layers_compiled=layers,
         compile_s=decode.seconds + prefill.seconds,
@@ -167,7 +176,9 @@ def assembled(sized: Sized, decode: Measured, prefill: Measured) -> Plan:
     )
 
 
-def _prefills(sized: Sized, decode: Measured, prefill: Measured) -> list[tuple[StepShape, Measured, tuple[int, int]]]:
+def _prefills(
+    sized: Sized, decode: MeasuredStep, prefill: MeasuredStep
+) -> list[tuple[StepShape, MeasuredStep, tuple[int, int]]]:
     """The steps that a lone prompt takes: whole budgets, then the rest in the smallest step that holds it.
 
     What such a smaller step costs is put between the two that were compiled, by its tokens.
@@ -187,58 +198,9 @@ def _prefills(sized: Sized, decode: Measured, prefill: Measured) -> list[tuple[S
     return steps
 
 
-def _step(
-    shape: StepShape, measured: Measured, sequences: Sequences, cost: KernelCost, time: StepTime, live: float
-) -> Step:
-    moved = measured.hbm_read + measured.hbm_written + cost.hbm_bytes
-    least = measured.weights - measured.lookup + live
-    return Step(
-        tokens=shape.tokens,
-        sequences=len(sequences),
-        context=max(length for _, length in sequences),
-        flops=measured.flops + cost.useful_flops,
-        hbm_bytes=moved,
-        kernel_hbm_bytes=cost.hbm_bytes,
-        kernel_flops=cost.flops,
-        weights_and_live_kv_bytes=least,
-        hbm_over_least=moved / least,
-        compiler_bytes_accessed=measured.bytes_accessed,
-        ici_bytes=measured.ici_sent,
-        compute_s=time.compute,
-        hbm_s=time.hbm,
-        ici_s=time.ici,
-        floor_s=time.floor,
-        compiler_s=time.compiler,
-        kernel_s=time.kernel,
-        estimate_s=time.estimate,
-    )
-
-
-def _serving(step_s: float, first_s: float, batch: int, chips: int) -> Serving:
-    rates = Rates.of(step_s, batch, chips)
-    return Serving(
-        time_per_token_ms=step_s * 1e3,
-        tokens_per_s_per_slice=rates.tokens_per_s,
-        time_to_first_token_ms=first_s * 1e3,
-        chips_per_million_tokens_an_hour=rates.chips_per_million_tokens_an_hour,
-    )
-
-
 def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
-    def gib(size: float) -> float:
-        return size * cores / 2**30
-
-    return MemoryOfChip(
-        weights=gib(memory.weights),
-        kv_cache=gib(memory.kv_cache),
-        other=gib(memory.other),
-        temporaries=gib(memory.temporaries),
-        programs=gib(memory.programs),
-        total=gib(memory.total),
-        peak_by_compiler=gib(memory.peak),
-        usable=gib(memory.usable),
-        fits=fits,
-    )
+    sizes = (name for name in MemoryOfChip.model_fields if name != "fits")
+    return MemoryOfChip(**{name: getattr(memory, name) * cores / 2**30 for name in sizes}, fits=fits)
 
 
 def _padding(sized: Sized, page_bytes: float) -> float:
@@ -248,9 +210,9 @@ def _padding(sized: Sized, page_bytes: float) -> float:
 
 
 def _notes(
-    sized: Sized, decode: Measured, step: Step, peaks: Peaks, cores: int, batch: int, layers: list[int]
+    sized: Sized, decode: MeasuredStep, step: Step, peaks: Peaks, cores: int, batch: int, layers: list[int]
 ) -> list[str]:
-    config, generation = sized.config, sized.wanted.slice.generation
+    config, generation = sized.config, sized.workload.slice.generation
     notes = [f"The model's sizes are from {sized.source}."]
     if sized.layout.data > 1:
         notes.append(
@@ -273,11 +235,7 @@ def _notes(
             f"There is room for {batch} sequences of {sized.context} tokens in each copy, not for its share of "
             f"max_batch_size ({config.max_batch_size}); the decode step is reckoned with {batch}."
         )
-    if cores > 1:
-        joined = ""
-        if generation == "v4":
-            joined = " A v4's runtime joins the two into one device, which this compiler cannot be asked for."
-        notes.append(f"The compiler sees {cores} devices on each chip, one for each TensorCore.{joined}")
+    notes += core_notes(sized.workload.slice, cores)
     if peaks.cycles_per_s is None:
         notes.append(f"No clock is published for {generation}: the compiler's cycles are left out of the estimate.")
     if decode.kernels and peaks.cycles_per_s:

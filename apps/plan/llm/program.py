@@ -6,7 +6,6 @@ batch, cache and sharding are the config's own.
 """
 
 import math
-import time
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
 
@@ -26,6 +25,7 @@ from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
 from apps.plan import hlo, traffic
+from apps.plan.measured import Measured, compiled
 from ray_configs.llm import EngineConfig
 
 FEW_LAYERS = (2, 4)
@@ -33,37 +33,21 @@ FEW_LAYERS = (2, 4)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What the compiler says of a program, on each device. Bytes unless said otherwise.
-
-    Linear in the number of layers, but for `seconds`.
-    """
+class MeasuredStep(Measured):
+    """What the compiler says of a step, on each device, with what its arguments are."""
 
     weights: float
     lookup: float
     """Of the weights, a table that is only looked up in: a step reads a few rows of it."""
     kv_cache: float
     """All pages, as they lie in memory."""
-    other_arguments: float
-    """Sampling state, KV scales, the step's own inputs."""
-    aliased: float
-    temporaries: float
-    code: float
-    peak: float
-    flops: float
-    bytes_accessed: float
-    """The compiler's own count; see `traffic` for why it is not what crosses HBM."""
-    hbm_read: float
-    hbm_written: float
-    hbm_everything: float
-    """HBM traffic when requests ask for sampling, penalties and log probabilities."""
-    cycles: float
     cycles_everything: float
-    ici_sent: float
-    kernels: float
-    """Number of Pallas calls."""
-    seconds: float
-    """That compiling took."""
+    """Cycles when requests ask for sampling, penalties and log probabilities."""
+
+    @property
+    def other_arguments(self) -> float:
+        """Sampling state, KV scales, the step's own inputs."""
+        return self.arguments - self.weights - self.kv_cache
 
 
 @dataclass(frozen=True)
@@ -139,11 +123,11 @@ class Programs:
             ),
         )
 
-    def compile(self, shape: StepShape) -> jax.stages.Compiled:
-        """The step's program, as the engine would compile it on those devices."""
-        return compiled_step(self.decoder).lower(*self.arguments(shape), shape).compile()
+    def lowered(self, shape: StepShape) -> jax.stages.Lowered:
+        """The step's program, as the engine would have it compiled on those devices."""
+        return compiled_step(self.decoder).lower(*self.arguments(shape), shape)
 
-    def measure(self, shape: StepShape, whole: bool = False) -> Measured:
+    def measure(self, shape: StepShape, whole: bool = False) -> MeasuredStep:
         """The whole model's program: compiled (`whole`, or a model of few layers), or extrapolated from two short ones.
 
         Raises:
@@ -151,50 +135,31 @@ class Programs:
         """
         few, more = FEW_LAYERS
         if whole or self.arch.num_layers <= more:
-            return self._measure(shape)
-        short, longer = self.with_layers(few)._measure(shape), self.with_layers(more)._measure(shape)
+            return measured_step(self.lowered(shape))
+        short, longer = (measured_step(self.with_layers(count).lowered(shape)) for count in FEW_LAYERS)
         return extrapolated(short, longer, few, more, self.arch.num_layers)
 
-    def _measure(self, shape: StepShape) -> Measured:
-        started = time.monotonic()
-        compiled = self.compile(shape)
-        return measured(compiled, time.monotonic() - started)
 
-
-def extrapolated(short: Measured, longer: Measured, few: int, more: int, layers: int) -> Measured:
+def extrapolated(short: MeasuredStep, longer: MeasuredStep, few: int, more: int, layers: int) -> MeasuredStep:
     """What a program of `layers` would be, from one of `few` layers and one of `more`."""
     values = {}
-    for field in fields(Measured):
+    for field in fields(MeasuredStep):
         a, b = getattr(short, field.name), getattr(longer, field.name)
         values[field.name] = a + b if field.name == "seconds" else max(b + (b - a) * (layers - more) / (more - few), 0)
-    return Measured(**values)
+    return MeasuredStep(**values)
 
 
-def measured(compiled: jax.stages.Compiled, seconds: float = 0.0) -> Measured:
-    """Everything that is read off a compiled step."""
-    module = hlo.parse(compiled.as_text())
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    greedy, everything = traffic.count(module, 0), traffic.count(module, 1)
+def measured_step(lowered: jax.stages.Lowered) -> MeasuredStep:
+    program, module, seconds = compiled(lowered)
     sizes = argument_bytes(module)
-    return Measured(
+    return MeasuredStep.of(
+        program,
+        module,
+        seconds,
         weights=sizes["weights"],
         lookup=sizes["lookup"],
         kv_cache=sizes["caches"],
-        other_arguments=memory.argument_size_in_bytes - sizes["weights"] - sizes["caches"],
-        aliased=memory.alias_size_in_bytes,
-        temporaries=memory.temp_size_in_bytes,
-        code=memory.generated_code_size_in_bytes,
-        peak=getattr(memory, "peak_memory_in_bytes", 0),
-        flops=cost["flops"],
-        bytes_accessed=cost["bytes accessed"],
-        hbm_read=greedy.hbm_read,
-        hbm_written=greedy.hbm_written,
-        hbm_everything=everything.hbm,
-        cycles=greedy.cycles,
-        cycles_everything=everything.cycles,
-        ici_sent=greedy.ici_sent,
-        kernels=greedy.kernels,
-        seconds=seconds,
+        cycles_everything=traffic.count(module, 1).cycles,
     )
 
 

@@ -1,15 +1,12 @@
-"""The plan as it is printed or written as JSON. Everything in it is computed; nothing was measured on a TPU."""
+"""The plan of a language model as it is written as JSON."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
 
-LABEL = (
-    "computed, not measured: XLA's TPU compiler, run without a TPU, and published peak figures; the attention kernel's "
-    "share is worked out by hand from its loops, for the compiler cannot see into it"
-)
+from pydantic import Field
 
+from apps.plan.report import Part, Plan, Run
 
-class Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+TOKENS_AN_HOUR = 1_000_000
 
 
 class MemoryOfChip(Part):
@@ -31,27 +28,12 @@ class Batches(Part):
     batch: int = Field(description="sequences of that length whose KV cache fits, over all copies")
 
 
-class Step(Part):
-    """One step on each chip; seconds where the name ends in _s."""
-
+class Step(Run):
     tokens: int
     sequences: int
     context: int = Field(description="tokens in each sequence's KV cache")
-    flops: float
-    hbm_bytes: float = Field(description="counted over the compiled program, and the kernel's by hand")
-    kernel_hbm_bytes: float = Field(description="of these, the attention kernel's, by hand")
-    kernel_flops: float = Field(description="by hand, as it computes them: masked positions too")
     weights_and_live_kv_bytes: float = Field(description="each weight and each live key and value once, as stored")
     hbm_over_least: float = Field(description="hbm_bytes over weights_and_live_kv_bytes")
-    compiler_bytes_accessed: float = Field(description="the compiler's own count; VMEM counts there too")
-    ici_bytes: float = Field(description="sent to other chips, by the ring algorithms")
-    compute_s: float
-    hbm_s: float
-    ici_s: float
-    floor_s: float = Field(description="the longest of the three")
-    compiler_s: float | None = Field(description="the compiler's cycles: no HBM copies, collectives or kernels in them")
-    kernel_s: float
-    estimate_s: float = Field(description="max(compiler, HBM without kernel) + kernel + interconnect, one by one")
 
 
 class Serving(Part):
@@ -62,16 +44,22 @@ class Serving(Part):
     time_to_first_token_ms: float
     chips_per_million_tokens_an_hour: float
 
+    @classmethod
+    def of(cls, step_s: float, first_token_s: float, batch: int, chips: int) -> Self:
+        """From the time of a decode step of `batch` sequences, on a slice of one replica."""
+        tokens = batch / step_s
+        return cls(
+            time_per_token_ms=step_s * 1e3,
+            tokens_per_s_per_slice=tokens,
+            time_to_first_token_ms=first_token_s * 1e3,
+            chips_per_million_tokens_an_hour=chips * TOKENS_AN_HOUR / 3600 / tokens,
+        )
 
-class Plan(Part):
-    label: str = LABEL
-    model: str
+
+class LLMPlan(Plan):
     architecture_from: str
     parameters: float
-    slice: str
-    chips: int
     hosts: int
-    devices_per_chip: int
     mesh: dict[str, int] = Field(description="data: copies of the model; tensor: devices of each")
     weights: str
     kv_cache: str
@@ -91,4 +79,3 @@ class Plan(Part):
     layers: int
     layers_compiled: list[int]
     compile_s: float
-    notes: list[str]

@@ -13,8 +13,9 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Cost, Devices, Layout, possible
 from apps.plan import topology
 from apps.plan.llm import architectures
-from apps.plan.llm.planner import Sized, Wanted, plan
-from apps.plan.llm.report import LABEL, Part, Plan
+from apps.plan.llm.planner import Sized, Workload, plan
+from apps.plan.llm.report import LLMPlan
+from apps.plan.report import LABEL, Part
 from ray_configs.tpu import GENERATIONS, TpuSlice
 from ray_configs.tpu_peaks import Peaks
 
@@ -30,7 +31,7 @@ class Candidate(Part):
     least_ms: float = Field(description="to read the weights and the live KV cache once: no step is shorter")
     arithmetic_ms: float = Field(description="that, or the products, and the exchange between devices")
     verdict: str
-    plan: Plan | None = None
+    plan: LLMPlan | None = None
 
 
 class Found(Part):
@@ -53,7 +54,7 @@ class Limits:
     """Dollars for a chip and hour, by generation. Where all are given, slices of different ones are compared."""
 
 
-def search(wanted: Wanted, limits: Limits, tell: Callable[[str], None] = lambda _: None) -> Found:
+def search(workload: Workload, limits: Limits, tell: Callable[[str], None] = lambda _: None) -> Found:
     """Compile candidates, cheapest first, until one will do: of all, or of each generation where prices are missing.
 
     Raises:
@@ -63,12 +64,12 @@ def search(wanted: Wanted, limits: Limits, tell: Callable[[str], None] = lambda 
         if name not in GENERATIONS:
             raise ValueError(f"no TPU generation {name!r}; choose from {', '.join(GENERATIONS)}")
     priced = all(name in limits.prices for name in limits.generations)
-    fitting: list[tuple[Candidate, Wanted]] = []
+    fitting: list[tuple[Candidate, Workload]] = []
     refused: list[Candidate] = []
-    arch = architectures.find(wanted.config).arch
+    arch = architectures.find(workload.config).arch
     for slice, devices, layout in layouts(arch, limits):
         update = {"data_parallel": layout.data, "tensor_parallel": layout.tensor}
-        there = replace(wanted, slice=slice, config=wanted.config.model_copy(update=update))
+        there = replace(workload, slice=slice, config=workload.config.model_copy(update=update))
         found = _by_arithmetic(there, limits, layout, devices)
         if found is not None and found.verdict:
             refused.append(found)
@@ -116,11 +117,11 @@ TWO_DEVICES = ("v3", "v4", "7x")
 """Generations whose chips the compiler sees as two devices."""
 
 
-def _by_arithmetic(wanted: Wanted, limits: Limits, layout: Layout, devices: Devices) -> Candidate | None:
+def _by_arithmetic(workload: Workload, limits: Limits, layout: Layout, devices: Devices) -> Candidate | None:
     """A verdict where there is one without compiling, else an empty one; None: the model does not split so."""
-    slice = wanted.slice
+    slice = workload.slice
     try:
-        sized = Sized.of(wanted)
+        sized = Sized.of(workload)
     except (ValueError, topology.NoCompiler):
         return None
     config, tensor = sized.config, layout.tensor
@@ -143,20 +144,20 @@ def _by_arithmetic(wanted: Wanted, limits: Limits, layout: Layout, devices: Devi
         chips=slice.chips,
         dollars_an_hour=None if price is None else price * slice.chips,
         least_ms=least,
-        arithmetic_ms=Cost.of(wanted.config, sized.arch, layout, devices, slice).step_s * 1e3,
+        arithmetic_ms=Cost.of(workload.config, sized.arch, layout, devices, slice).step_s * 1e3,
         verdict=verdict,
     )
 
 
-def _compiled(candidate: Candidate, wanted: Wanted, limits: Limits) -> Candidate:
+def _compiled(candidate: Candidate, workload: Workload, limits: Limits) -> Candidate:
     try:
-        made = plan(wanted)
+        made = plan(workload)
     except Exception as error:  # the compiler refuses some shapes; the next slice may do
         text = str(error).strip().splitlines()[0]
         return candidate.model_copy(update={"verdict": f"the compiler refuses: {text[:160]}"})
     verdict = GOOD
-    if not made.memory.fits or made.batch < wanted.config.max_batch_size:
-        verdict = f"holds {made.batch} sequences of {made.context} tokens, not {wanted.config.max_batch_size}"
+    if not made.memory.fits or made.batch < workload.config.max_batch_size:
+        verdict = f"holds {made.batch} sequences of {made.context} tokens, not {workload.config.max_batch_size}"
     elif limits.ms_per_token is not None and made.estimate.time_per_token_ms > limits.ms_per_token:
         verdict = f"too slow: an estimated {made.estimate.time_per_token_ms:.1f} ms"
     return candidate.model_copy(update={"verdict": verdict, "plan": made})

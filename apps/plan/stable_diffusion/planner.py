@@ -1,8 +1,6 @@
 """Makes the plan of one Stable Diffusion config on one slice: compile its own programs, count, divide by the peaks."""
 
 import math
-import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from apps.plan import hlo, topology, traffic
-from apps.plan.floor import KernelCost, step_time
+from apps.plan import topology, traffic
 from apps.plan.hlo import Module
+from apps.plan.measured import KernelCost, Measured, compiled, run_time
+from apps.plan.report import core_notes, run_fields
 from apps.plan.stable_diffusion import known
 from apps.plan.stable_diffusion.known import Configs
-from apps.plan.stable_diffusion.report import Plan, Program, Rate
+from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import attention, unet, vae
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
@@ -29,7 +28,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Workload:
     """What the plan is asked for."""
 
     config: StableDiffusionConfig
@@ -57,7 +56,7 @@ def find_configs(model: str) -> tuple[Configs, str]:
         ) from error
 
 
-def plan(wanted: Wanted, tell: Tell = lambda _: None) -> Plan:
+def plan(workload: Workload, tell: Tell = lambda _: None) -> ImagePlan:
     """Compiles the denoising step for each number of pictures, the decoder and the text encoder.
 
     Raises:
@@ -65,7 +64,7 @@ def plan(wanted: Wanted, tell: Tell = lambda _: None) -> Plan:
         ValueError: the size is not one that the model makes.
         NoCompiler: there is no TPU compiler, or it does not know the slice.
     """
-    config, slice = wanted.config, wanted.slice
+    config, slice = workload.config, workload.slice
     configs, source = find_configs(config.model)
     devices = topology.devices(slice)
     cores = len(devices) // slice.chips
@@ -79,16 +78,16 @@ def plan(wanted: Wanted, tell: Tell = lambda _: None) -> Plan:
         dtype=jnp.dtype(config.dtype),
         guided=guided,
     )
-    width, height = (int(side) for side in wanted.size.split("x"))
+    width, height = (int(side) for side in workload.size.split("x"))
     if width % programs.vae.reduction or height % programs.vae.reduction:
-        raise ValueError(f"size {wanted.size}: this model needs multiples of {programs.vae.reduction}")
+        raise ValueError(f"size {workload.size}: this model needs multiples of {programs.vae.reduction}")
     lengths = tuple(config["max_position_embeddings"] for config in programs.text_configs)
     functions = programs.functions(lengths, (width, height))
     arrays = {part: declared(function, programs.dtype) for part, function in functions.items()}
     arrays = jax.tree.map(lambda shape: programs.shape(shape.shape, shape.dtype), arrays)
     weights = _nbytes(arrays)
     peaks = Peaks.of(slice, len(devices))
-    batches = tuple(count * slice.chips for count in wanted.pictures)
+    batches = tuple(count * slice.chips for count in workload.pictures)
     jobs = {key: rest for key, *rest in programs.jobs(arrays, lengths, ((width, height),), batches)}
 
     def program(key: tuple, name: str, pictures: float) -> Program:
@@ -101,16 +100,16 @@ def plan(wanted: Wanted, tell: Tell = lambda _: None) -> Plan:
     decoder = program(("decode", size), "VAE decoder", 1)
     denoising = [
         program(("denoise", size, b), f"step, {count} a chip", count / cores)
-        for b, count in zip(batches, wanted.pictures)
+        for b, count in zip(batches, workload.pictures)
     ]
     usable = topology.usable_hbm(slice)
-    return Plan(
+    return ImagePlan(
         model=config.model,
         configs_from=source,
         slice=str(slice),
         chips=slice.chips,
         devices_per_chip=cores,
-        size=wanted.size,
+        size=workload.size,
         dtype=config.dtype,
         guided=guided,
         steps=config.num_inference_steps,
@@ -120,54 +119,30 @@ def plan(wanted: Wanted, tell: Tell = lambda _: None) -> Plan:
         decoder=decoder,
         text_encoder=text,
         rates=[
-            _rate(count, step, decoder, text, wanted, weights, usable, cores)
-            for count, step in zip(wanted.pictures, denoising)
+            _rate(count, step, decoder, text, workload, weights, usable, cores)
+            for count, step in zip(workload.pictures, denoising)
         ],
-        notes=_notes(wanted, source, cores),
+        notes=_notes(workload, source, cores),
     )
 
 
 def _measured(jitted: jax.stages.Wrapped, shapes: tuple, name: str, pictures: float, peaks: Peaks) -> Program:
-    began = time.monotonic()
-    compiled = jitted.lower(*shapes).compile()
-    seconds = time.monotonic() - began
-    module = hlo.parse(compiled.as_text())
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    counted, kernel = traffic.count(module), flash_kernels(module)
-    found = _Counted(cost["flops"], counted.hbm_read, counted.hbm_written, counted.cycles, counted.ici_sent)
-    spent = step_time(found, kernel, peaks)
+    program, module, seconds = compiled(jitted.lower(*shapes))
+    measured, kernel, weights = Measured.of(program, module, seconds), flash_kernels(module), _nbytes(shapes[0])
     return Program(
+        **run_fields(measured, kernel, run_time(measured, kernel, peaks)),
         name=name,
         pictures=pictures,
-        weights_gib=_nbytes(shapes[0]) / 2**30,
-        inputs_gib=max(0, memory.argument_size_in_bytes - _nbytes(shapes[0])) / 2**30,
-        temporaries_gib=memory.temp_size_in_bytes / 2**30,
-        flops=found.flops,
-        hbm_bytes=counted.hbm + kernel.hbm_bytes,
-        kernel_hbm_bytes=kernel.hbm_bytes,
-        compiler_bytes_accessed=cost["bytes accessed"],
-        kernels=int(counted.kernels),
-        compute_s=spent.compute,
-        hbm_s=spent.hbm,
-        floor_s=spent.floor,
-        compiler_s=spent.compiler,
-        kernel_s=spent.kernel,
-        estimate_s=spent.estimate,
+        weights_gib=weights / 2**30,
+        inputs_gib=max(0, measured.arguments - weights) / 2**30,
+        temporaries_gib=measured.temporaries / 2**30,
+        kernels=int(measured.kernels),
         compile_s=seconds,
     )
 
 
 def _nbytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-@dataclass(frozen=True)
-class _Counted:
-    flops: float  # the kernel tells the compiler its own
-    hbm_read: float
-    hbm_written: float
-    cycles: float
-    ici_sent: float
 
 
 def flash_kernels(module: Module) -> KernelCost:
@@ -195,17 +170,17 @@ def _rate(
     step: Program,
     decoder: Program,
     text: Program,
-    wanted: Wanted,
+    workload: Workload,
     weights: float,
     usable: float,
     cores: int,
 ) -> Rate:
     """Text and decoding one picture after the other on each device, the steps together."""
-    steps, texts = wanted.config.num_inference_steps, count * (2 if wanted.config.guidance_scale > 1 else 1)
+    steps, texts = workload.config.num_inference_steps, count * (2 if workload.config.guidance_scale > 1 else 1)
 
     def seconds(part: str) -> float:
         decoding = math.ceil(count / cores) * getattr(decoder, part)
-        return steps * getattr(step, part) + decoding + texts * wanted.slice.chips * getattr(text, part)
+        return steps * getattr(step, part) + decoding + texts * workload.slice.chips * getattr(text, part)
 
     beside = max(program.inputs_gib + program.temporaries_gib for program in (step, decoder, text))
     needed = weights / 2**30 + beside
@@ -219,17 +194,13 @@ def _rate(
     )
 
 
-def _notes(wanted: Wanted, source: str, cores: int) -> list[str]:
+def _notes(workload: Workload, source: str, cores: int) -> list[str]:
     notes = [
         f"The model's sizes are from {source}.",
         "Pictures are decoded one by one on each device, for a decoder's attention over many would be large; prompts "
         "are encoded one by one, on all devices alike, and a prompt seen before is not encoded again.",
     ]
-    if cores > 1:
-        joined = ""
-        if wanted.slice.generation == "v4":
-            joined = " A v4's runtime joins the two into one device, which this compiler cannot be asked for."
-        notes.append(f"The compiler sees {cores} devices on each chip, one for each TensorCore.{joined}")
-    if not re.fullmatch(r"bfloat16", wanted.config.dtype):
-        notes.append(f"{wanted.config.dtype} weights and activations: bfloat16 is what a TPU is quick with.")
+    notes += core_notes(workload.slice, cores)
+    if workload.config.dtype != "bfloat16":
+        notes.append(f"{workload.config.dtype} weights and activations: bfloat16 is what a TPU is quick with.")
     return notes

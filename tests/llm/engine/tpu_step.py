@@ -42,7 +42,7 @@ def memory(arch: Architecture, mesh: Mesh, attention: str, int8: bool, shape: St
     sizes = {"page_size": PAGE, "max_batch_size": BATCH, "attention": attention}
     config = EngineConfig(quantize_weights=kind, quantize_kv_cache=kind, **sizes)
     programs = Programs(config, arch, mesh, PAGES)
-    found = programs.compile(shape).memory_analysis()
+    found = programs.lowered(shape).compile().memory_analysis()
     return {
         "cache": int(programs.page_bytes() * PAGES),
         "alias": found.alias_size_in_bytes,

@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 from typer.testing import CliRunner
 
 from apps.plan import hlo
+from apps.plan.report import LABEL
 from apps.plan.stable_diffusion import known, planner
-from apps.plan.stable_diffusion.report import LABEL, Plan
+from apps.plan.stable_diffusion.report import ImagePlan
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import unet, vae
@@ -111,7 +112,7 @@ def test_a_plan(checkpoint) -> None:
     command = [sys.executable, "-m", "apps.stable_diffusion.plan", PICTURES, *where, "--json"]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    plan = Plan.model_validate_json(done.stdout)
+    plan = ImagePlan.model_validate_json(done.stdout)
     assert json.loads(done.stdout)["label"] == LABEL
     assert (plan.chips, plan.devices_per_chip, plan.steps, plan.guided) == (4, 1, 50, True)
     assert [program.pictures for program in plan.denoising] == [1, 2]

@@ -1,0 +1,3 @@
+from apps.plan.commandline import app
+
+app()

@@ -1,0 +1,163 @@
+"""Does a config fit its slice, and how fast can it be? Answered without a TPU: `python -m apps.plan CONFIG`."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from ray_configs.choosing import application, assignments, changed
+from ray_configs.llm import EngineConfig, LLMConfig
+from ray_configs.loading import ConfigError
+from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.tpu import GENERATIONS
+
+Planned = LLMConfig | StableDiffusionConfig
+Show = Callable[[Any, Any], None]
+"""Prints a plan on a console."""
+
+LANGUAGE = "language model"
+SEARCH = "language model, with --search"
+PICTURES = "Stable Diffusion"
+
+
+def _changed(config: Planned, pairs: Sequence[str], options: Mapping[str, Any], source: str) -> Planned:
+    """With the fields that --set and other options change."""
+    settable = EngineConfig if isinstance(config, LLMConfig) else StableDiffusionConfig
+    given = {field: value for field, value in options.items() if value is not None}
+    config = changed(config, assignments(pairs, settable) | given, source)
+    if config.slice is None:
+        raise ConfigError(f"{source} runs on CPUs: it has no slice to plan for. Name one, such as --slice v5e:2x4:8t")
+    return config
+
+
+def command(*kinds: type[Planned]) -> typer.Typer:
+    """The command line that plans applications of these kinds."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    def option(text: str, panel: str | None = None, name: str | None = None) -> Any:
+        return typer.Option(*([name] if name else []), help=text, rich_help_panel=panel)
+
+    @app.command()
+    def main(
+        config: Annotated[str, typer.Argument(help="A module or file that defines a Service, as for kuberay.")],
+        name: Annotated[str | None, option("Which application, where there are several.", name="--app")] = None,
+        slice: Annotated[str | None, option("Another slice than the config's, such as v6e:2x4:8t.")] = None,
+        set: Annotated[list[str] | None, option("Change a field: --set quantize_weights=int8")] = None,
+        json: Annotated[bool, option("Write JSON instead of tables.", name="--json")] = False,
+        context: Annotated[int | None, option("Tokens in each sequence as it decodes.", LANGUAGE)] = None,
+        prompt: Annotated[int | None, option("Tokens of a prompt, for its time to first token.", LANGUAGE)] = None,
+        whole: Annotated[bool, option("Compile all layers, not a few to extrapolate.", LANGUAGE, "--whole")] = False,
+        search: Annotated[bool, option("Find the cheapest slice instead.", LANGUAGE, "--search")] = False,
+        ms_per_token: Annotated[float | None, option("The longest time per token.", SEARCH)] = None,
+        generation: Annotated[list[str] | None, option("Look only at this generation.", SEARCH)] = None,
+        most_chips: Annotated[int | None, option("Slices of at most so many chips (64).", SEARCH)] = None,
+        price: Annotated[list[str] | None, option("Dollars a chip-hour: v5e=1.20", SEARCH)] = None,
+        model: Annotated[str | None, option("Another model than the config's.", PICTURES)] = None,
+        size: Annotated[str | None, option("WIDTHxHEIGHT; default: the config's first.", PICTURES)] = None,
+        steps: Annotated[int | None, option("Denoising steps; default: the config's.", PICTURES)] = None,
+        pictures: Annotated[str | None, option("At once on each chip, each compiled (1,2,4,8).", PICTURES)] = None,
+    ) -> None:
+        """Compile CONFIG's programs with XLA's TPU compiler for its slice, and say what fits and how fast it can be."""
+        lengths = {"--context": context, "--prompt": prompt, "--whole": whole, "--search": search}
+        bounds = {"--ms-per-token": ms_per_token, "--generation": generation, "--most-chips": most_chips}
+        bounds |= {"--price": price}
+        images = {"--model": model, "--size": size, "--steps": steps, "--pictures": pictures}
+        changes = {"slice": slice, "model": model, "sizes": size, "num_inference_steps": steps}
+        try:
+            planned = application(config, *kinds, name=name)
+            if isinstance(planned, StableDiffusionConfig):
+                _refuse(lengths | bounds, "not for Stable Diffusion")
+            else:
+                _refuse(images, "not for a language model, whose fields --set changes")
+                _refuse({} if search else bounds, "only with --search")
+            planned = _changed(planned, set or [], changes, config)
+            if isinstance(planned, StableDiffusionConfig):
+                made, show = _plan_images(planned, _counts(pictures or "1,2,4,8"))
+            else:
+                dollars = _prices(price or [])
+                limits = (tuple(generation or dollars or GENERATIONS), most_chips or 64, ms_per_token, dollars)
+                made, show = _plan_llm(planned, (prompt, context, whole), limits if search else None)
+        except ConfigError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from error
+        if json:
+            typer.echo(made.model_dump_json(indent=2))
+        else:
+            from rich.console import Console
+
+            show(made, Console(width=None if sys.stdout.isatty() else 120))
+
+    return app
+
+
+def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], limits: tuple[Any, ...] | None) -> tuple[BaseModel, Show]:
+    _keep_off_tpus()
+    from apps.llm.engine.model.architecture import UnsupportedModel
+    from apps.llm.engine.model.checkpoint import CheckpointError
+    from apps.plan.llm import planner, search, text
+    from apps.plan.topology import NoCompiler
+
+    engine = EngineConfig(**{field: getattr(config, field) for field in EngineConfig.model_fields})
+    assert config.slice is not None
+    workload = planner.Workload(engine, config.slice, *lengths)
+    try:
+        if limits is None:
+            return planner.plan(workload), text.show
+        return search.search(workload, search.Limits(*limits), _tell), text.show_search
+    except (CheckpointError, UnsupportedModel, NoCompiler, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _plan_images(config: StableDiffusionConfig, counts: tuple[int, ...]) -> tuple[BaseModel, Show]:
+    _keep_off_tpus()
+    from apps.plan.stable_diffusion import planner, report
+    from apps.plan.topology import NoCompiler
+    from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
+
+    assert config.slice is not None
+    try:
+        return planner.plan(planner.Workload(config, config.slice, config.sizes[0], counts), _tell), report.show
+    except (CheckpointError, NoCompiler, ValueError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _keep_off_tpus() -> None:
+    """To be called before JAX is imported: planning must not take a TPU from who uses it."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _refuse(options: Mapping[str, Any], why: str) -> None:
+    if given := [name for name, value in options.items() if value is not None and value is not False and value != []]:
+        raise ConfigError(f"{', '.join(given)}: {why}")
+
+
+def _prices(pairs: Sequence[str]) -> dict[str, float]:
+    prices = {}
+    for pair in pairs:
+        generation, _, value = pair.partition("=")
+        try:
+            prices[generation] = float(value)
+        except ValueError:
+            raise ConfigError(f"--price {pair!r} must be GENERATION=DOLLARS for a chip and hour") from None
+    return prices
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise ConfigError(f"--pictures {text!r} must be numbers of at least 1, such as 1,2,4,8")
+    return counts
+
+
+app = command(LLMConfig, StableDiffusionConfig)
