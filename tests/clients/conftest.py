@@ -21,10 +21,7 @@ HIDDEN = ("PODSLICE_API_KEY", "OPENAI_API_KEY", "HTTP_PROXY", "http_proxy", "ALL
 
 
 class StandIn:
-    """Behaves as the first part of the path says: /steady/v1/completions, /busy/v1/completions ...
-
-    /any/v1/completions behaves as the request's model says, so that one run can meet every failure.
-    """
+    """Behaves as the first part of the path says: /steady/v1/completions, /busy/v1/completions ..."""
 
     ANSWER = "Seven days.\u2028Jours \u2603 \u0085\U0001f600"  # U+2028 and U+0085 end a line for str.splitlines
     FIRST_TOKEN_S, TOKEN_S = 0.04, 0.01
@@ -76,8 +73,6 @@ class StandIn:
         self.running[kind] += 1
         self.most_running[kind] = max(self.most_running[kind], self.running[kind])
         try:
-            if kind == "any":
-                kind = body["model"]
             if kind.startswith("third"):  # every third request is turned away
                 kind = "quick" if self.calls[kind] % 3 else "busy"
             return refusal(kind) or await self.stream(kind, request, body)
