@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from kuberay.check.nodes import Document, Node, version
-from kuberay.check.pods import Pod
+from kuberay.check.pods import Container, Pod, Variable
 from kuberay.check.reading import file_of
 
 RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")
@@ -62,17 +62,18 @@ class Cluster:
     manifest: Manifest
     node: Node
 
-    @property
-    def head(self) -> Node:
-        return self.node["headGroupSpec"]
-
     @cached_property
-    def head_pod(self) -> Pod:
-        return Pod(self.head["template"], "head")
+    def head(self) -> "Group":
+        return Group(self, self.node["headGroupSpec"], is_head=True)
 
     @cached_property
     def groups(self) -> list["Group"]:
         return [Group(self, node) for node in self.node["workerGroupSpecs"]]
+
+    @property
+    def all_groups(self) -> list["Group"]:
+        """The head, then the worker groups."""
+        return [self.head, *self.groups]
 
     @cached_property
     def ray_version(self) -> tuple[int, ...] | None:
@@ -88,21 +89,35 @@ class Cluster:
         return self.node.at("autoscalerOptions", "version").text
 
     @property
-    def head_env(self) -> dict[str, Node]:
-        """Environment of the head's Ray container."""
-        return self.head_pod.env(0)
+    def service(self) -> bool:
+        """Whether it is a RayService's."""
+        return self.manifest.kind == "RayService"
+
+    @property
+    def upgrade(self) -> Node:
+        """upgradeStrategy of the RayService."""
+        return self.manifest.spec["upgradeStrategy"]
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A worker group; each replica of it is `numOfHosts` Pods."""
+    """A worker group, each replica of which is `numOfHosts` Pods; or the head, which is one Pod."""
 
     cluster: Cluster
     node: Node
+    is_head: bool = False
 
     @property
     def name(self) -> str:
         return self.node["groupName"].text or ""
+
+    @property
+    def title(self) -> str:
+        return "the head" if self.is_head else f"group {self.name}"
+
+    @property
+    def params(self) -> Node:
+        return self.node["rayStartParams"]
 
     @property
     def hosts(self) -> int | None:
@@ -111,11 +126,21 @@ class Group:
 
     @cached_property
     def pod(self) -> Pod:
-        return Pod(self.node["template"], "worker")
+        return Pod(self.node["template"], "head" if self.is_head else "worker", self)
+
+    @property
+    def ray(self) -> Container | None:
+        """The container that runs Ray, which is the first."""
+        return self.pod.containers[0] if self.pod.containers else None
+
+    @property
+    def env(self) -> dict[str, Variable]:
+        """Environment of Ray's container."""
+        return self.ray.env if self.ray else {}
 
     @property
     def tpu(self) -> bool:
-        return self.pod.asks_tpu
+        return not self.is_head and self.pod.asks_tpu
 
     @property
     def multi_host(self) -> bool:
@@ -146,6 +171,11 @@ class Job:
     @cached_property
     def pod(self) -> Pod:
         return Pod(self.spec["template"], "job")
+
+    @cached_property
+    def hosts(self) -> int:
+        """Hosts of the slice that a Pod of the Job is one of; 1 where that is not known."""
+        return 1 if not self.pod.asks_tpu or self.pod.misfit else self.pod.slice_hosts or 1
 
 
 @dataclass(frozen=True, eq=False)

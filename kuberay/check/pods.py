@@ -4,9 +4,13 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from kuberay.check.nodes import Node, quantity
 from ray_configs.tpu import GENERATIONS, Generation, MachineType
+
+if TYPE_CHECKING:
+    from kuberay.check.manifests import Group
 
 TPU = "google.com/tpu"
 ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
@@ -28,21 +32,28 @@ class Pod:
     node: Node
     role: str
     """`head` or `worker` of a RayCluster, `submitter` of a RayJob, `job`, or `workload` for all others."""
+    group: "Group | None" = None
+    """Of a head or worker."""
+
+    @property
+    def ray(self) -> bool:
+        """Whether KubeRay makes it."""
+        return self.role in ("head", "worker", "submitter")
 
     @property
     def spec(self) -> Node:
         return self.node["spec"]
 
     @cached_property
-    def containers(self) -> list[Node]:
-        return list(self.spec["containers"])
+    def containers(self) -> list["Container"]:
+        return [Container(self, node) for node in self.spec["containers"]]
 
     @cached_property
-    def init_containers(self) -> list[Node]:
-        return list(self.spec["initContainers"])
+    def init_containers(self) -> list["Container"]:
+        return [Container(self, node, init=True) for node in self.spec["initContainers"]]
 
     @property
-    def all_containers(self) -> list[Node]:
+    def all_containers(self) -> list["Container"]:
         """Init containers, then the others."""
         return [*self.init_containers, *self.containers]
 
@@ -54,20 +65,10 @@ class Pod:
     def topology(self) -> Node:
         return self.spec["nodeSelector"][TOPOLOGY]
 
-    def env(self, container: int) -> dict[str, Node]:
-        """Environment variables of a container, by name: the item with its name, value and valueFrom."""
-        if container >= len(self.containers):
-            return {}
-        return {
-            item["name"].value: item
-            for item in self.containers[container]["env"]
-            if isinstance(item["name"].value, str)
-        }
-
     @cached_property
-    def tpu_containers(self) -> list[Node]:
+    def tpu_containers(self) -> list["Container"]:
         """Containers that ask for chips, by a request or a limit."""
-        return [container for container in self.containers if asks_tpu(container)]
+        return [container for container in self.containers if container.asks_tpu]
 
     @property
     def asks_tpu(self) -> bool:
@@ -76,7 +77,7 @@ class Pod:
     @cached_property
     def chips(self) -> int | None:
         """Chips that the Pod asks for, all containers together; None where that is not known or makes no sense."""
-        counts = [quantity(tpu_amount(container)) for container in self.tpu_containers]
+        counts = [quantity(container.chips) for container in self.tpu_containers]
         whole = [int(count) for count in counts if count is not None and count == int(count)]
         return sum(whole) if whole and len(whole) == len(counts) else None
 
@@ -136,14 +137,67 @@ class Pod:
         return any(item["key"].text in (TPU, None) for item in self.spec["tolerations"])
 
 
-def tpu_amount(container: Node) -> Node:
-    """What a container asks for: its request, else its limit, as the webhook counts."""
-    request = container.at("resources", "requests", TPU)
-    return request if request.present and quantity(request) != 0 else container.at("resources", "limits", TPU)
+@dataclass(frozen=True, eq=False)
+class Container:
+    """A container of a Pod."""
+
+    pod: Pod
+    node: Node
+    init: bool = False
+
+    def __getitem__(self, key: str) -> Node:
+        return self.node[key]
+
+    @property
+    def name(self) -> str:
+        return str(self.node["name"].value)
+
+    @cached_property
+    def variables(self) -> list["Variable"]:
+        return [Variable(self, item) for item in self.node["env"]]
+
+    @cached_property
+    def env(self) -> dict[str, "Variable"]:
+        return {each.name: each for each in self.variables if each.name}
+
+    @property
+    def ports(self) -> dict[str, Node]:
+        """containerPorts by name, as the operator sees them."""
+        return {port["name"].text or "": port["containerPort"] for port in self.node["ports"]}
+
+    @property
+    def chips(self) -> Node:
+        """What it asks for: its request, else its limit, as the webhook counts."""
+        request = self.node.at("resources", "requests", TPU)
+        return request if request.present and quantity(request) != 0 else self.node.at("resources", "limits", TPU)
+
+    @property
+    def asks_tpu(self) -> bool:
+        amounts = [self.node.at("resources", part, TPU) for part in ("requests", "limits")]
+        return any(amount.present and quantity(amount) != 0 for amount in amounts)
 
 
-def asks_tpu(container: Node) -> bool:
-    return any(
-        container.at("resources", part, TPU).present and quantity(container.at("resources", part, TPU)) != 0
-        for part in ("requests", "limits")
-    )
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """An environment variable of a container."""
+
+    container: Container
+    node: Node
+
+    @property
+    def name(self) -> str:
+        """Not its text: most names look like PLACEHOLDERS."""
+        value = self.node["name"].value
+        return value if isinstance(value, str) else ""
+
+    @property
+    def value(self) -> Node:
+        return self.node["value"]
+
+    @property
+    def text(self) -> str:
+        return self.value.text or ""
+
+    @property
+    def on(self) -> bool:
+        return self.value.value in ("1", "true")

@@ -1,8 +1,8 @@
 """serveConfigV2: the YAML inside a RayService, as a document of its own that knows its lines in the file."""
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from kuberay.check.manifests import Cluster
@@ -19,9 +19,13 @@ class ServeConfig:
     """None where the string is no YAML."""
     unreadable: str = ""
 
+    @cached_property
+    def applications(self) -> list["Application"]:
+        return [Application(self, node) for node in self.node["applications"]] if self.node else []
+
     @property
-    def applications(self) -> list[Node]:
-        return list(self.node["applications"]) if self.node else []
+    def deployments(self) -> list["Deployment"]:
+        return [deployment for application in self.applications for deployment in application.deployments]
 
     @property
     def http_port(self) -> int | None:
@@ -44,6 +48,36 @@ class ServeConfig:
         return port.number if port is not None and port.present else default
 
 
+@dataclass(frozen=True, eq=False)
+class Application:
+    """One of the applications that a Serve config starts."""
+
+    config: ServeConfig
+    node: Node
+
+    def __getitem__(self, key: str) -> Node:
+        return self.node[key]
+
+    @cached_property
+    def deployments(self) -> list["Deployment"]:
+        return [Deployment(self, node) for node in self.node["deployments"]]
+
+
+@dataclass(frozen=True, eq=False)
+class Deployment:
+    """What a Serve config says of one deployment of an application."""
+
+    application: Application
+    node: Node
+
+    def __getitem__(self, key: str) -> Node:
+        return self.node[key]
+
+    @property
+    def actor(self) -> Node:
+        return self.node["ray_actor_options"]
+
+
 def serve_config(cluster: Cluster) -> ServeConfig | None:
     """The Serve config of a cluster's RayService; None for other kinds, and where it is no string."""
     source = cluster.manifest.spec["serveConfigV2"]
@@ -59,12 +93,6 @@ def serve_config(cluster: Cluster) -> ServeConfig | None:
         return ServeConfig(cluster, source, None, str(error))
     document = Document(root, outer.title, outer.file, prefix, lines_above=literal, line=source.line)
     return ServeConfig(cluster, source, document.node)
-
-
-def applications_and_deployments(config: ServeConfig) -> Iterator[tuple[Node, Node]]:
-    for application in config.applications:
-        for deployment in application["deployments"]:
-            yield application, deployment
 
 
 def _parsed(text: str) -> Any:

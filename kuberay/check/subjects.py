@@ -31,16 +31,13 @@ def subjects_of(manifest: Manifest) -> Iterator[Any]:
         cluster = Cluster(manifest, node.at(*_CLUSTER_SPEC[kind]))
         if cluster.node.present:
             yield cluster
-            yield cluster.head_pod
-            for group in cluster.groups:
+            for group in cluster.all_groups:
                 yield group
-                yield group.pod
-            config = serve_config(cluster)
-            if config is not None:
-                yield config
+                yield from _pod(group.pod)
+            yield from _serve(cluster)
         job = {"RayJob": node["spec"], "RayCronJob": node.at("spec", "jobTemplate")}.get(kind)
         if job is not None and job["submitterPodTemplate"].present:
-            yield Pod(job["submitterPodTemplate"], "submitter")
+            yield from _pod(Pod(job["submitterPodTemplate"], "submitter"))
     elif kind == "Pod":
         yield from _workload(manifest, node)
     elif kind in _POD_TEMPLATE:
@@ -59,12 +56,28 @@ def subjects_of(manifest: Manifest) -> Iterator[Any]:
                 yield from _workload(manifest, template)
 
 
+def _serve(cluster: Cluster) -> Iterator[Any]:
+    config = serve_config(cluster)
+    if config is not None:
+        yield config
+        for application in config.applications:
+            yield application
+            yield from application.deployments
+
+
 def _job(job: Job) -> Iterator[Any]:
     yield job
-    yield job.pod
+    yield from _pod(job.pod)
 
 
 def _workload(manifest: Manifest, template: Node) -> Iterator[Any]:
     pod = Pod(template, "workload")
     yield Workload(manifest, pod)
+    yield from _pod(pod)
+
+
+def _pod(pod: Pod) -> Iterator[Any]:
     yield pod
+    for container in pod.all_containers:
+        yield container
+        yield from container.variables

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster, Group
 from kuberay.check.nodes import Node, quantity
-from kuberay.check.pods import Pod
 from kuberay.check.rules import Problem, note, rule, warning
 
 _SHARE = 0.29
@@ -14,57 +13,44 @@ _DISK = 10e9
 """Ray makes its store no larger than /dev/shm, but for stores below this size."""
 
 
-def _pods(cluster: Cluster) -> Iterator[tuple[Pod, Node]]:
-    """Each kind of Pod, and its rayStartParams."""
-    yield cluster.head_pod, cluster.head["rayStartParams"]
-    for group in cluster.groups:
-        yield group.pod, group.node["rayStartParams"]
-
-
-@rule(Cluster, "object-store", "Ray 2.60: resolve_object_store_memory")
-def object_store(cluster: Cluster) -> Iterator[Problem]:
+@rule(Group, "object-store", "Ray 2.60: resolve_object_store_memory")
+def object_store(group: Group) -> Iterator[Problem]:
     """/dev/shm holds Ray's object store, or Ray puts it on disk."""
-    for pod, params in _pods(cluster):
-        if not pod.containers or params["plasma-directory"].present:
-            continue
-        container = pod.containers[0]
-        mounted = {
-            m["name"].value for m in container["volumeMounts"] if m["mountPath"].text in ("/dev/shm", "/dev/shm/")
-        }
-        memory = quantity(container.at("resources", "limits", "memory"))
-        asked = params["object-store-memory"].text
-        for volume in pod.spec["volumes"]:
-            limit = volume["emptyDir"]["sizeLimit"]
-            size = quantity(limit)
-            if volume["name"].value not in mounted or size is None:
-                continue
-            if asked is not None and asked.isdigit():
-                store, how = float(asked), "object-store-memory"
-            else:
-                store, how = min(_SHARE * (memory or 0), max(_DISK, 0.95 * size)), "0.3 of the container's memory"
-            if store > size:
-                yield warning(
-                    limit,
-                    f"is less than Ray's object store, {store / 1e9:.2g} GB ({how}): Ray puts it into /tmp, on disk, "
-                    "and says that this harms performance",
-                    f"write {int(1.2 * store / 1e6)}M or more, or a smaller object-store-memory in rayStartParams",
-                )
-
-
-@rule(Cluster, "shared-rights", "KubeRay 1.7: BuildRole, BuildRoleBinding of the autoscaler")
-def rights(cluster: Cluster) -> Iterator[Problem]:
-    """The autoscaler's right to change Pods and RayClusters is the head's account's, and not for workers."""
-    account = cluster.head_pod.spec["serviceAccountName"]
-    if not cluster.autoscaling or account.text in (None, ""):
+    if group.ray is None or group.params["plasma-directory"].present:
         return
-    for group in cluster.groups:
-        if group.pod.spec["serviceAccountName"].text == account.text:
-            yield note(
-                group.pod.spec["serviceAccountName"],
-                f"is the head's account too, to which KubeRay gives the autoscaler's rights: programs of {group.name} "
-                "may delete Pods and change RayClusters of the namespace",
-                "give the head a service account of its own",
+    mounts = [mount for mount in group.ray["volumeMounts"] if mount["mountPath"].text in ("/dev/shm", "/dev/shm/")]
+    mounted = {mount["name"].value for mount in mounts}
+    memory = quantity(group.ray.node.at("resources", "limits", "memory"))
+    asked = group.params["object-store-memory"].text
+    for volume in group.pod.spec["volumes"]:
+        limit = volume["emptyDir"]["sizeLimit"]
+        size = quantity(limit)
+        if volume["name"].value not in mounted or size is None:
+            continue
+        if asked is not None and asked.isdigit():
+            store, how = float(asked), "object-store-memory"
+        else:
+            store, how = min(_SHARE * (memory or 0), max(_DISK, 0.95 * size)), "0.3 of the container's memory"
+        if store > size:
+            yield warning(
+                limit,
+                f"is less than Ray's object store, {store / 1e9:.2g} GB ({how}): Ray puts it into /tmp, on disk, "
+                "and says that this harms performance",
+                f"write {int(1.2 * store / 1e6)}M or more, or a smaller object-store-memory in rayStartParams",
             )
+
+
+@rule(Group, "shared-rights", "KubeRay 1.7: BuildRole, BuildRoleBinding of the autoscaler")
+def rights(group: Group) -> Iterator[Problem]:
+    """The autoscaler's right to change Pods and RayClusters is the head's account's, and not for workers."""
+    account, heads = (each.pod.spec["serviceAccountName"] for each in (group, group.cluster.head))
+    if group.cluster.autoscaling and not group.is_head and account.text and account.text == heads.text:
+        yield note(
+            account,
+            f"is the head's account too, to which KubeRay gives the autoscaler's rights: programs of {group.name} "
+            "may delete Pods and change RayClusters of the namespace",
+            "give the head a service account of its own",
+        )
 
 
 @rule(Cluster, "write-back", "KubeRay 1.7: the operator writes objects back to add its finalizer")

@@ -11,7 +11,7 @@ from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, nearest, rule, warning
 from kuberay.check.serve.tpus import slices_of, tpus_by_hand
-from kuberay.check.serve_documents import ServeConfig
+from kuberay.check.serve_documents import Application, ServeConfig
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.replicas import AppConfig
@@ -23,16 +23,15 @@ _BUILDERS: dict[str, type[AppConfig]] = {
 }
 
 
-@rule(ServeConfig, "serve-import", "Podslice: the builders of its applications")
-def import_paths(config: ServeConfig) -> Iterator[Problem]:
+@rule(Application, "serve-import", "Podslice: the builders of its applications")
+def import_path(application: Application) -> Iterator[Problem]:
     """An import path that is nearly one of Podslice's is that one, misspelt."""
-    for application in config.applications:
-        path = application["import_path"]
-        if not path.text or not re.fullmatch(r"\w+(\.(?!py:)\w+)*:\w+", path.text) or _exists(*path.text.split(":")):
-            continue
-        if meant := nearest(path.text, _BUILDERS):
-            why = f"there is no {path.text}: Serve cannot import it, and the application ends as DEPLOY_FAILED"
-            yield warning(path, why, f"write {meant}")
+    path = application["import_path"]
+    if not path.text or not re.fullmatch(r"\w+(\.(?!py:)\w+)*:\w+", path.text) or _exists(*path.text.split(":")):
+        return
+    if meant := nearest(path.text, _BUILDERS):
+        why = f"there is no {path.text}: Serve cannot import it, and the application ends as DEPLOY_FAILED"
+        yield warning(path, why, f"write {meant}")
 
 
 def _exists(module: str, attribute: str) -> bool:
@@ -45,22 +44,23 @@ def _exists(module: str, attribute: str) -> bool:
         return False
 
 
-@rule(ServeConfig, "serve-args", "Podslice: LLMConfig, StableDiffusionConfig, CellConfig")
-def arguments(config: ServeConfig) -> Iterator[Problem]:
+@rule(Application, "serve-args", "Podslice: LLMConfig, StableDiffusionConfig, CellConfig")
+def arguments(application: Application) -> Iterator[Problem]:
     """What the builder would refuse at its start, with the field that it would name."""
-    for application, model in our_applications(config):
-        args = application["args"]
-        told = {key: _plain(node.value) for key, node in args.fields.items() if not node.placeholder}
-        left_open = len(told) < len(args.fields)
-        try:
-            model.model_validate(told)
-        except ValidationError as refusal:
-            for problem in refusal.errors():
-                if not left_open or (problem["loc"] and problem["type"] != "missing"):
-                    yield from _refused(args, problem, model)
+    model, args = model_of(application), application["args"]
+    if model is None:
+        return
+    told = {key: _plain(node.value) for key, node in args.fields.items() if not node.placeholder}
+    left_open = len(told) < len(args.fields)
+    try:
+        model.model_validate(told)
+    except ValidationError as refusal:
+        for problem in refusal.errors():
+            if not left_open or (problem["loc"] and problem["type"] != "missing"):
+                yield _refused(args, problem, model)
 
 
-def _refused(args: Node, problem: Any, model: type[AppConfig]) -> Iterator[Problem]:
+def _refused(args: Node, problem: Any, model: type[AppConfig]) -> Problem:
     node, keys = args, [key for key in problem["loc"] if isinstance(key, str)]
     for key in keys:
         if isinstance(node.value, dict) and (key in node.value or key == keys[-1]):
@@ -68,24 +68,22 @@ def _refused(args: Node, problem: Any, model: type[AppConfig]) -> Iterator[Probl
     ends = f"{model.import_path} refuses its args, and the application ends as DEPLOY_FAILED"
     if problem["type"] == "extra_forbidden":
         near = nearest(keys[-1], model.model_fields)
-        yield error(
-            node, f"there is no {keys[-1]} in {model.__name__}: {ends}", f"write {near}" if near else "take it out"
-        )
-    elif problem["type"] == "missing":
-        yield error(node, f"{model.__name__} needs {keys[-1]}: {ends}", f"write {keys[-1]}")
-    else:
-        said = problem["msg"].removeprefix("Value error, ")
-        yield error(node, f"{said[0].lower()}{said[1:]}: {ends}", f"write what {model.__name__} takes")
+        why = f"there is no {keys[-1]} in {model.__name__}: {ends}"
+        return error(node, why, f"write {near}" if near else "take it out")
+    if problem["type"] == "missing":
+        return error(node, f"{model.__name__} needs {keys[-1]}: {ends}", f"write {keys[-1]}")
+    said = problem["msg"].removeprefix("Value error, ")
+    return error(node, f"{said[0].lower()}{said[1:]}: {ends}", f"write what {model.__name__} takes")
 
 
 @rule(ServeConfig, "serve-args", "Podslice: a replica owns a slice, which a worker group must have")
 def slices(config: ServeConfig) -> Iterator[Problem]:
     """The slice that an application names is one of the worker groups', and there are as many as it keeps."""
-    if tpus_by_hand(config):
-        return
     asked: dict[str, list[tuple[Node, AppConfig, TpuSlice]]] = {}
-    for application, model in our_applications(config):
-        args = application["args"]
+    for application in () if tpus_by_hand(config) else config.applications:
+        model, args = model_of(application), application["args"]
+        if model is None:
+            continue
         if any(node.placeholder for node in args.fields.values()):
             return
         try:
@@ -94,22 +92,18 @@ def slices(config: ServeConfig) -> Iterator[Problem]:
             return
         if told.slice is not None:
             asked.setdefault(str(told.slice), []).append((args, told, told.slice))
+    groups = config.cluster.groups
     for users in asked.values():
         args, _, wanted = users[-1]
-        groups = [group for group in config.cluster.groups if _offers(group, wanted)]
-        if not groups:
-            if not any(_unsaid(group) for group in config.cluster.groups):
-                offered = (
-                    ", ".join(sorted({_shape(group) for group in config.cluster.groups if group.tpu})) or "no TPUs"
-                )
-                yield error(
-                    args["slice"],
-                    f"no worker group has slices of {wanted} (they have {offered}): the replica waits for ever",
-                    "name a slice that a group has, or change the group's selectors, chips and numOfHosts",
-                )
-            continue
-        counts = [slices_of(group) for group in groups]
-        if None in counts:
+        counts = [slices_of(group) for group in groups if _offers(group, wanted)]
+        if not counts and not any(_unsaid(group) for group in groups):
+            offered = ", ".join(sorted({_shape(group) for group in groups if group.tpu})) or "no TPUs"
+            yield error(
+                args["slice"],
+                f"no worker group has slices of {wanted} (they have {offered}): the replica waits for ever",
+                "name a slice that a group has, or change the group's selectors, chips and numOfHosts",
+            )
+        if not counts or None in counts:
             continue
         there = sum(count or 0 for count in counts)
         least = sum(told.min_replicas for _, told, _ in users)
@@ -117,20 +111,18 @@ def slices(config: ServeConfig) -> Iterator[Problem]:
         has = f"the worker groups have {there} slice{'' if there == 1 else 's'} of {wanted}"
         if least > there:
             why = f"{least} replicas are kept, a slice each, and {has}: the others wait for ever"
-            yield error(
-                args["min_replicas"], why, "raise the group's replicas (and maxReplicas), or lower min_replicas"
-            )
+            instead = "raise the group's replicas (and maxReplicas), or lower min_replicas"
+            yield error(args["min_replicas"], why, instead)
         elif most > there:
             why = f"there may be {most} replicas, a slice each, and {has}: the last ones would wait for ever"
             yield warning(args["max_replicas"], why, "raise the group's maxReplicas, or lower max_replicas")
 
 
-def our_applications(config: ServeConfig) -> Iterator[tuple[Node, type[AppConfig]]]:
-    for application in config.applications:
-        model = _BUILDERS.get(application["import_path"].text or "")
-        args = application["args"]
-        if model is not None and (isinstance(args.value, dict) or not args.present) and not args.placeholder:
-            yield application, model
+def model_of(application: Application) -> type[AppConfig] | None:
+    """The model that reads an application's args; None for those that are not Podslice's, or not filled in."""
+    args = application["args"]
+    readable = (isinstance(args.value, dict) or not args.present) and not args.placeholder
+    return _BUILDERS.get(application["import_path"].text or "") if readable else None
 
 
 def _offers(group: Group, wanted: TpuSlice) -> bool:

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, nearest, rule, warning
-from kuberay.check.serve_documents import ServeConfig, applications_and_deployments
+from kuberay.check.serve_documents import Application, Deployment, ServeConfig
 
 _KEYS = {
     line.split(":")[0]: frozenset(line.split(":")[1].split())
@@ -41,55 +42,38 @@ _RENAMED = {
 @rule(ServeConfig, "serve-config", "KubeRay 1.7: serveConfigV2; Ray Serve 2.60: ServeDeploySchema")
 def readable(config: ServeConfig) -> Iterator[Problem]:
     """serveConfigV2 is a YAML mapping with applications; KubeRay sends it to Serve again and again if it is not."""
-    source, node = config.source, config.node
+    source, node, never = config.source, config.node, "the RayService never becomes Ready"
     if node is None:
         if not source.placeholder:
-            yield error(
-                source,
-                f"is not valid YAML ({config.unreadable}): the KubeRay operator cannot read it and the "
-                "RayService never becomes Ready",
-                "correct its indentation or quotes",
-            )
+            why = f"is not valid YAML ({config.unreadable}): the KubeRay operator cannot read it and {never}"
+            yield error(source, why, "correct its indentation or quotes")
     elif node.value is None:
-        yield error(
-            source,
-            "is empty: the KubeRay operator sends {} to Serve, which answers 400 for ever, and the "
-            "RayService never becomes Ready",
-            "write at least one application: applications: [{name, import_path}]",
-        )
+        why = f"is empty: the KubeRay operator sends {{}} to Serve, which answers 400 for ever, and {never}"
+        yield error(source, why, "write at least one application: applications: [{name, import_path}]")
     elif not isinstance(node.value, dict):
         yield error(
-            source,
-            "is no mapping: the KubeRay operator cannot read it and the RayService never becomes Ready",
-            "start it with applications:",
+            source, f"is no mapping: the KubeRay operator cannot read it and {never}", "start it with applications:"
         )
     elif not isinstance(node["applications"].value, list):
         if not node["applications"].placeholder:
-            yield error(
-                node["applications"],
-                "has no list of applications: Serve answers 400 for ever, and the RayService never becomes Ready",
-                "write applications: as a list",
-            )
+            why = f"has no list of applications: Serve answers 400 for ever, and {never}"
+            yield error(node["applications"], why, "write applications: as a list")
     elif not config.applications:
-        yield error(
-            node["applications"],
-            "lists no application: KubeRay waits for one, and the RayService never becomes Ready",
-            "write at least one application",
-        )
+        why = f"lists no application: KubeRay waits for one, and {never}"
+        yield error(node["applications"], why, "write at least one application")
 
 
 @rule(ServeConfig, "serve-keys", "Ray Serve 2.60: schemas that ignore what they do not know")
 def keys(config: ServeConfig) -> Iterator[Problem]:
     """Serve ignores unknown keys without a word, so a misspelt option keeps its default."""
-    if config.node is None:
-        return
-    yield from _unknown(config.node, "a Serve config")
-    for part in ("http_options", "grpc_options"):
-        yield from _unknown(config.node[part], part)
+    if config.node is not None:
+        yield from _unknown(config.node, "a Serve config")
+        for part in ("http_options", "grpc_options"):
+            yield from _unknown(config.node[part], part)
     for application in config.applications:
-        yield from _unknown(application, "an application")
-    for _, deployment in applications_and_deployments(config):
-        yield from _unknown(deployment, "a deployment")
+        yield from _unknown(application.node, "an application")
+    for deployment in config.deployments:
+        yield from _unknown(deployment.node, "a deployment")
         for part in ("ray_actor_options", "autoscaling_config"):
             yield from _unknown(deployment[part], part)
 
@@ -108,124 +92,95 @@ def _unknown(node: Node, what: str) -> Iterator[Problem]:
         yield error(child, f"{what} has no {key}: Ray Serve ignores it without a word, and the default stays", instead)
 
 
-@rule(ServeConfig, "serve-application", "Ray Serve 2.60: ServeDeploySchema, ServeApplicationSchema")
-def applications(config: ServeConfig) -> Iterator[Problem]:
-    """Applications have an import path, and names and routes of their own."""
-    names: set[str] = set()
-    routes: set[str] = set()
+@rule(ServeConfig, "serve-application", "Ray Serve 2.60: ServeDeploySchema")
+def names_and_routes(config: ServeConfig) -> Iterator[Problem]:
+    """Applications have names and routes of their own."""
+    names: set[Any] = set()
+    routes: set[Any] = set()
     for application in config.applications:
-        if not isinstance(application.value, dict):
-            yield error(application, "is no application: Serve refuses the config", "write name and import_path")
+        if not isinstance(application.node.value, dict):
+            yield error(application.node, "is no application: Serve refuses the config", "write name and import_path")
             continue
-        name = application["name"].value if application["name"].present else "default"
-        route = application["route_prefix"].value if "route_prefix" in application.fields else "/"
+        named, prefix = application["name"], application["route_prefix"]
+        name = str(named.value) if named.present else "default"
         if name in names:
-            yield error(
-                application["name"], f"two applications are named {name}: Serve refuses the config", "give each a name"
-            )
-        if route is not None and route in routes:
-            said = "" if application["route_prefix"].present else ", the default"
-            yield error(
-                application["route_prefix"],
-                f"two applications have the route_prefix {route}{said}: Serve refuses the config",
-                "give each its own, such as /" + str(name),
-            )
-        if isinstance(name, str):
-            names.add(name)
-        if isinstance(route, str):
-            routes.add(route)
-            if not application["route_prefix"].placeholder and (
-                not route.startswith("/") or "{" in route or (route.endswith("/") and route != "/")
-            ):
-                yield error(
-                    application["route_prefix"],
-                    f"{route!r} is no route: Serve refuses it",
-                    "start with /, do not end with /, and use no { }",
-                )
-        for key in ("host", "port"):
-            if application[key].present:
-                yield error(
-                    application[key],
-                    f"an application has no {key} of its own: Serve refuses the config",
-                    f"write http_options: {{{key}: ...}} at the top",
-                )
-        yield from _import_path(application["import_path"])
+            yield error(named, f"two applications are named {name}: Serve refuses the config", "give each a name")
+        names.add(name)
+        route = prefix.value if "route_prefix" in application.node.fields else "/"
+        if not isinstance(route, str):
+            continue
+        if route in routes:
+            said = "" if prefix.present else ", the default"
+            why = f"two applications have the route_prefix {route}{said}: Serve refuses the config"
+            yield error(prefix, why, f"give each its own, such as /{name}")
+        routes.add(route)
+        odd = not route.startswith("/") or "{" in route or (route.endswith("/") and route != "/")
+        if odd and not prefix.placeholder:
+            why = f"{route!r} is no route: Serve refuses it"
+            yield error(prefix, why, "start with /, do not end with /, and use no { }")
 
 
-def _import_path(node: Node) -> Iterator[Problem]:
-    text = node.value
-    if node.placeholder:
+@rule(Application, "serve-application", "Ray Serve 2.60: ServeApplicationSchema")
+def application(application: Application) -> Iterator[Problem]:
+    """An application has an import path, and no address of its own."""
+    if not isinstance(application.node.value, dict):
         return
-    if not isinstance(text, str):
-        yield error(node, "has no import_path: Serve refuses the config", "write import_path: module:attribute")
-    elif not re.fullmatch(r"[\w.-]*\w(:[\w.]*\w|\.\w+)", text) or ".py:" in text:
-        yield error(
-            node,
-            f"{text!r} is no import path: Serve cannot import it, and the application ends as DEPLOY_FAILED",
-            "write module:attribute, as in apps.llm:app" + (", without .py" if ".py" in text else ""),
-        )
+    for key in ("host", "port"):
+        if application[key].present:
+            why = f"an application has no {key} of its own: Serve refuses the config"
+            yield error(application[key], why, f"write http_options: {{{key}: ...}} at the top")
+    path = application["import_path"]
+    if path.placeholder:
+        return
+    if not isinstance(path.value, str):
+        yield error(path, "has no import_path: Serve refuses the config", "write import_path: module:attribute")
+    elif not re.fullmatch(r"[\w.-]*\w(:[\w.]*\w|\.\w+)", path.value) or ".py:" in path.value:
+        why = f"{path.value!r} is no import path: Serve cannot import it, and the application ends as DEPLOY_FAILED"
+        without = ", without .py" if ".py" in path.value else ""
+        yield error(path, why, f"write module:attribute, as in apps.llm:app{without}")
 
 
-@rule(ServeConfig, "serve-deployment", "Ray Serve 2.60: DeploymentSchema")
-def deployments(config: ServeConfig) -> Iterator[Problem]:
+@rule(Deployment, "serve-deployment", "Ray Serve 2.60: DeploymentSchema")
+def deployment(deployment: Deployment) -> Iterator[Problem]:
     """Deployments of an application differ by name, and say their replicas one way."""
-    seen: set[tuple[int, str]] = set()
-    for application, node in applications_and_deployments(config):
-        name = node["name"].text
-        key = (id(application.value), name or "")
-        if name is None and not node["name"].placeholder:
-            yield error(node["name"], "a deployment without a name: Serve refuses the config", "write name")
-        elif name and key in seen:
-            yield error(
-                node["name"], f"the deployment {name} is listed twice: Serve refuses the config", "list it once"
-            )
-        seen.add(key)
-        scaling, fixed = node["autoscaling_config"], node["num_replicas"]
-        if scaling.present and fixed.number is not None:
-            yield error(fixed, "num_replicas beside autoscaling_config: Serve refuses the config", "keep one of them")
-        least, most = scaling["min_replicas"].number, scaling["max_replicas"].number
-        if least is not None and least > (most if most is not None else 1):
-            yield error(
-                scaling["min_replicas"],
-                f"min_replicas {least} is more than max_replicas "
-                f"{most if most is not None else '1, the default'}: Serve refuses the config",
-                "raise max_replicas",
-            )
-        gang = node["gang_scheduling_config"]["gang_size"].number
-        for count in (fixed, scaling["min_replicas"], scaling["max_replicas"]):
-            if gang and count.number is not None and count.number % gang:
-                why = f"{count.number} replicas are no whole gangs of {gang}: Serve refuses the config"
-                yield error(count, why, f"write a multiple of {gang}")
-        if fixed.text not in (None, "auto"):
-            yield error(
-                fixed, f"{fixed.text!r} is no number of replicas: Serve refuses the config", "write a number, or auto"
-            )
+    name, scaling, fixed = deployment["name"], deployment["autoscaling_config"], deployment["num_replicas"]
+    if name.text is None and not name.placeholder:
+        yield error(name, "a deployment without a name: Serve refuses the config", "write name")
+    before = deployment.application.deployments[: deployment.node.path[-1]]
+    if name.text and any(other["name"].text == name.text for other in before):
+        yield error(name, f"the deployment {name.text} is listed twice: Serve refuses the config", "list it once")
+    if scaling.present and fixed.number is not None:
+        yield error(fixed, "num_replicas beside autoscaling_config: Serve refuses the config", "keep one of them")
+    least, most = scaling["min_replicas"], scaling["max_replicas"].number
+    if (least.number or 0) > (1 if most is None else most):
+        said = "1, the default" if most is None else most
+        why = f"min_replicas {least.number} is more than max_replicas {said}: Serve refuses the config"
+        yield error(least, why, "raise max_replicas")
+    gang = deployment["gang_scheduling_config"]["gang_size"].number
+    for count in (fixed, least, scaling["max_replicas"]):
+        if gang and count.number is not None and count.number % gang:
+            why = f"{count.number} replicas are no whole gangs of {gang}: Serve refuses the config"
+            yield error(count, why, f"write a multiple of {gang}")
+    if fixed.text not in (None, "auto"):
+        why = f"{fixed.text!r} is no number of replicas: Serve refuses the config"
+        yield error(fixed, why, "write a number, or auto")
 
 
 @rule(ServeConfig, "serve-runtime-env", "Ray Serve 2.60: runtime_env of a config holds remote URIs")
 def runtime_env(config: ServeConfig) -> Iterator[Problem]:
     """Code comes from a URI that every node can reach, or from the image."""
     environments = [application["runtime_env"] for application in config.applications]
-    environments += [
-        deployment["ray_actor_options"]["runtime_env"] for _, deployment in applications_and_deployments(config)
-    ]
-    for environment in environments:
-        for node in (environment["working_dir"], *environment["py_modules"]):
-            if node.text is not None and "://" not in node.text:
-                yield error(
-                    node,
-                    f"{node.text} is a local path: Serve refuses the config, the nodes do not have your files",
-                    "write a URI of a zip file (gs://, https://, s3://), local:// for a folder of the "
-                    "image, or put the code into the image and take it out",
-                )
-            elif (
-                node.text
-                and re.match(r"https?://", node.text)
-                and not re.search(r"\.(zip|whl|jar|tar\.gz|tgz)$", node.text)
-            ):
-                yield warning(
-                    node,
-                    "is no zip file: Ray downloads packages, not pages or repositories, and the "
-                    "application stays DEPLOYING until it fails",
-                    "write the URL of the .zip archive",
-                )
+    environments += [deployment.actor["runtime_env"] for deployment in config.deployments]
+    for node in [uri for each in environments for uri in (each["working_dir"], *each["py_modules"])]:
+        if not node.text:
+            continue
+        if "://" not in node.text:
+            yield error(
+                node,
+                f"{node.text} is a local path: Serve refuses the config, the nodes do not have your files",
+                "write a URI of a zip file (gs://, https://, s3://), local:// for a folder of the image, or put the "
+                "code into the image and take it out",
+            )
+        elif re.match(r"https?://", node.text) and not re.search(r"\.(zip|whl|jar|tar\.gz|tgz)$", node.text):
+            why = "is no zip file: Ray downloads packages, not pages or repositories, and the application stays "
+            yield warning(node, why + "DEPLOYING until it fails", "write the URL of the .zip archive")

@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from kuberay.check.manifests import Cluster, Manifest
+from kuberay.check.manifests import Cluster, Group, Manifest
 from kuberay.check.nodes import Node
-from kuberay.check.pods import Pod
+from kuberay.check.pods import Container, Pod
 from kuberay.check.rules import Problem, error, note, rule, warning
 
 _LONGEST = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 36}
-_LONGEST_MULTI_HOST = {"RayCluster": 41, "RayService": 35, "RayJob": 35, "RayCronJob": 24}
-"""So that `<cluster>-headless` has at most the 50 characters that the webhook keeps."""
+"""12 fewer on slices of several hosts: of `<cluster>-headless` the webhook keeps 50 characters."""
 
 _DNS_1035 = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 _DNS_1123 = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
@@ -71,17 +71,11 @@ def ray_name(manifest: Manifest) -> Iterator[Problem]:
         return
     most = _LONGEST[manifest.kind]
     if len(name) > most:
-        yield error(
-            node,
-            f"has {len(name)} characters: the KubeRay operator refuses a {manifest.kind} of more than {most}",
-            f"shorten it to {most} characters",
-        )
+        why = f"has {len(name)} characters: the KubeRay operator refuses a {manifest.kind} of more than {most}"
+        yield error(node, why, f"shorten it to {most} characters")
     if not _DNS_1035.match(name):
-        yield error(
-            node,
-            f"{name!r} is no DNS label: the KubeRay operator refuses it",
-            "use lower-case letters, digits and hyphens, starting with a letter",
-        )
+        why = f"{name!r} is no DNS label: the KubeRay operator refuses it"
+        yield error(node, why, "use lower-case letters, digits and hyphens, starting with a letter")
 
 
 @rule(Cluster, "name-multi-host", "GKE TPU webhook: generateHeadlessServiceName; KubeRay 1.7: headless service")
@@ -90,7 +84,7 @@ def multi_host_name(cluster: Cluster) -> Iterator[Problem]:
     manifest, name = cluster.manifest, cluster.manifest.name
     if name is None or not any(group.tpu and group.multi_host for group in cluster.groups):
         return
-    most = _LONGEST_MULTI_HOST[manifest.kind]
+    most = _LONGEST[manifest.kind] - 12
     if most < len(name) <= _LONGEST[manifest.kind]:
         yield error(
             manifest.metadata["name"],
@@ -101,69 +95,61 @@ def multi_host_name(cluster: Cluster) -> Iterator[Problem]:
         )
 
 
-@rule(Cluster, "group-name", "GKE TPU webhook: Pod hostnames; KubeRay 1.7: Pod labels")
-def group_names(cluster: Cluster) -> Iterator[Problem]:
-    """A group's name becomes a Pod label and, on slices of several hosts, part of a hostname."""
-    seen: dict[str, Node] = {}
+@rule(Cluster, "group-name", "KubeRay 1.7: groups are told apart by name alone")
+def one_name_each(cluster: Cluster) -> Iterator[Problem]:
+    """Each worker group has a name of its own."""
+    seen: set[str] = set()
     for group in cluster.groups:
         node, name = group.node["groupName"], group.name
-        if node.placeholder:
-            continue
-        if not name:
+        if not name and not node.placeholder:
             yield error(node, "has no groupName: the CRD's schema refuses it", "name each worker group")
-            continue
-        if name in seen:
-            consequence = (
+        elif name in seen and name:
+            so = (
                 "their slices get the same TPU_NAME, and reservations mix their hosts"
                 if group.tpu
                 else "KubeRay takes the Pods of one for those of the other, and deletes and makes them in turn"
             )
-            yield error(
-                node,
-                f"two worker groups are named {name}: nobody refuses it, but {consequence}",
-                "give each worker group its own name",
-            )
-        seen[name] = node
-        if not _DNS_1123.match(name) or len(name) > 63:
-            hostname = group.tpu and group.multi_host
-            why = (
-                "the GKE TPU webhook makes Pod hostnames of it, and the API server refuses those Pods"
-                if hostname
-                else "it becomes the Pod label ray.io/group, and KubeRay has to change it in Pod names"
-            )
-            yield (error if hostname else warning)(
-                node, f"{name!r} is no DNS label: {why}", "use lower-case letters, digits and hyphens"
-            )
-        elif group.tpu and group.multi_host:
-            replica, worker = max(0, (group.most or 1) - 1), (group.hosts or 1) - 1
-            hostname = f"{name}-{replica}-{worker}"
-            if len(hostname) > 63:
-                yield error(
-                    node,
-                    f"Pod hostnames such as {hostname} have {len(hostname)} characters: the API server refuses "
-                    "Pods with more than 63",
-                    f"shorten the group's name by {len(hostname) - 63}",
-                )
+            why = f"two worker groups are named {name}: nobody refuses it, but {so}"
+            yield error(node, why, "give each worker group its own name")
+        seen.add(name)
+
+
+@rule(Group, "group-name", "GKE TPU webhook: Pod hostnames; KubeRay 1.7: Pod labels")
+def group_name(group: Group) -> Iterator[Problem]:
+    """A group's name becomes a Pod label and, on slices of several hosts, part of a hostname."""
+    node, name, wide = group.node["groupName"], group.name, group.tpu and group.multi_host
+    hostname = f"{name}-{max(0, (group.most or 1) - 1)}-{(group.hosts or 1) - 1}"
+    if not name:
+        return
+    if not _DNS_1123.match(name) or len(name) > 63:
+        why = (
+            "the GKE TPU webhook makes Pod hostnames of it, and the API server refuses those Pods"
+            if wide
+            else "it becomes the Pod label ray.io/group, and KubeRay has to change it in Pod names"
+        )
+        instead = "use lower-case letters, digits and hyphens"
+        yield (error if wide else warning)(node, f"{name!r} is no DNS label: {why}", instead)
+    elif wide and len(hostname) > 63:
+        why = (
+            f"Pod hostnames such as {hostname} have {len(hostname)} characters: the API server refuses Pods with more "
+            "than 63"
+        )
+        yield error(node, why, f"shorten the group's name by {len(hostname) - 63}")
 
 
 @rule(Manifest, "duplicate-object", "kubectl apply")
 def duplicate_objects(manifest: Manifest) -> Iterator[Problem]:
     """Two objects of one name that differ: the later one is applied over the first."""
-    if manifest.name is None:
-        return
     key = (manifest.group, manifest.kind, manifest.namespace, manifest.name)
-    for other in manifest.others:
+    for other in manifest.others if manifest.name else ():
         if other is manifest:
             return
         same_name = key == (other.group, other.kind, other.namespace, other.name)
         if same_name and manifest.node.value != other.node.value:
             at = other.metadata["name"]
-            place = f" on line {at.line} of {at.document.file}" if at.line else ""
-            yield error(
-                manifest.metadata["name"],
-                f"there is another {manifest.kind} of this name{place}: kubectl applies one over the other",
-                "give one of them another name, or take it out",
-            )
+            place = f" on line {at.line} of {at.file}" if at.line else ""
+            why = f"there is another {manifest.kind} of this name{place}: kubectl applies one over the other"
+            yield error(manifest.metadata["name"], why, "give one of them another name, or take it out")
             return
 
 
@@ -171,52 +157,46 @@ def duplicate_objects(manifest: Manifest) -> Iterator[Problem]:
 def duplicate_service_ports(manifest: Manifest) -> Iterator[Problem]:
     """A Service's ports differ in number and name."""
     if manifest.kind == "Service":
-        yield from _duplicates(list(manifest.spec["ports"]), "port", "Service")
+        yield from _duplicates(manifest.spec["ports"], "port", "Service")
 
 
-@rule(Pod, "duplicate-port", "Kubernetes API server; KubeRay 1.7 looks ports up by name")
-def duplicate_container_ports(pod: Pod) -> Iterator[Problem]:
-    """Ports of a container differ in number and name; two containers may share names, but no number: one network."""
+@rule(Container, "duplicate-port", "Kubernetes API server; KubeRay 1.7 looks ports up by name")
+def duplicate_container_ports(container: Container) -> Iterator[Problem]:
+    """Ports of a container differ in number and name."""
+    if container.init:
+        return
+    yield from _duplicates(container["ports"], "containerPort", "RayCluster" if container.pod.group else "Pod")
+    for name in (port["name"] for port in container["ports"]):
+        text = name.text
+        if text is not None and (len(text) > 15 or not re.search("[a-z]", text) or not _DNS_1123.match(text)):
+            why = f"{text!r} is no port name: the API server refuses the Pod"
+            yield error(name, why, "use at most 15 lower-case letters, digits and hyphens")
+
+
+@rule(Pod, "duplicate-port", "Linux: containers of a Pod share one network")
+def shared_ports(pod: Pod) -> Iterator[Problem]:
+    """Two containers may share the names of ports, but no number."""
     owners: dict[tuple[int, str], str] = {}
     for container in pod.containers:
-        what = "RayCluster" if pod.role in ("head", "worker") else "Pod"
-        yield from _duplicates(list(container["ports"]), "containerPort", what)
         for port in container["ports"]:
-            name, number = port["name"].text, port["containerPort"].number
-            if name is not None and (len(name) > 15 or not re.search("[a-z]", name) or not _DNS_1123.match(name)):
-                yield error(
-                    port["name"],
-                    f"{name!r} is no port name: the API server refuses the Pod",
-                    "use at most 15 lower-case letters, digits and hyphens",
+            key = (port["containerPort"].number or 0, port["protocol"].text or "TCP")
+            if key[0] and owners.setdefault(key, container.name) != container.name:
+                why = (
+                    f"port {key[0]} is the container {owners[key]}'s too: containers of a Pod share one network, and "
+                    "only the first to come can listen"
                 )
-            here = str(container["name"].value)
-            if number is None or owners.setdefault((number, port["protocol"].text or "TCP"), here) == here:
-                continue
-            yield warning(
-                port["containerPort"],
-                f"port {number} is the container {owners[number, port['protocol'].text or 'TCP']}'s too: containers of "
-                "a Pod share one network, and only the first to come can listen",
-                "give each container its own port",
-            )
+                yield warning(port["containerPort"], why, "give each container its own port")
 
 
-def _duplicates(ports: list[Node], key: str, what: str) -> Iterator[Problem]:
-    numbers: set[tuple[int, str]] = set()
-    names: set[str] = set()
+def _duplicates(ports: Node, key: str, what: str) -> Iterator[Problem]:
+    seen: set[Any] = set()
     for port in ports:
-        number, name = port[key].number, port["name"].text
-        protocol = port["protocol"].text or "TCP"
-        if number is not None and (number, protocol) in numbers:
+        number, name, protocol = port[key].number, port["name"].text, port["protocol"].text or "TCP"
+        if number is not None and (number, protocol) in seen:
             # Of a Pod's ports the API server only warns; KubeRay's CRD says in its schema that they differ.
-            say, consequence = (
-                (warning, "server-side apply refuses") if what == "Pod" else (error, "the API server refuses")
-            )
-            yield say(port[key], f"{protocol} port {number} is listed twice: {consequence} the {what}", "list it once")
-        elif name is not None and name in names:
-            yield error(
-                port["name"], f"two ports are named {name}: the API server refuses the {what}", "give each its own name"
-            )
-        if number is not None:
-            numbers.add((number, protocol))
-        if name is not None:
-            names.add(name)
+            say, who = (warning, "server-side apply") if what == "Pod" else (error, "the API server")
+            yield say(port[key], f"{protocol} port {number} is listed twice: {who} refuses the {what}", "list it once")
+        elif name is not None and name in seen:
+            why = f"two ports are named {name}: the API server refuses the {what}"
+            yield error(port["name"], why, "give each its own name")
+        seen |= {(number, protocol), name}

@@ -35,7 +35,7 @@ def volumes(pod: Pod) -> Iterator[Problem]:
     """What a container mounts is a volume of the Pod, each path once."""
     known = {volume["name"].value for volume in pod.spec["volumes"] if isinstance(volume["name"].value, str)}
     known |= {str(claim.at("metadata", "name").value) for claim in _claim_templates(pod.node.document.node["spec"])}
-    if pod.role in ("head", "worker", "submitter"):
+    if pod.ray:
         known |= _OPERATORS_OWN
     for container in pod.all_containers:
         paths: set[str] = set()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Group
-from kuberay.check.pods import ACCELERATOR, GENERATION_OF, RARE_ACCELERATORS, TOPOLOGY, TPU, Pod, tpu_amount
+from kuberay.check.pods import ACCELERATOR, GENERATION_OF, RARE_ACCELERATORS, TOPOLOGY, TPU, Pod
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
 from ray_configs.tpu import GENERATIONS, TpuSlice
 
@@ -15,24 +15,18 @@ _OTHER_NAMES = {
     for name in (machine.name, generation.name, generation.ray_name)
 }
 """Names of machine types and generations, which people write where the accelerator belongs."""
-_WEBHOOK = "GKE TPU webhook: checkWorkersMatchTopology"
 
 
 @rule(Pod, "tpu-accelerator", _GKE)
 def accelerator(pod: Pod) -> Iterator[Problem]:
     """The accelerator that the node selector names exists."""
-    node, name = pod.accelerator, pod.accelerator.text
+    node, name = pod.accelerator, str(pod.accelerator.value)
     if not node.present or node.placeholder or name in GENERATION_OF or name in RARE_ACCELERATORS:
         return
-    choices = [*GENERATION_OF, *RARE_ACCELERATORS]
-    translated = _OTHER_NAMES.get(str(node.value).lower())
-    yield error(
-        node,
-        f"GKE labels no node with the accelerator {node.value}: the Pod stays Pending for ever",
-        f"write {translated}"
-        if translated
-        else meant(str(node.value), choices, f"write one of {', '.join(GENERATION_OF)}"),
-    )
+    translated, choices = _OTHER_NAMES.get(name.lower()), [*GENERATION_OF, *RARE_ACCELERATORS]
+    otherwise = meant(name, choices, f"write one of {', '.join(GENERATION_OF)}")
+    why = f"GKE labels no node with the accelerator {name}: the Pod stays Pending for ever"
+    yield error(node, why, f"write {translated}" if translated else otherwise)
 
 
 @rule(Pod, "tpu-topology", _GKE)
@@ -42,131 +36,112 @@ def topology(pod: Pod) -> Iterator[Problem]:
     if not node.present or node.placeholder:
         return
     if pod.axes is None:
-        yield error(
-            node,
-            f"{node.value!r} is no topology: no GKE node has such a label, and the GKE TPU webhook cannot read it",
-            "write chips along each axis, such as 2x4 or 2x2x1",
-        )
+        why = f"{node.value!r} is no topology: no GKE node has such a label, and the GKE TPU webhook cannot read it"
+        yield error(node, why, "write chips along each axis, such as 2x4 or 2x2x1")
     elif pod.generation is not None and not pod.machines:
-        sold = pod.generation.topologies
-        turned = ["x".join(map(str, sorted(pod.axes)))]
-        likely = turned[0] if turned[0] in sold else nearest(str(node.value), sold)
-        yield error(
-            node,
-            f"GKE sells no {pod.accelerator.value} slice of {node.value}: the Pod stays Pending for ever",
-            (f"write {likely}, or another" if likely else "write one")
-            + f" of {', '.join(sold[:12])}"
-            + (" and larger ones" if len(sold) > 12 else ""),
-        )
+        sold, turned = pod.generation.topologies, "x".join(map(str, sorted(pod.axes)))
+        likely = turned if turned in sold else nearest(str(node.value), sold)
+        first = f"write {likely}, or another of" if likely else "write one of"
+        more = " and larger ones" if len(sold) > 12 else ""
+        why = f"GKE sells no {pod.accelerator.value} slice of {node.value}: the Pod stays Pending for ever"
+        yield error(node, why, f"{first} {', '.join(sold[:12])}{more}")
 
 
 @rule(Pod, "tpu-chips", _GKE)
 def chips(pod: Pod) -> Iterator[Problem]:
     """Chips per Pod are those of one machine, of which the slice is made."""
-    if not pod.asks_tpu or any(tpu_amount(container).placeholder for container in pod.tpu_containers):
+    if not pod.asks_tpu or any(container.chips.placeholder for container in pod.tpu_containers):
         return
-    node = tpu_amount(pod.tpu_containers[0])
+    node, total, so = pod.tpu_containers[0].chips, pod.topology_chips or 0, "no node fits and the Pod stays Pending"
     if pod.chips is None:
-        yield error(
-            node,
-            f"{node.value!r} is no whole number of chips: the API server refuses the Pod",
-            f"write {TPU} as 1, 4 or 8",
-        )
-        return
-    if pod.chips not in (1, 4, 8):
-        trap = ""
-        total = pod.topology_chips
-        if total and total % pod.chips:
-            trap = (
-                f"; {total} chips of {pod.topology.value} do not divide by it either, which the GKE TPU webhook "
-                f"rounds down to {max(1, total // pod.chips)} hosts and accepts"
+        why = f"{node.value!r} is no whole number of chips: the API server refuses the Pod"
+        yield error(node, why, f"write {TPU} as 1, 4 or 8")
+    elif pod.chips not in (1, 4, 8):
+        why = f"no TPU machine type has {pod.chips} chips, so {so}"
+        if total % pod.chips:
+            why += (
+                f"; {total} chips of {pod.topology.value} do not divide by it either, which the GKE TPU webhook rounds "
+                f"down to {max(1, total // pod.chips)} hosts and accepts"
             )
-        yield error(
-            node,
-            f"no TPU machine type has {pod.chips} chips, so no node fits and the Pod stays Pending{trap}",
-            f"ask for {_sizes(pod) or '1, 4 or 8'}, all chips of a host",
-        )
+        yield error(node, why, f"ask for {_sizes(pod) or '1, 4 or 8'}, all chips of a host")
     elif pod.machines and pod.machine is None:
-        total = pod.topology_chips or 0
         partial = len(pod.machines) == 1 and total == pod.machines[0].chips and pod.chips < total
-        say = warning if partial and pod.role not in ("worker", "head") else error
-        if say is warning:
+        idle = partial and pod.group is None
+        if idle:
             so = "chips are left idle, and the runtime may refuse part of a host"
         elif partial:
             so = "the GKE TPU webhook takes every Pod for a host of its own, and JAX waits for hosts that are none"
-        else:
-            so = "no node fits and the Pod stays Pending"
         why = f"a host of {pod.accelerator.value} {pod.topology.value} has {_sizes(pod)} chips, not {pod.chips}: {so}"
-        yield say(node, why, f"ask for {_sizes(pod)}, or choose another topology")
+        yield (warning if idle else error)(node, why, f"ask for {_sizes(pod)}, or choose another topology")
 
 
-@rule(Group, "tpu-hosts", _WEBHOOK)
+@rule(Group, "tpu-hosts", "GKE TPU webhook: checkWorkersMatchTopology")
 def hosts(group: Group) -> Iterator[Problem]:
     """numOfHosts is the chips of the topology by the chips of a host; the webhook refuses the RayCluster otherwise."""
-    pod, node = group.pod, group.node["numOfHosts"]
+    pod, node, total = group.pod, group.node["numOfHosts"], group.pod.topology_chips
     if node.number == 0 and group.tpu:
         yield error(node, "is 0: the GKE TPU webhook refuses the RayCluster", "write the hosts of a slice, 1 or more")
         return
-    if not group.tpu or pod.chips not in (1, 4, 8) or group.hosts is None or pod.topology_chips is None:
+    if not group.tpu or pod.chips not in (1, 4, 8) or group.hosts is None or total is None or pod.misfit:
         return
-    if pod.misfit:
+    wanted = total // pod.chips or 1
+    if wanted == group.hosts:
         return
-    wanted = pod.topology_chips // pod.chips or 1
-    if wanted != group.hosts:
-        both = [f"{TPU} {m.chips} and numOfHosts {pod.topology_chips // m.chips}" for m in pod.machines]
-        sold = "; it is sold as " + " or ".join(both) if len(both) > 1 else ""
-        one = "is one host" if wanted == 1 else f"has {wanted} hosts"
-        yield error(
-            node,
-            f"a slice of {pod.topology.value} with {pod.chips} chips a host {one}, not {group.hosts}: the GKE TPU "
-            f"webhook refuses the RayCluster with 'Number of workers in worker group not equal to specified topology'"
-            f"{sold}",
-            f"write numOfHosts: {wanted}"
-            + (", or the other size" if len(both) > 1 else "")
-            + ("; replicas are slices, not hosts" if group.node["replicas"].number == wanted > 1 else ""),
-        )
+    both = [f"{TPU} {m.chips} and numOfHosts {total // m.chips}" for m in pod.machines]
+    sold = "; it is sold as " + " or ".join(both) if len(both) > 1 else ""
+    one = "is one host" if wanted == 1 else f"has {wanted} hosts"
+    yield error(
+        node,
+        f"a slice of {pod.topology.value} with {pod.chips} chips a host {one}, not {group.hosts}: the GKE TPU webhook "
+        f"refuses the RayCluster with 'Number of workers in worker group not equal to specified topology'{sold}",
+        f"write numOfHosts: {wanted}"
+        + (", or the other size" if len(both) > 1 else "")
+        + ("; replicas are slices, not hosts" if group.node["replicas"].number == wanted > 1 else ""),
+    )
 
 
 @rule(Group, "tpu-2x4", "Ray 2.60: chips per host of 2x4")
 def ambiguous(group: Group) -> Iterator[Problem]:
     """2x4 is sold as one host of eight chips and as two of four; Ray takes it for the first."""
     if group.tpu and len(group.pod.machines) > 1 and group.pod.chips == 4 and group.hosts == 2:
-        yield note(
-            group.pod.topology,
+        why = (
             "is made of two hosts of 4 chips here; Ray takes 2x4 for one host of 8 unless it is told, and then waits "
-            "for ever for a host with 8 chips",
-            "pass chips_per_vm=4 where the slice is reserved (ray.util.tpu)",
+            "for ever for a host with 8 chips"
         )
+        yield note(group.pod.topology, why, "pass chips_per_vm=4 where the slice is reserved (ray.util.tpu)")
 
 
 @rule(Pod, "tpu-selectors", "GKE TPU webhook; GKE Autopilot; Ray 2.60's autoscaler")
 def selectors(pod: Pod) -> Iterator[Problem]:
     """A Pod with chips says which accelerator and which topology."""
-    node = pod.spec["nodeSelector"]
+    node, worker = pod.spec["nodeSelector"], pod.role == "worker"
     if not pod.asks_tpu:
-        unmeant = pod.role == "worker" or not pod.tolerates_tpu
-        if pod.topology.present and unmeant and pod.role not in ("head", "submitter") and pod.containers:
+        unmeant = worker or (not pod.tolerates_tpu and pod.role not in ("head", "submitter"))
+        if pod.topology.present and unmeant and pod.containers:
+            why = (
+                f"selects TPU nodes, but no container asks for {TPU}: GKE taints those nodes, and the Pod stays "
+                "Pending, or holds a host without its chips"
+            )
             yield warning(
-                pod.topology,
-                f"selects TPU nodes, but no container asks for {TPU}: GKE taints those nodes, and the "
-                "Pod stays Pending, or holds a host without its chips",
-                f"write resources.limits {TPU} on the container, or take the selectors out",
+                pod.topology, why, f"write resources.limits {TPU} on the container, or take the selectors out"
             )
         return
-    if not pod.topology.present and (pod.role == "worker" or not pod.dynamic):
+    if not worker and pod.dynamic:
+        return
+    if not pod.topology.present:
         why = (
             "the GKE TPU webhook refuses the RayCluster and its Pods"
-            if pod.role == "worker"
+            if worker
             else "GKE Autopilot refuses the Pod, and on Standard it lands on any TPU node with free chips"
         )
-        yield (error if pod.role == "worker" else warning)(
+        yield (error if worker else warning)(
             node[TOPOLOGY],
             f"asks for TPU chips without the node selector {TOPOLOGY}: {why}",
             f"write {TOPOLOGY}: the slice's topology, such as 2x4",
         )
-    if not pod.accelerator.present and (pod.role == "worker" or not pod.dynamic):
-        ray = ", and Ray's autoscaler does not know the slice's head resource" if pod.role == "worker" else ""
-        yield (error if pod.role == "worker" and not pod.dynamic else warning)(
+    if not pod.accelerator.present:
+        ray = ", and Ray's autoscaler does not know the slice's head resource" if worker else ""
+        yield (error if worker and not pod.dynamic else warning)(
             node[ACCELERATOR],
             f"asks for TPU chips without the node selector {ACCELERATOR}: GKE Autopilot refuses "
             f"the Pod, Standard takes any TPU generation of that topology{ray}",
@@ -178,52 +153,38 @@ def selectors(pod: Pod) -> Iterator[Problem]:
 def ray_topology(group: Group) -> Iterator[Problem]:
     """Ray reserves slices of the topologies that it knows, and scales the accelerators that it knows."""
     pod = group.pod
-    if not group.tpu:
+    if group.tpu and pod.accelerator.text == "tpu7":
+        why = "Ray 2.60 knows no generation tpu7: it cannot label or reserve its slices"
+        yield warning(pod.accelerator, why, "write tpu7x, or run the workload as a Kubernetes Job")
+    if not group.tpu or pod.machine is None or pod.generation is None:
         return
-    if pod.machine is not None and pod.generation is not None:
-        made = TpuSlice(pod.generation.name, str(pod.topology.value), pod.machine.name)
-        if made.ray_refusal:
-            unscaled = "autoscaler" in made.ray_refusal
-            if unscaled and not group.cluster.autoscaling:
-                return
-            yield warning(
-                pod.accelerator if unscaled else pod.topology,
-                f"{made.ray_refusal}: Ray's slice reservation "
-                + ("never adds such hosts" if unscaled else "raises ValueError; plain TPU resources still work"),
-                "choose another slice for Ray, or run the workload as a Kubernetes Job",
-            )
-    elif pod.accelerator.text == "tpu7":
-        yield warning(
-            pod.accelerator,
-            "Ray 2.60 knows no generation tpu7: it cannot label or reserve its slices",
-            "write tpu7x, or run the workload as a Kubernetes Job",
-        )
+    refusal = TpuSlice(pod.generation.name, str(pod.topology.value), pod.machine.name).ray_refusal
+    unscaled = "autoscaler" in (refusal or "")
+    if refusal and (group.cluster.autoscaling or not unscaled):
+        so = "never adds such hosts" if unscaled else "raises ValueError; plain TPU resources still work"
+        place = pod.accelerator if unscaled else pod.topology
+        instead = "choose another slice for Ray, or run the workload as a Kubernetes Job"
+        yield warning(place, f"{refusal}: Ray's slice reservation {so}", instead)
 
 
 @rule(Pod, "tpu-capacity", "GKE: what Spot, flex-start and reservations sell")
 def capacity(pod: Pod) -> Iterator[Problem]:
     """A node is bought one way, and flex-start does not sell every machine."""
-    selector = pod.spec["nodeSelector"]
-    spot = selector["cloud.google.com/gke-spot"]
-    flex = selector["cloud.google.com/gke-flex-start"]
-    reservation = selector["cloud.google.com/reservation-name"]
-    chosen = [way for way in (spot, flex, reservation) if way.present and way.value not in ("false", False)]
+    selector, flex = pod.spec["nodeSelector"], "cloud.google.com/gke-flex-start"
+    ways = [selector[key] for key in ("cloud.google.com/gke-spot", flex, "cloud.google.com/reservation-name")]
+    chosen = {str(way.path[-1]): way for way in ways if way.value not in (None, "false", False)}
     if len(chosen) > 1:
-        names = " and ".join(str(way.path[-1]) for way in chosen)
-        yield error(
-            chosen[-1],
-            f"selects nodes with {names}: no node is bought both ways, the Pod stays Pending",
-            "keep one of them",
-        )
+        why = f"selects nodes with {' and '.join(chosen)}: no node is bought both ways, the Pod stays Pending"
+        yield error(list(chosen.values())[-1], why, "keep one of them")
     if flex in chosen and pod.generation is not None:
-        known = pod.machine or pod.generation.multi_host_machine
-        if not known.dynamic_workload_scheduler:
-            yield error(
-                flex,
-                f"flex-start does not sell {known.name}: no node pool of {pod.accelerator.value} can have this "
-                "label, the Pod stays Pending",
-                "use Spot, a reservation or on-demand nodes, or another generation such as v5e or v6e",
+        machine = pod.machine or pod.generation.multi_host_machine
+        if not machine.dynamic_workload_scheduler:
+            why = (
+                f"flex-start does not sell {machine.name}: no node pool of {pod.accelerator.value} can have this "
+                "label, the Pod stays Pending"
             )
+            instead = "use Spot, a reservation or on-demand nodes, or another generation such as v5e or v6e"
+            yield error(chosen[flex], why, instead)
 
 
 def _sizes(pod: Pod) -> str:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.nodes import Node, quantity
-from kuberay.check.pods import Pod
-from kuberay.check.rules import Problem, error, meant, nearest, rule, warning
+from kuberay.check.pods import TPU, Container, Pod, Variable
+from kuberay.check.rules import Problem, error, meant, rule, warning
 
 _API = "Kubernetes API server: validation of Pods"
 _REFUSED = "the API server refuses the Pod"
@@ -35,16 +35,10 @@ def _one_of(node: Node, choices: tuple[str, ...]) -> Iterator[Problem]:
 
 @rule(Pod, "pod-value", _API)
 def words(pod: Pod) -> Iterator[Problem]:
-    """Fields that know a few words take no other."""
+    """Fields that know a few words, label values and port numbers take no other."""
     spec = pod.spec
     yield from _one_of(spec["restartPolicy"], ("Always", "OnFailure", "Never"))
     yield from _one_of(spec["dnsPolicy"], ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"))
-    for container in pod.all_containers:
-        yield from _one_of(container["imagePullPolicy"], ("IfNotPresent", "Always", "Never"))
-        yield from _one_of(container["terminationMessagePolicy"], ("File", "FallbackToLogsOnError"))
-        for port in container["ports"]:
-            yield from _one_of(port["protocol"], ("TCP", "UDP", "SCTP"))
-            yield from _port_number(port["containerPort"])
     for key, value in spec["nodeSelector"].fields.items():
         if value.text is not None and not _LABEL_VALUE.fullmatch(value.text):
             why = f"{value.text!r} is no label value, which {key} must have: {_REFUSED}"
@@ -52,6 +46,16 @@ def words(pod: Pod) -> Iterator[Problem]:
     for key in ("terminationGracePeriodSeconds", "activeDeadlineSeconds"):
         if (spec[key].number or 0) < 0:
             yield error(spec[key], f"is negative: {_REFUSED}", "write seconds, 0 or more")
+
+
+@rule(Container, "pod-value", _API)
+def container_words(container: Container) -> Iterator[Problem]:
+    """The same of its containers."""
+    yield from _one_of(container["imagePullPolicy"], ("IfNotPresent", "Always", "Never"))
+    yield from _one_of(container["terminationMessagePolicy"], ("File", "FallbackToLogsOnError"))
+    for port in container["ports"]:
+        yield from _one_of(port["protocol"], ("TCP", "UDP", "SCTP"))
+        yield from _port_number(port["containerPort"])
 
 
 @rule(Pod, "toleration", _API)
@@ -64,44 +68,44 @@ def tolerations(pod: Pod) -> Iterator[Problem]:
         if operator.value == "Exists" and value.value:
             yield error(value, f"a value beside operator Exists: {_REFUSED}", "take it out, or write operator: Equal")
         if not item["key"].value and operator.value != "Exists" and isinstance(item.value, dict):
-            yield error(
-                item["key"], f"a toleration without key must have operator Exists: {_REFUSED}", "write key, or Exists"
-            )
+            why = f"a toleration without key must have operator Exists: {_REFUSED}"
+            yield error(item["key"], why, "write key, or Exists")
         if item["tolerationSeconds"].present and effect.value != "NoExecute":
             why = f"tolerationSeconds is for effect NoExecute alone: {_REFUSED}"
             yield error(item["tolerationSeconds"], why, "take it out, or write effect: NoExecute")
 
 
-@rule(Pod, "env", _API + "; KubeRay 1.7's CRD: env is a list with the key name")
-def environment(pod: Pod) -> Iterator[Problem]:
-    """A variable has one value from one place, and is there once."""
-    for container in pod.all_containers:
-        seen: dict[str, Node] = {}
-        for item in container["env"]:
-            name, value, origin = item["name"], item["value"], item["valueFrom"]
-            if value.value and origin.present:
-                why = f"{name.value} has a value and a valueFrom: {_REFUSED}"
-                yield error(origin, why, "keep one of them")
-            if origin.present and not origin.placeholder:
-                yield from _origin(origin)
-            said = name.value  # not its text: most names look like PLACEHOLDERS
-            if not isinstance(said, str):
-                continue
-            if "=" in said:
-                yield error(name, f"{said!r} is no name of a variable: {_REFUSED}", "write it without =")
-            if said in seen:
-                before = f" (line {seen[said].line})" if seen[said].line else ""
-                if pod.role in ("head", "worker", "submitter"):
-                    why = f"{said} is set twice{before}: KubeRay's CRD allows one, the API server refuses the object"
-                    yield error(name, why, "keep one of them")
-                elif seen[said].value != item.value:
-                    why = f"{said} is set twice{before}: the later one wins, and server-side apply refuses both"
-                    yield warning(name, why, "keep one of them")
-            seen.setdefault(said, item)
-        for item in container["envFrom"]:
-            given = [key for key in ("secretRef", "configMapRef") if item[key].present]
-            if len(given) != 1 and isinstance(item.value, dict):
-                yield error(item, f"needs one of secretRef and configMapRef: {_REFUSED}", "write one of them")
+@rule(Variable, "env", _API)
+def variable(variable: Variable) -> Iterator[Problem]:
+    """A variable has one value from one place."""
+    origin = variable.node["valueFrom"]
+    if variable.value.value and origin.present:
+        yield error(origin, f"{variable.name} has a value and a valueFrom: {_REFUSED}", "keep one of them")
+    if origin.present and not origin.placeholder:
+        yield from _origin(origin)
+    if "=" in variable.name:
+        why = f"{variable.name!r} is no name of a variable: {_REFUSED}"
+        yield error(variable.node["name"], why, "write it without =")
+
+
+@rule(Container, "env", _API + "; KubeRay 1.7's CRD: env is a list with the key name")
+def environment(container: Container) -> Iterator[Problem]:
+    """A variable is there once, and envFrom names one source."""
+    seen: dict[str, Variable] = {}
+    for variable in container.variables:
+        first, name = seen.setdefault(variable.name, variable), variable.node["name"]
+        if first is variable or not variable.name:
+            continue
+        twice = f"{variable.name} is set twice" + (f" (line {first.node.line})" if first.node.line else "")
+        if container.pod.ray:
+            why = f"{twice}: KubeRay's CRD allows one, the API server refuses the object"
+            yield error(name, why, "keep one of them")
+        elif first.node.value != variable.node.value:
+            yield warning(name, f"{twice}: the later one wins, and server-side apply refuses both", "keep one of them")
+    for item in container["envFrom"]:
+        given = [key for key in ("secretRef", "configMapRef") if item[key].present]
+        if len(given) != 1 and isinstance(item.value, dict):
+            yield error(item, f"needs one of secretRef and configMapRef: {_REFUSED}", "write one of them")
 
 
 def _origin(origin: Node) -> Iterator[Problem]:
@@ -126,71 +130,66 @@ def _origin(origin: Node) -> Iterator[Problem]:
         yield error(path, why, meant(path.text or "", fields, "write such as metadata.name or status.podIP"))
 
 
-@rule(Pod, "image", "container runtimes: references of images")
-def images(pod: Pod) -> Iterator[Problem]:
+@rule(Container, "image", "container runtimes: references of images")
+def image(container: Container) -> Iterator[Problem]:
     """An image is named as registries name them: in small letters, without spaces."""
-    for container in pod.all_containers:
-        image = container["image"]
-        named = re.sub(r"[A-Z]+(_[A-Z]+)+", "x", image.text or "x")  # PROJECT_ID, yet to be filled in
-        if _IMAGE.fullmatch(named) or re.search("[${<]", named):
-            continue
-        if image.text == "":
-            yield error(image, f"is empty: {_REFUSED}", "write the image")
-        elif image.text != image.text.strip():
-            yield error(image, f"{image.text!r} has spaces around it: {_REFUSED}", f"write {image.text.strip()}")
-        else:
-            why = f"{image.text!r} is no reference of an image: the Pod stays at InvalidImageName"
-            yield error(image, why, "write registry/path:tag, the path in small letters and without spaces")
+    image = container["image"]
+    text = image.text or ""
+    named = re.sub(r"[A-Z]+(_[A-Z]+)+", "x", text)  # PROJECT_ID, yet to be filled in
+    if image.text is None or _IMAGE.fullmatch(named) or re.search("[${<]", named):
+        return
+    if not text:
+        yield error(image, f"is empty: {_REFUSED}", "write the image")
+    elif text != text.strip():
+        yield error(image, f"{text!r} has spaces around it: {_REFUSED}", f"write {text.strip()}")
+    else:
+        why = f"{text!r} is no reference of an image: the Pod stays at InvalidImageName"
+        yield error(image, why, "write registry/path:tag, the path in small letters and without spaces")
 
 
-@rule(Pod, "resources", _API)
-def resources(pod: Pod) -> Iterator[Problem]:
+@rule(Container, "resources", _API)
+def resources(container: Container) -> Iterator[Problem]:
     """Requests stay within limits, and claims are made by the Pod."""
-    claims = {item["name"].text for item in pod.spec["resourceClaims"]} - {None}
-    for container in pod.all_containers:
-        for name, wanted in container["resources"]["requests"].fields.items():
-            limit = container.at("resources", "limits", name)
-            if name == "google.com/tpu" or not wanted.present or not limit.present:
-                continue
-            asked, most = quantity(wanted), quantity(limit)
-            if asked is not None and most is not None and asked > most:
-                why = f"requests {wanted.value} of {name}, more than its limit of {limit.value}: {_REFUSED}"
-                yield error(wanted, why, f"write at most {limit.value}, or raise the limit")
-        for claim in container["resources"]["claims"]:
-            name = claim["name"].text
-            if name is not None and name not in claims:
-                near = nearest(name, {str(known) for known in claims})
-                instead = f"write {near}" if near else f"add {name} to the Pod's resourceClaims, or take it out"
-                yield error(claim["name"], f"the Pod has no resource claim {name}: {_REFUSED}", instead)
+    amounts = container["resources"]
+    for name, wanted in amounts["requests"].fields.items():
+        limit = amounts["limits"][name]
+        asked, most = quantity(wanted), quantity(limit)
+        if name != TPU and asked is not None and most is not None and asked > most:
+            why = f"requests {wanted.value} of {name}, more than its limit of {limit.value}: {_REFUSED}"
+            yield error(wanted, why, f"write at most {limit.value}, or raise the limit")
+    made = {item["name"].text or "" for item in container.pod.spec["resourceClaims"]}
+    for claim in amounts["claims"]:
+        name = claim["name"].text
+        if name is not None and name not in made:
+            instead = meant(name, made, f"add {name} to the Pod's resourceClaims, or take it out")
+            yield error(claim["name"], f"the Pod has no resource claim {name}: {_REFUSED}", instead)
 
 
-@rule(Pod, "probe", _API + "; the kubelet looks ports up by name")
-def probes(pod: Pod) -> Iterator[Problem]:
+@rule(Container, "probe", _API + "; the kubelet looks ports up by name")
+def probes(container: Container) -> Iterator[Problem]:
     """A probe asks in one way, at sensible times, on a port that the container names."""
-    for container in pod.all_containers:
-        ports = {port["name"].text for port in container["ports"]}
-        for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
-            probe = container[kind]
-            if not isinstance(probe.value, dict) or probe.placeholder:
-                continue
-            yield from _one_handler(probe, _HANDLERS, "asks")
-            for key in ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "failureThreshold"):
-                if (probe[key].number or 0) < 0:
-                    yield error(probe[key], f"is negative: {_REFUSED}", "write 1 or more")
-            success = probe["successThreshold"]
-            if kind != "readinessProbe" and (success.number or 1) != 1:
-                yield error(success, f"is 1 for every {kind}: {_REFUSED}", "take it out")
-            for handler in ("httpGet", "tcpSocket"):
-                port = probe[handler]["port"]
-                yield from _port_number(port)
-                if port.text and not port.text.isdigit() and port.text not in ports:
-                    why = f"the container names no port {port.text}: the probe fails for ever"
-                    known = ", ".join(sorted(filter(None, ports)))
-                    instead = f"write one of {known}" if known else f"add the name {port.text} to one of its ports"
-                    yield error(port, why, meant(port.text, filter(None, ports), instead))
-        for hook in ("preStop", "postStart"):
-            if isinstance(container["lifecycle"][hook].value, dict):
-                yield from _one_handler(container["lifecycle"][hook], _HOOKS, "does")
+    ports = {port["name"].text for port in container["ports"]}
+    for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
+        probe = container[kind]
+        if not isinstance(probe.value, dict) or probe.placeholder:
+            continue
+        yield from _one_handler(probe, _HANDLERS, "asks")
+        for key in ("initialDelaySeconds", "periodSeconds", "timeoutSeconds", "failureThreshold"):
+            if (probe[key].number or 0) < 0:
+                yield error(probe[key], f"is negative: {_REFUSED}", "write 1 or more")
+        success = probe["successThreshold"]
+        if kind != "readinessProbe" and (success.number or 1) != 1:
+            yield error(success, f"is 1 for every {kind}: {_REFUSED}", "take it out")
+        for port in (probe[handler]["port"] for handler in ("httpGet", "tcpSocket")):
+            yield from _port_number(port)
+            if port.text and not port.text.isdigit() and port.text not in ports:
+                why = f"the container names no port {port.text}: the probe fails for ever"
+                known = ", ".join(sorted(filter(None, ports)))
+                instead = f"write one of {known}" if known else f"add the name {port.text} to one of its ports"
+                yield error(port, why, meant(port.text, filter(None, ports), instead))
+    for hook in ("preStop", "postStart"):
+        if isinstance(container["lifecycle"][hook].value, dict):
+            yield from _one_handler(container["lifecycle"][hook], _HOOKS, "does")
 
 
 def _one_handler(node: Node, handlers: tuple[str, ...], verb: str) -> Iterator[Problem]:

@@ -29,71 +29,12 @@ def deletion(*rules: dict[str, Any]) -> list[Change]:
     ("changes", "rule", "severity", "words"),
     [
         ([("metadata name", "j" * 48)], "name", "error", ["RayJob of more than 47"]),
-        ([("spec rayClusterSpec", REMOVED)], "ray-job-cluster", "error", ["neither rayClusterSpec"]),
-        ([("spec entrypoint", REMOVED)], "ray-job-cluster", "warning", ["no entrypoint"]),
-        ([("spec submissionMode", "HttpMode")], "ray-job-submission", "error", ["HTTPMode"]),
-        (
-            [("spec submissionMode", "SidecarMode"), ("spec submitterConfig backoffLimit", 1)],
-            "ray-job-submission",
-            "error",
-            ["submitterConfig with SidecarMode"],
-        ),
-        (
-            [
-                ("spec submissionMode", "SidecarMode"),
-                (f"{HEAD} template spec restartPolicy", "OnFailure"),
-                ("spec rayClusterSpec enableInTreeAutoscaling", False),
-                ("spec rayClusterSpec autoscalerOptions", REMOVED),
-            ],
-            "ray-job-submission",
-            "error",
-            ["restartPolicy is OnFailure"],
-        ),
-        (
-            [("spec submissionMode", "InteractiveMode"), ("spec backoffLimit", 2)],
-            "ray-job-submission",
-            "error",
-            ["backoffLimit with InteractiveMode"],
-        ),
-        ([("spec activeDeadlineSeconds", 0)], "ray-job-limits", "error", ["is 0"]),
-        ([("spec backoffLimit", -1)], "ray-job-limits", "error", ["is -1"]),
-        (
-            [
-                ("spec shutdownAfterJobFinishes", False),
-                ("spec deletionStrategy deletionRules", [rule("DeleteCluster")]),
-            ],
-            "ray-job-limits",
-            "error",
-            ["no shutdownAfterJobFinishes"],
-        ),
         (
             [("spec shutdownAfterJobFinishes", REMOVED), ("spec ttlSecondsAfterFinished", REMOVED)],
             "ray-job-leftover",
             "warning",
             ["paying for"],
         ),
-        ([("spec deletionStrategy", {})], "deletion-strategy", "error", ["is empty"]),
-        (
-            [("spec deletionStrategy deletionRules", [rule("DeleteCluster")])],
-            "deletion-strategy",
-            "error",
-            ["shutdownAfterJobFinishes beside deletionRules"],
-        ),
-        (
-            [("spec deletionStrategy onSuccess policy", "DeleteCluster")],
-            "deletion-strategy",
-            "error",
-            ["only one of"],
-        ),
-        (deletion(rule("DeleteWorkers")), "deletion-strategy", "error", ["DeleteWorkers with autoscaling"]),
-        (deletion(rule("DeleteSelf"), rule("DeleteSelf")), "deletion-strategy", "error", ["twice for SUCCEEDED"]),
-        (
-            deletion(rule("DeleteSelf", 10), rule("DeleteCluster", 60)),
-            "deletion-strategy",
-            "error",
-            ["DeleteSelf after 10 s", "before DeleteCluster after 60 s"],
-        ),
-        (deletion({"policy": "DeleteSelf", "condition": {}}), "deletion-strategy", "error", ["not both"]),
         (
             [
                 ("metadata labels", {"kueue.x-k8s.io/queue-name": "q"}),
@@ -103,22 +44,6 @@ def deletion(*rules: dict[str, Any]) -> list[Change]:
             "kueue",
             "error",
             ["Kueue refuses"],
-        ),
-        (
-            [
-                ("spec rayClusterSpec", REMOVED),
-                ("spec clusterSelector", {"ray.io/cluster": "a"}),
-                ("spec submissionMode", "SidecarMode"),
-            ],
-            "ray-job-submission",
-            "error",
-            ["clusterSelector with SidecarMode"],
-        ),
-        (
-            [("spec rayClusterSpec", REMOVED), ("spec clusterSelector", {"app": "a"})],
-            "ray-job-cluster",
-            "error",
-            ["names no cluster"],
         ),
         (
             [
@@ -135,18 +60,10 @@ def test_a_spoilt_ray_job(changes: list[Change], rule: str, severity: str, words
     expect(changed(good.ray_job(), *changes), rule, severity, *words)
 
 
-def test_good_deletion_rules() -> None:
-    rules = deletion(rule("DeleteCluster", 60), rule("DeleteSelf", 600), rule("DeleteCluster", 0, "FAILED"))
-    assert good.grave(changed(good.ray_job(), *rules)) == []
-
-
 @pytest.mark.parametrize(
     ("change", "rule", "word"),
     [
         (("metadata name", "n" * 37), "name", "more than 36"),
-        (("spec schedule", "every night"), "cron", "five fields"),
-        (("spec schedule", "TZ=UTC 0 3 * * *"), "cron", "timeZone"),
-        (("spec timeZone", ""), "cron", "is empty"),
     ],
 )
 def test_a_spoilt_cron_job(change: Change, rule: str, word: str) -> None:

@@ -26,7 +26,6 @@ GROUP = "spec workerGroupSpecs 0"
 POD = f"{GROUP} template spec"
 BOX = f"{POD} containers 0"
 CLUSTER = "spec rayClusterConfig"
-HEAD = f"{CLUSTER} headGroupSpec"
 JOB = "spec template spec"
 TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
 PROBE = {"exec": {"command": ["true"]}}
@@ -79,9 +78,7 @@ REFUSED = (
     Case(good.cluster, f"{GROUP} labels", {"a": "b c"}, "b c", "group-labels"),
     Case(good.cluster, f"{GROUP} rayStartParams", {"labels": "a=b"}, "labels", "start-params"),
     Case(good.cluster, f"{GROUP} idleTimeoutSeconds", 60, "idleTimeoutSeconds", "autoscaler-v2-field"),
-    Case(good.cluster, "spec headGroupSpec template spec containers", [], "at least one container", "containers"),
     Case(good.service, "spec upgradeStrategy type", "Incremental", "Incremental", "upgrade-options"),
-    Case(good.service, f"{HEAD} headService metadata name", "h", "headService.metadata.name", "head-service-name"),
     # By the API server again, when the operator makes Pods of what was stored unread.
     Case(good.cluster, f"{POD} tolerations 0 operator", "Exist", "Exist", "toleration"),
     Case(good.cluster, f"{POD} tolerations 1", {"key": "a", "operator": "Gt", "value": "1"}, '"Gt"', "toleration"),
