@@ -189,7 +189,7 @@ def haproxy(host: Host, site: Site, ports: Iterator[int]) -> Mapping[str, str]:
 
         # As in the image: through the wrapper that lies with the code. Where this process was itself told to use it
         # (in the image, or below a program that asked for direct ingress), Ray's answer would be the wrapper again.
-        wrapper = Path(ray_configs.__file__).parents[1] / "apps" / "ingress" / "haproxy"
+        wrapper = Path(ray_configs.__file__).parents[1] / "apps" / "serving" / "ingress" / "haproxy"
         binary = os.environ.get("PODSLICE_HAPROXY_BINARY") or get_haproxy_binary()
         env |= {"PODSLICE_HAPROXY_BINARY": binary, "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper)}
     return env

@@ -146,7 +146,7 @@ def test_serve_finds_haproxy_where_the_image_has_it(dockerfile: Dockerfile) -> N
     stage = dockerfile.stages["packages"]
     variables = dict(word.split("=", 1) for arguments in stage.all("ENV") for word in shlex.split(arguments))
     assert set(variables) == {"RAY_SERVE_HAPROXY_BINARY_PATH", "PODSLICE_HAPROXY_BINARY"}
-    code = (ROOT / "apps" / "ingress" / "direct_ingress.py").read_text()
+    code = (ROOT / "apps" / "serving" / "ingress" / "direct_ingress.py").read_text()
     for name, path in variables.items():
         assert f'os.environ["{name}"]' in code
         assert any(re.search(rf"ln --symbolic .*\s{path}\s", run) for run in stage.all("RUN")), path

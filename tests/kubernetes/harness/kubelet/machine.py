@@ -30,7 +30,7 @@ def image() -> dict[str, str]:
         "HOME": HOME,
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(ROOT),
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "apps" / "ingress" / "haproxy"),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "apps" / "serving" / "ingress" / "haproxy"),
         "PODSLICE_HAPROXY_BINARY": get_haproxy_binary(),
     }
 
