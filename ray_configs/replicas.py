@@ -48,6 +48,11 @@ class AppConfig(Config):
         return self
 
     @property
+    def spans_hosts(self) -> bool:
+        """Whether a replica's slice has more than one host."""
+        return self.slice is not None and not self.slice.single_host
+
+    @property
     def worker_cpus(self) -> float:
         """CPUs that a worker needs for one replica."""
         return self.num_cpus

@@ -51,13 +51,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from apps.batch.generation.lines import InputFile, missing, scan
-from apps.batch.generation.lock import Busy, held
-from apps.batch.generation.parts import Parts, Refused, folder_of
+from apps.batch.generation.parts import Parts, Refused, folder_of, held
 from apps.batch.generation.progress import shown
 from apps.batch.generation.requests import BadLine, Defaults, read
 from apps.batch.generation.source import language_model
 from apps.llm.api import RequestError
 from apps.llm.engine.validation import check_params
+from apps.serving.files import Busy
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import ConfigError
 

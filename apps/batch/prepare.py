@@ -81,8 +81,9 @@ def _prepare(
     from pydantic import TypeAdapter, ValidationError
 
     from apps.batch.preparation import Wanted, prepare
-    from apps.batch.preparation.output import Busy, Refused
+    from apps.batch.preparation.output import Refused
     from apps.llm.engine.model.checkpoint import CheckpointError
+    from apps.serving.files import Busy
     from ray_configs.tpu import SliceField
 
     try:

@@ -14,11 +14,11 @@ from typing import Any
 
 from apps.cell import acl
 from apps.cell.errors import CellError, Conflict, NotAllowed, NotPublished, Unavailable
-from apps.cell.lease import LEASE_S, Lease
 from apps.cell.names import ModelName, check_cell
 from apps.cell.registry import Registry
 from apps.cell.state import CellState, Published
-from apps.cell.store import StateError, StateTaken, Store
+from apps.cell.store import LEASE_S, StateError, StateTaken, Store
+from apps.serving.files import Lease
 from ray_configs.cell import CellConfig
 
 log = logging.getLogger("podslice")

@@ -24,10 +24,11 @@ from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
 from apps.cell.http.caller import View
 from apps.cell.http.relay import Relay
-from apps.cell.lease import LEASE_S, RENEW_S, Holder, Lease
 from apps.cell.serve_apps import ServeApps, own_port, own_route_prefix
-from apps.cell.store import Store
+from apps.cell.store import LEASE_S, RENEW_S, Store
+from apps.serving.files import Holder
 from apps.serving.ingress.api_keys import principals, principals_from_environment
+from apps.serving.replica import log_as_serve_does
 from apps.serving.replica_options import on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
 
@@ -58,7 +59,7 @@ class CellAdmin:
     """The one who knows. Called by the front."""
 
     async def __init__(self, config: CellConfig, keys: bool):
-        _log_as_serve_does()
+        log_as_serve_does()
         self._config = config
         self._keys = keys or bool(principals_from_environment())
         self._woken = asyncio.Event()
@@ -71,7 +72,7 @@ class CellAdmin:
         cluster = ray.get_runtime_context().gcs_address
         me = Holder(f"{_cluster_id()}/{app}", f"application {app} of the Ray cluster at {cluster}")
         store = Store(self._config.state_uri, self._config.name)
-        self._admin = Admin(self._config, store, Lease(store, me))
+        self._admin = Admin(self._config, store, store.lease(me))
         self._admin.open()
         self._apps = ServeApps(self._config.name, own_route_prefix(app))
         self._cell = Cell(self._config, self._admin, self._apps, self._keys)
@@ -154,7 +155,7 @@ class CellFront:
     """HTTP. Holds nothing but a picture of the models, half a second old at most."""
 
     async def __init__(self, config: CellConfig, admin: DeploymentHandle, keys: dict[bytes, str]):
-        _log_as_serve_does()
+        log_as_serve_does()
         self._config, self._admin = config, admin
         self._keys = principals_from_environment(keys)
         if not self._keys:
@@ -206,8 +207,3 @@ def _cluster_id() -> str:
     from ray._private.worker import global_worker
 
     return global_worker.gcs_client.cluster_id.hex()
-
-
-def _log_as_serve_does() -> None:
-    log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
-    log.setLevel(logging.INFO)

@@ -9,7 +9,6 @@ ones stay behind for whoever must look back.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -21,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 from pydantic import ValidationError
 
 from apps.cell.state import FORMAT, CellState
+from apps.serving.files import PARTIAL, Holder, Lease, create, is_local
 
 log = logging.getLogger("podslice")
 
@@ -33,7 +32,9 @@ KEPT = 10
 """Older versions that stay."""
 UNFINISHED_S = 60
 """A temporary file older than this has nobody any more who would finish it."""
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+LEASE_FILE = "lease.json"
+LEASE_S, RENEW_S = 20.0, 5.0
+"""How long a silent cell is believed to live; how often one says that it does."""
 
 
 class StateError(Exception):
@@ -60,7 +61,7 @@ class Store:
             self._fs, root = fsspec.core.url_to_fs(state_uri)
         except (ImportError, ValueError) as error:
             raise StateError(f"state_uri {state_uri!r} cannot be opened: {error}") from error
-        if isinstance(self._fs, LocalFileSystem):
+        if is_local(self._fs):
             root = os.path.expanduser(root)
         self.root = f"{root.rstrip('/')}/{cell}"
         self.uri = f"{state_uri.rstrip('/')}/{cell}"
@@ -86,7 +87,7 @@ class Store:
         }
         path, data = self._path(number), json.dumps(content, indent=1).encode()
         try:
-            self._create(path, data)
+            create(self._fs, path, data)
         except FileExistsError:
             if self._bytes(number) != data:
                 raise StateTaken(f"{path} was written by another cell meanwhile") from None
@@ -141,78 +142,21 @@ class Store:
             )
         return state
 
-    def _create(self, path: str, data: bytes) -> None:
-        """All of the file, or FileExistsError."""
-        if isinstance(self._fs, LocalFileSystem):
-            _create_local(path, data)
-            return
-        self._fs.pipe_file(path, data, mode="create")
-
     def _prune(self, newest: int) -> None:
         """Tidies up; what cannot be removed is tried again after the next write."""
         with contextlib.suppress(Exception):
             for number in self._numbers():
                 if number <= newest - KEPT:
                     self._fs.rm_file(self._path(number))
-            if isinstance(self._fs, LocalFileSystem):
+            if is_local(self._fs):
                 for entry in os.scandir(self.root):  # of a cell that was killed while it wrote
-                    if entry.name.startswith(".") and time.time() - entry.stat().st_mtime > UNFINISHED_S:
+                    if entry.name.endswith(PARTIAL) and time.time() - entry.stat().st_mtime > UNFINISHED_S:
                         os.unlink(entry)
 
-    # What else is kept beside the state, by whoever holds the lease.
-
-    def read_small(self, name: str) -> dict[str, Any] | None:
-        """A small JSON file beside the state; None if there is none, or if it makes no sense."""
-        try:
-            content = json.loads(self._fs.cat_file(f"{self.root}/{name}"))
-        except (FileNotFoundError, ValueError):
-            return None
-        return content if isinstance(content, dict) else None
-
-    def write_small(self, name: str, content: dict[str, Any]) -> None:
-        path, data = f"{self.root}/{name}", json.dumps(content).encode()
-        if isinstance(self._fs, LocalFileSystem):
-            os.makedirs(self.root, exist_ok=True)
-            temporary = f"{self.root}/.{name}.{self._writer}"
-            with open(temporary, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        else:
-            self._fs.pipe_file(path, data)
-
-    def remove_small(self, name: str) -> None:
-        with contextlib.suppress(Exception):
-            self._fs.rm_file(f"{self.root}/{name}")
+    def lease(self, me: Holder) -> Lease:
+        """Which of several cells on this state may change it; the file is beside the state."""
+        return Lease(self._fs, f"{self.root}/{LEASE_FILE}", me, LEASE_S)
 
 
 def _digest(state: Any) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
-def _create_local(path: str, data: bytes) -> None:
-    """A file that is either absent or whole, and stays after a power cut."""
-    folder = os.path.dirname(path)
-    os.makedirs(folder, exist_ok=True)
-    temporary = f"{folder}/.{os.path.basename(path)}.{uuid.uuid4().hex}"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            # A file system without hard links (a mounted bucket): the lease alone keeps two writers apart.
-            if os.path.exists(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
-            os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

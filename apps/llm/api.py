@@ -14,6 +14,23 @@ from typing import Literal
 
 import numpy as np
 
+from apps.serving.errors import EngineError, EngineStopped, QueueFull, RequestError
+
+__all__ = [
+    "EngineError",
+    "EngineStats",
+    "EngineStopped",
+    "FinishReason",
+    "Generation",
+    "Output",
+    "Pool",
+    "PromptTooLong",
+    "QueueFull",
+    "RequestError",
+    "SamplingParams",
+    "TokenLogprob",
+]
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pool = Literal["mean", "last"]
 """Which tokens' hidden states make an embedding: all of them, or the last one's."""
@@ -25,28 +42,10 @@ TOP_LOGPROBS = 20  # alternatives reported at most, OpenAI's limit
 _ids = itertools.count()
 
 
-class RequestError(ValueError):
-    """A request that cannot be served as asked. `field` names what to change."""
-
-    def __init__(self, field: str, message: str):
-        super().__init__(message)
-        self.field = field
-
-
 class PromptTooLong(RequestError):
     """The prompt (with room for one token of answer) is longer than the model's context or the KV cache."""
 
-
-class QueueFull(RuntimeError):
-    """Too many requests wait already: try again in `retry_after_s` seconds."""
-
-    def __init__(self, message: str, retry_after_s: float = 1.0):
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class EngineStopped(RuntimeError):
-    """The engine loop has ended (shutdown or a failed step); its message says why."""
+    code = "context_length_exceeded"
 
 
 @dataclass(frozen=True, slots=True)

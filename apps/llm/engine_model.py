@@ -1,32 +1,35 @@
-"""The Model whose engine runs in this process."""
+"""A served language model: its engine, in this process, as the HTTP dialects see it."""
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from apps.llm.api import EngineStats, EngineStopped, Generation, Output, Pool, QueueFull, SamplingParams
-from apps.llm.metrics import Metrics
+from apps.llm.metrics import LanguageMetrics
 
 if TYPE_CHECKING:
     from apps.llm.engine import Engine
-
-log = logging.getLogger("podslice")
 
 LONG_TEXT = 20_000
 """Characters from which tokenizing takes long enough (milliseconds) to be kept off the event loop."""
 
 
 class EngineModel:
+    """What fails raises EngineError: RequestError (PromptTooLong) with its field, QueueFull or EngineStopped."""
+
     def __init__(self, name: str, engine: "Engine", step_deadline_s: float):
-        self.name, self.created, self.max_model_len = name, int(time.time()), engine.max_model_len
+        self.name, self.created = name, int(time.time())
+        self.max_model_len = engine.max_model_len
+        """Tokens of prompt and answer together."""
         self.embedding_size = engine.embedding_size
+        """Numbers in an embedding."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
-        self._metrics = Metrics(name)
+        self._metrics = LanguageMetrics(name)
 
     async def encode(self, text: str) -> list[int]:
         if len(text) > LONG_TEXT:
@@ -37,6 +40,7 @@ class EngineModel:
         return self._engine.tokenizer.decode(token_ids)
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation; RequestError if the chat template refuses it or there is none."""
         if sum(len(message["content"]) for message in messages) > LONG_TEXT:
             return await asyncio.to_thread(self._engine.chat_prompt, messages)
         return self._engine.chat_prompt(messages)
@@ -58,6 +62,10 @@ class EngineModel:
         return EngineStream(generation, self._metrics, began)
 
     async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:
+        """Log probability of each token of each suffix, directly after the prefix. Cancelling frees what it holds.
+
+        A prefix is encoded as a prompt is; a suffix by itself, without special tokens: no token spans the boundary.
+        """
         if isinstance(prefix, str):
             prefix = await self.encode(prefix)
         if sum(len(suffix) for suffix in suffixes if isinstance(suffix, str)) > LONG_TEXT:
@@ -67,6 +75,11 @@ class EngineModel:
         return [list(output.scores) for output in sorted(outputs, key=lambda output: output.index)]
 
     async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool) -> list[np.ndarray]:
+        """A vector of length 1 for each prompt, `[embedding_size]` float32: mean or last hidden state.
+
+        Many prompts are no reason for a 429: only the first is refused when the queue is full, the others wait for
+        room. Cancelling frees what is held.
+        """
         at_once, loop = self._engine.config.max_batch_size, asyncio.get_running_loop()
         open_: deque[Generation] = deque()
         vectors: list[np.ndarray] = []
@@ -100,20 +113,27 @@ class EngineModel:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
+    def card(self) -> dict[str, Any]:
+        """As OpenAI lists models."""
+        facts = {"id": self.name, "object": "model", "created": self.created, "owned_by": "podslice"}
+        return facts | {"max_model_len": self.max_model_len}
+
+    def report(self) -> dict[str, Any]:
+        return asdict(self.stats())
+
     def check(self) -> None:
+        """Raises EngineStopped if the engine cannot answer."""
         self._engine.check(self._step_deadline_s)
 
     def shutdown(self) -> None:
         self._engine.shutdown()
 
     async def report_forever(self) -> None:
-        """Publishes the engine's counters every second, and logs a line every ten while there is work."""
-        try:
-            while True:
-                await asyncio.sleep(1)
-                self._metrics.publish(self._engine.stats())
-        except Exception:
-            log.exception("metrics are no longer published")
+        await self._metrics.publish_forever(self.stats)
+
+
+Models = Mapping[str, EngineModel]
+"""Served models by their names."""
 
 
 async def _whole(generation: Generation) -> list[Output]:
@@ -135,30 +155,33 @@ def _abort_unread(submitted: "asyncio.Future[Generation]") -> None:
 
 
 class EngineStream:
-    """A Generation whose reader's waiting times are measured."""
+    """A Generation whose reader's waiting times are measured. Whoever leaves it before its end calls `abort()`."""
 
-    def __init__(self, generation: Generation, metrics: Metrics, began: float):
+    def __init__(self, generation: Generation, metrics: LanguageMetrics, began: float):
         self._generation, self._metrics, self._began = generation, metrics, began
         self.prompt_tokens = len(generation.prompt_ids)
 
     @property
     def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed again; known from the first output on."""
         return self._generation.cached_tokens
 
     async def batches(self) -> AsyncIterator[list[Output]]:
+        """All outputs that wait, oldest first: one list a step; ends when each of the n answers has ended."""
         first = last = None
         tokens = 0
         async for outputs in self._generation.batches():
             last = time.monotonic()
             if first is None:
                 first = last
-                self._metrics.first_token(first - self._began)
+                self._metrics.observe("ttft", first - self._began)
             for output in outputs:
                 tokens += len(output.token_ids)
             yield outputs
         answers = self._generation.n
         if first is not None and tokens > answers:
-            self._metrics.answered((last - first) / (tokens / answers - 1))
+            self._metrics.observe("tpot", (last - first) / (tokens / answers - 1))
 
     def abort(self) -> None:
+        """Frees the request within one step; safe after its end."""
         self._generation.abort()

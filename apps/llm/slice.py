@@ -18,7 +18,7 @@ import logging
 import os
 import socket
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray._private.state import state
@@ -28,6 +28,9 @@ from apps.llm.slice_reservation import Reservation, reserve
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
+if TYPE_CHECKING:
+    from apps.llm.engine import Engine
+
 log = logging.getLogger("podslice")
 
 ACTORS_S = 300
@@ -36,6 +39,22 @@ SILENCE_S = 10
 """A host that answers no ping for this long hangs."""
 LOOK_PERIOD_S = 1.0
 """Between two looks at which hosts are being drained."""
+
+
+def load_engine(config: LLMConfig) -> "tuple[Engine, SliceHosts | None]":
+    """The config's engine on the devices that this process sees, or on those of a slice of several hosts.
+
+    For `apps.serving.replica.host`: it imports JAX.
+    """
+    from apps.llm.engine import Engine
+
+    hosts = SliceHosts.start(config) if config.spans_hosts else None
+    try:
+        return Engine.load(config, hosts, config.slice), hosts
+    except BaseException:
+        if hosts is not None:
+            hosts.close()
+        raise
 
 
 class SliceHost:

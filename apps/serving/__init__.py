@@ -3,6 +3,9 @@
 ingress/         how HTTP reaches an application: keys, bodies, streams, errors
 replica_options  deployment options that follow from a config
 compilation      the compile cache, and the count of what is compiled
+files            files that appear whole or not at all, and who may write them
+replica          a process that hosts an engine
+metrics, errors  of any engine
 event_loops      from an engine's thread to readers in event loops
 model_folder     a model where it lies: a local folder, the hub, a bucket
 """

@@ -18,7 +18,7 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
     """Deployment options that follow from a config."""
     actor: dict[str, Any] = {"num_cpus": config.num_cpus}
     place: dict[str, Any] = {}
-    if spans_hosts(config):
+    if config.spans_hosts:
         # The replica reserves its chips itself; its own process has a CPU Pod, which no slice's death takes along.
         actor |= on_cpu_pod(config)
         if "label_selector" not in actor:
@@ -53,7 +53,7 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
             "max_queued_requests": config.max_queued_requests,
             "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
             # Three failures in a row, and the replica is replaced: with several hosts there is more that can fail.
-            "health_check_period_s": 1 if spans_hosts(config) else 3,
+            "health_check_period_s": 1 if config.spans_hosts else 3,
             "health_check_timeout_s": 30,
             "graceful_shutdown_wait_loop_s": 0.5,
             "graceful_shutdown_timeout_s": config.drain_timeout_s,
@@ -70,14 +70,10 @@ def on_cpu_pod(config: AppConfig) -> dict[str, Any]:
     return {"label_selector": {GROUP_LABEL: process_group_name(config.slice)}}
 
 
-def choose_platform(config: LLMConfig | StableDiffusionConfig) -> None:
+def choose_platform(config: AppConfig) -> None:
     """Tells JAX what this replica's process computes on. To be called before anything imports jax."""
-    if spans_hosts(config):
+    if config.spans_hosts:
         os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
     else:
         # With TPUs, the CPU backend stays: some of jax's own code asks for it.
         os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")
-
-
-def spans_hosts(config: LLMConfig | StableDiffusionConfig) -> bool:
-    return config.slice is not None and not config.slice.single_host

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
+from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, Job, Preview, Queued, Step
-from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, RequestError
-from apps.stable_diffusion.metrics import Metrics
+from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest
+from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from ray_configs.stable_diffusion import StableDiffusionConfig
-
-log = logging.getLogger("podslice")
 
 MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
 MAX_GUIDANCE = 50.0
@@ -83,7 +82,7 @@ class PictureModel:
         self.config, self.name, self.created = config, config.served_name, int(time.time())
         self.engine = engine
         self.sizes: tuple[Size, ...] = engine.backend.sizes
-        self._metrics = Metrics(self.name)
+        self._metrics = PictureMetrics(self.name, engine.pace)
         # Encoding releases the interpreter lock; two threads keep up with any one slice.
         self._encoders = ThreadPoolExecutor(2, "podslice-png")
 
@@ -162,7 +161,7 @@ class PictureModel:
                     png = await loop.run_in_executor(self._encoders, encode_png, pixels, {})
                     yield PreviewPng(picture, number, step, steps, png)
                 case Finished():
-                    self._metrics.picture(event.seconds)
+                    self._metrics.observe("picture", event.seconds)
                     yield await loop.run_in_executor(self._encoders, self._drawn, event)
                 case _:
                     yield event
@@ -188,6 +187,14 @@ class PictureModel:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
+    def card(self) -> dict[str, Any]:
+        """As OpenAI lists models."""
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "podslice"}
+
+    def report(self) -> dict[str, Any]:
+        backend = self.engine.backend
+        return asdict(self.stats()) | {"backend": backend.name, "device": backend.device}
+
     def check(self) -> None:
         """Raises EngineStopped if the engine can't answer."""
         self.engine.check(self.config.health_step_deadline_s)
@@ -197,10 +204,4 @@ class PictureModel:
         self._encoders.shutdown(wait=False)
 
     async def report_forever(self) -> None:
-        """Publishes the engine's counters every second, and logs a line every ten while there is work."""
-        try:
-            while True:
-                await asyncio.sleep(1)
-                self._metrics.publish(self.engine)
-        except Exception:
-            log.exception("metrics are no longer published")
+        await self._metrics.publish_forever(self.stats)

@@ -14,8 +14,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from apps.batch.generation.lines import Chunk
-from apps.batch.generation.lock import Busy, held
-from apps.batch.generation.parts import Parts, Refused
+from apps.batch.generation.parts import Parts, Refused, held
+from apps.serving.files import LOCK, Busy
 
 RUN = {"input": {"lines": 10, "sha256": "x"}, "model": {"model": "m"}}
 
@@ -142,7 +142,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     fs = LocalFileSystem()
     folder = str(tmp_path / "parts")
     for _ in range(2):
-        with held(fs, folder), pytest.raises(Busy, match=r"another run \(process \d+ on "), held(fs, folder):
+        with held(fs, folder), pytest.raises(Busy, match=r"another process \(process \d+ on "), held(fs, folder):
             pass
         assert not list(tmp_path.iterdir())
 
@@ -151,13 +151,13 @@ def test_in_a_bucket() -> None:
     """fsspec's in-memory object store has what a bucket has, and lacks what it lacks: whole objects, no locks."""
     fs, output = fsspec.filesystem("memory"), "/bucket/out"
     folder = f"{output}.parts"
-    with held(fs, folder, lease_s=0.4), pytest.raises(Busy, match="another run"), held(fs, folder, lease_s=0.4):
+    with held(fs, folder, lease_s=0.4), pytest.raises(Busy, match="another process"), held(fs, folder, lease_s=0.4):
         pass
     with held(fs, folder, lease_s=0.4):
         parts = Parts.open(fs, output, 3, RUN, overwrite=False)
         parts.add(chunk(1))
         parts.save()
-    fs.pipe_file(f"{folder}/lock", json.dumps({"holder": "a dead one", "token": "t", "beat": 5}).encode())
+    fs.pipe_file(f"{folder}/{LOCK}", json.dumps({"owner": "t", "where": "a dead one", "count": 5}).encode())
     with held(fs, folder, lease_s=0.4):
         parts = Parts.open(fs, output, 3, RUN, overwrite=False)
         assert parts.done.tolist() == [False, True, False]

@@ -1,6 +1,5 @@
 """The prepare command: what it writes, what it refuses, how it goes on, and how damage is found."""
 
-import fcntl
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from apps.llm.engine.model.checkpoint import CheckpointError
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
 from apps.plan.llm import architectures
+from apps.serving.files import locked
 
 
 def prepare(*arguments: object) -> Result:
@@ -171,11 +171,9 @@ def test_a_slice_means_its_devices(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def test_only_one_at_a_time(tiny_llama: Path, tmp_path: Path) -> None:
-    folder = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    found = prepare(tiny_llama, tmp_path)
-    os.close(folder)
-    assert found.exit_code == 1 and "another process is preparing" in found.output
+    with locked(str(tmp_path)):
+        found = prepare(tiny_llama, tmp_path)
+    assert found.exit_code == 1 and "another process (process" in found.output
     assert list(tmp_path.iterdir()) == []
     assert prepare(tiny_llama, tmp_path).exit_code == 0
 

@@ -15,9 +15,9 @@ import sys
 import time
 
 from apps.cell.admin import Admin
-from apps.cell.lease import Holder, Lease
 from apps.cell.state import Published
 from apps.cell.store import Store
+from apps.serving.files import Holder
 from ray_configs.cell import CellConfig
 
 NAMES = [f"/sax/test/{letter}" for letter in "abcde"]
@@ -26,7 +26,7 @@ Models = dict[str, tuple[int, dict[str, int]]]
 
 def opened(folder: str) -> Admin:
     store = Store(folder, "test")
-    admin = Admin(CellConfig(state_uri=folder), store, Lease(store, Holder("this cluster", "here")))
+    admin = Admin(CellConfig(state_uri=folder), store, store.lease(Holder("this cluster", "here")))
     admin.open()
     return admin
 

@@ -7,8 +7,8 @@ import pytest
 
 from apps.cell.admin import Admin
 from apps.cell.errors import CellError, Conflict, NotAllowed, NotPublished
-from apps.cell.lease import Holder, Lease
 from apps.cell.store import Store
+from apps.serving.files import Holder
 from ray_configs.cell import CellConfig
 
 MODEL = {"model": "/sax/test/m", "model_path": "catalog.local", "checkpoint": "None", "replicas": 2}
@@ -16,7 +16,7 @@ MODEL = {"model": "/sax/test/m", "model_path": "catalog.local", "checkpoint": "N
 
 def cell(folder: Path, **config: Any) -> Admin:
     store = Store(str(folder), "test")
-    admin = Admin(CellConfig(state_uri=str(folder), **config), store, Lease(store, Holder("me", "here")))
+    admin = Admin(CellConfig(state_uri=str(folder), **config), store, store.lease(Holder("me", "here")))
     admin.open()
     return admin
 

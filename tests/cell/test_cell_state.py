@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from killed_cell import opened
 
-from apps.cell import lease as leases
 from apps.cell.errors import Conflict, Unavailable
-from apps.cell.lease import Holder, Lease
-from apps.cell.store import StateError, StateTaken, Store
+from apps.cell.store import LEASE_S, StateError, StateTaken, Store
+from apps.serving import files
+from apps.serving.files import Holder
 
 MODEL = {"model": "/sax/test/m", "model_path": "catalog.local", "checkpoint": "None", "replicas": 2}
 KILLS = 120
@@ -30,7 +30,7 @@ def test_killed_at_random_moments_nothing_answered_is_lost(tmp_path: Path) -> No
     assert told["answered"] > KILLS / 2 and told["killed_in_call"] > KILLS / 4, told
     # What the killed ones left half-written goes with the next write, once it is clear that nobody finishes it.
     for name in os.listdir(tmp_path / "test"):
-        if name.startswith("."):
+        if name.endswith(files.PARTIAL):
             os.utime(tmp_path / "test" / name, (0, 0))
     admin = opened(str(tmp_path))
     admin.publish(None, MODEL)
@@ -122,11 +122,11 @@ def test_the_second_cell_looks_on_until_the_first_ends(tmp_path: Path, monkeypat
     from ray_configs.cell import CellConfig
 
     clock = [0.0]
-    monkeypatch.setattr(leases.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(files.time, "monotonic", lambda: clock[0])
 
     def cell(owner: str) -> Admin:
         store = Store(str(tmp_path), "test")
-        admin = Admin(CellConfig(state_uri=str(tmp_path)), store, Lease(store, Holder(owner, f"the {owner} cluster")))
+        admin = Admin(CellConfig(state_uri=str(tmp_path)), store, store.lease(Holder(owner, f"the {owner} cluster")))
         admin.open()
         return admin
 
@@ -135,18 +135,18 @@ def test_the_second_cell_looks_on_until_the_first_ends(tmp_path: Path, monkeypat
     first.publish(None, MODEL)
     with pytest.raises(Unavailable, match=r"another cell \(the first cluster\) holds this state") as refusal:
         second.publish(None, MODEL | {"model": "/sax/test/n"})
-    assert refusal.value.retry_after_s == leases.LEASE_S
+    assert refusal.value.retry_after_s == LEASE_S
     for _ in range(6):  # while the first one lives
-        clock[0] += leases.LEASE_S / 2
+        clock[0] += LEASE_S / 2
         first.renew()
         second.renew()
         assert not second.undecided
     assert "/sax/test/m" in second.state.models, "it serves what the other one publishes"
-    clock[0] += leases.LEASE_S / 2
+    clock[0] += LEASE_S / 2
     second.renew()
     with pytest.raises(Unavailable):
         second.unpublish(None, {"model": "/sax/test/m"})
-    clock[0] += leases.LEASE_S
+    clock[0] += LEASE_S
     second.renew()
     second.publish(None, MODEL | {"model": "/sax/test/n"})
     first.renew()
@@ -160,11 +160,11 @@ def test_the_second_cell_looks_on_until_the_first_ends(tmp_path: Path, monkeypat
 def test_a_cell_that_takes_over_nothing_begins_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one ended before it wrote anything."""
     clock = [0.0]
-    monkeypatch.setattr(leases.time, "monotonic", lambda: clock[0])
-    Lease(Store(str(tmp_path), "test"), Holder("gone", "elsewhere")).renew()
+    monkeypatch.setattr(files.time, "monotonic", lambda: clock[0])
+    Store(str(tmp_path), "test").lease(Holder("gone", "elsewhere")).renew()
     admin = opened(str(tmp_path))
     assert admin.state.relay_key == ""
-    clock[0] += leases.LEASE_S - 1
+    clock[0] += LEASE_S - 1
     admin.renew()
     assert admin.undecided
     clock[0] += 1

@@ -7,7 +7,6 @@ replica.py   one replica: the engine, and a chunk of lines through it (a Ray Dat
 deaths.py    how often replicas may die with no answer in between
 cluster.py   the Ray cluster that a run uses
 pipeline.py  lines -> replicas -> answers, as a Ray Data pipeline
-parts.py     answers on disk, so that a run can be killed and go on
-lock.py      one run at a time for each output
+parts.py     answers on disk, so that a run can be killed and go on; one run at a time
 progress.py  what a person sees meanwhile
 """

@@ -4,7 +4,7 @@ Beside OUTPUT there is, while the run lasts, a folder OUTPUT.parts:
 
     run.json            what the run is of: input, model and defaults. A run of something else is refused
     part-000000.jsonl   answers, as they came: a first line says which, the others are lines of the output
-    lock                held by the run that writes
+    .lock               held by the run that writes
 
 A part appears whole or not at all (on a disk it is synced, then renamed; in a bucket an object is whole by nature),
 and so there is no half line to be found and cut. OUTPUT itself appears the same way, at the end, when the parts are
@@ -15,20 +15,23 @@ in memory, to be lost with the process; and a bucket has no appending.
 Twice the output's size is needed on the disk for the moment of merging.
 """
 
+import contextlib
 import heapq
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 
 from apps.batch.generation.lines import Chunk
+from apps.serving.files import PARTIAL, is_local, leased, locked, writing
 
+LEASE_S = 120.0
+"""A run in a bucket that says nothing for this long counts as dead."""
 LOSS = 0.01
 """Share of the run's time that a kill may cost: a part is written when so much has passed since the last one."""
 PERIOD_S = (1.0, 60.0)
@@ -96,7 +99,8 @@ class Parts:
         if fs.exists(output) and not overwrite:
             raise Refused(f"{output} is there already. Choose another OUTPUT, or replace it: --overwrite")
         parts._clear()
-        _write(fs, path, [json.dumps(run, indent=2).encode()])
+        with writing(fs, path) as file:
+            file.write(json.dumps(run, indent=2).encode())
         return parts
 
     def add(self, chunk: Chunk) -> bool:
@@ -120,8 +124,10 @@ class Parts:
         answers = sorted(pair for chunk in self._new for pair in zip(chunk.indices, chunk.answers))
         runs = _runs([index for index, _ in answers])
         part = Part(f"{self._folder}/part-{self._next:06}.jsonl", runs, sum(chunk.errors for chunk in self._new))
-        head = json.dumps({"runs": runs, "errors": part.errors}).encode() + b"\n"
-        _write(self._fs, part.path, [head, *(answer + b"\n" for _, answer in answers)])
+        with writing(self._fs, part.path) as file:
+            file.write(json.dumps({"runs": runs, "errors": part.errors}).encode() + b"\n")
+            for _, answer in answers:
+                file.write(answer + b"\n")
         self._parts.append(part)
         self._next += 1
         self._new, self._new_bytes, self._written = [], 0, time.monotonic()
@@ -134,7 +140,9 @@ class Parts:
             OSError: it cannot be written; the parts stay.
         """
         self.save()
-        _write(self._fs, self._output, self._merged())
+        with writing(self._fs, self._output) as file:
+            for line in self._merged():
+                file.write(line)
         self._clear()
 
     def _load(self) -> None:
@@ -188,7 +196,7 @@ class Parts:
 
     def _clear(self) -> None:
         """run.json first: what is left of a folder without it is nobody's."""
-        for pattern in ("run.json", "part-*", "*.partial"):
+        for pattern in ("run.json", "part-*", f"*{PARTIAL}"):
             for path in self._fs.glob(f"{self._folder}/{pattern}"):
                 self._fs.rm_file(path)
 
@@ -197,32 +205,20 @@ def folder_of(output: str) -> str:
     return f"{output}.parts"
 
 
-def _write(fs: fsspec.AbstractFileSystem, path: str, pieces: Any) -> None:
-    """A file that appears whole or not at all, and is there after a power cut too."""
-    if not isinstance(fs, LocalFileSystem):
-        if isinstance(pieces, Sequence):
-            fs.pipe_file(path, b"".join(pieces))
-            return
-        with fs.transaction, fs.open(path, "wb") as file:  # in a transaction, an error in between leaves no object
-            for piece in pieces:
-                file.write(piece)
-        return
-    partial = f"{path}.partial"
+@contextlib.contextmanager
+def held(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float = LEASE_S) -> Iterator[None]:
+    """One run at a time: holds a folder, which is made for it, and goes with it if nothing else is in it then.
+
+    Raises:
+        Busy: another run does. Of one in a bucket that is known only after waiting for as long as it may be silent.
+    """
     try:
-        with open(partial, "wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        if os.path.exists(partial):
-            os.unlink(partial)
-        raise
-    folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(folder)
+        with locked(folder) if is_local(fs) else leased(fs, folder, lease_s):
+            yield
     finally:
-        os.close(folder)
+        if is_local(fs):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def _runs(indices: list[int]) -> tuple[tuple[int, int], ...]:
@@ -238,7 +234,7 @@ def _join(entry: tuple[int, bytes], number: int) -> tuple[int, int, bytes]:
 
 def _small_reads(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
     """For a part's first line: a bucket's file is fetched 5 MB at a time otherwise."""
-    return {} if isinstance(fs, LocalFileSystem) else {"block_size": 2**16}
+    return {} if is_local(fs) else {"block_size": 2**16}
 
 
 def _damaged(path: str) -> Refused:

@@ -11,7 +11,6 @@ ends, Ray starts it again (on any free slice) and gives it its chunks again.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import sys
@@ -24,10 +23,10 @@ import ray
 
 from apps.batch.generation.requests import Answer, BadLine, Defaults, Line, Open, collect, read, submit
 from apps.llm.api import EngineStopped
-from apps.llm.slice import SliceHosts
+from apps.llm.slice import load_engine
 from apps.llm.slice_reservation import give_back_all
 from apps.serving.ingress.openai_errors import OpenAIError
-from apps.serving.replica_options import choose_platform, spans_hosts
+from apps.serving.replica import host
 from ray_configs.llm import LLMConfig
 
 log = logging.getLogger("podslice")
@@ -50,23 +49,10 @@ class Replica:
         self._deaths = deaths
         actor = ray.get_runtime_context().get_actor_id()
         ray.get(deaths.started.remote(actor))
-        choose_platform(config)
-        from apps.llm.engine import Engine  # and JAX, which reads the environment that choose_platform set
-
         self._model, self._defaults, self._deadline_s = config.served_name, defaults, config.health_step_deadline_s
-        self._hosts: SliceHosts | None = None
-        if spans_hosts(config):
+        if config.spans_hosts:
             give_back_all(actor)  # what this actor's last process held, if there was one
-            self._hosts = SliceHosts.start(config)
-        try:
-            self._engine = Engine.load(config.model_copy(update={"max_waiting": NO_LIMIT}), self._hosts)
-        except BaseException:
-            if self._hosts is not None:
-                self._hosts.close()
-            raise
-        # What exists now lives as long as the replica: the garbage collector need not walk it again and again.
-        gc.collect()
-        gc.freeze()
+        self._engine, self._hosts = host(config.model_copy(update={"max_waiting": NO_LIMIT}), load_engine)
         self._ready_at = time.time()
         threading.Thread(target=self._watch, name="podslice-watch", daemon=True).start()
 

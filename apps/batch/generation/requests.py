@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from apps.llm.api import EngineStopped, Generation, RequestError, SamplingParams
 from apps.llm.http.openai_answers import ChatWriter, Choice, CompletionWriter, usage
-from apps.llm.http.openai_errors import from_body, from_engine
-from apps.llm.http.openai_requests import ChatBody, CompletionBody, each
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine
 
 if TYPE_CHECKING:
     from apps.llm.engine import Engine
@@ -109,7 +108,7 @@ def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
     try:
         body = kind.model_validate_json(json.dumps(fields | added))
     except ValidationError as error:
-        raise BadLine(index, ids, wrapped, from_body(error)) from None
+        raise BadLine(index, ids, wrapped, from_body(error, UNIONS)) from None
     if body.stream:
         raise bad("stream: answers in a file are whole; leave it out", "stream", "invalid_value")
     return Line(index, ids, wrapped, body)

@@ -4,40 +4,32 @@ A file appears there whole or not at all: on a disk it is written beside its pla
 object is whole by nature. `preparing.json` says what is being prepared and which files are done, with their checksums;
 a file that it does not name is written again. When all are done the manifest is written, and `preparing.json` goes.
 
-On one machine a second preparation of the same folder is refused, by a lock that the kernel drops with the process that
-holds it. In a bucket there is no such lock, nor need of one: two that prepare the same write the same objects, byte for
-byte, and one that prepares something else there is refused by what `preparing.json` says.
+On one machine a second preparation of the same folder is refused, by a lock. In a bucket there is no need of one: two
+that prepare the same write the same objects, byte for byte, and one that prepares something else there is refused by
+what `preparing.json` says.
 """
 
 import errno
-import fcntl
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 from pydantic import ValidationError
 
 from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.model.prepared import FORMAT, UNFINISHED, VERSION, Manifest, Request, StoredFile
 from apps.llm.engine.model.progress import bar
+from apps.serving.files import LOCK, PARTIAL, is_local, locked, sync_folder, writing
 
 PIECE = 16 * 2**20
-UNSYNCED = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-"""What file systems without a sync of folders, such as GCSFuse, answer to it."""
 
 
 class Refused(ValueError):
     """The command cannot be carried out as it was given; the message names the argument."""
-
-
-class Busy(RuntimeError):
-    """Another process is preparing there."""
 
 
 class Progress(Request):
@@ -70,7 +62,7 @@ class Output:
     def __init__(self, location: str):
         self.location = location if "://" in location else str(Path(location).expanduser().resolve())
         self._fs, self._root = fsspec.core.url_to_fs(self.location)
-        self._local = isinstance(self._fs, LocalFileSystem)
+        self._local = is_local(self._fs)
 
     def is_at(self, location: str) -> bool:
         return self.location.rstrip("/") == location.rstrip("/")
@@ -78,20 +70,8 @@ class Output:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Makes the folder, and keeps others on this machine out of it. Raises Busy."""
-        if not self._local:
+        with locked(self._root) if self._local else nullcontext():
             yield
-            return
-        Path(self._root).mkdir(parents=True, exist_ok=True)
-        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            try:
-                with suppress_errors(errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise Busy(f"another process is preparing {self.location}; wait for it, or stop it") from error
-            yield
-        finally:
-            os.close(folder)
 
     # -- what is there --------------------------------------------------------------------------------------------
 
@@ -118,7 +98,7 @@ class Output:
         if not self._fs.exists(self._root):
             return set()
         names = {Path(path).name for path in self._fs.ls(self._root, detail=False)}
-        return {name for name in names if not name.endswith(_PARTIAL)}
+        return {name for name in names if not name.endswith((PARTIAL, LOCK))}
 
     def _read(self, name: str, kind: type[Manifest] | type[Progress]) -> Manifest | Progress:
         content: Any = Checkpoint(self.location, weights=False).json(name)
@@ -167,39 +147,8 @@ class Output:
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:
         """A file that is there when the block has ended well, and is not otherwise."""
-        path = f"{self._root}/{name}"
-        if not self._local:
-            file = self._fs.open(path, "wb")
-            try:
-                yield Sink(file)
-            except BaseException:
-                with suppress(Exception):  # what broke the upload may break this; the first error is the one to tell
-                    file.discard()
-                raise
-            file.close()
-            return
-        partial = Path(self._root, f".{name}{_PARTIAL}")
-        try:
-            with partial.open("wb") as file:
-                yield Sink(file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)  # a full disk needs the room
-            raise
-        self._sync()
-
-    def _sync(self) -> None:
-        """A file that was renamed is there after a power cut, too."""
-        if not self._local:
-            return
-        folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with suppress_errors(*UNSYNCED):
-                os.fsync(folder)
-        finally:
-            os.close(folder)
+        with writing(self._fs, f"{self._root}/{name}") as file:
+            yield Sink(file)
 
     def record(self, request: Request, done: Mapping[str, StoredFile]) -> None:
         """From now on these files count as written."""
@@ -211,24 +160,15 @@ class Output:
         self._write(name, manifest)
         if self._fs.exists(f"{self._root}/{UNFINISHED}"):
             self._fs.rm_file(f"{self._root}/{UNFINISHED}")
-        self._sync()
+        if self._local:
+            sync_folder(f"{self._root}/{UNFINISHED}")
 
     def _write(self, name: str, content: bytes) -> None:
         with self.writing(name) as sink:
             sink.write(content)
 
 
-_PARTIAL = ".partial"
 _ADVICE = "choose another folder, or delete it"
-
-
-@contextmanager
-def suppress_errors(*numbers: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in numbers:
-            raise
 
 
 def _told(request: Request) -> str:

@@ -46,7 +46,8 @@ from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
 from apps.serving.compilation import use_compile_cache
-from ray_configs.llm import EngineConfig, LLMConfig
+from ray_configs.llm import EngineConfig
+from ray_configs.tpu import TpuSlice
 
 CALIBRATION_TEXT = (
     "The quick brown fox jumps over 13 lazy dogs. In 1969, people first walked on the Moon; it took them 4 days.\n"
@@ -72,12 +73,15 @@ class Engine:
         self._places = threading.Lock()  # between looking for a free place and taking it
 
     @classmethod
-    def load(cls, config: EngineConfig | str, place: Place | None = None, **settings: Any) -> "Engine":
+    def load(
+        cls, config: EngineConfig | str, place: Place | None = None, slice: TpuSlice | None = None, **settings: Any
+    ) -> "Engine":
         """Read the model, compile every step and start the loop. Takes seconds to minutes; shows progress.
 
         Args:
             config: a config, or just the model: a local folder, a hub id, an fsspec URL or a registered name.
             place: where the model's devices are; default: those that this process sees.
+            slice: the TPU slice that these are, if they are one: for choosing a layout.
             settings: fields of EngineConfig, beside just the model: `Engine.load("google/gemma-2b", tiny=True)`.
 
         Raises:
@@ -95,7 +99,6 @@ class Engine:
         place = place or ThisProcess()
         config = model.settle(config)
         max_len = model.max_len(config)
-        slice = config.slice if isinstance(config, LLMConfig) else None
         chosen = layout.choose(config, model.arch, place.devices(config), slice)
         model = model.at_size(config, chosen.tensor)
         # The tokenizer's imports and tables take as long as the weights: read both at once.

@@ -1,4 +1,4 @@
-"""The JetStream face: what the HTTP server beside JetStream on GKE answered, field for field.
+"""The JetStream dialect: what the HTTP server beside JetStream on GKE answered, field for field.
 
     curl --request POST --header "Content-type: application/json" -s localhost:8000/generate \\
         --data '{"prompt": "What are the top 5 programming languages", "max_tokens": 200}'
@@ -14,9 +14,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import EngineStopped, Output, QueueFull, RequestError, SamplingParams
-from apps.llm.model import Model, Models, Stream
+from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
+from apps.llm.engine_model import EngineModel, EngineStream, Models
 from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.openai_errors import retry_after
 
 
 class GenerateBody(BaseModel):
@@ -40,7 +41,7 @@ class Indented(JSONResponse):
 
 
 def jetstream_router(models: Models) -> APIRouter:
-    """The face's own routes; /generate it shares with Saxml: see `generate`."""
+    """The dialect's own routes; /generate it shares with Saxml: see `generate`."""
     router = APIRouter()
     model = _only(models)
 
@@ -79,20 +80,16 @@ async def generate(models: Models, content: bytes) -> Response:
     except ValidationError as error:
         detail = [e | {"loc": ["body", *e["loc"]]} for e in error.errors(include_url=False, include_context=False)]
         return Indented({"detail": json.loads(json.dumps(detail, default=str))}, 422)
-    except RequestError as error:
-        return Indented({"detail": str(error)}, 400)
-    except QueueFull as error:
-        return Indented({"detail": str(error)}, 429, {"Retry-After": str(max(1, round(error.retry_after_s)))})
-    except EngineStopped as error:
-        return Indented({"detail": str(error)}, 503, {"Retry-After": "5"})
+    except EngineError as error:
+        return Indented({"detail": str(error)}, error.status, retry_after(error.retry_after_s))
 
 
-def _only(models: Models) -> Model:
+def _only(models: Models) -> EngineModel:
     """JetStream serves one model, so the first one answers."""
     return next(iter(models.values()))
 
 
-async def _texts(stream: Stream) -> AsyncIterator[str]:
+async def _texts(stream: EngineStream) -> AsyncIterator[str]:
     async for outputs in stream.batches():
         yield "".join(map(_text, outputs))
 
@@ -103,7 +100,7 @@ def _text(output: Output) -> str:
     return output.text
 
 
-async def _pieces(stream: Stream) -> AsyncIterator[bytes]:
+async def _pieces(stream: EngineStream) -> AsyncIterator[bytes]:
     """JSON objects one after the other, one for what each step brings."""
     name = f"generate-{uuid.uuid4().hex}"
     begun = False

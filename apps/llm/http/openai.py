@@ -1,44 +1,29 @@
-"""The OpenAI face: /v1/models, /v1/completions, /v1/chat/completions and /v1/embeddings."""
+"""The OpenAI dialect: /v1/completions, /v1/chat/completions and /v1/embeddings."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import EngineStopped, Output, RequestError, SamplingParams
+from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
+from apps.llm.engine_model import EngineModel, EngineStream, Models
 from apps.llm.http.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, embeddings, usage
-from apps.llm.http.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine
-from apps.llm.http.openai_requests import ChatBody, CompletionBody, EmbeddingBody, each
-from apps.llm.model import Model, Models, Stream
+from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
+from apps.serving.ingress.application import find_model
 from apps.serving.ingress.event_stream import EventStream
-from apps.serving.ingress.openai_errors import OpenAIError
-from apps.serving.ingress.request_body import BodyTooLarge, read_body
-
-log = logging.getLogger("podslice")
-
-B = TypeVar("B", CompletionBody, ChatBody, EmbeddingBody)
+from apps.serving.ingress.openai_errors import OpenAIError, from_engine, of_stream, parsed
 
 
 def openai_router(models: Models) -> APIRouter:
-    """The face's routes over these models."""
+    """The dialect's routes over these models."""
     router = APIRouter()
-
-    @router.get("/v1/models")
-    async def list_models() -> Any:
-        return {"object": "list", "data": [_card(model) for model in models.values()]}
-
-    @router.get("/v1/models/{name:path}")
-    async def get_model(name: str) -> Any:
-        return _card(find_model(models, name))
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
-        body = await _parse(CompletionBody, request)
+        body = await parsed(CompletionBody, request, UNIONS)
         model = find_model(models, body.model)
         prompts: list[Sequence[int]] = []
         for prompt in each(body.prompt):
@@ -51,12 +36,12 @@ def openai_router(models: Models) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions: the model's own chat template makes the prompt."""
-        body = await _parse(ChatBody, request)
+        body = await parsed(ChatBody, request, UNIONS)
         model = find_model(models, body.model)
         params = body.params()
         try:
             prompt = await model.chat_prompt([message.plain() for message in body.messages])
-        except RequestError as error:
+        except EngineError as error:
             raise from_engine(error, body.names) from error
         writer = ChatWriter(model.name, params.logprobs is not None, body.include_usage)
         return await _answer(model, [prompt], params, body, writer, [])
@@ -64,7 +49,7 @@ def openai_router(models: Models) -> APIRouter:
     @router.post("/v1/embeddings")
     async def embed(request: Request) -> Response:
         """OpenAI's embeddings; the vectors are the model's hidden states, pooled, of length 1."""
-        body = await _parse(EmbeddingBody, request)
+        body = await parsed(EmbeddingBody, request, UNIONS)
         model = find_model(models, body.model)
         if body.dimensions not in (None, model.embedding_size):
             message = f"dimensions must be {model.embedding_size}, this model's own: it cannot shorten its vectors"
@@ -72,7 +57,7 @@ def openai_router(models: Models) -> APIRouter:
         prompts = [await model.encode(p) if isinstance(p, str) else p for p in each(body.input)]
         try:
             vectors = await model.embed(prompts, body.pooling or "mean")
-        except ENGINE_ERRORS as error:
+        except EngineError as error:
             raise from_engine(error, {"prompt": "input"}) from error
         whole = embeddings(model.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
         return JSONResponse(whole)
@@ -80,25 +65,8 @@ def openai_router(models: Models) -> APIRouter:
     return router
 
 
-def _card(model: Model) -> dict[str, Any]:
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "podslice",
-        "max_model_len": model.max_model_len,
-    }
-
-
-async def _parse(kind: type[B], request: Request) -> B:
-    try:
-        return kind.model_validate_json(await read_body(request))
-    except (ValidationError, BodyTooLarge) as error:
-        raise from_body(error) from None
-
-
 async def _answer(
-    model: Model,
+    model: EngineModel,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     body: CompletionBody | ChatBody,
@@ -106,7 +74,7 @@ async def _answer(
     echoes: Sequence[str],
 ) -> Response:
     """Submits all prompts (one that is refused takes the others with it) and answers whole or as a stream."""
-    streams: list[Stream] = []
+    streams: list[EngineStream] = []
     try:
         for prompt in prompts:
             streams.append(await model.submit(prompt, params))
@@ -119,7 +87,7 @@ async def _answer(
             return EventStream(await anext(events), events)
         tokens = await _collect(streams, choices, params.n)
         return JSONResponse(writer.whole(choices, _usage(streams, tokens)))
-    except ENGINE_ERRORS as error:
+    except EngineError as error:
         _abort(streams)
         raise from_engine(error, body.names) from error
     except BaseException:  # above all: cancelled, because the client has left
@@ -127,16 +95,16 @@ async def _answer(
         raise
 
 
-def _abort(streams: Sequence[Stream]) -> None:
+def _abort(streams: Sequence[EngineStream]) -> None:
     for stream in streams:
         stream.abort()
 
 
-def _usage(streams: Sequence[Stream], tokens: int) -> dict[str, Any]:
+def _usage(streams: Sequence[EngineStream], tokens: int) -> dict[str, Any]:
     return usage(sum(s.prompt_tokens for s in streams), tokens, sum(s.cached_tokens for s in streams))
 
 
-async def _collect(streams: Sequence[Stream], choices: Sequence[Choice], n: int) -> int:
+async def _collect(streams: Sequence[EngineStream], choices: Sequence[Choice], n: int) -> int:
     """Reads all answers to their ends; returns the number of generated tokens."""
     tokens = 0
     async for first, outputs in _merged(streams, n):
@@ -148,7 +116,7 @@ async def _collect(streams: Sequence[Stream], choices: Sequence[Choice], n: int)
 
 
 async def _events(
-    streams: Sequence[Stream], choices: Sequence[Choice], n: int, writer: CompletionWriter, include_usage: bool
+    streams: Sequence[EngineStream], choices: Sequence[Choice], n: int, writer: CompletionWriter, include_usage: bool
 ) -> AsyncIterator[bytes]:
     """Server-sent events: one piece of bytes for all that a step brings. Aborts what is unread when it is closed."""
     begun, tokens = False, 0
@@ -173,12 +141,7 @@ async def _events(
     except Exception as error:
         if not begun:
             raise  # no byte is out: the caller answers with a status
-        if isinstance(error, ENGINE_ERRORS):
-            known = from_engine(error, {})
-        else:
-            log.exception("a stream failed")
-            known = OpenAIError(500, "The server failed while it streamed the answer.", None, "internal_error")
-        yield known.event() + DONE
+        yield of_stream(error).event() + DONE
     finally:
         _abort(streams)
 
@@ -188,7 +151,7 @@ def _raise_failure(output: Output) -> None:
         raise EngineStopped(output.error or "the request was aborted")
 
 
-async def _merged(streams: Sequence[Stream], n: int) -> AsyncIterator[tuple[int, list[Output]]]:
+async def _merged(streams: Sequence[EngineStream], n: int) -> AsyncIterator[tuple[int, list[Output]]]:
     """(index of the stream's first choice, its outputs) of all streams, as they come."""
     if len(streams) == 1:
         async for outputs in streams[0].batches():
@@ -196,7 +159,7 @@ async def _merged(streams: Sequence[Stream], n: int) -> AsyncIterator[tuple[int,
         return
     news: asyncio.Queue[tuple[int, list[Output] | Exception | None]] = asyncio.Queue()
 
-    async def pump(first: int, stream: Stream) -> None:
+    async def pump(first: int, stream: EngineStream) -> None:
         try:
             async for outputs in stream.batches():
                 news.put_nowait((first, outputs))

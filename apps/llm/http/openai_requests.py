@@ -19,6 +19,14 @@ Texts = str | list[int] | list[str] | list[list[int]]
 """One text or several, each written out or as token ids."""
 
 
+UNIONS = {
+    "input": "input must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
+    "prompt": "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
+    "stop": "stop must be a string or a list of strings",
+}
+"""What to say of a field that may be of several types, instead of one complaint for each."""
+
+
 def each(texts: Texts) -> list[str | list[int]]:
     """One entry for each text."""
     return [texts] if isinstance(texts, str) or not texts or isinstance(texts[0], int) else texts

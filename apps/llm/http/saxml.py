@@ -1,4 +1,4 @@
-"""The Saxml face: what the HTTP proxy before Saxml's model servers answered, and their score.
+"""The Saxml dialect: what the HTTP proxy before Saxml's model servers answered, and their score.
 
     curl --request POST --header "Content-type: application/json" -s localhost:8000/generate \\
         --data '{"model": "podslice-demo", "query": "How many days are in a week?"}'
@@ -8,7 +8,6 @@ second knew, the bare list; without, the first one's object. Errors have both ge
 """
 
 import json
-import math
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -16,11 +15,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.responses import Response
 
-from apps.llm.api import EngineStopped, Output, SamplingParams
-from apps.llm.http.openai_errors import ENGINE_ERRORS, find_model, from_body, from_engine
-from apps.llm.model import Models, Stream
+from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
+from apps.llm.engine_model import EngineStream, Models
+from apps.serving.ingress.application import find_model
 from apps.serving.ingress.event_stream import EventStream
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, retry_after
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 DONE = b"data: [DONE]\n\n"
@@ -70,7 +69,7 @@ def is_saxml(body: bytes) -> bool:
 
 
 def saxml_router(models: Models) -> APIRouter:
-    """The face's own routes; /generate it shares with JetStream: see `generate`."""
+    """The dialect's own routes; /generate it shares with JetStream: see `generate`."""
     router = APIRouter()
 
     @router.post("/score")
@@ -85,7 +84,7 @@ def saxml_router(models: Models) -> APIRouter:
             model = find_model(models, body.model)
             suffixes = [body.suffix] if isinstance(body.suffix, str) else body.suffix
             logprobs = await model.score(body.prefix, suffixes)
-        except (*ENGINE_ERRORS, OpenAIError, ValidationError, BodyTooLarge) as error:
+        except (EngineError, OpenAIError, ValidationError, BodyTooLarge) as error:
             return refusal(error)
         return _json({"model": model.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs})
 
@@ -118,23 +117,22 @@ async def generate(models: Models, content: bytes) -> Response:
         except BaseException:
             stream.abort()
             raise
-    except (*ENGINE_ERRORS, OpenAIError, ValidationError) as error:
+    except (EngineError, OpenAIError, ValidationError) as error:
         return refusal(error)
     answer = [[text, score]]
     return _json({"generate_response": answer} if body.extra_inputs is None else answer)
 
 
 def refusal(error: Exception) -> Response:
-    """Any error that a face may meet, in both of Saxml's forms at once; its status is the one OpenAI's clients get."""
+    """Any error that a dialect may meet, in both of Saxml's forms at once; the status is the one of OpenAI's form."""
     known = _known(error)
-    retry = {} if known.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(known.retry_after_s)))}
-    return _json(_both(known), known.status, retry)
+    return _json(_both(known), known.status, retry_after(known.retry_after_s))
 
 
 def _known(error: Exception) -> OpenAIError:
     if isinstance(error, OpenAIError):
         return error
-    return from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error, {})
+    return from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error)
 
 
 def _both(error: OpenAIError) -> Mapping[str, str]:
@@ -154,7 +152,7 @@ def _news(outputs: list[Output]) -> tuple[str, float]:
     return "".join(output.text for output in outputs), sum(logprobs)
 
 
-async def _events(stream: Stream) -> AsyncIterator[bytes]:
+async def _events(stream: EngineStream) -> AsyncIterator[bytes]:
     """Server-sent events, one for each step: [[what is new of the text, the score so far]]."""
     begun, score = False, 0.0
     try:

@@ -1,11 +1,71 @@
-"""What an application says where no route of its own does: unknown paths, missing keys, failures, all as OpenAI's."""
+"""What every application answers, whatever it serves: its health, its models, and errors where no route is."""
 
-from fastapi import FastAPI, Request
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from apps.serving.errors import EngineStopped
 from apps.serving.ingress.api_keys import Principals, RequireKey
 from apps.serving.ingress.openai_errors import OpenAIError
+
+
+class Answering(Protocol):
+    """A model as these routes see it."""
+
+    def card(self) -> dict[str, Any]:
+        """As OpenAI lists models."""
+
+    def report(self) -> dict[str, Any]:
+        """How busy it is, in numbers."""
+
+    def check(self) -> None:
+        """Raises EngineStopped if it cannot answer."""
+
+
+M = TypeVar("M", bound=Answering)
+
+
+def find_model(models: Mapping[str, M], name: str | None) -> M:
+    """The served model that a request names; the only one needs no name. Raises OpenAIError."""
+    if name is None and len(models) == 1:
+        return next(iter(models.values()))
+    if name is None:
+        raise OpenAIError(400, f"model is needed: one of {', '.join(models)}", "model", "missing_required_parameter")
+    if name not in models:
+        message = f"The model '{name}' does not exist. Served here: {', '.join(models)}."
+        raise OpenAIError(404, message, "model", "model_not_found")
+    return models[name]
+
+
+def models_router(models: Mapping[str, Answering]) -> APIRouter:
+    """OpenAI's /v1/models, and the health that probes ask for."""
+    router = APIRouter()
+
+    @router.get("/v1/models", tags=["OpenAI"])
+    async def list_models() -> Any:
+        return {"object": "list", "data": [model.card() for model in models.values()]}
+
+    @router.get("/v1/models/{name:path}", tags=["OpenAI"])
+    async def get_model(name: str) -> Any:
+        return find_model(models, name).card()
+
+    @router.get("/health", tags=["Server"])
+    @router.get("/healthz", include_in_schema=False)
+    async def health() -> Response:
+        """Whether each model can answer, and how busy it is."""
+        reports = {name: model.report() for name, model in models.items()}
+        well = True
+        for name, model in models.items():
+            try:
+                model.check()
+            except EngineStopped as error:
+                well, reports[name]["failure"] = False, str(error)
+        return JSONResponse({"status": "ok" if well else "failed", "models": reports}, 200 if well else 503)
+
+    return router
 
 
 def unknown_path(request: Request, error: HTTPException) -> str:

@@ -1,14 +1,21 @@
 """Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from apps.serving.ingress.request_body import BodyTooLarge
+from apps.serving.errors import EngineError
+from apps.serving.ingress.request_body import BodyTooLarge, read_body
+
+log = logging.getLogger("podslice")
+
+B = TypeVar("B", bound=BaseModel)
 
 TYPES = {
     400: "invalid_request_error",
@@ -40,9 +47,7 @@ class OpenAIError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        headers = {}
-        if self.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        headers = retry_after(self.retry_after_s)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return JSONResponse(self.body(), self.status, headers)
@@ -50,6 +55,37 @@ class OpenAIError(Exception):
     def event(self) -> bytes:
         """The error as the last server-sent event of a stream."""
         return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
+
+
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The header of that name, in whole seconds; empty for None."""
+    return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+async def parsed(kind: type[B], request: Request, unions: Mapping[str, str] | None = None) -> B:
+    """The request's body, read and checked. Raises OpenAIError; for `unions` see `from_body`."""
+    try:
+        return kind.model_validate_json(await read_body(request))
+    except (ValidationError, BodyTooLarge) as error:
+        raise from_body(error, unions) from None
+
+
+def from_engine(error: EngineError, names: Mapping[str, str] | None = None) -> OpenAIError:
+    """The HTTP form of what an engine raises. `names`: engine's field -> the field that the client wrote."""
+    message, field = error.says.format(error), error.field
+    if field is not None and (name := (names or {}).get(field)):
+        if message.startswith((f"{field} ", f"{field}:")):
+            message = name + message.removeprefix(field)
+        field = name
+    return OpenAIError(error.status, message, field, error.code, error.retry_after_s)
+
+
+def of_stream(error: Exception, names: Mapping[str, str] | None = None) -> OpenAIError:
+    """What a stream that has begun ends with, when anything goes wrong."""
+    if isinstance(error, EngineError):
+        return from_engine(error, names)
+    log.error("a stream failed", exc_info=error)
+    return OpenAIError(500, "The server failed while it streamed the answer.", None, "internal_error")
 
 
 def from_body(error: ValidationError | BodyTooLarge, unions: Mapping[str, str] | None = None) -> OpenAIError:

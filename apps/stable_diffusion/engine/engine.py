@@ -23,21 +23,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apps.serving.errors import EngineStopped, QueueFull, RequestError
 from apps.serving.event_loops import wake
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.batches import Batches, Order
-from apps.stable_diffusion.engine.job import (
-    EngineStopped,
-    Finished,
-    Job,
-    PictureFailed,
-    Preview,
-    Queued,
-    QueueFull,
-    Step,
-)
+from apps.stable_diffusion.engine.job import Finished, Job, PictureFailed, Preview, Queued, Step
 from apps.stable_diffusion.engine.pace import Pace
-from apps.stable_diffusion.engine.request import PictureRequest, RequestError
+from apps.stable_diffusion.engine.request import PictureRequest
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 log = logging.getLogger("podslice")

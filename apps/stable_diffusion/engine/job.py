@@ -10,27 +10,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from apps.serving.errors import EngineError
 from apps.stable_diffusion.engine.request import PictureRequest
 
 
-class QueueFull(RuntimeError):
-    """Too many pictures wait already: try again in `retry_after_s` seconds."""
-
-    def __init__(self, message: str, retry_after_s: float = 1.0):
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class EngineStopped(RuntimeError):
-    """The engine's loop has ended (shutdown, or a failed step); its message says why."""
-
-
-class PictureFailed(RuntimeError):
+class PictureFailed(EngineError, RuntimeError):
     """This request failed in the model while others did not; its message says why."""
 
 
-class Aborted(RuntimeError):
+class Aborted(EngineError, RuntimeError):
     """The job was told to stop before its end."""
+
+    status, code, says = 503, "interrupted", "The job was interrupted."
+    retry_after_s = 1.0
 
 
 @dataclass(frozen=True, slots=True)

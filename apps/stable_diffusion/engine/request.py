@@ -8,18 +8,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from apps.serving.errors import RequestError
+
 Scheduler = Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"]
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 
 MAX_SEED = 2**32 - 1
-
-
-class RequestError(ValueError):
-    """A request that can't be served as it is; `field` names what to change."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 @dataclass(frozen=True)

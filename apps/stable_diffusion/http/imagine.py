@@ -10,7 +10,6 @@ The events are for a browser's EventSource as much as for a program:
 
 import base64
 import json
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
@@ -19,13 +18,11 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
+from apps.serving.errors import EngineError
 from apps.serving.ingress.event_stream import EventStream
-from apps.serving.ingress.openai_errors import OpenAIError, from_body
+from apps.serving.ingress.openai_errors import from_body, from_engine, of_stream
 from apps.stable_diffusion.engine.job import Job
-from apps.stable_diffusion.http.errors import ENGINE_ERRORS, from_engine
 from apps.stable_diffusion.pictures import Drawn, News, PictureModel, PreviewPng, Wanted
-
-log = logging.getLogger("podslice")
 
 
 class ImagineQuery(BaseModel):
@@ -48,7 +45,7 @@ class ImagineQuery(BaseModel):
 
 
 def imagine_router(model: PictureModel) -> APIRouter:
-    """The face's routes over this model."""
+    """The dialect's routes over this model."""
     router = APIRouter()
     fields = ImagineQuery.model_json_schema()["properties"]
     documented = {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]}
@@ -65,15 +62,15 @@ def imagine_router(model: PictureModel) -> APIRouter:
         stream = query.stream or "text/event-stream" in request.headers.get("accept", "")
         try:
             job = model.submit(_wanted(model, query, stream))
-        except ENGINE_ERRORS as error:
-            raise from_engine(error, {}) from error
+        except EngineError as error:
+            raise from_engine(error) from error
         try:
             if stream:
                 events = _events(model, job)
                 return EventStream(await anext(events), events)
             [drawn] = await model.draw(job)
-        except ENGINE_ERRORS as error:
-            raise from_engine(error, {}) from error
+        except EngineError as error:
+            raise from_engine(error) from error
         except BaseException:  # above all: cancelled, because the client has left
             job.abort()
             raise
@@ -110,11 +107,8 @@ async def _events(model: PictureModel, job: Job) -> AsyncIterator[bytes]:
         async for news in model.news(job):
             yield event(*_told(news))
         yield event("end", {})
-    except ENGINE_ERRORS as error:
-        yield event("error", from_engine(error, {}).body())
-    except Exception:
-        log.exception("a stream failed")
-        yield event("error", OpenAIError(500, "The server failed; its log says why.", None, "internal_error").body())
+    except Exception as error:
+        yield event("error", of_stream(error).body())
     finally:
         job.abort()
 

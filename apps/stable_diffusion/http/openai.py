@@ -1,8 +1,7 @@
-"""The OpenAI face: /v1/models, /v1/images/generations and /v1/images/edits."""
+"""The OpenAI dialect: /v1/images/generations and /v1/images/edits."""
 
 import asyncio
 import base64
-import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Literal
@@ -10,16 +9,15 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from apps.serving.errors import EngineError
+from apps.serving.ingress.application import find_model
 from apps.serving.ingress.event_stream import EventStream
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.openai_errors import from_engine, of_stream, parsed
 from apps.stable_diffusion.engine.job import Job, Step
-from apps.stable_diffusion.http.errors import ENGINE_ERRORS, from_engine
 from apps.stable_diffusion.http.imagine import event
-from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit, read_generation
+from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit
 from apps.stable_diffusion.http.uploads import has_transparency, mask_from_alpha, pixels_of, read_image, read_mask
 from apps.stable_diffusion.pictures import Drawn, PictureModel, PreviewPng, Size, Wanted
-
-log = logging.getLogger("podslice")
 
 Kind = Literal["image_generation", "image_edit"]
 NAMES = {"previews": "partial_images"}
@@ -27,27 +25,18 @@ NAMES = {"previews": "partial_images"}
 
 
 def openai_router(model: PictureModel) -> APIRouter:
-    """The face's routes over this model."""
+    """The dialect's routes over this model."""
     router = APIRouter()
-    card = {"id": model.name, "object": "model", "created": model.created, "owned_by": "podslice"}
-
-    @router.get("/v1/models")
-    async def list_models() -> Any:
-        return {"object": "list", "data": [card]}
-
-    @router.get("/v1/models/{name:path}")
-    async def get_model(name: str) -> Any:
-        _check_model(model, name)
-        return card
+    models = {model.name: model}
 
     @router.post("/v1/images/generations")
     async def generations(request: Request) -> Response:
         """OpenAI's image generation, and `seed`, `num_inference_steps`, `guidance_scale`, `scheduler` and more."""
-        body = await read_generation(request)
-        _check_model(model, body.model)
+        body = await parsed(GenerationBody, request)
+        find_model(models, body.model)
         try:
             wanted = _wanted(model.size_named(body.size), body)
-        except ENGINE_ERRORS as error:
+        except EngineError as error:
             raise from_engine(error, NAMES) from error
         return await _answer(model, wanted, body, "image_generation")
 
@@ -55,22 +44,16 @@ def openai_router(model: PictureModel) -> APIRouter:
     async def edits(request: Request) -> Response:
         """OpenAI's image edit: with a mask, its see-through parts are painted anew; without, the whole image is."""
         body, image, mask = await read_edit(request)
-        _check_model(model, body.model)
+        find_model(models, body.model)
         try:
             size = model.size_named(body.size)
             arrays = await asyncio.to_thread(_arrays, image, mask, size)
             wanted = _wanted(size, body, strength=body.strength, **arrays)
-        except ENGINE_ERRORS as error:
+        except EngineError as error:
             raise from_engine(error, NAMES) from error
         return await _answer(model, wanted, body, "image_edit")
 
     return router
-
-
-def _check_model(model: PictureModel, name: str | None) -> None:
-    if name is not None and name != model.name:
-        message = f"The model '{name}' does not exist. Served here: {model.name}."
-        raise OpenAIError(404, message, "model", "model_not_found")
 
 
 def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> Wanted:
@@ -103,7 +86,7 @@ async def _answer(model: PictureModel, wanted: Wanted, body: GenerationBody, kin
     """Submits the pictures and answers whole or as a stream."""
     try:
         job = model.submit(wanted)
-    except ENGINE_ERRORS as error:
+    except EngineError as error:
         raise from_engine(error, NAMES) from error
     try:
         if body.stream:
@@ -111,7 +94,7 @@ async def _answer(model: PictureModel, wanted: Wanted, body: GenerationBody, kin
             # The status is sent with the first event: a failure until then still gets its own.
             return EventStream(await anext(events), events)
         pictures = await model.draw(job)
-    except ENGINE_ERRORS as error:
+    except EngineError as error:
         raise from_engine(error, NAMES) from error
     except BaseException:  # above all: cancelled, because the client has left
         job.abort()
@@ -153,11 +136,6 @@ async def _events(model: PictureModel, job: Job, size: Size, kind: Kind, progres
     except Exception as error:
         if not begun:
             raise  # no byte is out: the caller answers with a status
-        if isinstance(error, ENGINE_ERRORS):
-            known = from_engine(error, NAMES)
-        else:
-            log.exception("a stream failed")
-            known = OpenAIError(500, "The server failed while it streamed the answer.", None, "internal_error")
-        yield known.event()
+        yield of_stream(error, NAMES).event()
     finally:
         job.abort()

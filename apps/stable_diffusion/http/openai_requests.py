@@ -70,14 +70,6 @@ class EditBody(GenerationBody):
     input_fidelity: Literal["low", "high"] | None = None
 
 
-async def read_generation(request: Request) -> GenerationBody:
-    """Raises OpenAIError."""
-    try:
-        return GenerationBody.model_validate_json(await read_body(request))
-    except (ValidationError, BodyTooLarge) as error:
-        raise from_body(error) from None
-
-
 async def read_edit(request: Request) -> tuple[EditBody, bytes, bytes | None]:
     """The form's fields, the image and the mask. Raises OpenAIError."""
     form = await _read_form(request)

@@ -1,28 +1,25 @@
-"""The AUTOMATIC1111 face: /sdapi/v1/txt2img, img2img, and what programs ask before and meanwhile.
+"""The AUTOMATIC1111 dialect: /sdapi/v1/txt2img, img2img, and what programs ask before and meanwhile.
 
-Progress and interruption are of this replica's own jobs that came by this face: with several replicas, or several
+Progress and interruption are of this replica's own jobs that came by this dialect: with several replicas, or several
 users, that is more than one program's, or less.
 """
 
 import asyncio
 import base64
 import json
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
 from starlette.responses import JSONResponse, Response
 
-from apps.serving.ingress.openai_errors import OpenAIError, from_body
+from apps.serving.errors import EngineError
+from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 from apps.stable_diffusion.engine.job import Aborted, Job
-from apps.stable_diffusion.engine.request import RequestError
-from apps.stable_diffusion.http.errors import ENGINE_ERRORS, from_engine
 from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import (
     from_base64,
@@ -34,10 +31,6 @@ from apps.stable_diffusion.http.uploads import (
 from apps.stable_diffusion.pictures import Drawn, PictureModel, Size, Wanted
 from apps.stable_diffusion.png import SAMPLER_NAMES
 from ray_configs.release import PODSLICE_VERSION
-
-log = logging.getLogger("podslice")
-
-B = TypeVar("B", Text2ImageBody, Image2ImageBody)
 
 
 class _Route(APIRoute):
@@ -59,23 +52,23 @@ class _Route(APIRoute):
 
 
 def sdapi_router(model: PictureModel) -> APIRouter:
-    """The face's routes over this model."""
+    """The dialect's routes over this model."""
     router = APIRouter(prefix="/sdapi/v1", route_class=_Route)
-    jobs: dict[Job, float] = {}  # those of this face under way, oldest first, with their beginnings
+    jobs: dict[Job, float] = {}  # those of this dialect under way, oldest first, with their beginnings
 
     @router.post("/txt2img")
     async def txt2img(request: Request) -> Response:
         """Pictures of a prompt, as base64."""
-        body = await _parse(Text2ImageBody, request)
+        body = await parsed(Text2ImageBody, request)
         return await _answer(model, jobs, body, {})
 
     @router.post("/img2img")
     async def img2img(request: Request) -> Response:
         """Pictures made of `init_images[0]`; with `mask`, what is white in it is painted anew."""
-        body = await _parse(Image2ImageBody, request)
+        body = await parsed(Image2ImageBody, request)
         try:
             arrays = await asyncio.to_thread(_arrays, body, _size(model, body))
-        except RequestError as error:
+        except EngineError as error:
             raise from_engine(error, NAMES) from error
         return await _answer(model, jobs, body, arrays)
 
@@ -121,13 +114,6 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     return router
 
 
-async def _parse(kind: type[B], request: Request) -> B:
-    try:
-        return kind.model_validate_json(await read_body(request))
-    except (ValidationError, BodyTooLarge) as error:
-        raise from_body(error) from None
-
-
 def _check_settings(model: PictureModel, settings: dict[str, Any]) -> None:
     name = settings.get("sd_model_checkpoint")
     if name and str(name).partition(" [")[0] != model.name:  # the web UI writes a hash behind it
@@ -166,7 +152,7 @@ async def _answer(
             **arrays,
         )
         job = model.submit(wanted)
-    except ENGINE_ERRORS as error:
+    except EngineError as error:
         raise from_engine(error, NAMES) from error
     jobs[job] = time.monotonic()
     pictures: list[Drawn] = []
@@ -176,7 +162,7 @@ async def _answer(
                 pictures.append(news)
     except Aborted:
         pass  # interrupted: what there is is the answer
-    except ENGINE_ERRORS as error:
+    except EngineError as error:
         raise from_engine(error, NAMES) from error
     except BaseException:  # above all: cancelled, because the client has left
         job.abort()

@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from apps.stable_diffusion.engine.request import SCHEDULERS, RequestError, Scheduler
+from apps.serving.errors import RequestError
+from apps.stable_diffusion.engine.request import SCHEDULERS, Scheduler
 from apps.stable_diffusion.png import SAMPLER_NAMES
 
 NOT_OFFERED = {

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from apps.stable_diffusion.engine.request import RequestError
+from apps.serving.errors import RequestError
 
 MAX_PIXELS = 4096 * 4096
 FORMATS = ("PNG", "JPEG", "WEBP")

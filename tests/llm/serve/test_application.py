@@ -8,7 +8,8 @@ import urllib.request
 import pytest
 from serving import REPOSITORY, serve_cli, wait_until
 
-from apps.llm.server import deployment, options
+from apps.llm.server import deployment
+from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
 
 

@@ -13,8 +13,9 @@ import torch
 from picture_backends import BACKENDS
 from PIL import Image
 
+from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.backends.backend import Backend
-from apps.stable_diffusion.engine.request import SCHEDULERS, PictureRequest, RequestError
+from apps.stable_diffusion.engine.request import SCHEDULERS, PictureRequest
 
 CLASSES = {
     "ddim": diffusers.DDIMScheduler,

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Row, Schedule
 from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
-from apps.stable_diffusion.engine.request import SCHEDULERS, RequestError
+from apps.stable_diffusion.engine.request import SCHEDULERS
 
 CLASSES = {
     "ddim": diffusers.DDIMScheduler,

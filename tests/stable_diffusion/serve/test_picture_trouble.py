@@ -10,8 +10,8 @@ import pytest
 from loop_backend import LoopBackend
 from picture_serving import MODEL, LocalServer, events_of, local_server, wait_until
 
+from apps.serving.errors import EngineStopped
 from apps.serving.ingress.api_keys import principals
-from apps.stable_diffusion.engine.job import EngineStopped
 from apps.stable_diffusion.http.app import http_app
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Row, Schedule
-from apps.stable_diffusion.engine.request import PictureRequest, RequestError
+from apps.stable_diffusion.engine.request import PictureRequest
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
-from apps.stable_diffusion.engine.request import RequestError, Scheduler
+from apps.stable_diffusion.engine.request import Scheduler
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # where diffusers' class for a scheduler differs from the others
     "ddim": {"timestep_spacing": "leading"},

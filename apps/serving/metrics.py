@@ -1,0 +1,72 @@
+"""What operators watch, through ray.serve.metrics: Ray's Prometheus endpoint has it with the prefix `ray_`."""
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Generic, TypeVar
+
+log = logging.getLogger("podslice")
+
+LOG_PERIOD_S = 10
+Stats = TypeVar("Stats")
+"""A dataclass of numbers: where an engine stands, with counters that are totals since it started."""
+
+
+class Metrics(ABC, Generic[Stats]):
+    """The metrics of one model in this replica: its engine's stats, what is observed, and a log line now and then."""
+
+    GAUGES: ClassVar[Mapping[str, tuple[str, str]]]
+    COUNTERS: ClassVar[Mapping[str, tuple[str, str]]]
+    """Field of the stats -> (metric, description)."""
+    HISTOGRAMS: ClassVar[Mapping[str, tuple[str, str, Sequence[float]]]]
+    """Name for `observe` -> (metric, description, buckets)."""
+
+    def __init__(self, model: str):
+        from ray.serve.metrics import Counter, Gauge, Histogram  # who only knows the class needs no Ray
+
+        keys = ("model",)
+        self._gauges = {field: Gauge(*metric, keys) for field, metric in self.GAUGES.items()}
+        self._counters = {field: Counter(*metric, keys) for field, metric in self.COUNTERS.items()}
+        self._histograms = {
+            name: Histogram(metric, told, list(buckets), keys)
+            for name, (metric, told, buckets) in self.HISTOGRAMS.items()
+        }
+        for metric in (*self._gauges.values(), *self._counters.values(), *self._histograms.values()):
+            metric.set_default_tags({"model": model})  # a dict for each: Serve writes its own tags into it
+        self._last: dict[str, float] = dict.fromkeys(self.COUNTERS, 0)
+        self._logged: tuple[float, Stats] | None = None  # (when, the stats then) of the last log line
+
+    @abstractmethod
+    def line(self, stats: Stats, before: Stats, seconds: float) -> str:
+        """What to log of the last `seconds`, at whose beginning the stats were `before`."""
+
+    def observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    def publish(self, stats: Stats) -> None:
+        """Called about once a second; what the counters have gained since the last call is added."""
+        values: dict[str, Any] = asdict(stats)
+        for field, gauge in self._gauges.items():
+            gauge.set(values[field])
+        for field, counter in self._counters.items():
+            if gained := values[field] - self._last[field]:
+                counter.inc(gained)
+            self._last[field] = values[field]
+        now = time.monotonic()
+        then, before = self._logged = self._logged or (now, stats)
+        if (seconds := now - then) >= LOG_PERIOD_S:
+            self._logged = now, stats
+            if stats.steps > before.steps:
+                log.info("%s", self.line(stats, before, seconds))
+
+    async def publish_forever(self, stats: Callable[[], Stats]) -> None:
+        """Publishes every second, and logs a line every ten while there is work."""
+        try:
+            while True:
+                await asyncio.sleep(1)
+                self.publish(stats())
+        except Exception:
+            log.exception("metrics are no longer published")
