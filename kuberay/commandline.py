@@ -109,7 +109,9 @@ def node_pools(
     config: Config,
     project: Project = None,
     bucket: Bucket = None,
-    format: Annotated[Format, typer.Option(help="A script of gcloud commands, or Terraform's HCL.")] = Format.gcloud,
+    format: Annotated[
+        Format, typer.Option(help="A script of gcloud commands, or a main.tf.json for Terraform.")
+    ] = Format.gcloud,
     delete: Annotated[bool, typer.Option("--delete", help="The commands that take it all down again.")] = False,
 ) -> None:
     """Print the commands that make the cluster, its node pools, bucket and permissions.

@@ -1,7 +1,7 @@
 """What a config needs on Google Cloud before its manifests can run: `python -m kuberay node-pools CONFIG`.
 
 `pools` plans the TPU node pools; `commands` and `teardown` write them, and all around them, as bash scripts to read and
-run, `terraform` as HCL.
+run, `terraform` as a main.tf.json.
 """
 
 from kuberay.node_pools.deletion import teardown
