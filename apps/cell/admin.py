@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from apps.cell import acl
+from apps.cell import acl, bodies
 from apps.cell.errors import CellError, Conflict, NotAllowed, NotPublished, Unavailable
 from apps.cell.names import ModelName, check_cell
 from apps.cell.registry import Registry
@@ -22,8 +22,6 @@ from apps.serving.files import Lease
 from ray_configs.cell import CellConfig
 
 log = logging.getLogger("podslice")
-
-PUBLISH_FIELDS = {"model", "model_path", "checkpoint", "replicas", "overrides"}
 
 
 class Admin:
@@ -68,7 +66,7 @@ class Admin:
     # What clients ask for. Each returns the model's name and entry as they are from now on.
 
     def publish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
-        name = self._name(body, PUBLISH_FIELDS)
+        name = self._name(body, bodies.PUBLISH)
         model = Published(
             model_path=_text(body, "model_path"),
             checkpoint=_text(body, "checkpoint", ""),
@@ -88,7 +86,7 @@ class Admin:
         return name, model
 
     def update(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
-        name = self._name(body, PUBLISH_FIELDS)
+        name = self._name(body, bodies.UPDATE)
         with self._changing():
             before = self._published(name)
             self._may_change(principal, before)
@@ -110,7 +108,7 @@ class Admin:
         return name, after
 
     def unpublish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
-        name = self._name(body, {"model"})
+        name = self._name(body, bodies.ONE_MODEL)
         with self._changing():
             model = self._published(name)
             self._may_change(principal, model)
@@ -120,7 +118,7 @@ class Admin:
 
     def create(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
         """Saxml's `create`: the cell is there already, so it takes the admin ACL, if nobody else has it."""
-        _known(body, {"sax_cell", "fs_root", "admin_acl"})
+        _known(body, bodies.CREATE)
         check_cell(body.get("sax_cell"), self._config.name)
         root = body.get("fs_root", self._config.state_uri)
         if root not in ("", self._config.state_uri):
@@ -135,7 +133,7 @@ class Admin:
 
     def set_acl(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
         """Who may change the cell or a model (`method` empty), or call one of a model's methods."""
-        _known(body, {"model", "sax_cell", "method", "acl"})
+        _known(body, bodies.SET_ACL)
         names = acl.parse(body.get("acl"))
         target = body.get("model") or body.get("sax_cell")
         method = body.get("method") or ""
@@ -158,11 +156,11 @@ class Admin:
         """The model of that name, or all of them."""
         if "model" not in body:
             return dict(self.state.models)
-        name = self._name(body, {"model"})
+        name = self._name(body, bodies.ONE_MODEL)
         return {name: self._published(name)}
 
     def get_acl(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        _known(body, {"model", "sax_cell", "method"})
+        _known(body, bodies.GET_ACL)
         target, method = body.get("model") or body.get("sax_cell"), body.get("method") or "all"
         if target in (None, f"/sax/{self._config.name}"):
             return {"model": f"/sax/{self._config.name}", "acls": {"admin": self.admin_acl}}
@@ -181,7 +179,7 @@ class Admin:
 
     # How.
 
-    def _name(self, body: Mapping[str, Any], fields: set[str]) -> str:
+    def _name(self, body: Mapping[str, Any], fields: bodies.Fields) -> str:
         _known(body, fields)
         return str(ModelName.parse(body.get("model"), self._config.name))
 
@@ -249,8 +247,8 @@ class _Changing:
         self._lock.release()
 
 
-def _known(body: Mapping[str, Any], fields: set[str]) -> None:
-    if unknown := sorted(set(body) - fields):
+def _known(body: Mapping[str, Any], fields: bodies.Fields) -> None:
+    if unknown := sorted(body.keys() - fields.keys()):
         raise CellError(f"unknown field {unknown[0]!r}; there are {', '.join(sorted(fields))}")
 
 
@@ -264,8 +262,8 @@ def _text(body: Mapping[str, Any], field: str, default: str | None = None) -> st
 def _replicas(value: Any) -> int:
     if isinstance(value, str) and value.isdigit():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10_000:
-        raise CellError(f"replicas must be a whole number, 0 to 10000, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= bodies.MOST_REPLICAS:
+        raise CellError(f"replicas must be a whole number, 0 to {bodies.MOST_REPLICAS}, not {value!r}")
     return value
 
 

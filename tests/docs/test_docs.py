@@ -1,12 +1,15 @@
 """What readers see: no link that leads nowhere, and drawn or generated pages as their scripts make them."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from tools import architecture_picture, config_page
+from tools import architecture_picture, config_page, http_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -48,6 +51,28 @@ def test_the_architecture_is_drawn_by_its_script() -> None:
 
 def test_the_configs_are_those_of_the_code() -> None:
     assert config_page.PATH.read_text() == config_page.page(), "run python -m tools.config_page"
+
+
+def test_the_http_api_is_that_of_the_code() -> None:
+    assert http_page.PATH.read_text() == http_page.page(), "run python -m tools.http_page"
+
+
+ROUTES = [
+    pytest.param(method, path, route, id=f"{title}: {method} {path}")
+    for title, schema in http_page.schemas().items()
+    for method, path, route in http_page.routes(schema)
+]
+
+
+@pytest.mark.parametrize(("method", "path", "route"), ROUTES)
+def test_every_call_says_what_it_does_and_takes(method: str, path: str, route: dict[str, Any]) -> None:
+    assert route.get("description")
+    takes = method in ("POST", "PUT") and not path.endswith("/interrupt")
+    assert bool(http_page.bodies(route)) == takes
+    for body in http_page.bodies(route):
+        Draft202012Validator.check_schema(body)
+        assert body["properties"]
+    assert "$ref" not in json.dumps(http_page.bodies(route))
 
 
 @pytest.mark.parametrize("model", [model for models in config_page.SECTIONS.values() for model in models])

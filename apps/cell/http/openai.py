@@ -7,7 +7,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from apps.cell.http.caller import Caller
+from apps.cell.http.saxml import RELAYED
 from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.openapi import STREAMED
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 METHODS = {
@@ -23,20 +25,23 @@ def openai_router(caller: Caller) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> Any:
+        """What is published."""
         return {"object": "list", "data": [_card(entry) for entry in caller.view().entries.values()]}
 
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Any:
+        """One published model, by either of its names."""
         entries = caller.view().entries
         for known in (f"/{name}", name):  # a client's URL has one slash where the name begins with one
             if known in entries:
                 return _card(entries[known])
         return _card(entries[await caller.full_name(name)])
 
-    @router.post("/v1/completions")
-    @router.post("/v1/chat/completions")
-    @router.post("/v1/embeddings")
+    @router.post("/v1/completions", openapi_extra=RELAYED, responses=STREAMED)
+    @router.post("/v1/chat/completions", openapi_extra=RELAYED, responses=STREAMED)
+    @router.post("/v1/embeddings", openapi_extra=RELAYED)
     async def call(request: Request) -> Response:
+        """A published model's own: the body is relayed as it is."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
             data = await read_body(request)

@@ -17,13 +17,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from apps.cell import bodies
 from apps.cell.errors import CellError
 from apps.cell.http.caller import Caller, Front, principal_of
 from apps.cell.names import ModelName, check_cell
 from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.openapi import STREAMED, json_object, query
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 WATCH_S = 0.5
+RELAYED = json_object(bodies.RELAYED, closed=False)
+EVENTS = {200: {"content": {"text/event-stream": {}}}}
 
 
 class Indented(JSONResponse):
@@ -47,72 +51,82 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
 
     @router.get("/")
     async def root() -> Response:
+        """A greeting."""
         return Indented({"message": "HTTP Server for SAX Client"})
 
-    @router.post("/publish")
+    @router.post("/publish", openapi_extra=json_object(bodies.PUBLISH, ["model", "model_path"]))
     async def publish(request: Request) -> Response:
+        """Adds a model to the desired state; answered once that is stored, before the model is loaded."""
         return _echo(await front.ask("publish", principal_of(request), await _body(request)))
 
-    @router.put("/update")
+    @router.put("/update", openapi_extra=json_object(bodies.UPDATE, ["model"]))
     async def update(request: Request) -> Response:
+        """Changes a published model's checkpoint, replicas or overrides; what is absent stays."""
         return _echo(await front.ask("update", principal_of(request), await _body(request)))
 
-    @router.post("/unpublish")
+    @router.post("/unpublish", openapi_extra=json_object(bodies.ONE_MODEL, ["model"]))
     async def unpublish(request: Request) -> Response:
+        """Takes a model out; its replicas finish the requests that they have."""
         entry = await front.ask("unpublish", principal_of(request), await _body(request))
         return Indented({"model": entry["model"]})
 
-    @router.get("/listcell")
+    @router.get("/listcell", openapi_extra=query(bodies.ONE_MODEL, ["model"]))
     async def list_model(request: Request) -> Response:
-        """One model, despite the name."""
+        """One model, despite the name: its state, replicas and, if it does not load, why."""
         body = await _arguments(request)
         if "model" not in body:
             raise CellError("Provide model for list cell")
         name = str(ModelName.parse(body["model"], cell))
         return Indented((await front.ask("listed", None, {"model": name}))[0])
 
-    @router.get("/listall")
+    @router.get("/listall", openapi_extra=query(bodies.ONE_CELL))
     async def list_all(request: Request) -> Response:
+        """Names of the published models."""
         check_cell((await _arguments(request)).get("sax_cell", f"/sax/{cell}"), cell)
         listed = await front.ask("listed", None, {})
         return Indented([entry["model"] for entry in listed])
 
     @router.get("/cell")
     async def whole_cell(request: Request) -> Response:
+        """The cell: its slices, who is asking, and all models as `listcell` shows them."""
         view = caller.view()
         models = await front.ask("listed", None, {})
         return Indented(view.cell | {"principal": principal_of(request), "models": models})
 
-    @router.get("/watch")
+    @router.get("/watch", openapi_extra=query(bodies.ONE_MODEL), responses=EVENTS)
     async def watch(request: Request) -> Response:
-        """Server-sent events: what is there, and then each change."""
+        """Server-sent events: what is published, and then each change of it."""
         wanted = (await _arguments(request)).get("model")
         if wanted is not None:
             wanted = await caller.full_name(wanted)
         pieces = _changes(caller, wanted)
         return EventStream(await anext(pieces), pieces)
 
-    @router.post("/create")
+    @router.post("/create", openapi_extra=json_object(bodies.CREATE, ["sax_cell"]))
     async def create(request: Request) -> Response:
+        """Takes the cell's admin ACL, if nobody else has it; the cell itself is there already."""
         return Indented(await front.ask("create", principal_of(request), await _body(request)))
 
-    @router.put("/acl")
+    @router.put("/acl", openapi_extra=json_object(bodies.SET_ACL, ["acl"]))
     async def set_acl(request: Request) -> Response:
+        """Sets who may change the cell or a model, or call one of a model's methods."""
         return Indented(await front.ask("set_acl", principal_of(request), await _body(request)))
 
-    @router.get("/acl")
+    @router.get("/acl", openapi_extra=query(bodies.GET_ACL))
     async def get_acl(request: Request) -> Response:
+        """Who may change the cell or a model, or call a model's methods."""
         return Indented(await front.ask("get_acl", principal_of(request), await _arguments(request)))
 
-    @router.post("/generate")
+    @router.post("/generate", openapi_extra=RELAYED, responses=STREAMED)
     async def generate(request: Request) -> Response:
-        """Saxml's body or JetStream's: the model's own application tells them apart."""
+        """A published model's own, with Saxml's body or JetStream's."""
         body = await _body(request)
         stream = "lm.generate_stream" if body.get("stream") else "lm.generate"
         return await _call(request, body, stream, "/generate")
 
-    @router.post("/score")
+    @router.post("/score", openapi_extra=RELAYED)
     async def score(request: Request) -> Response:
+        """A published model's own: log probabilities of suffixes."""
         return await _call(request, await _body(request), "lm.score", "/score")
 
     async def _call(request: Request, body: dict[str, Any], method: str, path: str) -> Response:

@@ -8,6 +8,7 @@ from apps.llm.http import jetstream, saxml
 from apps.llm.http.openai import openai_router
 from apps.serving.ingress.api_keys import OPEN, Principals
 from apps.serving.ingress.application import answer_as_openai, models_router
+from apps.serving.ingress.openapi import STREAMED, json_body
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 
@@ -19,9 +20,14 @@ def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:
     app.include_router(jetstream.jetstream_router(models), tags=["JetStream"])
     app.include_router(saxml.saxml_router(models), tags=["Saxml"])
 
-    @app.post("/generate", tags=["JetStream", "Saxml"])
+    @app.post(
+        "/generate",
+        tags=["JetStream", "Saxml"],
+        openapi_extra=json_body(jetstream.GenerateBody, saxml.GenerateBody),
+        responses=STREAMED,
+    )
     async def generate(request: Request) -> Response:
-        """Both systems' servers have it: a body with `query` is Saxml's, one without is JetStream's."""
+        """An answer to a prompt: a body with `query` is Saxml's, one without is JetStream's."""
         try:
             body = await read_body(request)
         except BodyTooLarge as error:  # in the form that has both systems' keys

@@ -21,7 +21,7 @@ from apps.serving.ingress.openai_errors import retry_after
 
 
 class GenerateBody(BaseModel):
-    """Every field is optional. `server`, `port`, `session_cache` and `priority` are accepted and mean nothing here:
+    """JetStream's. Every field is optional. `server`, `port`, `session_cache` and `priority` are accepted and ignored:
     the engine is in this server, and takes requests in the order in which they come."""
 
     model_config = ConfigDict(extra="ignore")
@@ -47,10 +47,12 @@ def jetstream_router(models: Models) -> APIRouter:
 
     @router.get("/")
     async def root() -> Response:
+        """A greeting."""
         return Indented({"message": "HTTP Server for JetStream"})
 
     @router.get("/healthcheck")
     async def healthcheck() -> Response:
+        """Whether the engine lives."""
         try:
             model.check()
         except EngineStopped as error:

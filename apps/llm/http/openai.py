@@ -14,13 +14,14 @@ from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, Embe
 from apps.serving.ingress.application import find_model
 from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openai_errors import OpenAIError, from_engine, of_stream, parsed
+from apps.serving.ingress.openapi import STREAMED, json_body
 
 
 def openai_router(models: Models) -> APIRouter:
     """The dialect's routes over these models."""
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", openapi_extra=json_body(CompletionBody), responses=STREAMED)
     async def completions(request: Request) -> Response:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
         body = await parsed(CompletionBody, request, UNIONS)
@@ -33,7 +34,7 @@ def openai_router(models: Models) -> APIRouter:
         writer = CompletionWriter(model.name, params.logprobs is not None, body.include_usage)
         return await _answer(model, prompts, params, body, writer, echoes)
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=STREAMED)
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions: the model's own chat template makes the prompt."""
         body = await parsed(ChatBody, request, UNIONS)
@@ -46,7 +47,7 @@ def openai_router(models: Models) -> APIRouter:
         writer = ChatWriter(model.name, params.logprobs is not None, body.include_usage)
         return await _answer(model, [prompt], params, body, writer, [])
 
-    @router.post("/v1/embeddings")
+    @router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingBody))
     async def embed(request: Request) -> Response:
         """OpenAI's embeddings; the vectors are the model's hidden states, pooled, of length 1."""
         body = await parsed(EmbeddingBody, request, UNIONS)

@@ -33,7 +33,7 @@ def each(texts: Texts) -> list[str | list[int]]:
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class StreamOptions(Body):
@@ -66,25 +66,36 @@ class SamplingBody(Body):
     """The fields that both endpoints have. Ranges are the engine's to check."""
 
     model: str | None = None
+    """Needed where more than one is served."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    """Structured output: a JSON object, or one that follows a JSON schema."""
     stop: str | list[str] | None = None
     # From here on named as in SamplingParams:
     max_tokens: int | None = None
+    """Longest answer. Default: 16 for completions, as far as the context allows for chats."""
     min_tokens: int | None = None
+    """No end of the answer before so many tokens."""
     temperature: float | None = None
+    """0: greedy. Default: 1."""
     top_k: int | None = None
+    """Samples from the likeliest k tokens; 0: from all."""
     top_p: float | None = None
     min_p: float | None = None
+    """Leaves out tokens less likely than this share of the likeliest one."""
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
+    """On tokens of prompt and answer; 1: none."""
     logit_bias: dict[int, float] | None = None
+    """Token id: what is added to its logit."""
     n: int | None = None
+    """Answers to each prompt."""
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    """Goes on after the model's end of sequence."""
     include_stop_str_in_output: bool | None = None
 
     @field_validator("stream_options")
@@ -121,8 +132,11 @@ class CompletionBody(SamplingBody):
     prompt: Texts
     logprobs: int | None = None
     echo: bool | None = None
+    """The prompt before the answer."""
     suffix: str | None = None
+    """Not supported."""
     best_of: int | None = None
+    """Not supported: ask for n answers and choose."""
 
     @field_validator("prompt")
     @classmethod
@@ -178,9 +192,11 @@ class Message(Body):
 class ChatBody(SamplingBody):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
+    """OpenAI's newer name of `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Any] | None = None
+    """Not supported."""
 
     @field_validator("tools", "top_logprobs")
     @classmethod
@@ -207,7 +223,9 @@ class EmbeddingBody(Body):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    pooling: Literal["mean", "last"] | None = None  # not OpenAI's: which tokens' hidden states; default: mean
+    """The model's own, or nothing."""
+    pooling: Literal["mean", "last"] | None = None
+    """Not OpenAI's: which tokens' hidden states make the vector. Default: mean."""
 
     @field_validator("input")
     @classmethod

@@ -20,6 +20,7 @@ from apps.llm.engine_model import EngineStream, Models
 from apps.serving.ingress.application import find_model
 from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, retry_after
+from apps.serving.ingress.openapi import json_body
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 DONE = b"data: [DONE]\n\n"
@@ -43,6 +44,8 @@ class ExtraInputs(BaseModel):
 
 
 class GenerateBody(BaseModel):
+    """Saxml's."""
+
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
@@ -72,7 +75,7 @@ def saxml_router(models: Models) -> APIRouter:
     """The dialect's own routes; /generate it shares with JetStream: see `generate`."""
     router = APIRouter()
 
-    @router.post("/score")
+    @router.post("/score", openapi_extra=json_body(ScoreBody))
     async def score(request: Request) -> Response:
         """Saxml's lm.score: how likely each suffix is after the prefix, as the sum of its tokens' log probabilities.
 

@@ -46,10 +46,12 @@ def models_router(models: Mapping[str, Answering]) -> APIRouter:
 
     @router.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> Any:
+        """What is served."""
         return {"object": "list", "data": [model.card() for model in models.values()]}
 
     @router.get("/v1/models/{name:path}", tags=["OpenAI"])
     async def get_model(name: str) -> Any:
+        """One model."""
         return find_model(models, name).card()
 
     @router.get("/health", tags=["Server"])

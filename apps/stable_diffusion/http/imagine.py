@@ -21,6 +21,7 @@ from starlette.responses import Response
 from apps.serving.errors import EngineError
 from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openai_errors import from_body, from_engine, of_stream
+from apps.serving.ingress.openapi import query, schema_of
 from apps.stable_diffusion.engine.job import Job
 from apps.stable_diffusion.pictures import Drawn, News, PictureModel, PreviewPng, Wanted
 
@@ -47,11 +48,12 @@ class ImagineQuery(BaseModel):
 def imagine_router(model: PictureModel) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter()
-    fields = ImagineQuery.model_json_schema()["properties"]
-    documented = {"parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]}
 
     @router.get(
-        "/imagine", response_class=Response, responses={200: {"content": {"image/png": {}}}}, openapi_extra=documented
+        "/imagine",
+        response_class=Response,
+        responses={200: {"content": {"image/png": {}, "text/event-stream": {}}}},
+        openapi_extra=query(schema_of(ImagineQuery)["properties"]),
     )
     async def imagine(request: Request) -> Response:
         """A picture of `prompt` (image/png); with `stream=true`, or asked by an EventSource, its progress."""

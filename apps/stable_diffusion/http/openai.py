@@ -13,6 +13,7 @@ from apps.serving.errors import EngineError
 from apps.serving.ingress.application import find_model
 from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openai_errors import from_engine, of_stream, parsed
+from apps.serving.ingress.openapi import STREAMED, form, json_body
 from apps.stable_diffusion.engine.job import Job, Step
 from apps.stable_diffusion.http.imagine import event
 from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit
@@ -29,7 +30,7 @@ def openai_router(model: PictureModel) -> APIRouter:
     router = APIRouter()
     models = {model.name: model}
 
-    @router.post("/v1/images/generations")
+    @router.post("/v1/images/generations", openapi_extra=json_body(GenerationBody), responses=STREAMED)
     async def generations(request: Request) -> Response:
         """OpenAI's image generation, and `seed`, `num_inference_steps`, `guidance_scale`, `scheduler` and more."""
         body = await parsed(GenerationBody, request)
@@ -40,7 +41,7 @@ def openai_router(model: PictureModel) -> APIRouter:
             raise from_engine(error, NAMES) from error
         return await _answer(model, wanted, body, "image_generation")
 
-    @router.post("/v1/images/edits")
+    @router.post("/v1/images/edits", openapi_extra=form(EditBody, ("image", "mask"), ("image",)), responses=STREAMED)
     async def edits(request: Request) -> Response:
         """OpenAI's image edit: with a mask, its see-through parts are painted anew; without, the whole image is."""
         body, image, mask = await read_edit(request)

@@ -26,7 +26,9 @@ ONLY = {
 class GenerationBody(BaseModel):
     """POST /v1/images/generations."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), populate_by_name=True)
+    model_config = ConfigDict(
+        strict=True, extra="ignore", protected_namespaces=(), populate_by_name=True, use_attribute_docstrings=True
+    )
 
     prompt: str
     model: str | None = None

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
 from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
+from apps.serving.ingress.openapi import json_body, json_object
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 from apps.stable_diffusion.engine.job import Aborted, Job
 from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody
@@ -56,13 +57,13 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     router = APIRouter(prefix="/sdapi/v1", route_class=_Route)
     jobs: dict[Job, float] = {}  # those of this dialect under way, oldest first, with their beginnings
 
-    @router.post("/txt2img")
+    @router.post("/txt2img", openapi_extra=json_body(Text2ImageBody))
     async def txt2img(request: Request) -> Response:
         """Pictures of a prompt, as base64."""
         body = await parsed(Text2ImageBody, request)
         return await _answer(model, jobs, body, {})
 
-    @router.post("/img2img")
+    @router.post("/img2img", openapi_extra=json_body(Image2ImageBody))
     async def img2img(request: Request) -> Response:
         """Pictures made of `init_images[0]`; with `mask`, what is white in it is painted anew."""
         body = await parsed(Image2ImageBody, request)
@@ -86,22 +87,26 @@ def sdapi_router(model: PictureModel) -> APIRouter:
 
     @router.get("/samplers")
     async def samplers() -> Any:
+        """Names for `sampler_name`."""
         return [{"name": name, "aliases": [scheduler], "options": {}} for scheduler, name in SAMPLER_NAMES.items()]
 
     @router.get("/schedulers")
     async def schedulers() -> Any:
+        """Names for `scheduler`: there is one."""
         return [{"name": "automatic", "label": "Automatic", "aliases": None, "default_rho": -1.0}]
 
     @router.get("/sd-models")
     async def sd_models() -> Any:
+        """The one model that is served."""
         where = {"hash": None, "sha256": None, "filename": model.config.model, "config": None}
         return [{"title": model.name, "model_name": model.name} | where]
 
     @router.get("/options")
     async def options() -> Any:
+        """Settings of the web UI, as far as there are any here."""
         return {"sd_model_checkpoint": model.name, "samples_format": "png"}
 
-    @router.post("/options")
+    @router.post("/options", openapi_extra=json_object({"sd_model_checkpoint": {"type": "string"}}, closed=False))
     async def set_options(request: Request) -> Any:
         """Nothing can be changed; naming the model that is served is fine."""
         try:

@@ -33,7 +33,7 @@ NAMES = {
 class Text2ImageBody(BaseModel):
     """POST /sdapi/v1/txt2img. Fields that are not named here are ignored, as they are there."""
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
     prompt: str = ""
     negative_prompt: str | None = None

@@ -1,0 +1,42 @@
+"""Fields of the calls that a cell's admin answers: what it accepts, and what /openapi.json says of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Fields = Mapping[str, Mapping[str, Any]]
+"""Name -> JSON schema."""
+
+_TEXT = {"type": "string"}
+_MODEL = _TEXT | {"description": "`/sax/CELL/MODEL`"}
+_CELL = _TEXT | {"description": "`/sax/CELL`"}
+_NAMES = _TEXT | {"description": "Names of keys, comma-separated; * or nothing for everyone."}
+_METHOD = _TEXT | {"description": "A model's method, such as `lm.generate`; nothing for who may change the model."}
+
+MOST_REPLICAS = 10_000
+PUBLISH: Fields = {
+    "model": _MODEL,
+    "model_path": _TEXT | {"description": "A name of the registry: `lm_cloud.NAME`, `huggingface:OWNER/NAME` ..."},
+    "checkpoint": _TEXT | {"default": "", "description": "`None` draws random weights; nothing takes the model's own."},
+    "replicas": {"type": "integer", "minimum": 0, "maximum": MOST_REPLICAS, "default": 1},
+    "overrides": {
+        "type": "object",
+        "default": {},
+        "description": "Fields of LLMConfig, such as `max_batch_size`, for this model.",
+    },
+}
+UPDATE: Fields = {name: {k: v for k, v in schema.items() if k != "default"} for name, schema in PUBLISH.items()}
+"""What is absent stays; `model_path` may be said again, but not change."""
+ONE_MODEL: Fields = {"model": _MODEL}
+CREATE: Fields = {
+    "sax_cell": _CELL,
+    "fs_root": _TEXT | {"description": "The cell's `state_uri`, or nothing."},
+    "admin_acl": _NAMES,
+}
+GET_ACL: Fields = {"model": _MODEL, "sax_cell": _CELL, "method": _METHOD}
+SET_ACL: Fields = GET_ACL | {"acl": _NAMES}
+ONE_CELL: Fields = {"sax_cell": _CELL}
+RELAYED: Fields = {
+    "model": _MODEL | {"description": "`/sax/CELL/MODEL` or `MODEL`; needed where more than one is published."},
+    "stream": {"type": "boolean"},
+}
+"""What the front itself reads of a request for a published model; the model's own application takes the rest."""
