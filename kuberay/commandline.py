@@ -308,10 +308,10 @@ def delete(
     delete_objects(cluster, source.each(), wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
 
 
-def main() -> None:
-    """Runs a command. What a person can mend is said in one line, without a traceback."""
+def main(commands: typer.Typer = app, name: str = "python -m kuberay") -> None:
+    """Runs one of `commands`. What a person can mend is said in one line, without a traceback."""
     try:
-        app(prog_name="python -m kuberay", standalone_mode=True)
+        commands(prog_name=name, standalone_mode=True)
     except (Refusal, ConfigError) as refusal:
         _fail(str(refusal))
     except KeyboardInterrupt:

@@ -51,6 +51,7 @@ def loaded(modules: str, among: tuple[str, ...]) -> list[str]:
         ("apps.stable_diffusion.server", ("jax", "torch", "transformers", "diffusers", "PIL")),
         ("apps.stable_diffusion.http.app", ("jax", "ray", "torch", "transformers", "diffusers")),
         ("apps.stable_diffusion", ("jax", "ray", "torch", "diffusers")),
+        ("podslice.commandline", ("jax", "ray", "torch", "transformers", "fastapi", "kubernetes")),
         ("kuberay.commandline", ("jax", "ray", "torch", "transformers", "fastapi", "numpy", "apps")),
     ],
 )

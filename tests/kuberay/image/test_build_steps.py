@@ -54,7 +54,7 @@ def test_the_wheel_holds_all_that_a_cluster_needs(wheel: Path) -> None:
     demo = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     assert {f"apps/llm/demo/model/{name}" for name in demo} <= names
     assert {"apps/serving/ingress/haproxy", "ray_configs/release.py"} <= names
-    for room in ("apps", "ray_configs", "kuberay"):
+    for room in ("apps", "ray_configs", "kuberay", "podslice"):
         here = {str(path.relative_to(ROOT)) for path in (ROOT / room).rglob("*.py")}
         assert here <= names
     assert not [name for name in names if name.startswith(("tests/", "clients/", "tools/")) or "__pycache__" in name]

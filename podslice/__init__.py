@@ -1,0 +1,1 @@
+"""The command `podslice`, thin over the rooms beside it."""
