@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from ray_configs.labels import ACCELERATOR, ACCELERATOR_TYPE, TOPOLOGY, TPU_POD_TYPE, TPU_TOPOLOGY
+
 
 @dataclass(frozen=True)
 class MachineType:
@@ -317,8 +319,8 @@ class TpuSlice(BaseModel):
     def node_selectors(self) -> dict[str, str]:
         """Labels of the GKE nodes that can be a host of this slice."""
         return {
-            "cloud.google.com/gke-tpu-accelerator": self.accelerator,
-            "cloud.google.com/gke-tpu-topology": self.topology,
+            ACCELERATOR: self.accelerator,
+            TOPOLOGY: self.topology,
         }
 
     @property
@@ -335,9 +337,9 @@ class TpuSlice(BaseModel):
     def ray_labels(self) -> dict[str, str]:
         """Labels that Ray puts on every host of the slice. The slice's name and the worker's id differ by host."""
         return {
-            "ray.io/accelerator-type": f"TPU-{self.facts.ray_name.upper()}",
-            "ray.io/tpu-pod-type": self.ray_pod_type,
-            "ray.io/tpu-topology": self.topology,
+            ACCELERATOR_TYPE: f"TPU-{self.facts.ray_name.upper()}",
+            TPU_POD_TYPE: self.ray_pod_type,
+            TPU_TOPOLOGY: self.topology,
         }
 
     @property

@@ -28,12 +28,12 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
+from ray_configs.labels import TPU_POD_TYPE, TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.tpu import TpuSlice
 from ray_configs.workers import SLICES_KEPT
 
 log = logging.getLogger("podslice")
 
-NAME_LABEL, WORKER_LABEL, TYPE_LABEL = "ray.io/tpu-slice-name", "ray.io/tpu-worker-id", "ray.io/tpu-pod-type"
 PLACING_S = 30
 """For Ray to place groups on a slice that looked free; longer than that, somebody else was quicker."""
 LOOK_PERIOD_S = 1.0
@@ -108,12 +108,12 @@ def _hosts(wanted: TpuSlice) -> Iterator[_Host]:
     """Those of such slices, also dead ones, as far as Ray remembers them."""
     for node in ray._private.worker.global_worker.gcs_client.get_all_node_info().values():
         labels, alive = node.labels, node.state == GcsNodeInfo.ALIVE
-        if labels.get(TYPE_LABEL) != wanted.ray_pod_type:
+        if labels.get(TPU_POD_TYPE) != wanted.ray_pod_type:
             continue
         if not alive or node.resources_total.get("TPU", 0) == wanted.chips_per_host:
             given_back = node.death_info.reason == NodeDeathInfo.AUTOSCALER_DRAIN_IDLE
             began, ended = node.start_time_ms / 1000, math.inf if alive else node.end_time_ms / 1000
-            name, worker = labels.get(NAME_LABEL, ""), labels.get(WORKER_LABEL, "")
+            name, worker = labels.get(TPU_SLICE_NAME, ""), labels.get(TPU_WORKER_ID, "")
             yield _Host(node.node_id.hex(), name, worker, began, ended, given_back)
 
 
@@ -187,7 +187,7 @@ def _wish(wanted: TpuSlice, owner: str) -> PlacementGroup:
         [{"TPU": wanted.chips_per_host}] * wanted.hosts,
         strategy="STRICT_SPREAD",
         name=f"podslice:{owner}:{uuid.uuid4().hex[:8]}:wish",
-        bundle_label_selector=[{TYPE_LABEL: wanted.ray_pod_type}] * wanted.hosts,
+        bundle_label_selector=[{TPU_POD_TYPE: wanted.ray_pod_type}] * wanted.hosts,
     )
 
 
@@ -208,7 +208,7 @@ def _take(wanted: TpuSlice, name: str, owner: str) -> Reservation | None:
     head = placement_group(
         [{wanted.ray_head_resource: 1}],
         name=f"{label}:head",
-        bundle_label_selector=[{NAME_LABEL: name, WORKER_LABEL: "0"}],
+        bundle_label_selector=[{TPU_SLICE_NAME: name, TPU_WORKER_ID: "0"}],
     )
     if not head.wait(PLACING_S):
         remove_placement_group(head)
@@ -221,7 +221,7 @@ def _take(wanted: TpuSlice, name: str, owner: str) -> Reservation | None:
         resources_per_bundle={"CPU": 0, "TPU": wanted.chips_per_host},  # Ray would ask for a CPU, which may be in use
         strategy="STRICT_SPREAD",
         name=label,
-        bundle_label_selector=[{NAME_LABEL: name, WORKER_LABEL: str(i)} for i in range(wanted.hosts)],
+        bundle_label_selector=[{TPU_SLICE_NAME: name, TPU_WORKER_ID: str(i)} for i in range(wanted.hosts)],
     )
     reservation = Reservation(name, whole.placement_group, whole, head)
     if not whole.placement_group.wait(PLACING_S):

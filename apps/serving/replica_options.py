@@ -6,6 +6,7 @@ And for the process of each: which devices JAX is to use.
 import os
 from typing import Any
 
+from ray_configs.labels import TPU_POD_TYPE, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
 from ray_configs.replicas import AppConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig
@@ -25,13 +26,13 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
             # A cluster without such Pods. The process is best on the slice that it will own: on a worker 0, one for
             # each; anywhere, while there is no such slice yet.
             pod_type = config.slice.ray_pod_type
-            actor["label_selector"] = {"ray.io/tpu-worker-id": "0", "ray.io/tpu-pod-type": pod_type}
+            actor["label_selector"] = {TPU_WORKER_ID: "0", TPU_POD_TYPE: pod_type}
             actor["fallback_strategy"] = [{"label_selector": {}}]
         place["max_replicas_per_node"] = 1
     elif config.slice is not None:
         actor["resources"] = {"TPU": config.slice.chips_per_host}
         # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
-        actor["label_selector"] = {"ray.io/tpu-pod-type": config.slice.ray_pod_type}
+        actor["label_selector"] = {TPU_POD_TYPE: config.slice.ray_pod_type}
     else:
         actor |= on_cpu_pod(config)
     if config.max_replicas > config.min_replicas:

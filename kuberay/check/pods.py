@@ -7,14 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kuberay.check.nodes import Node, quantity
+from ray_configs.labels import ACCELERATOR, COMPUTE_CLASS, DYNAMIC_SLICE_TOPOLOGY, NODE_POOL, TOPOLOGY, TPU
 from ray_configs.tpu import GENERATIONS, Generation, MachineType
 
 if TYPE_CHECKING:
     from kuberay.check.manifests import Group
 
-TPU = "google.com/tpu"
-ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
-TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 
 GENERATION_OF: dict[str, Generation] = {
     machine.accelerator: generation for generation in GENERATIONS.values() for machine in generation.machines
@@ -127,8 +125,8 @@ class Pod:
     def dynamic(self) -> bool:
         """Whether something else than the two node selectors chooses the nodes: a compute class, dynamic slicing."""
         selector = self.spec["nodeSelector"].fields
-        classed = "cloud.google.com/compute-class" in selector or "cloud.google.com/gke-nodepool" in selector
-        carved = self.node.at("metadata", "annotations", "cloud.google.com/gke-tpu-slice-topology").present
+        classed = COMPUTE_CLASS in selector or NODE_POOL in selector
+        carved = self.node.at("metadata", "annotations", DYNAMIC_SLICE_TOPOLOGY).present
         return classed or carved or self.spec.at("affinity", "nodeAffinity").present
 
     @cached_property

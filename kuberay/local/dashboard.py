@@ -8,6 +8,7 @@ from ruamel.yaml import YAML
 
 from kuberay.local.errors import ServiceFailed
 from kuberay.local.hosts import Host
+from ray_configs.labels import NODE_ID
 
 PATIENCE_S = 90
 """For the dashboard to answer at first: on a busy machine its start takes half a minute."""
@@ -110,7 +111,7 @@ def differences(hosts: tuple[Host, ...], nodes: dict[str, Node]) -> list[str]:
         if node is None:
             found.append(f"{host.name} is not in Ray's list of nodes")
             continue
-        labels = {name: value for name, value in node.labels.items() if name != "ray.io/node-id"}
+        labels = {name: value for name, value in node.labels.items() if name != NODE_ID}
         resources = {
             name: amount
             for name, amount in node.resources.items()

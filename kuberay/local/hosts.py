@@ -13,12 +13,19 @@ from typing import Any
 
 from kuberay.local.errors import LocalError
 from kuberay.render.ray_cluster import HEADROOM
+from ray_configs.labels import (
+    ACCELERATOR_TYPE,
+    NODE_GROUP,
+    TPU,
+    TPU_POD_TYPE,
+    TPU_SLICE_NAME,
+    TPU_TOPOLOGY,
+    TPU_WORKER_ID,
+)
 
-TPU = "google.com/tpu"
 HEAD_GROUP = "headgroup"
 GCS_PORT, AGENT_PORT, METRICS_PORT = 6379, 52365, 8080
 """As KubeRay has them. Here, where all hosts are one machine, others take their place: see raylet.py."""
-POD_TYPE, TOPOLOGY, ACCELERATOR = "ray.io/tpu-pod-type", "ray.io/tpu-topology", "ray.io/accelerator-type"
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,9 @@ class Host:
     @property
     def seen_labels(self) -> dict[str, str]:
         """All labels that Ray must show for it, node ids aside: the group's, and those that it makes of env."""
-        seen = dict(self.labels) | {"ray.io/node-group": self.env["RAY_NODE_TYPE_NAME"]}
+        seen = dict(self.labels) | {NODE_GROUP: self.env["RAY_NODE_TYPE_NAME"]}
         if self.chips:
-            seen |= {"ray.io/tpu-slice-name": self.env["TPU_NAME"], "ray.io/tpu-worker-id": self.env["TPU_WORKER_ID"]}
+            seen |= {TPU_SLICE_NAME: self.env["TPU_NAME"], TPU_WORKER_ID: self.env["TPU_WORKER_ID"]}
         return seen
 
     @property
@@ -50,9 +57,9 @@ class Host:
         seen = {"memory": float(self.memory)} | ({"CPU": float(self.cpus)} if self.cpus else {})
         if self.chips:
             seen |= {"TPU": float(self.chips), self.env["TPU_NAME"]: 1.0}
-            seen[f"accelerator_type:{self.labels[ACCELERATOR]}"] = 1.0
+            seen[f"accelerator_type:{self.labels[ACCELERATOR_TYPE]}"] = 1.0
             if self.env["TPU_WORKER_ID"] == "0":
-                seen[f"TPU-{self.labels[POD_TYPE]}-head"] = 1.0
+                seen[f"TPU-{self.labels[TPU_POD_TYPE]}-head"] = 1.0
         return seen
 
 
@@ -163,8 +170,8 @@ class _Reader:
                 more |= {
                     "TPU_NAME": name,
                     "TPU_WORKER_ID": str(index),
-                    "TPU_TOPOLOGY": labels[TOPOLOGY],
-                    "TPU_ACCELERATOR_TYPE": labels[POD_TYPE],
+                    "TPU_TOPOLOGY": labels[TPU_TOPOLOGY],
+                    "TPU_ACCELERATOR_TYPE": labels[TPU_POD_TYPE],
                     "TPU_DEVICE_PLUGIN_HOST_IP": self._address,
                     "TPU_DEVICE_PLUGIN_ADDR": f"{self._address}:2112",
                 }

@@ -6,6 +6,7 @@ from kuberay.render.notes import noted
 from kuberay.render.pods import Config
 from kuberay.render.serve_config import SERVE_PORT
 from ray_configs.exposure import Gateway, LoadBalancer
+from ray_configs.labels import GCP_SERVICE_ACCOUNT, LOAD_BALANCER_TYPE
 from ray_configs.service import Service
 
 
@@ -26,7 +27,7 @@ def service_accounts(config: Config) -> list[dict[str, Any]]:
     if identity is None:
         return []
     email = f"{identity.service_account}@{config.cloud.project}.iam.gserviceaccount.com"
-    annotations = {"iam.gke.io/gcp-service-account": email}
+    annotations = {GCP_SERVICE_ACCOUNT: email}
     # Several configs of a namespace may share it: no instance label.
     shared = {
         "name": identity.service_account,
@@ -51,7 +52,7 @@ def serve_service(exposure: LoadBalancer) -> dict[str, Any]:
         }
     }
     if exposure.internal:
-        service = {"metadata": {"annotations": {"networking.gke.io/load-balancer-type": "Internal"}}, **service}
+        service = {"metadata": {"annotations": {LOAD_BALANCER_TYPE: "Internal"}}, **service}
     return service
 
 

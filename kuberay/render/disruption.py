@@ -5,9 +5,9 @@ from typing import Any
 from kuberay.render.access import metadata
 from kuberay.render.notes import noted
 from kuberay.render.pods import INSTANCE_LABEL
+from ray_configs.labels import RAY_GROUP
 from ray_configs.service import Service
 
-GROUP = "ray.io/group"
 HEAD_GROUP = "headgroup"
 
 
@@ -49,7 +49,7 @@ def _budget(service: Service, suffix: str, groups: list[str], least: int, why: s
             noted("minAvailable", why): least,
             "selector": {
                 "matchLabels": {INSTANCE_LABEL: service.name},
-                "matchExpressions": [{"key": GROUP, "operator": "In", "values": groups}],
+                "matchExpressions": [{"key": RAY_GROUP, "operator": "In", "values": groups}],
             },
             "unhealthyPodEvictionPolicy": "IfHealthyBudget",
         },

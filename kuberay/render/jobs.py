@@ -21,6 +21,7 @@ from kuberay.render.pods import (
 from kuberay.render.ray_cluster import ray_cluster_spec
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.job import Job
+from ray_configs.labels import JOB_NAME, NODE_POOL, RAY_CLUSTER
 
 
 def job_objects(job: Job) -> list[dict[str, Any]]:
@@ -79,13 +80,13 @@ def _batch_job(job: Job) -> dict[str, Any]:
 
 def _one_slice(job: Job) -> dict[str, Any]:
     """GKE's webhook does this for Ray's Pods alone."""
-    label, here = "batch.kubernetes.io/job-name", {"topologyKey": "cloud.google.com/gke-nodepool"}
+    label, here = JOB_NAME, {"topologyKey": NODE_POOL}
     others = [
         [
             {"key": label, "operator": "Exists"},
             {"key": label, "operator": "NotIn", "values": [job.name]},
         ],
-        [{"key": "ray.io/cluster", "operator": "Exists"}],
+        [{"key": RAY_CLUSTER, "operator": "Exists"}],
     ]
     required = "requiredDuringSchedulingIgnoredDuringExecution"
     return {

@@ -8,6 +8,7 @@ from typing import Any
 from kuberay.render.notes import noted
 from kuberay.render.pods import Config
 from ray_configs.capacity import KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
+from ray_configs.labels import MAX_RUN_DURATION, PROVISIONING_REQUEST, QUEUE, QUEUED, TPU
 from ray_configs.service import Service
 
 ANY, ANY_MEMORY = "1G", "1000000000Gi"
@@ -24,8 +25,8 @@ def queue_labels(config: Config) -> dict[str, dict[str, str]]:
     capacity = queued(config)
     if capacity is None:
         return {}
-    annotations = {"provreq.kueue.x-k8s.io/maxRunDurationSeconds": str(capacity.max_run_hours * 3600)}
-    name = "kueue.x-k8s.io/queue-name"
+    annotations = {MAX_RUN_DURATION: str(capacity.max_run_hours * 3600)}
+    name = QUEUE
     if isinstance(config, Service):
         name = noted(name, f"Needs Kueue {KUEUE_VERSION} or an older one: {WHY_NO_NEWER_KUEUE}.")
     return {"labels": {name: capacity.queue}, "annotations": annotations}
@@ -49,7 +50,7 @@ def queue_objects(config: Config) -> list[dict[str, Any]]:
             {"name": "cpu", "nominalQuota": ANY},
             {"name": "memory", "nominalQuota": ANY_MEMORY},
             {"name": "ephemeral-storage", "nominalQuota": ANY_MEMORY},
-            {"name": "google.com/tpu", "nominalQuota": tpus},
+            {"name": TPU, "nominalQuota": tpus},
         ]
 
     return [
@@ -60,20 +61,20 @@ def queue_objects(config: Config) -> list[dict[str, Any]]:
             dynamic,
             {
                 "tolerations": [
-                    {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"},
+                    {"key": QUEUED, "operator": "Exists", "effect": "NoSchedule"},
                 ]
             },
         ),
         kueue(
             "ProvisioningRequestConfig",
             name,
-            {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": ["google.com/tpu"]},
+            {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": [TPU]},
         ),
         kueue(
             "AdmissionCheck",
             name,
             {
-                "controllerName": "kueue.x-k8s.io/provisioning-request",
+                "controllerName": PROVISIONING_REQUEST,
                 "parameters": {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": name},
             },
         ),
@@ -84,7 +85,7 @@ def queue_objects(config: Config) -> list[dict[str, Any]]:
                 "namespaceSelector": {},
                 "resourceGroups": [
                     {
-                        "coveredResources": ["cpu", "memory", "ephemeral-storage", "google.com/tpu"],
+                        "coveredResources": ["cpu", "memory", "ephemeral-storage", TPU],
                         "flavors": [
                             {"name": ordinary, "resources": quota("0")},
                             {"name": dynamic, "resources": quota(ANY)},

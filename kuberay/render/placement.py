@@ -3,9 +3,8 @@
 from typing import Any
 
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
+from ray_configs.labels import FLEX_START, QUEUED, RESERVATION, RESERVATION_PROJECT, SPOT, TPU
 from ray_configs.tpu import TpuSlice
-
-TPU_RESOURCE = "google.com/tpu"
 
 
 def node_selector(slice: TpuSlice | None, capacity: Capacity) -> dict[str, str]:
@@ -17,12 +16,12 @@ def tolerations(slice: TpuSlice | None, capacity: Capacity) -> list[dict[str, An
     """Taints that the Pod does not mind."""
     tolerated = []
     if slice is not None:
-        tolerated.append({"key": TPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
+        tolerated.append({"key": TPU, "operator": "Exists", "effect": "NoSchedule"})
     match capacity:
         case Spot():
-            tolerated.append({"key": "cloud.google.com/gke-spot", "operator": "Exists", "effect": "NoSchedule"})
+            tolerated.append({"key": SPOT, "operator": "Exists", "effect": "NoSchedule"})
         case Queued():
-            tolerated.append({"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"})
+            tolerated.append({"key": QUEUED, "operator": "Exists", "effect": "NoSchedule"})
     return tolerated
 
 
@@ -31,13 +30,13 @@ def _selector_of(capacity: Capacity) -> dict[str, str]:
         case OnDemand():
             return {}
         case Spot():
-            return {"cloud.google.com/gke-spot": "true"}
+            return {SPOT: "true"}
         case Reservation(name=name, project=None):
-            return {"cloud.google.com/reservation-name": name}
+            return {RESERVATION: name}
         case Reservation(name=name, project=project):
-            return {"cloud.google.com/reservation-name": name, "cloud.google.com/reservation-project": project}
+            return {RESERVATION: name, RESERVATION_PROJECT: project}
         case FlexStart():
-            return {"cloud.google.com/gke-flex-start": "true"}
+            return {FLEX_START: "true"}
         case Queued():
             # Kueue's provisioning request pins the Pods to the nodes that it got.
             return {}

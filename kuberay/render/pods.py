@@ -3,9 +3,10 @@
 from typing import Any
 
 from kuberay.render.notes import noted
-from kuberay.render.placement import TPU_RESOURCE, node_selector, tolerations
+from kuberay.render.placement import node_selector, tolerations
 from ray_configs.cloud import Bucket, SecretKey
 from ray_configs.job import Job
+from ray_configs.labels import GCS_FUSE, TPU
 from ray_configs.service import Service
 from ray_configs.tpu import TpuSlice
 from ray_configs.workers import WorkerGroup
@@ -54,7 +55,7 @@ def machine_quantities(slice: TpuSlice, ephemeral_storage: str) -> dict[str, str
         "cpu": str(int(machine.vcpus * SHARE_OF_MACHINE)),
         "memory": gigabytes(machine_memory_gb(slice)),
         "ephemeral-storage": ephemeral_storage,
-        TPU_RESOURCE: str(slice.chips_per_host),
+        TPU: str(slice.chips_per_host),
     }
 
 
@@ -150,7 +151,7 @@ def pod_template(
     # The Pod cannot be moved: the cluster autoscaler must not empty its node to save money.
     annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     if config.bucket and config.bucket.mount:
-        annotations["gke-gcsfuse/volumes"] = "true"
+        annotations[GCS_FUSE] = "true"
         volumes.append(bucket_volume(config.bucket))
         mounts.append({"name": "bucket", "mountPath": config.bucket.mount, **_read_only(config.bucket)})
     pod: dict[str, Any] = dict(spec)

@@ -4,16 +4,17 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster, Group
 from kuberay.check.rules import Problem, error, note, rule, warning
+from ray_configs.labels import FLEX_START, PROVISIONING, QUEUED, SPOT
 from ray_configs.workers import GROUP_LABEL
 
 _ENV = "RAY_enable_autoscaler_v2"
 _PATIENCE = "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S"
 _LAUNCHES = "AUTOSCALER_MAX_CONCURRENT_LAUNCHES"
 _SCARCE = {
-    "cloud.google.com/gke-flex-start": "flex-start",
-    "cloud.google.com/gke-queued": "queued",
-    "cloud.google.com/gke-provisioning": "provisioned",
-    "cloud.google.com/gke-spot": "Spot",
+    FLEX_START: "flex-start",
+    QUEUED: "queued",
+    PROVISIONING: "provisioned",
+    SPOT: "Spot",
 }
 """Node labels and taints of machines that come when there are any."""
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster, Group
-from kuberay.check.pods import TPU
 from kuberay.check.rules import Problem, error, note, rule, warning
+from ray_configs.labels import TPU, TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.tpu import TpuSlice
 
 _OPERATOR = "KubeRay 1.7: ValidateRayClusterSpec"
@@ -81,7 +81,7 @@ def tpu_labels(group: Group) -> Iterator[Problem]:
     labels, pod = group.node["labels"], group.pod
     if not group.tpu:
         return
-    for key, differs in (("ray.io/tpu-worker-id", "host"), ("ray.io/tpu-slice-name", "slice")):
+    for key, differs in ((TPU_WORKER_ID, "host"), (TPU_SLICE_NAME, "slice")):
         if labels[key].present and (group.multi_host or (differs == "slice" and (group.most or 2) > 1)):
             why = (
                 f"{key} differs by {differs}, and a group's label overrides it on every host: Ray takes all of them "

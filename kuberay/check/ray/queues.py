@@ -6,8 +6,7 @@ from kuberay.check.manifests import Group, Manifest
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.capacity import KUEUE_VERSION
-
-_QUEUE = "kueue.x-k8s.io/queue-name"
+from ray_configs.labels import ELASTIC_JOB, QUEUE, QUEUED, TPU
 
 
 def _job_spec(manifest: Manifest) -> Node | None:
@@ -22,7 +21,7 @@ def leftover(manifest: Manifest) -> Iterator[Problem]:
     spec = _job_spec(manifest)
     if spec is None or not spec["rayClusterSpec"].present:
         return
-    tpu = "google.com/tpu" in str(spec["rayClusterSpec"]["workerGroupSpecs"].value)
+    tpu = TPU in str(spec["rayClusterSpec"]["workerGroupSpecs"].value)
     if tpu and not spec["shutdownAfterJobFinishes"].true and not spec["deletionStrategy"].present:
         why = "is not true: when the job has finished, its RayCluster stays and goes on paying for the TPUs"
         yield warning(spec["shutdownAfterJobFinishes"], why, "write shutdownAfterJobFinishes: true")
@@ -31,10 +30,8 @@ def leftover(manifest: Manifest) -> Iterator[Problem]:
 @rule(Group, "kueue-toleration", "GKE: taint cloud.google.com/gke-queued of queued provisioning")
 def queued_nodes(group: Group) -> Iterator[Problem]:
     """Nodes of queued provisioning have a taint of their own, which Kueue's flavor or the Pods must tolerate."""
-    tolerated = any(
-        item["key"].value in (None, "cloud.google.com/gke-queued") for item in group.pod.spec["tolerations"]
-    )
-    queued = group.cluster.manifest.metadata["labels"][_QUEUE].present
+    tolerated = any(item["key"].value in (None, QUEUED) for item in group.pod.spec["tolerations"])
+    queued = group.cluster.manifest.metadata["labels"][QUEUE].present
     if queued and group.tpu and not tolerated:
         yield note(
             group.pod.spec["tolerations"],
@@ -48,14 +45,14 @@ def queued_nodes(group: Group) -> Iterator[Problem]:
 def kueue(manifest: Manifest) -> Iterator[Problem]:
     """What Kueue demands of the objects that it queues."""
     spec = _job_spec(manifest)
-    if not manifest.metadata["labels"][_QUEUE].present or not manifest.ray:
+    if not manifest.metadata["labels"][QUEUE].present or not manifest.ray:
         return
     if spec is not None and not spec["shutdownAfterJobFinishes"].true and not spec["clusterSelector"].fields:
         why = "is not true: Kueue refuses a queued RayJob that keeps its quota after the end"
         yield error(spec["shutdownAfterJobFinishes"], why, "write shutdownAfterJobFinishes: true")
     path = {"RayCluster": (), "RayService": ("rayClusterConfig",)}.get(manifest.kind, ("rayClusterSpec",))
     scaling = (manifest.spec if spec is None else spec).at(*path, "enableInTreeAutoscaling")
-    elastic = str(manifest.metadata["annotations"]["kueue.x-k8s.io/elastic-job"].value).lower() == "true"
+    elastic = str(manifest.metadata["annotations"][ELASTIC_JOB].value).lower() == "true"
     if scaling.true and not elastic:
         why = "autoscaling in an object that Kueue queues: Kueue refuses it, it admits a fixed size"
         yield error(scaling, why, 'take it out, or annotate kueue.x-k8s.io/elastic-job: "true"')
@@ -71,7 +68,7 @@ def kueue(manifest: Manifest) -> Iterator[Problem]:
 )
 def queued_service(manifest: Manifest) -> Iterator[Problem]:
     """A RayService in a queue starts with some versions of Kueue alone."""
-    queue = manifest.metadata["labels"][_QUEUE]
+    queue = manifest.metadata["labels"][QUEUE]
     if not queue.present or not manifest.ray or manifest.kind != "RayService":
         return
     never = manifest.spec["upgradeStrategy"]["type"].value == "None"

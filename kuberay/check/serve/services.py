@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster
-from kuberay.check.pods import TPU
 from kuberay.check.rules import Problem, error, meant, note, rule, warning
 from kuberay.check.serve_documents import ServeConfig
+from ray_configs.labels import TPU
 
 _INCREMENTAL = "NewClusterWithIncrementalUpgrade"
 _UPGRADES = ("NewCluster", _INCREMENTAL, "None")

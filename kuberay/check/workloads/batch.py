@@ -4,12 +4,19 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Job
 from kuberay.check.nodes import Node
-from kuberay.check.pods import TPU
 from kuberay.check.rules import Problem, error, note, rule, warning
+from ray_configs.labels import (
+    DYNAMIC_SLICE,
+    EXCLUSIVE_TOPOLOGY,
+    JOB_CONTROLLER,
+    JOB_NAME,
+    KUEUE_TOPOLOGY,
+    NODE_POOL,
+    TPU,
+)
 
-_JOB_LABELS = ("job-name", "batch.kubernetes.io/job-name")
-_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-_CONTROLLER_LABELS = ("controller-uid", "batch.kubernetes.io/controller-uid")
+_JOB_LABELS = ("job-name", JOB_NAME)
+_CONTROLLER_LABELS = ("controller-uid", JOB_CONTROLLER)
 
 
 @rule(Job, "job-restart", "Kubernetes API server")
@@ -113,21 +120,21 @@ def one_slice(job: Job) -> Iterator[Problem]:
     """Nothing but an affinity keeps the Pods of a Job on one slice where several are free."""
     spec = job.pod.spec
     annotated = job.in_job_set and any(
-        place["annotations"][_EXCLUSIVE].present
+        place["annotations"][EXCLUSIVE_TOPOLOGY].present
         for place in (
             job.manifest.metadata,
             job.node["metadata"],
             *(entry.at("template", "metadata") for entry in job.manifest.spec["replicatedJobs"]),
         )
     )
-    placed = {"cloud.google.com/gke-nodepool", "cloud.google.com/gke-tpu-slice", "kueue.x-k8s.io/topology"}
+    placed = {NODE_POOL, DYNAMIC_SLICE, KUEUE_TOPOLOGY}
     if job.hosts == 1 or annotated or placed & set(spec["nodeSelector"].fields) or spec["affinity"].present:
         return
     yield note(
         spec["affinity"],
         "nothing keeps the hosts together: where two slices of this topology are free, the scheduler may take hosts of "
         "both, and JAX hangs",
-        f"annotate {_EXCLUSIVE}: cloud.google.com/gke-nodepool"
+        f"annotate {EXCLUSIVE_TOPOLOGY}: cloud.google.com/gke-nodepool"
         if job.in_job_set
         else "add a podAffinity to the Pods of this Job (label batch.kubernetes.io/job-name) with topologyKey "
         "cloud.google.com/gke-nodepool",

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Group, Workload
 from kuberay.check.nodes import Node, quantity
-from kuberay.check.pods import TPU, Container, Pod
+from kuberay.check.pods import Container, Pod
 from kuberay.check.rules import Problem, error, note, rule, warning
+from ray_configs.labels import TPU
 
 _MEMORY_UNSURE = frozenset({"ct6e-standard-1t"})
 """Machine types whose memory Google's own tables differ about."""

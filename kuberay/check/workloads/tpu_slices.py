@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Group
-from kuberay.check.pods import ACCELERATOR, GENERATION_OF, RARE_ACCELERATORS, TOPOLOGY, TPU, Pod
+from kuberay.check.pods import GENERATION_OF, RARE_ACCELERATORS, Pod
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
+from ray_configs.labels import ACCELERATOR, FLEX_START, RESERVATION, SPOT, TOPOLOGY, TPU
 from ray_configs.tpu import GENERATIONS, TpuSlice
 
 _GKE = "GKE's tables of TPU machine types and topologies"
@@ -170,8 +171,8 @@ def ray_topology(group: Group) -> Iterator[Problem]:
 @rule(Pod, "tpu-capacity", "GKE: what Spot, flex-start and reservations sell")
 def capacity(pod: Pod) -> Iterator[Problem]:
     """A node is bought one way, and flex-start does not sell every machine."""
-    selector, flex = pod.spec["nodeSelector"], "cloud.google.com/gke-flex-start"
-    ways = [selector[key] for key in ("cloud.google.com/gke-spot", flex, "cloud.google.com/reservation-name")]
+    selector, flex = pod.spec["nodeSelector"], FLEX_START
+    ways = [selector[key] for key in (SPOT, flex, RESERVATION)]
     chosen = {str(way.path[-1]): way for way in ways if way.value not in (None, "false", False)}
     if len(chosen) > 1:
         why = f"selects nodes with {' and '.join(chosen)}: no node is bought both ways, the Pod stays Pending"

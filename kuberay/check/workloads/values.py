@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.nodes import Node, quantity
-from kuberay.check.pods import TPU, Container, Pod, Variable
+from kuberay.check.pods import Container, Pod, Variable
 from kuberay.check.rules import Problem, error, meant, rule, warning
+from ray_configs.labels import TPU
 
 _API = "Kubernetes API server: validation of Pods"
 _REFUSED = "the API server refuses the Pod"

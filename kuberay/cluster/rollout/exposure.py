@@ -5,8 +5,7 @@ from typing import Any
 
 from kuberay.cluster.manifests import Manifest
 from kuberay.cluster.rollout.sameness import differences, same, short
-
-LOAD_BALANCER_TYPE = "networking.gke.io/load-balancer-type"
+from ray_configs.labels import LOAD_BALANCER_TYPE
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 from kuberay.cluster.errors import FieldConflict
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.rollout.sameness import same
+from ray_configs.labels import QUEUE
 
 OPERATOR, KUEUE = "kuberay-operator", "kueue"
-QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def disputed(manifest: Manifest, live: Manifest, conflicts: Sequence[FieldConflict]) -> list[FieldConflict]:

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 
 from kuberay.cluster.manifests import Manifest, condition
 from kuberay.cluster.status.events import Events, one_line, when
+from ray_configs.labels import ACCELERATOR, FLEX_START, RESERVATION, SPOT, TOPOLOGY
 
-ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
-TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 CAPACITY = {
-    "cloud.google.com/gke-spot": "spot",
-    "cloud.google.com/gke-flex-start": "flex-start",
-    "cloud.google.com/reservation-name": "reservation",
+    SPOT: "spot",
+    FLEX_START: "flex-start",
+    RESERVATION: "reservation",
 }
 
 

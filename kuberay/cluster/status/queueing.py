@@ -4,8 +4,7 @@ from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.status.events import one_line, since
 from kuberay.cluster.status.state import Finding, Phase
 from kuberay.cluster.status.surroundings import Surroundings
-
-QUEUE = "kueue.x-k8s.io/queue-name"
+from ray_configs.labels import QUEUE
 
 
 def finding(live: Manifest, around: Surroundings) -> Finding | None:

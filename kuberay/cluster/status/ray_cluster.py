@@ -7,9 +7,10 @@ from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status import pods, queueing, slices
 from kuberay.cluster.status.events import one_line
 from kuberay.cluster.status.placement import slice_shape
-from kuberay.cluster.status.slices import GROUP, PHASES, Slice, Works
+from kuberay.cluster.status.slices import PHASES, Slice, Works
 from kuberay.cluster.status.state import Finding, Phase, PodState, Step, Workload
 from kuberay.cluster.status.surroundings import Surroundings
+from ray_configs.labels import RAY_CLUSTER, RAY_GROUP, REPLICA_NAME
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,12 @@ def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = N
 def _forgotten(live: Manifest, workers: Sequence[Manifest]) -> Iterator[str]:
     """After an upgrade from KubeRay 1.5, slices of several hosts are there twice."""
     name = live["metadata"]["name"]
-    for group in sorted({labels(pod).get(GROUP, "") for pod in workers}):
-        if left := slices.forgotten([pod for pod in workers if labels(pod).get(GROUP) == group]):
+    for group in sorted({labels(pod).get(RAY_GROUP, "") for pod in workers}):
+        if left := slices.forgotten([pod for pod in workers if labels(pod).get(RAY_GROUP) == group]):
             yield (
                 f"{len(left)} Pods of group {group} are of an older operator: this one does not count them, has made "
                 "the slices again beside them, and never ends them. Once the new ones serve: kubectl delete pods "
-                f"-l 'ray.io/cluster={name},ray.io/group={group},!{slices.REPLICA_NAME}'"
+                f"-l '{RAY_CLUSTER}={name},{RAY_GROUP}={group},!{REPLICA_NAME}'"
             )
 
 
@@ -96,7 +97,7 @@ def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:
     templates |= {group["groupName"]: group["template"] for group in spec.get("workerGroupSpecs") or []}
     found: dict[str, int] = {}
     for pod in [*around.ray_pods(live, "head"), *around.ray_pods(live, "worker")]:
-        group = labels(pod).get(GROUP, "")
+        group = labels(pod).get(RAY_GROUP, "")
         made = {container["name"]: container for container in pod["spec"].get("containers", [])}
         for container in templates.get(group, {}).get("spec", {}).get("containers", []):
             has, wants = made.get(container["name"], {}).get("image"), container.get("image")

@@ -11,12 +11,7 @@ from kuberay.cluster.status import pods as pod_states
 from kuberay.cluster.status.events import Events
 from kuberay.cluster.status.placement import slice_shape
 from kuberay.cluster.status.state import Finding, Phase, PodState, Step
-
-GROUP = "ray.io/group"
-REPLICA_INDEX = "ray.io/worker-group-replica-index"
-REPLICA_NAME = "ray.io/worker-group-replica-name"
-HOST_INDEX = "ray.io/replica-host-index"
-COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+from ray_configs.labels import HOST_INDEX, JOB_COMPLETION_INDEX, RAY_GROUP, REPLICA_INDEX, REPLICA_NAME
 
 PHASES = {
     Step.DONE: Phase.RUNNING,
@@ -128,7 +123,7 @@ def of_ray_cluster(
     for group in ray_cluster["spec"].get("workerGroupSpecs") or []:
         name, hosts = group["groupName"], group.get("numOfHosts") or 1
         placed: dict[int, dict[int, Manifest]] = defaultdict(dict)
-        mine = [pod for pod in pods if labels(pod).get(GROUP) == name]
+        mine = [pod for pod in pods if labels(pod).get(RAY_GROUP) == name]
         uncounted = forgotten(mine)
         mine = [pod for pod in mine if pod not in uncounted]
         for number, pod in enumerate(sorted(mine, key=_age)):
@@ -162,7 +157,7 @@ def of_job(job: Manifest, pods: Sequence[Manifest], events: Events, nodes: Seque
     """A Job is one slice, and its completion indices are the hosts. The newest Pod of an index counts."""
     hosts: dict[int, Manifest] = {}
     for number, pod in enumerate(sorted(pods, key=_age)):
-        index = labels(pod).get(COMPLETION_INDEX, number if job["spec"].get("completions", 1) > 1 else 0)
+        index = labels(pod).get(JOB_COMPLETION_INDEX, number if job["spec"].get("completions", 1) > 1 else 0)
         hosts[int(index)] = pod
     wanted = job["spec"].get("completions") or job["spec"].get("parallelism") or 1
     states = tuple(_state(hosts.get(index), events, nodes) for index in range(wanted))

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from kuberay.cluster.errors import Refused
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status.events import Events
+from ray_configs.labels import ACCELERATOR, JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, RAY_CLUSTER, RAY_NODE_TYPE
 
 if TYPE_CHECKING:
     from kuberay.cluster.connection import Cluster
 
-ORIGIN_NAME, ORIGIN_KIND = "ray.io/originated-from-cr-name", "ray.io/originated-from-crd"
-CLUSTER, NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
-JOB = "batch.kubernetes.io/job-name"
 KUEUE_WORKLOADS = (("kueue.x-k8s.io/v1beta2", "Workload"), ("kueue.x-k8s.io/v1beta1", "Workload"))
 
 
@@ -30,7 +28,7 @@ class Surroundings:
         """Those that the operator made for a RayService or RayJob, or that a RayJob selects; the oldest first."""
         if live["kind"] == "RayCluster":
             return [live]
-        selected = (live["spec"].get("clusterSelector") or {}).get(CLUSTER)
+        selected = (live["spec"].get("clusterSelector") or {}).get(RAY_CLUSTER)
         origin = (live["metadata"]["name"], live["kind"])
         mine = [
             item
@@ -43,10 +41,10 @@ class Surroundings:
     def ray_pods(self, ray_cluster: Manifest, kind: str) -> list[Manifest]:
         """The cluster's Pods that are `head` or `worker`."""
         wanted = (ray_cluster["metadata"]["name"], kind)
-        return [pod for pod in self.pods if (labels(pod).get(CLUSTER), labels(pod).get(NODE_TYPE)) == wanted]
+        return [pod for pod in self.pods if (labels(pod).get(RAY_CLUSTER), labels(pod).get(RAY_NODE_TYPE)) == wanted]
 
     def pods_of_job(self, name: str) -> list[Manifest]:
-        return [pod for pod in self.pods if labels(pod).get(JOB) == name]
+        return [pod for pod in self.pods if labels(pod).get(JOB_NAME) == name]
 
     def queue_entry_of(self, owners: Iterable[Manifest]) -> Manifest | None:
         uids = {owner["metadata"]["uid"] for owner in owners}
@@ -71,7 +69,7 @@ def look_around(cluster: "Cluster", namespace: str, live: Sequence[Manifest]) ->
     jobs = {item["metadata"]["name"] for item in live if item["kind"] in ("Job", "RayJob")}
     pods = [
         pod
-        for label, values in ((CLUSTER, names), (JOB, jobs))
+        for label, values in ((RAY_CLUSTER, names), (JOB_NAME, jobs))
         if values
         for pod in cluster.list("v1", "Pod", namespace, labels=f"{label} in ({','.join(sorted(values))})")
     ]
@@ -88,6 +86,6 @@ def look_around(cluster: "Cluster", namespace: str, live: Sequence[Manifest]) ->
 
 def _nodes(cluster: "Cluster") -> tuple[Manifest, ...] | None:
     try:
-        return tuple(cluster.list("v1", "Node", labels="cloud.google.com/gke-tpu-accelerator"))
+        return tuple(cluster.list("v1", "Node", labels=ACCELERATOR))
     except Refused:  # many people may look into a namespace and not at the nodes
         return None

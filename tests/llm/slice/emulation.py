@@ -24,8 +24,9 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.util.placement_group import placement_group_table
 
 from apps.llm.application import build
-from apps.llm.slice_reservation import NAME_LABEL, WORKER_LABEL, slices
+from apps.llm.slice_reservation import slices
 from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+from ray_configs.labels import TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
@@ -104,14 +105,14 @@ class Emulation:
             "groups": sorted(group["state"] for group in groups),
             "hosts": names.count("SliceHost"),
             "replicas": len(replicas),
-            "replica_homes": sorted(f"{home.get(NAME_LABEL)}/{home.get(WORKER_LABEL)}" for home in homes),
+            "replica_homes": sorted(f"{home.get(TPU_SLICE_NAME)}/{home.get(TPU_WORKER_ID)}" for home in homes),
             "pids": [actor["Pid"] for actor in actors if actor["ActorClassName"] == "SliceHost"],
             "replica_pids": [actor["Pid"] for actor in replicas],
         }
 
     def drain_host(self, name: str, worker: int, seconds: float) -> None:
         """What `ray start --block` does when its Pod is told to stop: the node goes, and has so much time to end."""
-        wanted = {NAME_LABEL: name, WORKER_LABEL: str(worker)}
+        wanted = {TPU_SLICE_NAME: name, TPU_WORKER_ID: str(worker)}
         (node,) = [n["NodeID"] for n in ray.nodes() if n["Alive"] and wanted.items() <= n["Labels"].items()]
         deadline_ms = int((time.time() + seconds) * 1000)
         reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
