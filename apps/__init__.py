@@ -1,1 +1,1 @@
-"""What runs in the cluster: Ray Serve applications."""
+"""What runs in the cluster: Ray Serve applications and jobs."""

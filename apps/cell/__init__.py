@@ -3,10 +3,11 @@
 serve run apps.cell:app                      # a cell on this machine
 serve run apps.cell:build name=prod state_uri=gs://BUCKET/cell
 
-The life of a publish: a face (`saxml.py`) reads the call, the admin (`admin.py`) checks it against the registry and
-writes the cell's new state (`store.py`) before it answers. The reconcile loop (`reconcile.py`) compares that desired
-state with what Ray Serve runs (`serve_apps.py`) and takes the steps between them: one Serve application for each
-published model. Requests for a model reach it through the front (`front.py`, `relay.py`).
+The life of a publish: a dialect (`http/saxml.py`) reads the call. The admin (`admin.py`), which owns the desired state,
+checks it against the registry and writes the new state (`store.py`) before it answers. The reconcile loop
+(`reconcile.py`) compares the desired state with what Ray Serve runs (`serve_apps.py`) and takes the steps between them:
+one Serve application for each published model. Requests for a model reach it through the front (`server.py`,
+`http/relay.py`).
 """
 
 from typing import Any

@@ -7,5 +7,5 @@ files            files that appear whole or not at all, and who may write them
 replica          a process that hosts an engine
 metrics, errors  of any engine
 event_loops      from an engine's thread to readers in event loops
-model_folder     a model where it lies: a local folder, the hub, a bucket
+model_folder     a model's files: in a local folder, on the hub, in a bucket
 """

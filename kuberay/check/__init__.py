@@ -1,5 +1,5 @@
 """Checks Kubernetes manifests before they are applied: what KubeRay, GKE's TPU webhook, the API server or Ray would
-refuse, and what nobody refuses and then hangs.
+refuse, and what is accepted and then hangs.
 
     from kuberay.check import check, read_yaml
     for finding in check(read_yaml("service.yaml")):

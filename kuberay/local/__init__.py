@@ -2,7 +2,8 @@
 
 `hosts` reads the rendered RayService as KubeRay, GKE's device plugin and the TPU webhook would: which hosts there are,
 and how each looks to Ray. `cluster` starts a raylet for each, with JAX CPU devices for chips, and recreates a slice
-whole when one of its hosts dies. `serve` deploys the rendered serveConfigV2. `running` holds it together until Ctrl-C.
+whole when one of its hosts dies. `dashboard` deploys the rendered serveConfigV2. `running` holds everything together
+until Ctrl-C.
 
     plan = plan_of(rayservice, address="127.31.64.1")   # pure: nothing is started
     run(service, Wishes(port=8000))                     # blocks; leaves nothing behind

@@ -1,7 +1,7 @@
 """What a config needs on Google Cloud before its manifests can run: `python -m kuberay node-pools CONFIG`.
 
-`pools` plans the TPU node pools; `commands` and `teardown` write them, and all around them, as bash scripts to read and
-run, `terraform` as a main.tf.json.
+`pools` plans the TPU node pools. `script` and `deletion` write bash scripts to read and run, with the node pools and
+everything around them; `terraform` writes a main.tf.json.
 """
 
 from kuberay.node_pools.deletion import teardown

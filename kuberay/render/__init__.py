@@ -17,5 +17,5 @@ __all__ = ["render", "serve_config", "to_yaml"]
 
 
 def render(config: Service | Job) -> list[dict[str, Any]]:
-    """Everything that the config needs in its namespace, first what others refer to."""
+    """All objects of the config, each after those that it refers to."""
     return service_objects(config) if isinstance(config, Service) else job_objects(config)

@@ -1,4 +1,4 @@
-"""Who a config's Pods are to Google Cloud, and how clients reach a service."""
+"""Service accounts of a config's Pods, and the ways in for its clients."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def service_accounts(config: Config) -> list[dict[str, Any]]:
 
 
 def serve_service(exposure: LoadBalancer) -> dict[str, Any]:
-    """What KubeRay makes NAME-serve-svc of, in place of a ClusterIP on 8000."""
+    """The Service from which KubeRay makes NAME-serve-svc, in place of a ClusterIP on port 8000."""
     service: dict[str, Any] = {
         "spec": {
             "type": "LoadBalancer",
@@ -57,7 +57,7 @@ def serve_service(exposure: LoadBalancer) -> dict[str, Any]:
 
 
 def gateway_objects(service: Service, exposure: Gateway) -> list[dict[str, Any]]:
-    """A Gateway, the route from it to Serve, and the health check that it goes by."""
+    """A Gateway, its route to Serve, and its health check."""
     backend = f"{service.name}-serve-svc"
     listener: dict[str, Any] = {"name": "http", "protocol": "HTTP", "port": 80}
     if exposure.certificate:

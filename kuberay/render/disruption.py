@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: how much of a service a drain of nodes may take at once."""
+"""PodDisruptionBudgets: how much of a service node drains may take at once."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ HEAD_GROUP = "headgroup"
 def disruption_budgets(service: Service) -> list[dict[str, Any]]:
     """One for the head and one for each group of slices; no Pod is in two, which would make it undrainable.
 
-    Ray's Pods belong to an object without a scale, so that Kubernetes counts with `minAvailable` alone.
+    Ray's Pods belong to an object without a scale, so Kubernetes supports only `minAvailable` for them.
     """
     allowed = service.disruption_budget
     if allowed is None:

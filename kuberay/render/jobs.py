@@ -25,7 +25,7 @@ from ray_configs.labels import JOB_NAME, NODE_POOL, RAY_CLUSTER
 
 
 def job_objects(job: Job) -> list[dict[str, Any]]:
-    """What the job refers to, then the job."""
+    """The objects that the job refers to, then the job."""
     objects = [*service_accounts(job), *queue_objects(job)]
     if job.ray:
         return [*objects, _ray_job(job), *pod_monitoring(job)]
@@ -48,7 +48,7 @@ def _ray_job(job: Job) -> dict[str, Any]:
 
 
 def _headless_service(job: Job) -> dict[str, Any]:
-    """Gives each host of the slice a name that the others can look up."""
+    """A headless Service: gives each host of the slice a name that the others can resolve."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -12,11 +12,11 @@ from ray_configs.labels import MAX_RUN_DURATION, PROVISIONING_REQUEST, QUEUE, QU
 from ray_configs.service import Service
 
 ANY, ANY_MEMORY = "1G", "1000000000Gi"
-"""Quotas that never bind: what limits the queue is whether GKE gets the machines."""
+"""Quotas that never bind: the limit is which machines GKE can get."""
 
 
 def queued(config: Config) -> Queued | None:
-    """The queue that the config waits in, if it does."""
+    """The queue that the config waits in; None if it waits in none."""
     return next((g.capacity for g in config.worker_groups if isinstance(g.capacity, Queued)), None)
 
 
@@ -33,7 +33,7 @@ def queue_labels(config: Config) -> dict[str, dict[str, str]]:
 
 
 def queue_objects(config: Config) -> list[dict[str, Any]]:
-    """The LocalQueue and all that it stands on."""
+    """The LocalQueue and all objects that it depends on."""
     capacity = queued(config)
     if capacity is None or not capacity.create_queue:
         return []

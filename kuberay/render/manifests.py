@@ -9,7 +9,7 @@ from ray_configs.cloud import BUCKET_PLACEHOLDER, PROJECT_PLACEHOLDER
 
 
 def manifest(source: str, objects: list[dict[str, Any]]) -> str:
-    """The objects as YAML, under a header that names the config (`source`, as it was given) and what is still open."""
+    """The objects as YAML, under a header that names the config (`source`, as given) and open placeholders."""
     lines = [f"Made by `python -m kuberay render {source}`: change the config, not this file."]
     about = (getattr(sys.modules.get(source.partition(":")[0]), "__doc__", None) or "").strip().splitlines()
     if about:

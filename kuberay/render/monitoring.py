@@ -6,7 +6,7 @@ from kuberay.render.access import metadata
 from kuberay.render.pods import INSTANCE_LABEL, Config
 
 METRICS_PORT = 8080
-"""Where every Ray node answers, as KubeRay starts it."""
+"""The metrics port of every Ray node, as KubeRay sets it."""
 
 
 def pod_monitoring(config: Config) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ def node_selector(slice: TpuSlice | None, capacity: Capacity) -> dict[str, str]:
 
 
 def tolerations(slice: TpuSlice | None, capacity: Capacity) -> list[dict[str, Any]]:
-    """Taints that the Pod does not mind."""
+    """Tolerations of the Pod, for the taints of its capacity."""
     tolerated = []
     if slice is not None:
         tolerated.append({"key": TPU, "operator": "Exists", "effect": "NoSchedule"})

@@ -1,4 +1,4 @@
-"""Pod templates: what a container asks for, sees and mounts."""
+"""Pod templates: resources, environment and volumes of a container."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ from ray_configs.workers import WorkerGroup
 Config = Service | Job
 
 SHARE_OF_MACHINE = 0.8
-"""Of a TPU machine's CPUs and memory that its one Pod asks for: the rest is the kubelet's and the daemons'."""
+"""Share of a TPU machine's CPUs and memory that its one Pod requests; the rest is the kubelet's and the daemons'."""
 SHARED_MEMORY = 0.35
-"""Of a Pod's memory for /dev/shm: Ray's object store takes 0.3 by itself, and lies on disk where that does not fit."""
+"""Share of a Pod's memory for /dev/shm: Ray's object store takes 0.3, and falls back to disk if that does not fit."""
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 RAY_USER, RAY_GROUP = 1000, 100
-"""Who runs in Ray's images."""
+"""User and group of Ray's images."""
 CPU_POD_MEMORY_GB = 8
 TO_STOP_S = 30
-"""For a node to begin to drain, and for Ray to stop after it."""
+"""Seconds for a node to begin draining, and for Ray to stop afterwards."""
 
 
 def megabytes(number: int) -> str:
@@ -39,17 +39,17 @@ def gigabytes(number: int) -> str:
 
 
 def quantities(requests: dict[str, str]) -> dict[str, Any]:
-    """Requests equal to limits: the Pod is evicted last, and Autopilot wants it so."""
+    """Requests equal to limits: the Pod is evicted last, and Autopilot requires it."""
     return {"limits": dict(requests), "requests": dict(requests)}
 
 
 def machine_memory_gb(slice: TpuSlice) -> int:
-    """Of the one Pod of a TPU machine, 10^9 bytes."""
+    """Memory of the one Pod of a TPU machine, 10^9 bytes."""
     return int(slice.machine.memory_gb * SHARE_OF_MACHINE)
 
 
 def machine_quantities(slice: TpuSlice, ephemeral_storage: str) -> dict[str, str]:
-    """What the one Pod of a TPU machine takes of it."""
+    """Resources of the one Pod of a TPU machine."""
     machine = slice.machine
     return {
         "cpu": str(int(machine.vcpus * SHARE_OF_MACHINE)),
@@ -60,12 +60,12 @@ def machine_quantities(slice: TpuSlice, ephemeral_storage: str) -> dict[str, str
 
 
 def worker_memory_gb(group: WorkerGroup) -> int:
-    """Of one Pod of the group, 10^9 bytes."""
+    """Memory of one Pod of the group, 10^9 bytes."""
     return machine_memory_gb(group.slice) if group.slice else CPU_POD_MEMORY_GB
 
 
 def worker_quantities(group: WorkerGroup) -> dict[str, str]:
-    """What one Pod of the group asks for."""
+    """Resources of one Pod of the group."""
     if group.slice is not None:
         return machine_quantities(group.slice, gigabytes(group.scratch_gb))
     return {
@@ -181,7 +181,7 @@ def pod_template(
 
 
 def host_address(slice: TpuSlice | None) -> list[dict[str, Any]]:
-    """What libtpu of v6e asks for across hosts: the node's address, for its link controller."""
+    """What libtpu needs on v6e across hosts: the node's address, for its link controller."""
     if slice is None or slice.hosts == 1 or slice.generation != "v6e":
         return []
     return [
@@ -191,5 +191,5 @@ def host_address(slice: TpuSlice | None) -> list[dict[str, Any]]:
 
 
 def slice_ports() -> list[dict[str, Any]]:
-    """Ports by which the hosts of a slice find each other, and several slices do."""
+    """Ports by which hosts of a slice, and several slices, find each other."""
     return [port("tpu", 8471), port("mxla", 8081)]

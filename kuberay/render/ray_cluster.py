@@ -23,11 +23,11 @@ from ray_configs.service import GcsFaultTolerance, Service
 from ray_configs.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEPT, WorkerGroup
 
 IDLE_TIMEOUT_S = 300
-"""Seconds without work before the autoscaler gives a slice back; another takes minutes to come."""
+"""Idle seconds before the autoscaler releases a slice; a new one takes minutes to come."""
 NEVER_S = 10 * 365 * 86_400
-"""As an idle timeout."""
+"""Idle seconds of a group that the autoscaler must not scale down."""
 HEADROOM = 2
-"""Slices that the autoscaler may count for each one that there can be. See _bounds."""
+"""Factor on a group's `maxReplicas`, for slices that the autoscaler counts twice. See _bounds."""
 AUTOSCALER_ENV = [
     {
         "name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S",
@@ -44,7 +44,7 @@ AUTOSCALER_ENV = [
 ]
 HAPROXY_THREADS = "4"
 BEGIN_TO_DRAIN_S = 5
-"""Until a replica on a node that is being drained, or whose slice is, has been told to stop."""
+"""Seconds until a replica on a draining node, or whose slice is draining, has been told to stop."""
 
 
 def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _gcs_fault_tolerance(redis: GcsFaultTolerance) -> dict[str, Any]:
 
 
 def _environment(config: Config) -> list[dict[str, Any]]:
-    """What every Ray process must see alike, on the head and on workers."""
+    """Environment that must be the same in every Ray process, on the head and on workers."""
     ingress: dict[str, str] = {}
     if isinstance(config, Service):
         ingress = DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": HAPROXY_THREADS}
@@ -155,7 +155,7 @@ def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str
 
 
 def _bounds(group: WorkerGroup, elastic: bool) -> dict[str, Any]:
-    """How many of the group there are, and may be.
+    """Replicas of the group: now, at least and at most.
 
     When a slice of several hosts loses one, the operator removes the others and makes a new slice when all are gone.
     Meanwhile the autoscaler counts fewer hosts than there will be: above minReplicas it would add a slice. Then it may

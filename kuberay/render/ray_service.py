@@ -1,4 +1,4 @@
-"""A service as a RayService, and what it needs around it."""
+"""A service as a RayService, and the objects that it needs."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from ray_configs.upgrade import Incremental, NewCluster
 
 
 def service_objects(service: Service) -> list[dict[str, Any]]:
-    """ServiceAccounts, queues, RayService, monitoring, budgets and the way in, as far as the config asks for them."""
+    """ServiceAccounts, queues, RayService, monitoring, budgets and Gateway, as far as the config asks for them."""
     objects = [*service_accounts(service), *queue_objects(service), _ray_service(service), *pod_monitoring(service)]
     objects += disruption_budgets(service)
     if isinstance(service.exposure, Gateway):
@@ -43,7 +43,7 @@ def _ray_service(service: Service) -> dict[str, Any]:
 
 
 def _upgrade_strategy(upgrade: NewCluster | Incremental | None) -> dict[str, Any]:
-    """What becomes of a change of rayClusterConfig."""
+    """How a change of rayClusterConfig is rolled out."""
     if upgrade is None:
         why = (
             "A change of rayClusterConfig is not rolled out by itself: another cluster would need every slice twice, "

@@ -1,8 +1,8 @@
 """Prepares a model: its weights file by file, then its own config and tokenizer files, then the manifest.
 
-Never more than one parameter is in memory. It can be killed at any moment: a file is there whole or not at all, and the
-same command goes on where it was (see `output`). What is there is read again and held against its checksum, so on an
-output that is finished the command checks it, and writes again only what was damaged.
+At most one parameter is in memory at a time. The job can be killed at any moment: a file is there whole or not at all,
+and the same command resumes (see `output`). Existing files are verified against their checksums; on a complete output
+the command rewrites only damaged ones.
 """
 
 import hashlib

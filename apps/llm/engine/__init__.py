@@ -4,13 +4,12 @@ from apps.llm.engine import Engine, SamplingParams
 engine = Engine.load("path/to/model")
 print(engine.generate(["How many days are in a week?"], SamplingParams(max_tokens=16)))
 
-Beside the request's way, which `engine` tells (scheduler, loop, step, executor, sampling):
+`engine.py` tells the life of a request (scheduler, loop, step, executor, sampling). Beside it:
 
 model/      architecture, weights and forward pass
 attention/  over the paged KV cache, for each platform
 parallel/   layout over devices, and the processes of a slice of several hosts
 text/       tokens to text and back, and grammars
-plan/       what a config's steps cost on a TPU, without one
 """
 
 from typing import TYPE_CHECKING, Any

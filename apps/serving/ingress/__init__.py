@@ -1,1 +1,1 @@
-"""How HTTP reaches an application, the same for each: Serve's direct ingress, API keys, bodies, streams, errors."""
+"""How HTTP reaches an application, the same for all: direct ingress, API keys, bodies, streams, errors, OpenAPI."""

@@ -4,7 +4,7 @@ Three implementations of one function, tested against each other: Pallas' ragged
 kernels on CPU, and plain XLA elsewhere. Each owns the layout of its cache; the rest of the engine knows only
 page numbers.
 
-spec      what an implementation is asked for
-choice    which implementation it is
-sharded   its heads split over a mesh
+spec      the interface of an implementation
+choice    which one runs on a platform
+sharded   the heads, split over a mesh
 """
