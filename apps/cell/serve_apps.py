@@ -1,8 +1,6 @@
 """Ray Serve as the cell uses it: one application for each published model, `sax.CELL.MODEL` at /sax/CELL/MODEL.
 
-What runs is always asked of Serve's controller. Two of its calls are not in Serve's Python API: `get_serve_details` is
-what `serve status` and the dashboard's REST API print; `list_deployments_internal` is the only one that tells an
-application's version, without which every deploy would replace all replicas.
+What runs is always asked of Serve's controller. Deploying with the version that is deployed keeps all replicas.
 """
 
 import hashlib
@@ -10,17 +8,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray import serve
-from ray.serve.context import _get_global_client
 
 from apps.cell.reconcile import App, Replica, Version
 from apps.llm.server import LLMServer
+from apps.serving import private_ray
 from apps.serving.ingress.api_keys import OPEN, digest
 from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
-
-CALL_S = 30
 
 
 class ServeApps:
@@ -39,13 +34,10 @@ class ServeApps:
 
     def observe(self) -> dict[str, App]:
         """The cell's applications, by the names of their models."""
-        client = _get_global_client()
-        details = client.get_serve_details()
-        infos = ray.get(client._controller.list_deployments_internal.remote(), timeout=CALL_S)
-        versions = {id.app_name: info.version for id, (info, _) in infos.items()}
+        applications, versions = private_ray.applications(), private_ray.versions()
         return {
-            f"/{name.replace('.', '/')}": _app(app, versions.get(name) or "")
-            for name, app in details["applications"].items()
+            f"/{name.replace('.', '/')}": _app(app, versions.get(name, ""))
+            for name, app in applications.items()
             if name.startswith(f"sax.{self._cell}.")
         }
 
@@ -63,7 +55,7 @@ class ServeApps:
         `relay_key`: the model answers only to whoever shows it; None: to everyone.
         """
         chosen = options(config) | {"num_replicas": replicas, "max_surge_percent": surge_percent}
-        deployment = LLMServer.options(_internal=True, version=str(version), **chosen)
+        deployment = private_ray.with_version(LLMServer, str(version), **chosen)
         keys = OPEN if relay_key is None else {digest(relay_key): "cell"}
         serve.run_many(
             [serve.RunTarget(deployment.bind(config, keys), name=self.app_name(model), route_prefix=self.route(model))],
@@ -73,23 +65,13 @@ class ServeApps:
 
     def delete(self, model: str) -> None:
         """Returns at once; the replicas finish what they have, for at most `drain_timeout_s`."""
-        serve.delete(self.app_name(model), _blocking=False)
+        private_ray.delete_application(self.app_name(model))
 
 
 def config_digest(config: LLMConfig, relay_key: str | None) -> str:
     """Changes whenever replicas must be replaced for their config's sake."""
     text = json.dumps([config.model_dump(mode="json"), relay_key], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def own_route_prefix(app: str) -> str:
-    """Where this application itself is served."""
-    return _get_global_client().get_serve_details()["applications"][app]["route_prefix"] or "/"
-
-
-def own_port() -> int:
-    """The port of Serve's HTTP proxies."""
-    return _get_global_client().http_config.port
 
 
 def _app(app: Mapping[str, Any], version: str) -> App:

@@ -24,8 +24,9 @@ from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
 from apps.cell.http.caller import View
 from apps.cell.http.relay import Relay
-from apps.cell.serve_apps import ServeApps, own_port, own_route_prefix
+from apps.cell.serve_apps import ServeApps
 from apps.cell.store import LEASE_S, RENEW_S, Store
+from apps.serving import private_ray
 from apps.serving.files import Holder
 from apps.serving.ingress.api_keys import principals, principals_from_environment
 from apps.serving.replica import log_as_serve_does
@@ -70,11 +71,11 @@ class CellAdmin:
     def _open(self) -> None:
         app = serve.get_replica_context().app_name
         cluster = ray.get_runtime_context().gcs_address
-        me = Holder(f"{_cluster_id()}/{app}", f"application {app} of the Ray cluster at {cluster}")
+        me = Holder(f"{private_ray.cluster_id()}/{app}", f"application {app} of the Ray cluster at {cluster}")
         store = Store(self._config.state_uri, self._config.name)
         self._admin = Admin(self._config, store, store.lease(me))
         self._admin.open()
-        self._apps = ServeApps(self._config.name, own_route_prefix(app))
+        self._apps = ServeApps(self._config.name, private_ray.applications()[app]["route_prefix"] or "/")
         self._cell = Cell(self._config, self._admin, self._apps, self._keys)
 
     async def _work_forever(self) -> None:
@@ -163,7 +164,7 @@ class CellFront:
                 "THIS CELL HAS NO API KEYS: everyone who reaches it may publish and unpublish models. "
                 "Set PODSLICE_API_KEYS=NAME=KEY,... unless nobody else can reach it"
             )
-        self._relay = Relay(f"http://127.0.0.1:{own_port()}")
+        self._relay = Relay(f"http://127.0.0.1:{private_ray.http_port()}")
         self.view: View | None = None
         self._views = asyncio.create_task(self._look_forever())
 
@@ -200,10 +201,3 @@ class CellFront:
     def __del__(self) -> None:
         if hasattr(self, "_views"):
             self._views.cancel()
-
-
-def _cluster_id() -> str:
-    """The Ray cluster's; a cluster that was started anew has another."""
-    from ray._private.worker import global_worker
-
-    return global_worker.gcs_client.cluster_id.hex()

@@ -21,10 +21,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray._private.state import state
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from apps.llm.slice_reservation import Reservation, reserve
+from apps.serving import private_ray
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
@@ -186,7 +186,7 @@ class SliceHosts:
     def _watch(self, nodes: list[str]) -> None:
         while not self._closed.wait(LOOK_PERIOD_S):
             with contextlib.suppress(Exception):  # the head is away for a moment
-                going = state.get_draining_nodes()
+                going = private_ray.draining_nodes()
                 self._draining = [rank for rank, node in enumerate(nodes) if node in going]
 
     def close(self) -> None:

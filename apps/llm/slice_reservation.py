@@ -20,14 +20,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import ray
-from ray import PlacementGroupID
-from ray._private.state import available_resources_per_node, state
-from ray.core.generated.common_pb2 import NodeDeathInfo
-from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
+from apps.serving import private_ray
 from ray_configs.labels import TPU_POD_TYPE, TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.tpu import TpuSlice
 from ray_configs.workers import SLICES_KEPT
@@ -60,13 +56,13 @@ def slices(wanted: TpuSlice) -> Slices:
     """
     there: dict[str, list[_Host]] = defaultdict(list)
     gone: dict[str, dict[str, _Host]] = defaultdict(dict)
-    draining = state.get_draining_nodes()
+    draining = private_ray.draining_nodes()
     for host in sorted(_hosts(wanted), key=lambda host: host.ended):
         if host.ended == math.inf and host.id not in draining:
             there[host.slice].append(host)
         else:
             gone[host.slice][host.worker] = host  # the last one of many
-    left = available_resources_per_node()
+    left = private_ray.free_resources()
     free, busy = [], []
     for name, hosts in there.items():
         if not name or len(hosts) != wanted.hosts:
@@ -106,15 +102,13 @@ class _Host:
 
 def _hosts(wanted: TpuSlice) -> Iterator[_Host]:
     """Those of such slices, also dead ones, as far as Ray remembers them."""
-    for node in ray._private.worker.global_worker.gcs_client.get_all_node_info().values():
-        labels, alive = node.labels, node.state == GcsNodeInfo.ALIVE
-        if labels.get(TPU_POD_TYPE) != wanted.ray_pod_type:
+    for node in private_ray.nodes():
+        if node.labels.get(TPU_POD_TYPE) != wanted.ray_pod_type:
             continue
-        if not alive or node.resources_total.get("TPU", 0) == wanted.chips_per_host:
-            given_back = node.death_info.reason == NodeDeathInfo.AUTOSCALER_DRAIN_IDLE
-            began, ended = node.start_time_ms / 1000, math.inf if alive else node.end_time_ms / 1000
-            name, worker = labels.get(TPU_SLICE_NAME, ""), labels.get(TPU_WORKER_ID, "")
-            yield _Host(node.node_id.hex(), name, worker, began, ended, given_back)
+        if not node.alive or node.tpus == wanted.chips_per_host:
+            name, worker = node.labels.get(TPU_SLICE_NAME, ""), node.labels.get(TPU_WORKER_ID, "")
+            ended = math.inf if node.alive else node.ended
+            yield _Host(node.id, name, worker, node.began, ended, node.given_back)
 
 
 @dataclass(frozen=True)
@@ -197,9 +191,7 @@ def give_back_all(owner: str) -> None:
     For an actor that Ray restarts under the same id: Ray removes an actor's groups when it is dead for good, so what
     its last process held would stay held, and a restarted one could wait for its own slice for ever.
     """
-    for group in placement_group_table().values():
-        if group["name"].startswith(f"podslice:{owner}:") and group["state"] != "REMOVED":
-            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group["placement_group_id"])))
+    private_ray.remove_placement_groups(f"podslice:{owner}:")
 
 
 def _take(wanted: TpuSlice, name: str, owner: str) -> Reservation | None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from operator_of_kuberay import reconcile
 from ray._raylet import IMPLICIT_RESOURCE_PREFIX
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
@@ -26,6 +27,7 @@ from ray.core.generated.common_pb2 import LabelSelectorOperator, NodeDeathInfo
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from apps.llm import slice_reservation
+from apps.serving import private_ray
 from kuberay.render import render
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Service
@@ -140,10 +142,10 @@ class World:
         monkeypatch.setattr(slice_reservation, "placement_group", self._wish)
         monkeypatch.setattr(slice_reservation, "placement_group_table", lambda wish: {"state": wish.state})
         monkeypatch.setattr(slice_reservation, "remove_placement_group", self._unwish)
-        monkeypatch.setattr(slice_reservation, "available_resources_per_node", self._free)
-        monkeypatch.setattr(slice_reservation, "state", SimpleNamespace(get_draining_nodes=dict))
+        monkeypatch.setattr(private_ray, "free_resources", self._free)
+        monkeypatch.setattr(private_ray, "draining_nodes", dict)
         monkeypatch.setattr(slice_reservation, "_take", self._take)
-        monkeypatch.setattr(slice_reservation.ray._private.worker.global_worker, "gcs_client", self, raising=False)
+        monkeypatch.setattr(ray._private.worker.global_worker, "gcs_client", self, raising=False)
 
     # -- what a test does ---------------------------------------------------------------------------------------
 

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.core.generated.common_pb2 import NodeDeathInfo
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from apps.llm import slice_reservation as reservation
 from apps.llm.slice_reservation import Slices, reserve, slices
+from apps.serving import private_ray
 from ray_configs.tpu import TpuSlice
 
 WANTED = TpuSlice("v5e", "2x4", "4t")  # two hosts of four chips
@@ -60,10 +62,10 @@ def seen(nodes: list[Any], monkeypatch: pytest.MonkeyPatch) -> Slices:
         for one in nodes
     }
     gcs = SimpleNamespace(get_all_node_info=lambda: {number: one.node for number, one in enumerate(nodes)})
-    monkeypatch.setattr(reservation.ray._private.worker.global_worker, "gcs_client", gcs, raising=False)
-    monkeypatch.setattr(reservation, "available_resources_per_node", lambda: left)
+    monkeypatch.setattr(ray._private.worker.global_worker, "gcs_client", gcs, raising=False)
+    monkeypatch.setattr(private_ray, "free_resources", lambda: left)
     leaving = {one.node.node_id.hex(): 0 for one in nodes if one.draining}
-    monkeypatch.setattr(reservation, "state", SimpleNamespace(get_draining_nodes=lambda: leaving))
+    monkeypatch.setattr(private_ray, "draining_nodes", lambda: leaving)
     with monkeypatch.context() as then:
         then.setattr(time, "time", lambda: NOW)
         return slices(WANTED)
@@ -108,7 +110,7 @@ def test_a_slice_whose_head_is_held_is_not_free(monkeypatch: pytest.MonkeyPatch)
     nodes = [host("a", 0), host("a", 1)]
     seen(nodes, monkeypatch)
     left = {one.node.node_id.hex(): {"TPU": 4} for one in nodes}
-    monkeypatch.setattr(reservation, "available_resources_per_node", lambda: left)
+    monkeypatch.setattr(private_ray, "free_resources", lambda: left)
     assert slices(WANTED) == Slices(busy=("a",))
 
 

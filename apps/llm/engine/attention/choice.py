@@ -11,7 +11,10 @@ from apps.llm.engine.attention.xla import XlaAttention
 def implementation(
     name: Literal["auto", "xla", "pallas", "cpu"], mesh: Mesh, head_dim: int, page_size: int
 ) -> Implementation:
-    """The implementation of that name; `auto` takes the platform's own, where it has one that fits the model."""
+    """The implementation of that name; `auto` takes the platform's own, where it has one that fits the model.
+
+    The CPU's kernels give way to plain XLA where the installed XLA would call them in another way.
+    """
     platform = mesh.devices.flat[0].platform
     if name == "pallas" or (name == "auto" and platform == "tpu"):
         from apps.llm.engine.attention.pallas import PallasAttention
@@ -19,6 +22,8 @@ def implementation(
         return PallasAttention(mesh.shape["tensor"], platform == "tpu")
     if name == "cpu" or (name == "auto" and platform == "cpu" and head_dim % 16 == 0 and page_size % 16 == 0):
         from apps.llm.engine.attention.cpu.attention import CpuAttention
+        from apps.llm.engine.attention.cpu.calls import usable
 
-        return CpuAttention()
+        if usable():
+            return CpuAttention()
     return XlaAttention()

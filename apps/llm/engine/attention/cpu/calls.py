@@ -2,9 +2,13 @@
 
 XLA passes buffers by its C interface for foreign functions (xla/ffi/api/c_api.h): a struct of pointers, read here
 word by word, so that no C compiler is needed. Numba makes the handlers and keeps them on disk.
+
+The words' places are those of one version of that interface, `WRITTEN_FOR`. The handlers tell XLA so, and `usable`
+says whether the installed XLA is of that version: of another one, nothing here may be registered or called.
 """
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +30,15 @@ from apps.llm.engine.attention.cpu.kernels import attend_unit, scratch, units, w
 
 log = logging.getLogger("podslice")
 
+WRITTEN_FOR = (0, 3)
+"""XLA_FFI_API_MAJOR and XLA_FFI_API_MINOR."""
+VERSION_WORD = np.int64(WRITTEN_FOR[0] | WRITTEN_FOR[1] << 32)
+
 # Words (8 bytes) of XLA_FFI_CallFrame, XLA_FFI_Buffer, XLA_FFI_Metadata_Extension and XLA_FFI_Metadata, XLA_FFI_Api.
 FRAME_EXTENSION, FRAME_API, FRAME_CONTEXT, FRAME_ARGS, FRAME_RESULTS = 1, 2, 3, 9, 14
 BUFFER_DATA, BUFFER_DIMS = 3, 5
 EXTENSION_METADATA, METADATA_VERSION, METADATA_TRAITS = 3, 3, 4
-API_VERSION, API_ERROR_DESTROY, API_SCHEDULE, API_NUM_THREADS = 4, 8, 17, 18
+API_SCHEDULE, API_NUM_THREADS = 17, 18
 
 # Words of a step's shared state: what its threads claim work from. Helpers may start after the call has returned, so
 # it is freed by whoever lets go of it last, and a helper looks at the call's frame only with a claimed unit in hand.
@@ -125,11 +133,11 @@ def _array3(frame, i, like):
 
 @numba.njit(inline="always")
 def _answers_metadata(frame):
-    """Whether XLA only asks for the handler's version; the answer is the version of the XLA that asks."""
+    """Whether XLA only asks for the handler's version."""
     if frame[FRAME_EXTENSION] == 0:
         return False
     metadata = _words(_words(frame[FRAME_EXTENSION], 4)[EXTENSION_METADATA], 5)
-    metadata[METADATA_VERSION] = _words(frame[FRAME_API], 5)[API_VERSION]
+    metadata[METADATA_VERSION] = VERSION_WORD
     metadata[METADATA_TRAITS] = 0
     return True
 
@@ -239,6 +247,29 @@ def _one_process_at_a_time() -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
+
+
+@cache
+def usable() -> bool:
+    """Whether the installed XLA calls handlers by the version of its interface that they are written for.
+
+    It is read from the header that comes with jaxlib: a handler that XLA refuses takes the whole CPU backend with it.
+    """
+    header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    try:
+        found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header.read_text()))
+    except OSError:
+        found = {}
+    version = tuple(int(found[name]) for name in ("MAJOR", "MINOR")) if len(found) == 2 else None
+    if version == WRITTEN_FOR:
+        return True
+    log.warning(
+        "CPU attention kernels are off, plain XLA computes attention: they are written for version %s of XLA's foreign "
+        "functions, and jaxlib has %s",
+        ".".join(map(str, WRITTEN_FOR)),
+        ".".join(map(str, version)) if version else "none that can be found",
+    )
+    return False
 
 
 @cache

@@ -1,14 +1,20 @@
-"""Processes that start side by side on one machine compile the CPU attention's kernels once."""
+"""The CPU attention's kernels: compiled once on a machine, and called by no XLA but that of their version."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numba
+import numpy as np
 import pytest
 import tiny_models
+from jax.sharding import Mesh
 
+from apps.llm.engine.attention import choice
 from apps.llm.engine.attention.cpu import calls as cpu_calls
+from apps.llm.engine.attention.cpu.attention import CpuAttention
+from apps.llm.engine.attention.xla import XlaAttention
 
 REGISTER = """
 from apps.llm.engine.attention.cpu import calls as cpu_calls
@@ -43,3 +49,30 @@ def test_a_folder_that_cannot_be_locked_is_no_reason_to_stop(
     with cpu_calls._one_process_at_a_time():
         pass
     assert "cannot be locked" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("header", "has"),
+    [("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 4\n", "0.4"), (None, "none that can be found")],
+)
+def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
+    header: str | None,
+    has: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
+    assert isinstance(choice.implementation("auto", mesh, 64, 16), CpuAttention), "this jaxlib is the tested one"
+    folder = tmp_path / "xla" / "ffi" / "api"
+    folder.mkdir(parents=True)
+    if header is not None:
+        (folder / "c_api.h").write_text(header)
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    cpu_calls.usable.cache_clear()
+    try:
+        for name in ("auto", "cpu"):
+            assert isinstance(choice.implementation(name, mesh, 64, 16), XlaAttention)
+    finally:
+        cpu_calls.usable.cache_clear()
+    assert f"jaxlib has {has}" in caplog.text
