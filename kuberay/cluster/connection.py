@@ -110,13 +110,17 @@ class Cluster:
         except (Absent, NoNamespace):  # the latter for a Namespace itself
             return None
 
-    def delete(self, live: Manifest, propagation: str = "Foreground") -> bool:
-        """Deletes this very object, and not one of the same name made since. False if it is gone already."""
+    def delete(self, live: Manifest, propagation: str = "Foreground", grace_s: int | None = None) -> bool:
+        """Deletes this very object, and not one of the same name made since. False if it is gone already.
+
+        grace_s: a Pod's, in place of its own; one that is on its way out already goes sooner.
+        """
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": propagation,
             "preconditions": {"uid": live["metadata"]["uid"]},
+            **({} if grace_s is None else {"gracePeriodSeconds": grace_s}),
         }
         try:
             self._send("delete", live, f"deleting {title(live)}", options)

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from kuberay.cluster.connection import MANAGER, Cluster
 from kuberay.cluster.errors import ClusterError, Interrupted, Refused, UnknownKind
-from kuberay.cluster.manifests import Manifest, managers, title
+from kuberay.cluster.manifests import Manifest, labels, managers, title
+from ray_configs.labels import RAY_CLUSTER, RAY_NODE_TYPE
 
 POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
@@ -78,6 +80,7 @@ def wait_until_gone(
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     left = list(deleted)
     said: dict[str, str] = {}
+    hastened: set[str] = set()
     turn = 0
     while True:
         still: list[Manifest] = []
@@ -87,6 +90,8 @@ def wait_until_gone(
                 progress(f"{title(live)}: gone")
                 continue
             still.append(live)
+            if live["kind"] == "RayService":
+                _hasten_heads(cluster, live, hastened, progress)
             holds = _what_holds(now)
             if said.get(title(live)) != holds:
                 said[title(live)] = holds
@@ -102,6 +107,25 @@ def wait_until_gone(
             )
         time.sleep(POLL_S[min(turn, len(POLL_S) - 1)])
         turn += 1
+
+
+def _hasten_heads(cluster: Cluster, ray_service: Manifest, hastened: set[str], progress: Callable[[str], None]) -> None:
+    """Without a worker nothing runs on a Ray cluster: its head need not use up its grace period, which is minutes."""
+    status = ray_service.get("status") or {}
+    sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
+    names = sorted({side["rayClusterName"] for side in sides if side.get("rayClusterName")})
+    if not names:
+        return
+    with suppress(Refused):  # who may delete a RayService may not always look at Pods
+        pods = cluster.list("v1", "Pod", cluster.namespace_of(ray_service), f"{RAY_CLUSTER} in ({','.join(names)})")
+        if any(labels(pod).get(RAY_NODE_TYPE) == "worker" for pod in pods):
+            return
+        for pod in pods:
+            leaving, uid = pod["metadata"].get("deletionTimestamp"), pod["metadata"]["uid"]
+            if labels(pod).get(RAY_NODE_TYPE) == "head" and leaving and uid not in hastened:
+                hastened.add(uid)
+                progress(f"{title(ray_service)}: its workers are gone, and its head goes now")
+                cluster.delete(pod, "Background", grace_s=1)
 
 
 def _what_holds(live: Manifest) -> str:
