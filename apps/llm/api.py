@@ -53,6 +53,7 @@ class SamplingParams:
     """How to pick tokens, in OpenAI's terms plus vLLM's extensions. Checked by `Engine.submit`."""
 
     max_tokens: int | None = None  # None: as far as the context allows
+    within_context: bool = False  # the answer ends where its room ends, when max_tokens is more; else that is refused
     min_tokens: int = 0  # no eos and no stop token before this many
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all

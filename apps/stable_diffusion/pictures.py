@@ -15,15 +15,13 @@ import numpy as np
 from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, Job, Preview, Queued, Step
-from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest
+from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
 MAX_GUIDANCE = 50.0
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,7 @@ class PictureModel:
 
     def size(self, width: int, height: int) -> Size:
         """Raises RequestError where the model isn't ready for that size."""
-        if (width, height) not in self.sizes:
-            known = ", ".join(f"{width}x{height}" for width, height in self.sizes)
-            raise RequestError("size", f"size {width}x{height} is not served here; choose of: {known}")
+        check_size((width, height), self.sizes)
         return width, height
 
     def size_named(self, text: str | None) -> Size:

@@ -157,11 +157,9 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
         if isinstance(body, ChatBody):
             prompts = [engine.chat_prompt([message.plain() for message in body.messages])]
         else:
-            tokenizer = engine.tokenizer
-            prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in each(body.prompt)]
-            opened.params = body.params_after(prompts, engine.max_model_len)
+            prompts = each(body.prompt)
             if body.echo:
-                opened.echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in each(body.prompt)]
+                opened.echoes = [p if isinstance(p, str) else engine.tokenizer.decode(p) for p in prompts]
         for prompt in prompts:
             opened.generations.append(engine.submit(prompt, opened.params))
     except RequestError as error:

@@ -45,7 +45,7 @@ def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, ca
     """Tokens, prompt and answer together, at which the answer ends at the latest.
 
     Raises:
-        RequestError: an empty prompt, or max_tokens beyond the context.
+        RequestError: an empty prompt, or max_tokens beyond the context (without `within_context`).
         PromptTooLong: no room for even one token of answer, ever.
     """
     if prompt_len == 0:
@@ -59,6 +59,8 @@ def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, ca
     if params.max_tokens is None:
         return longest
     if prompt_len + params.max_tokens > longest:
+        if params.within_context:
+            return longest
         raise RequestError(
             "max_tokens",
             f"max_tokens is {params.max_tokens}, but a prompt of {prompt_len} tokens leaves room for "

@@ -67,10 +67,9 @@ async def generate(models: Models, content: bytes) -> Response:
     model = _only(models)
     try:
         body = GenerateBody.model_validate_json(content or b"{}")
-        prompt = await model.encode(body.prompt)
         # JetStream ends an answer at the end of the context; it does not refuse to begin.
-        limit = max(1, min(body.max_tokens, model.max_model_len - len(prompt)))
-        stream = await model.submit(prompt, SamplingParams(max_tokens=limit, temperature=0.0))
+        params = SamplingParams(max_tokens=body.max_tokens, within_context=True, temperature=0.0)
+        stream = await model.submit(body.prompt, params)
         try:
             if body.stream:
                 pieces = _pieces(stream)

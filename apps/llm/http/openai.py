@@ -26,11 +26,8 @@ def openai_router(models: Models) -> APIRouter:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
         body = await parsed(CompletionBody, request, UNIONS)
         model = find_model(models, body.model)
-        prompts: list[Sequence[int]] = []
-        for prompt in each(body.prompt):
-            prompts.append(await model.encode(prompt) if isinstance(prompt, str) else prompt)
-        params = body.params_after(prompts, model.max_model_len)
-        echoes = [p if isinstance(p, str) else await model.decode(p) for p in each(body.prompt)] if body.echo else []
+        prompts, params = each(body.prompt), body.params()
+        echoes = [p if isinstance(p, str) else await model.decode(p) for p in prompts] if body.echo else []
         writer = CompletionWriter(model.name, params.logprobs is not None, body.include_usage)
         return await _answer(model, prompts, params, body, writer, echoes)
 
@@ -68,7 +65,7 @@ def openai_router(models: Models) -> APIRouter:
 
 async def _answer(
     model: EngineModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[str | Sequence[int]],
     params: SamplingParams,
     body: CompletionBody | ChatBody,
     writer: CompletionWriter,

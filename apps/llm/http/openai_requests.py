@@ -3,8 +3,6 @@
 Types are strict, as OpenAI's are ("0.5" is no number); null means absent; fields that are not named here are ignored.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -162,15 +160,10 @@ class CompletionBody(SamplingBody):
         return {"json_schema": "response_format"}
 
     def params(self) -> SamplingParams:
-        return self.sampling(logprobs=self.logprobs)
-
-    def params_after(self, prompts: Iterable[Sequence[int]], max_model_len: int) -> SamplingParams:
-        """`params()` for these prompts' token ids: without max_tokens OpenAI's default, or what the context leaves."""
-        params = self.params()
         if self.max_tokens is not None:
-            return params
-        room = max_model_len - max(map(len, prompts))
-        return replace(params, max_tokens=max(1, min(COMPLETION_MAX_TOKENS, room), params.min_tokens))
+            return self.sampling(logprobs=self.logprobs)
+        default = max(COMPLETION_MAX_TOKENS, self.min_tokens or 0)
+        return self.sampling(logprobs=self.logprobs, max_tokens=default, within_context=True)
 
 
 class TextPart(Body):

@@ -99,16 +99,16 @@ async def generate(models: Models, content: bytes) -> Response:
     try:
         body = GenerateBody.model_validate_json(content)
         model, extra = find_model(models, body.model), body.extra_inputs or ExtraInputs()
-        prompt = await model.encode(body.query)
         params = SamplingParams(
             # Saxml ends an answer where the model's room ends; it does not refuse to begin.
-            max_tokens=max(1, min(extra.per_example_max_decode_steps, model.max_model_len - len(prompt))),
+            max_tokens=extra.per_example_max_decode_steps,
+            within_context=True,
             temperature=extra.temperature,
             top_k=extra.per_example_top_k,
             top_p=extra.per_example_top_p,
             logprobs=0,
         )
-        stream = await model.submit(prompt, params)
+        stream = await model.submit(body.query, params)
         try:
             if body.stream:
                 events = _events(stream)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from apps.stable_diffusion.engine.backends.backend import Picture
 from apps.stable_diffusion.engine.job import Job
-from apps.stable_diffusion.engine.pace import Size
-from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.engine.request import PictureRequest, Size
 
 LAUNCH_S = 0.05
 """One launch takes no longer than this, unless a single step does: a client that leaves and one that watches wait

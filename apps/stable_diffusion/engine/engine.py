@@ -29,7 +29,7 @@ from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.batches import Batches, Order
 from apps.stable_diffusion.engine.job import Finished, Job, PictureFailed, Preview, Queued, Step
 from apps.stable_diffusion.engine.pace import Pace
-from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.engine.request import PictureRequest, check_size
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 log = logging.getLogger("podslice")
@@ -114,9 +114,7 @@ class Engine:
         if not 0 <= previews <= MAX_PREVIEWS:
             raise RequestError("previews", f"previews is {previews}; it must be from 0 to {MAX_PREVIEWS}")
         for request in requests:
-            if (request.width, request.height) not in self.backend.sizes:
-                sizes = ", ".join(f"{width}x{height}" for width, height in self.backend.sizes)
-                raise RequestError("size", f"size {request.width}x{request.height} is not served; choose of: {sizes}")
+            check_size((request.width, request.height), self.backend.sizes)
         job, now = Job(requests, previews, self, loop), time.monotonic()
         with self._lock:
             if self._stopping or self._failure:

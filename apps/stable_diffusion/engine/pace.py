@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Size = tuple[int, int]
+from apps.stable_diffusion.engine.request import Size
 
 NEW = 0.3
 """Weight of the newest step in the smoothed time."""

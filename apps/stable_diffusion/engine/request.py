@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -14,6 +15,17 @@ Scheduler = Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"]
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 
 MAX_SEED = 2**32 - 1
+
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+
+def check_size(size: Size, served: Sequence[Size]) -> None:
+    """Raises RequestError unless the model was made ready for that size."""
+    if size not in served:
+        known = ", ".join(f"{width}x{height}" for width, height in served)
+        raise RequestError("size", f"size {size[0]}x{size[1]} is not served here; choose of: {known}")
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from apps.serving.ingress.event_stream import EventStream
 from apps.serving.ingress.openai_errors import from_engine, of_stream, parsed
 from apps.serving.ingress.openapi import STREAMED, form, json_body
 from apps.stable_diffusion.engine.job import Job, Step
+from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.imagine import event
 from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit
 from apps.stable_diffusion.http.uploads import has_transparency, mask_from_alpha, pixels_of, read_image, read_mask
-from apps.stable_diffusion.pictures import Drawn, PictureModel, PreviewPng, Size, Wanted
+from apps.stable_diffusion.pictures import Drawn, PictureModel, PreviewPng, Wanted
 
 Kind = Literal["image_generation", "image_edit"]
 NAMES = {"previews": "partial_images"}

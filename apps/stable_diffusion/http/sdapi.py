@@ -21,6 +21,7 @@ from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
 from apps.serving.ingress.openapi import json_body, json_object
 from apps.serving.ingress.request_body import BodyTooLarge, read_body
 from apps.stable_diffusion.engine.job import Aborted, Job
+from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import (
     from_base64,
@@ -29,7 +30,7 @@ from apps.stable_diffusion.http.uploads import (
     read_image,
     read_mask,
 )
-from apps.stable_diffusion.pictures import Drawn, PictureModel, Size, Wanted
+from apps.stable_diffusion.pictures import Drawn, PictureModel, Wanted
 from apps.stable_diffusion.png import SAMPLER_NAMES
 from ray_configs.release import PODSLICE_VERSION
 

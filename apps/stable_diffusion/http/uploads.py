@@ -9,12 +9,12 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from apps.serving.errors import RequestError
+from apps.stable_diffusion.engine.request import Size
 
 MAX_PIXELS = 4096 * 4096
 FORMATS = ("PNG", "JPEG", "WEBP")
 
 Fit = Literal["stretch", "crop"]
-Size = tuple[int, int]
 
 
 def from_base64(text: str, field: str) -> bytes:

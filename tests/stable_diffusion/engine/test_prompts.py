@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
@@ -24,6 +26,24 @@ def test_words_that_were_dropped(checkpoint: Callable[[str], Path]) -> None:
     assert tokenizers.warnings(prompt="a cat", negative_prompt=LONG) == (
         f"negative_prompt is longer than the 14 tokens that the model reads; these words were dropped: {dropped}",
     )
+
+
+@pytest.mark.parametrize("text", ["", "a red circle", LONG, LONG + " " + LONG])
+def test_each_text_is_tokenized_once_and_as_the_tokenizer_would_cut_and_pad_it(
+    text: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers = Tokenizers(Checkpoint(str(checkpoint("sdxl"))))
+    kind = type(tokenizers._tokenizers[0])
+    expected = [
+        one(text, padding="max_length", max_length=length, truncation=True)["input_ids"]
+        for one, length in zip(tokenizers._tokenizers, tokenizers.lengths)
+    ]
+    calls, call = [], kind.__call__
+    monkeypatch.setattr(kind, "__call__", lambda self, *args, **more: calls.append(args) or call(self, *args, **more))
+    for _ in range(3):
+        assert [ids[0].tolist() for ids in tokenizers(text).ids] == expected
+        tokenizers.warnings(prompt=text, negative_prompt=text)
+    assert calls == [(text,)] * 2  # by two tokenizers
 
 
 def test_memory() -> None:

@@ -89,11 +89,6 @@ class Planner:
 
     def plan(self, request: PictureRequest) -> Plan:
         """RequestError if this model can't make it."""
-        if (request.width, request.height) not in self.sizes:
-            ready = ", ".join(f"{width}x{height}" for width, height in self.sizes)
-            raise RequestError(
-                "size", f"size {request.width}x{request.height} is not among those that this model serves: {ready}"
-            )
         if request.guidance_scale > 1 and not self.guided:
             raise RequestError(
                 "guidance_scale",

@@ -27,7 +27,7 @@ class Tokens:
 
 
 class Tokenizers:
-    """A checkpoint's one or two CLIP tokenizers."""
+    """A checkpoint's one or two CLIP tokenizers. A text is tokenized once, as long as it is remembered."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         import transformers
@@ -43,15 +43,19 @@ class Tokenizers:
             positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
             self._tokenizers.append(tokenizer)
             self.lengths.append(min(tokenizer.model_max_length, positions))
+        self._known = Memory(self._tokenize)
 
     def __call__(self, text: str) -> Tokens:
+        return self._known(text)
+
+    def _tokenize(self, text: str) -> Tokens:
         ids, dropped = [], ""
         for tokenizer, length in zip(self._tokenizers, self.lengths):
-            cut = tokenizer(text, padding="max_length", max_length=length, truncation=True)["input_ids"]
             whole = tokenizer(text, truncation=False, verbose=False)["input_ids"]
-            if len(whole) > length:
+            if len(whole) > length:  # its end token stays
                 dropped = dropped or tokenizer.decode(whole[length - 1 : -1]).strip()
-            ids.append(np.array([cut], np.int32))
+                whole = [*whole[: length - 1], whole[-1]]
+            ids.append(np.array([whole + [tokenizer.pad_token_id] * (length - len(whole))], np.int32))
         return Tokens(tuple(ids), dropped)
 
     def warnings(self, **texts: str) -> tuple[str, ...]:
