@@ -2,13 +2,16 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
+from podslice import commandline
 from tools import architecture_picture, config_page, http_page
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +20,7 @@ PAGES = sorted(
     for place in ("*.md", "docs/**/*.md", "apps/**/*.md", "tests/**/*.md", "tools/**/*.md")
     for page in ROOT.glob(place)
 )
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"""\]\(([^)\s]+)\)|src="([^"]+)\"""")
 
 
 def prose(page: Path) -> str:
@@ -33,7 +36,8 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in LINK.findall(prose(page)):
+    for markdown, html in LINK.findall(prose(page)):
+        link = markdown or html
         if link.startswith(("http://", "https://")):
             continue
         path, _, anchor = link.partition("#")
@@ -97,3 +101,18 @@ def test_named_files_and_programs_exist(page: Path) -> None:
         elif "/" in script:
             missing += [] if (ROOT / script).is_file() else [script]
     assert not missing
+
+
+COMMANDS = typer.main.get_command(commandline.app).commands
+COMMAND = re.compile(r"^ {4}(?:\$ )?(?:\S*/)?podslice (.*)$|`podslice ([^`]*)`", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_shown_commands_and_their_options_exist(page: Path) -> None:
+    for shown, named in COMMAND.findall(page.read_text()):
+        words = shlex.split(re.split(r" [|>]", shown or named)[0], comments=True)
+        if not words or words[0] == "COMMAND":
+            continue
+        assert words[0] in COMMANDS, f"there is no podslice {words[0]}"
+        options = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts}
+        assert {word.partition("=")[0] for word in words if word.startswith("-")} <= options, shown or named
