@@ -23,6 +23,8 @@ KINDS = {
     "batch/CronJob": "io.k8s.api.batch.v1.CronJob",
     "apps/Deployment": "io.k8s.api.apps.v1.Deployment",
     "apps/StatefulSet": "io.k8s.api.apps.v1.StatefulSet",
+    "apps/DaemonSet": "io.k8s.api.apps.v1.DaemonSet",
+    "apps/ReplicaSet": "io.k8s.api.apps.v1.ReplicaSet",
 }
 QUANTITY = r"^[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$"
 LOOSE: dict[str, Schema] = {
@@ -32,6 +34,55 @@ LOOSE: dict[str, Schema] = {
     "MicroTime": {},
     "FieldsV1": {},
 }
+PORT = {"minimum": 1, "maximum": 65535}
+COUNT = {"minimum": 0}
+LABEL = {
+    "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?$",
+    "title": "label value: at most 63 letters, digits, - _ . with a letter or digit at both ends",
+}
+FIELDS = ("metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations")
+FIELDS += (
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+)
+FIELD = {
+    "pattern": rf"^({'|'.join(FIELDS).replace('.', '[.]')})(\['[^']+'\])?$",
+    "title": "field that a variable can have, such as metadata.name or status.podIP",
+    "examples": FIELDS,
+}
+REFUSED_LATER: dict[str, Schema] = {
+    "PodSpec.restartPolicy": {"enum": ["Always", "OnFailure", "Never"]},
+    "PodSpec.dnsPolicy": {"enum": ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"]},
+    "PodSpec.terminationGracePeriodSeconds": COUNT,
+    "PodSpec.activeDeadlineSeconds": COUNT,
+    "Container.imagePullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
+    "Container.terminationMessagePolicy": {"enum": ["File", "FallbackToLogsOnError"]},
+    "ContainerPort.protocol": {"enum": ["TCP", "UDP", "SCTP"]},
+    "ContainerPort.containerPort": PORT,
+    "HTTPGetAction.port": PORT,
+    "TCPSocketAction.port": PORT,
+    "ObjectFieldSelector.fieldPath": FIELD,
+    "Toleration.operator": {"enum": ["Exists", "Equal"]},  # Lt and Gt have a feature gate that is off
+    "Toleration.effect": {"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+    **{f"Probe.{key}Seconds": COUNT for key in ("initialDelay", "period", "timeout")},
+    "Probe.failureThreshold": COUNT,
+    **{f"{kind}KeySelector.{key}": {"minLength": 1} for kind in ("Secret", "ConfigMap") for key in ("name", "key")},
+}
+"""What the API server says of values only when it stores a Pod: a RayCluster's templates are stored unread, and the
+operator's attempts to make Pods of them fail for ever."""
+CHOICES = {
+    "Probe": (1, ("httpGet", "exec", "tcpSocket", "grpc")),
+    "LifecycleHandler": (1, ("exec", "httpGet", "sleep", "tcpSocket")),
+    "EnvVarSource": (1, ()),
+    "EnvFromSource": (1, ("secretRef", "configMapRef")),
+    "EnvVar": (0, ("value", "valueFrom")),
+    "Volume": (0, ()),
+}
+"""Types of which one field is given, and at least so many; an empty tuple: any field but the name."""
 NAMED = {
     "rayClusterConfig": "RayClusterSpec",
     "rayClusterSpec": "RayClusterSpec",
@@ -144,11 +195,34 @@ def schemas(folder: Path) -> Schema:
     jobs = {"replicatedJobs": {"type": "array", "items": _ref("ReplicatedJob")}, "suspend": flag, "managedBy": text}
     others = {"ttlSecondsAfterFinished": number, **dict.fromkeys(policies, anything)}
     types["JobSetSpec"] = _closed({**jobs, **others})
-    for kind in ("RayCronJob", "JobSet"):
+    templates = dict.fromkeys(("leaderTemplate", "workerTemplate"), _ref("PodTemplateSpec"))
+    types["LeaderWorkerSetSpec"] = {"properties": {"leaderWorkerTemplate": {"properties": templates}}}
+    _refused_later(types)
+    for kind in ("RayCronJob", "JobSet", "LeaderWorkerSet"):
         types[kind] = _object(f"{kind}Spec")
     ray = {f"ray.io/{kind}": kind for kind in ("RayCluster", "RayService", "RayJob", "RayCronJob")}
     core = {kind: kind.rpartition("/")[2] for kind in KINDS}
-    return {"kinds": {**core, **ray, "jobset.x-k8s.io/JobSet": "JobSet"}, "$defs": types}
+    return {
+        "kinds": {
+            **core,
+            **ray,
+            "jobset.x-k8s.io/JobSet": "JobSet",
+            "leaderworkerset.x-k8s.io/LeaderWorkerSet": "LeaderWorkerSet",
+        },
+        "$defs": types,
+    }
+
+
+def _refused_later(types: dict[str, Schema]) -> None:
+    for place, limits in REFUSED_LATER.items():
+        name, _, field = place.partition(".")
+        types[name]["properties"][field] = types[name]["properties"][field] | limits
+    types["PodSpec"]["properties"]["nodeSelector"]["additionalProperties"] |= LABEL
+    for name in ("SecretKeySelector", "ConfigMapKeySelector"):
+        types[name]["required"] = ["name", "key"]
+    for name, (least, fields) in CHOICES.items():
+        chosen = fields or sorted(types[name]["properties"].keys() - {"name"})
+        types[name]["oneField"] = {"least": least, "of": list(chosen)}
 
 
 def written(schema: Schema) -> str:

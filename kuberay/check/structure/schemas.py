@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from kuberay.check.manifests import Manifest
 from kuberay.check.nodes import Node
 from kuberay.check.reading import type_name
-from kuberay.check.rules import Problem, error, nearest, rule
+from kuberay.check.rules import Problem, error, meant, nearest, rule
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
 
 _API = "Kubernetes API server: schemas of KubeRay 1.7's CRDs and of Kubernetes 1.36"
+_REFUSED = "the API server refuses it"
 _YAML_1_1_BOOLEANS = frozenset(
     word for lower in ("y", "yes", "n", "no", "on", "off") for word in (lower, lower.title(), lower.upper())
 )
@@ -57,21 +58,47 @@ def missing_field(manifest: Manifest) -> Iterator[Problem]:
                 yield error(node[key], why, f"write {key}")
 
 
-@rule(Manifest, "wrong-value", _API)
+@rule(Manifest, "wrong-value", _API + "; its validation of Pods")
 def wrong_value(manifest: Manifest) -> Iterator[Problem]:
-    """Fields that know a few words take no other."""
+    """Fields that know a few words, numbers or spellings take no other.
+
+    Those of a RayCluster's Pod templates are stored unread. The operator makes Pods of them later, the API server
+    refuses those, and the cluster waits for ever with the reason in an event.
+    """
     for node, refusal in _refusals(manifest):
-        if refusal.validator == "enum":
-            words = refusal.schema["enum"]
-            why = f"{node.value!r} is none of {', '.join(words)}: the API server refuses it"
-            yield error(node, why, f"write {nearest(str(node.value), words) or ' or '.join(words)}")
+        value, limit = node.value, refusal.validator_value
+        if refusal.validator == "enum" and value != "":
+            instead = meant(str(value), limit, f"write one of {', '.join(limit)}")
+            yield error(node, f"{value!r} is none of {', '.join(limit)}: {_REFUSED}", instead)
+        elif refusal.validator in ("minimum", "maximum"):
+            port = "maximum" in refusal.schema
+            why = f"{value} is no port" if port else f"{value} is negative"
+            yield error(node, f"{why}: {_REFUSED}", "write 1 to 65535" if port else f"write {limit} or more")
+        elif refusal.validator == "minLength":
+            yield error(node, f"is empty: {_REFUSED}", f"write {node.path[-1]}")
+        elif refusal.validator == "pattern" and "examples" in refusal.schema:
+            instead = meant(str(value), refusal.schema["examples"], f"write a {refusal.schema['title']}")
+            yield error(node, f"{value!r} is no {refusal.schema['title']}: {_REFUSED}", instead)
+        elif refusal.validator == "pattern" and "label" in refusal.schema["title"]:
+            yield error(node, f"{value!r} is no label value: {_REFUSED}", f"write a {refusal.schema['title']}")
+
+
+@rule(Manifest, "one-field", "Kubernetes API server: validation of Pods")
+def one_field(manifest: Manifest) -> Iterator[Problem]:
+    """Of fields that exclude each other one is given: a probe asks one way, a variable has one source."""
+    for node, refusal in _refusals(manifest):
+        if refusal.validator == "oneField":
+            known = refusal.validator_value["of"]
+            given = " and ".join(key for key in known if node[key].present) or "none"
+            why = f"has {given} of {', '.join(known[:4])}{' ...' * (len(known) > 4)}, and one is wanted: {_REFUSED}"
+            yield error(node, why, f"keep one of {given}" if " and " in given else f"write one, such as {known[0]}")
 
 
 @rule(Manifest, "wrong-type", _API)
 def wrong_type(manifest: Manifest) -> Iterator[Problem]:
     """Values are of their fields' types: text that looks like a number or a boolean needs quotes."""
     for node, refusal in _refusals(manifest):
-        if refusal.validator in ("type", "pattern"):
+        if refusal.validator == "type" or (refusal.validator == "pattern" and refusal.schema["type"] != "string"):
             yield _mistaken(node, refusal.schema)
 
 
@@ -148,5 +175,17 @@ def _schemas() -> dict[str, Any]:
 @cache
 def _validator(kind: str) -> Any:
     from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
 
-    return Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": _schemas()["$defs"]})
+    known = extend(Draft202012Validator, {"oneField": _one_field})
+    return known({"$ref": f"#/$defs/{kind}", "$defs": _schemas()["$defs"]})
+
+
+def _one_field(validator: Any, wanted: dict[str, Any], value: Any, schema: object) -> Iterator["ValidationError"]:
+    """A keyword of our own: how many of `of` may be given, one at most, and at least `least`."""
+    from jsonschema import ValidationError
+
+    if isinstance(value, dict) and not any("$" in key or "{" in key for key in value):
+        given = sum(value.get(key) not in (None, "") for key in wanted["of"])
+        if not wanted["least"] <= given <= 1:
+            yield ValidationError("not one field")
