@@ -43,8 +43,8 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 	@. $(TORCH_XLA_VENV)/bin/activate && PJRT_DEVICE=CPU python -m pytest -k torch_xla $(PYTEST_ARGS) \
 		tests/stable_diffusion/engine/test_pictures.py tests/stable_diffusion/engine/test_torch_xla.py
 
-lint: $(TEST_STAMP) ## Check style, and each room's lines against its budget
-	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && python -m tools.budgets
+lint: $(TEST_STAMP) ## Check style, types, and each room's lines against its budget
+	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && mypy && python -m tools.budgets
 
 docs: $(DOCS_STAMP) ## Build the documentation into site/; a link that leads nowhere fails
 	@. $(VENV)/bin/activate && NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet && echo "== open site/index.html"

@@ -143,7 +143,7 @@ def random_requests(args: argparse.Namespace, number: int) -> list[Request]:
     """Lengths depend on the seed alone, contents on the number of the run too."""
     lengths, contents = random.Random(args.seed), random.Random(f"{args.seed} {number}")
     first_id = min(100, args.vocab_size // 10)  # the lowest ids are often special tokens
-    found = []
+    found: list[Request] = []
     for id in range(args.requests or 32):
         size, max_tokens = lengths.randint(*args.prompt_tokens), lengths.randint(*args.output_tokens)
         found.append((id, contents.choices(range(first_id, args.vocab_size), k=size), max_tokens))
@@ -194,7 +194,9 @@ async def send(session: aiohttp.ClientSession, args: argparse.Namespace, request
     body = {"model": args.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     body |= {"ignore_eos": True} if args.ignore_eos else {}
-    begun, arrivals, usage, done = time.perf_counter(), [], {}, False
+    begun, done = time.perf_counter(), False
+    arrivals: list[float] = []
+    usage: dict[str, Any] = {}
     try:
         async with session.post(f"{args.url}/v1/completions", json=body) as response:
             if response.status != 200:

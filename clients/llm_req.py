@@ -10,6 +10,7 @@ why and what to do), 2 bad flags, 130 Ctrl-C, 141 whoever read stdout went away 
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -31,7 +32,7 @@ class Failure(Exception):
 
 def main() -> int:
     args = parse_args()
-    if sys.stdout is not None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character must not end the answer
     try:
         ask(args)

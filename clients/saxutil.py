@@ -11,6 +11,7 @@ Where the cell is: -sax_root (or -url), else PODSLICE_URL, else http://localhost
 """
 
 import inspect
+import io
 import os
 import sys
 import time
@@ -297,7 +298,7 @@ def environment_url() -> str:
 
 
 def main() -> int:
-    if sys.stdout is not None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character must not end the answer
     try:
         code = run(sys.argv[1:])

@@ -102,7 +102,7 @@ class Cell:
 
     @contextmanager
     def reply(self, method: str, path: str, arguments: dict[str, Any]) -> Iterator[httpx.Response]:
-        content = {"params": arguments} if method == "GET" else {"json": arguments}
+        content: dict[str, Any] = {"params": arguments} if method == "GET" else {"json": arguments}
         try:
             with self.client.stream(method, path, **content) as response:
                 if response.status_code != HTTPStatus.OK:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -62,7 +63,7 @@ class Result:
 def main() -> int:
     args = parse_args()
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the run
     try:
         if args.save_pictures:
@@ -83,7 +84,7 @@ def main() -> int:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Ask a Stable Diffusion server for pictures.", allow_abbrev=False)
 
-    def flag(name: str, **options: object) -> None:
+    def flag(name: str, **options: Any) -> None:
         """Under both spellings: --num_requests and --num-requests."""
         parser.add_argument(*dict.fromkeys((name, name[:2] + name[2:].replace("_", "-"))), **options)
 
@@ -171,7 +172,7 @@ async def ask_all(args: argparse.Namespace) -> list[Result]:
     timeout = httpx.Timeout(args.timeout, connect=CONNECT_TIMEOUT_S, pool=None)
     limits = httpx.Limits(max_connections=args.batch_size, max_keepalive_connections=args.batch_size)
     numbers = iter(range(args.num_requests))
-    results: list[Result | None] = [None] * args.num_requests
+    results: dict[int, Result] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("pictures", total=args.num_requests)
         async with httpx.AsyncClient(
@@ -186,7 +187,7 @@ async def ask_all(args: argparse.Namespace) -> list[Result]:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(args.batch_size, args.num_requests)):
                     workers.create_task(worker())
-    return results
+    return [results[number] for number in range(args.num_requests)]
 
 
 async def ask(client: httpx.AsyncClient, args: argparse.Namespace, number: int) -> Result:

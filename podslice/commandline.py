@@ -14,6 +14,7 @@ import apps.batch.prepare
 import apps.batch.smoke
 import apps.plan.commandline
 import kuberay.commandline
+from kuberay.options import Refusal
 from ray_configs.loading import load
 from ray_configs.service import Service
 
@@ -66,12 +67,12 @@ def _serve(package: str, arguments: Sequence[str]) -> None:
     if not configs:
         raise typer.Exit(subprocess.call([*run, f"{package}:build" if arguments else f"{package}:app", *arguments]))
     if len(arguments) > 1:
-        raise kuberay.commandline.Refusal(f"{configs[0]} is a config, which says everything: name nothing beside it")
+        raise Refusal(f"{configs[0]} is a config, which says everything: name nothing beside it")
     from kuberay.render import serve_config, to_yaml
 
     service = load(configs[0])
     if not isinstance(service, Service):
-        raise kuberay.commandline.Refusal(f"{configs[0]} is a job; only a service can be served")
+        raise Refusal(f"{configs[0]} is a job; only a service can be served")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "serve.yaml")
         file.write_text(to_yaml([serve_config(service)]))

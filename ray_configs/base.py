@@ -14,6 +14,8 @@ class Config(BaseModel):
 class Kind(Config):
     """One of the kinds that a field may hold. `kind` says which, so a dump that leaves out defaults keeps it."""
 
+    kind: str
+
     @model_serializer(mode="wrap")
     def _with_kind(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {"kind": self.kind, **dump(self)}

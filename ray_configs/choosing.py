@@ -1,7 +1,7 @@
 """What a command about one model is given: `CONFIG [--app NAME] [--set FIELD=VALUE]`."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -58,6 +58,6 @@ def changed(config: AppConfig, changes: Mapping[str, Any], source: str) -> AppCo
         ConfigError: they do not fit it.
     """
     try:
-        return type(config).model_validate(config.model_dump() | changes)
+        return cast(AppConfig, config.model_validate(config.model_dump() | dict(changes)))
     except ValidationError as error:
         raise ConfigError(f"{source} with these changes is not a valid config:\n{explained(error)}") from error

@@ -83,6 +83,8 @@ def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"podslice_config_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pydantic looks up annotations there
     folder = str(path.resolve().parent)

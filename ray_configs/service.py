@@ -68,6 +68,8 @@ class Application(Config):
 
     @model_validator(mode="after")
     def _room_for_what_is_fetched(self) -> "Application":
+        if not isinstance(self.config, LLMConfig):
+            return self
         if self.scratch_gb is not None and self.scratch_gb < self._scratch_needed_gb:
             raise ValueError(
                 f"scratch_gb={self.scratch_gb} is too little: each host fetches all of {self.config.model}, about "

@@ -41,7 +41,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import fsspec
 import typer
@@ -273,7 +273,7 @@ def _log_to(console: Console) -> None:
     log.setLevel(logging.INFO)
 
 
-def _fail(message: str) -> Any:
+def _fail(message: str) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(2)
 

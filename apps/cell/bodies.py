@@ -1,9 +1,8 @@
 """Fields of the calls that a cell's admin answers: what it accepts, and what /openapi.json says of them."""
 
-from collections.abc import Mapping
 from typing import Any
 
-Fields = Mapping[str, Mapping[str, Any]]
+Fields = dict[str, dict[str, Any]]
 """Name -> JSON schema."""
 
 _TEXT = {"type": "string"}

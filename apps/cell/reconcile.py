@@ -57,7 +57,7 @@ class Version:
     @property
     def retry_s(self) -> float:
         """How long after this attempt failed the next one may begin."""
-        return min(FIRST_RETRY_S * 2**self.attempt, LAST_RETRY_S)
+        return min(FIRST_RETRY_S * 2.0**self.attempt, LAST_RETRY_S)
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def steps(
     Args:
         failed_for_s: how long ago each application that failed to deploy was first seen so.
     """
-    for name, app in apps.items():
+    for name, running in apps.items():
         unwanted = name not in targets or targets[name].replicas == 0
-        if unwanted and app.status != "DELETING":
+        if unwanted and running.status != "DELETING":
             yield Delete(name)
     for name, target in targets.items():
         if target.replicas == 0:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 """Raised when an older Podslice could misread what this one writes."""
 
 

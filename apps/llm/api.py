@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_text: bool = False
-    json_schema: str | dict | None = None  # structured output: a JSON schema; {} or "{}" means any JSON object
+    json_schema: str | dict[str, Any] | None = None  # a JSON schema; {} or "{}" means any JSON object
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,7 @@ class Generation:
 
     def wake(self) -> None:
         """Called in the event loop after `put`s."""
+        assert self._wake is not None, "bind_loop comes before"
         self._wake.set()
 
     def abort(self) -> None:
@@ -177,6 +178,7 @@ class Generation:
             if outputs:
                 yield outputs
             else:
+                assert self._wake is not None, "bind_loop comes before"
                 await self._wake.wait()
                 self._wake.clear()
 

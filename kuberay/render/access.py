@@ -10,7 +10,7 @@ from ray_configs.labels import GCP_SERVICE_ACCOUNT, LOAD_BALANCER_TYPE
 from ray_configs.service import Service
 
 
-def metadata(config: Config, name: str | None = None, **more: Any) -> dict[str, Any]:
+def metadata(config: Config, name: str | None = None, /, **more: dict[str, str]) -> dict[str, Any]:
     """Metadata of an object that belongs to the config."""
     labels = {"app.kubernetes.io/managed-by": "podslice", "app.kubernetes.io/instance": config.name}
     return {

@@ -31,10 +31,8 @@ def _selector_of(capacity: Capacity) -> dict[str, str]:
             return {}
         case Spot():
             return {SPOT: "true"}
-        case Reservation(name=name, project=None):
-            return {RESERVATION: name}
         case Reservation(name=name, project=project):
-            return {RESERVATION: name, RESERVATION_PROJECT: project}
+            return {RESERVATION: name} | ({RESERVATION_PROJECT: project} if project else {})
         case FlexStart():
             return {FLEX_START: "true"}
         case Queued():

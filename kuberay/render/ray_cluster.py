@@ -144,7 +144,7 @@ def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str
         spec[noted("labels", "Alike on all hosts; Ray adds each host's own tpu-worker-id and tpu-slice-name.")] = (
             group.slice.ray_labels
         )
-    elif service and config.spans_hosts:
+    elif isinstance(config, Service) and config.spans_hosts:
         spec[noted("labels", "Serve's processes ask for their group by it.")] = {GROUP_LABEL: group.name}
     spec["rayStartParams"] = {}
     if service and group.hosts > 1:

@@ -12,7 +12,7 @@ saved. Whoever writes the output puts them in order.
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pyarrow as pa
 import ray
@@ -78,7 +78,7 @@ class LinesSource(Datasource):
 
 def answers(
     source: InputFile, todo: list[Todo], config: LLMConfig, defaults: Defaults, replicas: int
-) -> Iterator[Chunk]:
+) -> Generator[Chunk]:
     """Runs the pipeline in the Ray cluster that this process is connected to. Close the iterator to stop it.
 
     Raises:

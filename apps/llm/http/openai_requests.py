@@ -3,7 +3,7 @@
 Types are strict, as OpenAI's are ("0.5" is no number); null means absent; fields that are not named here are ignored.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -27,7 +27,8 @@ UNIONS = {
 
 def each(texts: Texts) -> list[str | list[int]]:
     """One entry for each text."""
-    return [texts] if isinstance(texts, str) or not texts or isinstance(texts[0], int) else texts
+    one = isinstance(texts, str) or not texts or isinstance(texts[0], int)
+    return cast(list[str | list[int]], [texts] if one else texts)
 
 
 class Body(BaseModel):

@@ -13,7 +13,7 @@ LLAMA3 = {
     "rope_theta": 500000.0,
     "hidden_act": "silu",
 }
-LLAMA31 = LLAMA3 | {
+LLAMA31: dict[str, Any] = LLAMA3 | {
     "max_position_embeddings": 131072,
     "rope_scaling": {
         "rope_type": "llama3",

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 Schema = Mapping[str, Any]
 
-STREAMED = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 """`responses` of a route that answers whole or, with `stream`, as server-sent events."""
 
 

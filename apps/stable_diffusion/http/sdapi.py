@@ -8,7 +8,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,7 +38,7 @@ from ray_configs.release import PODSLICE_VERSION
 class _Route(APIRoute):
     """Errors in AUTOMATIC1111's form: {"error", "detail", "errors"}."""
 
-    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:

@@ -75,7 +75,7 @@ class PallasAttention:
             return self._attend(q, k, v, cache, plan, batch, spec)
         few = replace(spec, kv_heads=spec.kv_heads // len(cache))
         shares = (jnp.split(x, len(cache), axis=1) for x in (q, k, v))
-        done = [self._attend(*heads, part, plan, batch, few) for *heads, part in zip(*shares, cache)]
+        done = [self._attend(q, k, v, part, plan, batch, few) for q, k, v, part in zip(*shares, cache)]
         return jnp.concatenate([out for out, _ in done], axis=1), tuple(part for _, part in done)
 
     def _attend(

@@ -191,7 +191,7 @@ def _activation(config: Mapping[str, Any], family: str) -> Literal["silu", "gelu
     name = config.get("hidden_activation") or config.get("hidden_act")
     if family.startswith("gemma"):
         name = {None: "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh"}.get(name, name)
-    known = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+    known: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
     if name not in known:
         raise UnsupportedModel(f"config.json: hidden_act {name!r} is not supported; supported: {', '.join(known)}")
     return known[name]

@@ -93,9 +93,8 @@ def _resolve(location: str, weights: bool) -> str:
     """The folder or URL to read; a hub id is fetched into the hub's own cache first."""
     if "://" in location:
         return location
-    folder = Path(location).expanduser()
-    if folder.is_dir():
-        return str(folder.resolve())
+    if (local := Path(location).expanduser()).is_dir():
+        return str(local.resolve())
     if location.startswith(("/", ".", "~")) or location.count("/") > 1:
         raise CheckpointError(f"{location}: no such folder")
     folder = from_hub(location, ["*.json", "tokenizer.model", "*.txt", "*.jinja"])

@@ -56,7 +56,7 @@ def open_backend(
         opened = TorchBackend(checkpoint, device="xla" if chosen == "torch_xla" else None, **settings)
     log.info("%s on %s with %s", model, opened.device, opened.name)
     opened.compile(progress)
-    return opened
+    return opened  # type: ignore[return-value]  # each takes the pictures that it started, and no other's
 
 
 def choose() -> Literal["jax", "torch"]:
