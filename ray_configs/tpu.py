@@ -1,4 +1,4 @@
-"""TPU slices: the chips that one replica owns, on one host or many, and what GKE and Ray call them.
+"""TPU slices: the chips that one replica owns, on one host or many, and their names in GKE and Ray.
 
 One table, GENERATIONS, holds the facts; TpuSlice derives the rest. Sources: GKE's and Cloud TPU's tables of machine
 types, topologies and peak figures; Ray 2.60's list of topologies that its slice reservation accepts.
@@ -31,7 +31,7 @@ class MachineType:
 
     @property
     def suffix(self) -> str:
-        """What tells it from its siblings: `8t` of ct5lp-hightpu-8t."""
+        """The part that tells machine types of a generation apart: `8t` of ct5lp-hightpu-8t."""
         return self.name.rsplit("-", 1)[-1]
 
 

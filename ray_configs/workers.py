@@ -11,7 +11,7 @@ from ray_configs.capacity import Capacity, FlexStart, Queued
 from ray_configs.tpu import TpuSlice
 
 PROCESS_SCRATCH_GB = 10
-"""Of a Pod that loads no weights, for its logs."""
+"""Local disk of a Pod that loads no weights, 10^9 bytes: for its logs."""
 GROUP_LABEL = "podslice/group"
 """Ray label of the CPU Pods of a service with slices of several hosts: their group's name."""
 GROUPS_LABELLED = "PODSLICE_GROUPS_LABELLED"

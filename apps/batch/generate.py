@@ -73,7 +73,7 @@ SHOWN_PROBLEMS = 10
 
 
 class Stopped(BaseException):
-    """SIGTERM: the Pod is to go."""
+    """SIGTERM came: the Pod is being stopped."""
 
 
 @app.command()
@@ -151,7 +151,7 @@ GO_ON = "the same command goes on from here"
 
 
 class Failed(RuntimeError):
-    """The run cannot go on; what it has is saved."""
+    """The run cannot continue; the answers so far are saved."""
 
 
 def _place(url: str) -> tuple[fsspec.AbstractFileSystem, str]:

@@ -1,4 +1,4 @@
-"""Which hosts of a slice are there? Asked before JAX joins them, which ends the process when one of them is not.
+"""Which hosts of a slice are up? Asked before JAX joins them, for JAX ends the process when one is missing.
 
 Host 0 listens, the others tell it their number; each waits for its word that all have come, or who has not.
 """
@@ -16,7 +16,7 @@ ALL_HERE = "all here"
 
 
 class Absent(RuntimeError):
-    """Not all hosts have come in time, or two say that they are the same one."""
+    """Not all hosts came up in time, or two claim the same rank."""
 
 
 def take(names: Sequence[str], own: int, port: int, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Do all chips of a slice work together? `python -m apps.batch.smoke`, on each of its hosts.
+"""Tests that all chips of a slice work together: `python -m apps.batch.smoke` on each of its hosts.
 
 On several hosts GKE says in TPU_WORKER_HOSTNAMES who they are and in TPU_WORKER_ID which of them this one is; host 0 is
 where they meet. Each prints the same facts, and ends with 0 only if a sum over all devices came out right.

@@ -25,7 +25,7 @@ log = logging.getLogger("podslice")
 
 
 class Admin:
-    """One cell's. `principal` is the name of the caller's key; None where the service has no keys."""
+    """Owns one cell's desired state. `principal` is the name of the caller's key; None where there are no keys."""
 
     def __init__(self, config: CellConfig, store: Store, lease: Lease):
         self._config, self._store, self._lease = config, store, lease

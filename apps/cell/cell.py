@@ -1,4 +1,4 @@
-"""The cell at work: its desired state beside what Ray Serve runs, brought together every second.
+"""Reconciles the cell every second: compares its desired state with what Ray Serve runs, and asks for the difference.
 
     look at Serve -> assign slices -> what differs -> ask Serve for it
 
@@ -30,7 +30,7 @@ REASON_CHARACTERS = 1000
 
 @dataclass
 class Seen:
-    """What the last look found."""
+    """What the last round of the loop found."""
 
     models: dict[str, Published] = field(default_factory=dict)
     apps: dict[str, App] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Seen:
 
 
 class Cell:
-    """The reconcile loop's body, and what it shows to the faces."""
+    """The body of the reconcile loop, and the models' state as clients see it."""
 
     def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, keys: bool):
         self._config, self._admin, self._apps, self._keys = config, admin, apps, keys

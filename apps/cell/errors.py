@@ -1,4 +1,4 @@
-"""What a cell refuses, as its faces answer it."""
+"""Refusals of a cell, with their HTTP status."""
 
 
 class CellError(Exception):

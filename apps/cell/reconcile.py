@@ -1,4 +1,4 @@
-"""From what is to be served and what Ray Serve runs, the steps between them. Pure, so that a table can test it.
+"""The steps from what Ray Serve runs to the desired state. Pure, so that a table can test it.
 
 Run again and again, each time from what there is: a step that was cut short by a crash is found and done again, and
 one that was done already is not repeated.
@@ -62,7 +62,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Target:
-    """One model as it shall run."""
+    """The desired state of one model."""
 
     digest: str
     replicas: int

@@ -1,6 +1,6 @@
 """The cell's two Serve deployments.
 
-CellAdmin   one process: the desired state, and the loop that makes it so
+CellAdmin   one process: owns the desired state and reconciles it
 CellFront   as many as `front_replicas`: HTTP for clients; passes requests on to the models' own replicas
 
 They are apart so that a model's clients do not notice when the admin starts anew, and so that many clients cannot keep
@@ -37,7 +37,7 @@ log = logging.getLogger("podslice")
 
 RECONCILE_S = 1.0
 VIEW_S = 0.5
-"""How old the front's picture of the models may be."""
+"""Seconds between two updates of the front's view of the models."""
 READING = frozenset({"listed", "get_acl"})
 """Calls of the admin that write nothing: they need no thread."""
 
@@ -57,7 +57,7 @@ def deployment(config: CellConfig) -> serve.Application:
 
 @serve.deployment
 class CellAdmin:
-    """The one who knows. Called by the front."""
+    """Owns the desired state and reconciles it. Called by the front."""
 
     async def __init__(self, config: CellConfig, keys: bool):
         log_as_serve_does()
@@ -153,7 +153,7 @@ class CellAdmin:
 @serve.deployment
 @serve.ingress()
 class CellFront:
-    """HTTP. Holds nothing but a picture of the models, half a second old at most."""
+    """The HTTP API. Its only state is a view of the models, at most half a second old."""
 
     async def __init__(self, config: CellConfig, admin: DeploymentHandle, keys: dict[bytes, str]):
         log_as_serve_does()

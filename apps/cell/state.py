@@ -1,4 +1,4 @@
-"""What a cell remembers: the models that are to be served, and who may change that."""
+"""The state that a cell keeps: published models, and who may change them."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ FORMAT: Literal[1] = 1
 
 
 class Published(BaseModel):
-    """One published model, as it was asked for; what runs of it is Ray Serve's to know."""
+    """One published model: its desired state. What runs of it, Ray Serve knows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -29,7 +29,7 @@ class Published(BaseModel):
 
 
 class CellState(BaseModel):
-    """All of it. Frozen: a change makes a new one, which is written before it counts."""
+    """The whole state. Frozen: a change makes a new one, which counts once it is written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,7 +1,7 @@
 """Requests to a language model, what comes back, and what can go wrong.
 
-The engine, the HTTP faces, the batch driver and their callers all speak in these types. No JAX here, so that who only
-reads and writes requests needs none: importing this is cheap.
+The engine, the HTTP dialects and the batch driver share these types. No JAX here, so importing it is cheap for those
+that only read and write requests.
 """
 
 import asyncio
@@ -190,7 +190,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Where the engine stands; counters are totals since it started."""
+    """The engine's load; counters are totals since it started."""
 
     running: int
     waiting: int

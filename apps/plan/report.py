@@ -1,4 +1,4 @@
-"""What the plans of all kinds of model say alike. Everything in them is computed; nothing was measured on a TPU."""
+"""What all plans report, whatever the model. Everything in them is computed; nothing was measured on a TPU."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""TPU slices that are not there: their devices, for the compiler, and what memory it may use on each.
+"""Slices without TPUs: their devices as the compiler sees them, and how much memory it may use on each.
 
 The compiler is libtpu's own, on any Linux machine (see jax.experimental.topologies).
 """

@@ -1,4 +1,4 @@
-"""What every application does about XLA's compiling: keeps programs in a folder, and counts those it makes."""
+"""XLA compilation, for every application: the persistent cache, and a count of compiles."""
 
 import os
 import threading

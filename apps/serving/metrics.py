@@ -1,4 +1,4 @@
-"""What operators watch, through ray.serve.metrics: Ray's Prometheus endpoint has it with the prefix `ray_`."""
+"""Metrics, through ray.serve.metrics: Ray's Prometheus endpoint exports them with the prefix `ray_`."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A model's folder where it lies: on this machine, or at any fsspec URL such as gs://bucket/model; and its safetensors.
+"""A model's folder, on this machine or at any fsspec URL such as gs://bucket/model, and its safetensors files.
 
 Tensors are read straight from the safetensors files, by ranges of bytes: who needs an eighth of a matrix reads an
 eighth, and a host never holds the model. The format is a JSON header and raw little-endian data

@@ -1,4 +1,4 @@
-"""All that this project uses of Ray and is not in Ray's public API.
+"""Everything that this project uses of Ray's private API.
 
 Each function has a test, which ran with the minor version that pyproject.toml bounds Ray to: raise the bound when the
 tests pass with a newer one.

@@ -1,4 +1,4 @@
-"""What follows from a config for any application's replicas: how many, what each takes, when it is full, ill or done.
+"""Deployment options that follow from a config: replicas, their resources, queues, health checks and draining.
 
 And for the process of each: which devices JAX is to use.
 """

@@ -1,4 +1,4 @@
-"""What the HTTP faces see of a picture model: its defaults and limits, and jobs whose pictures come as PNG."""
+"""A picture model as the HTTP dialects see it: defaults, limits, and jobs whose pictures come as PNG."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_GUIDANCE = 50.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a client asks for, in nobody's dialect. None: the model's default."""
+    """A request, independent of any dialect. None: the model's default."""
 
     prompt: str
     size: Size

@@ -1,4 +1,4 @@
-"""Pictures as PNG files that say themselves what they were made with."""
+"""Pictures as PNG files, with their parameters in the metadata."""
 
 import io
 import zlib

@@ -1,4 +1,4 @@
-"""Tells replicas that die now and then, as slices are taken away, from a run that will never end.
+"""Tells replicas that die now and then (slices that are taken back) from a run that can make no progress.
 
 Ray Data starts a dead actor again for ever. A line that kills whoever reads it, or a model that fails at its first
 step, would go on for ever too: so an actor of its own counts the deaths since the last answer, and the replica that
@@ -12,7 +12,7 @@ DEATHS_EACH = 3
 
 
 class TooManyDeaths(RuntimeError):
-    """Why the run fails; the message says what the last replica died of."""
+    """Replicas die without answering anything; the message says what the last one died of."""
 
 
 @ray.remote(num_cpus=0)

@@ -1,4 +1,4 @@
-"""Answers on disk, so that a run can be killed and go on.
+"""Answers on disk, so that a killed run can be resumed.
 
 Beside OUTPUT there is, while the run lasts, a folder OUTPUT.parts:
 
@@ -41,7 +41,7 @@ PART_BYTES = 64 * 2**20
 
 
 class Refused(ValueError):
-    """The output cannot be written or gone on with; the message says what to do."""
+    """The output cannot be written or resumed; the message says what to do."""
 
 
 @dataclass(frozen=True)

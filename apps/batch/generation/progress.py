@@ -1,4 +1,4 @@
-"""What a person sees while a run lasts: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Progress of a run: a bar on a terminal, a line every ten seconds elsewhere."""
 
 import logging
 import time

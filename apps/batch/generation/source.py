@@ -1,4 +1,4 @@
-"""Which language model CONFIG_OR_MODEL means."""
+"""The language model that CONFIG_OR_MODEL names."""
 
 import importlib.util
 import os

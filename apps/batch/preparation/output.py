@@ -1,4 +1,4 @@
-"""The folder or URL that a preparation fills.
+"""The output of a preparation: a folder or a URL.
 
 A file appears there whole or not at all: on a disk it is written beside its place, synced and renamed; in a bucket an
 object is whole by nature. `preparing.json` says what is being prepared and which files are done, with their checksums;
@@ -29,7 +29,7 @@ PIECE = 16 * 2**20
 
 
 class Refused(ValueError):
-    """The command cannot be carried out as it was given; the message names the argument."""
+    """The command's arguments cannot be carried out; the message names the one."""
 
 
 class Progress(Request):

@@ -1,4 +1,4 @@
-"""The front's HTTP application: Saxml's calls, the models' own, and what belongs to neither."""
+"""The front's HTTP application: the dialects, and what belongs to none of them."""
 
 from collections.abc import Mapping
 

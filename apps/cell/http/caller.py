@@ -1,4 +1,4 @@
-"""Who asks for a published model, whether they may, and the way to it."""
+"""Finds a request's model, checks its caller, and relays it."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from apps.cell.http.relay import Relay
 
 @dataclass(frozen=True)
 class View:
-    """What the front must know to answer for the models."""
+    """The front's view of the models."""
 
     cell: dict[str, Any]
     """As GET /cell answers."""
@@ -25,7 +25,7 @@ class View:
 
 
 class Front(Protocol):
-    """What the faces ask."""
+    """The front, as the dialects see it."""
 
     view: View | None
     """None until the admin was heard of."""

@@ -1,4 +1,4 @@
-"""OpenAI's face of a cell: every published model by its name, `/sax/test/m` or `m`."""
+"""The OpenAI dialect of a cell: every published model by its name, `/sax/test/m` or `m`."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ METHODS = {
 
 
 def openai_router(caller: Caller) -> APIRouter:
-    """The face's routes. The models' own applications understand the bodies; here only `model` is read."""
+    """The dialect's routes. The models' own applications understand the bodies; here only `model` is read."""
     router = APIRouter()
 
     @router.get("/v1/models")

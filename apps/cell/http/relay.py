@@ -21,7 +21,7 @@ CONNECT_S = 5
 
 
 class Relay:
-    """The way to the models' applications."""
+    """Sends requests to the models' applications."""
 
     def __init__(self, base_url: str):
         self._base_url = base_url
@@ -51,7 +51,7 @@ class Relay:
 
 
 class Passed(Response):
-    """The model's answer: each piece is sent on when it comes, and the model is left when the client leaves."""
+    """The model's answer: each piece is sent on as it comes; when the client leaves, the model is told to stop."""
 
     def __init__(self, answer: aiohttp.ClientResponse):
         super().__init__(status_code=answer.status)

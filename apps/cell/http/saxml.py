@@ -1,4 +1,4 @@
-"""Saxml's HTTP face, of both of its generations: their calls, and both's keys in the answers.
+"""The Saxml dialect, in both of its generations: the calls of each, and the keys of both in the answers.
 
     curl --request POST --header "Content-type: application/json" -s localhost:8000/publish --data \\
         '{"model": "/sax/test/spmd", "model_path": "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd175B32Test",
@@ -46,7 +46,7 @@ def failure(error: CellError) -> Response:
 
 
 def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
-    """The face's routes."""
+    """The dialect's routes."""
     router = APIRouter()
 
     @router.get("/")

@@ -1,4 +1,4 @@
-"""One answer in the making: its tokens become text, and its stop conditions are looked at."""
+"""One answer in progress: turns its tokens into text and checks its stop conditions."""
 
 import numpy as np
 

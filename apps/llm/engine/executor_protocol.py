@@ -1,4 +1,4 @@
-"""What the engine asks of an executor, wherever the model's devices are: in this process, or on a slice's hosts."""
+"""The interface of an executor, wherever its devices are: in this process, or on the hosts of a slice."""
 
 from typing import Any, NamedTuple, Protocol
 

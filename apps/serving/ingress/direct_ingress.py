@@ -1,4 +1,4 @@
-"""Lets clients' connections reach the replica by the shortest way that Serve has.
+"""Direct ingress: the shortest way that Serve has from a client's connection to a replica.
 
 Serve's default proxy takes every streamed token through two Python processes and Ray's object layer: about half a
 millisecond of CPU a token. With HAProxy in front and the replica's own HTTP server behind it, Serve's "direct

@@ -1,4 +1,4 @@
-"""The body of a request, bounded."""
+"""Reads a request's body, up to a limit."""
 
 from starlette.requests import Request
 

@@ -1,4 +1,4 @@
-"""A request for pictures, as its caller sees it: events until its end, and a way to leave."""
+"""A request for pictures, as its caller sees it: events until its end, and `abort`."""
 
 from __future__ import annotations
 

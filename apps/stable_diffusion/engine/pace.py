@@ -1,4 +1,4 @@
-"""How long denoising steps take here, learned from those that were."""
+"""How long denoising steps take on this machine, learned from past ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one picture is made from, and the checks that need no model."""
+"""The parameters of one picture, and the checks that need no model."""
 
 from __future__ import annotations
 

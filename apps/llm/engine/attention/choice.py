@@ -1,4 +1,4 @@
-"""Which implementation of attention a model's devices get. Kernels are imported once chosen: that takes a while."""
+"""Chooses the attention implementation for a platform, and imports only that one: kernels take a while to import."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What an implementation of attention is, and what it is asked for."""
+"""The interface of an attention implementation."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol

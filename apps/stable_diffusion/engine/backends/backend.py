@@ -1,4 +1,4 @@
-"""What the engine asks of a backend: start a picture, move pictures on by some steps, decode them.
+"""The interface of a backend: start a picture, move pictures on by some steps, decode them.
 
 The three schedulers' families are linear in (sample, prediction, last estimate, noise), so a
 picture carries its own table of coefficients (`schedules`), and one compiled step serves pictures

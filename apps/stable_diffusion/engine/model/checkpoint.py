@@ -1,4 +1,4 @@
-"""Stable Diffusion checkpoints where they lie: a local folder, a hub id, or any fsspec URL such as gs://bucket/model.
+"""Stable Diffusion checkpoints: a local folder, a hub id, or any fsspec URL such as gs://bucket/model.
 
 The layout is diffusers': `model_index.json` names the components, each in a folder of its own with a config and
 safetensors files. Tensors are read one by one, so that nothing but what a model uses is ever fetched or held.

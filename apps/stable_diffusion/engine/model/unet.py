@@ -60,7 +60,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What the picture shall be. `pooled` and `sizes` are XL's alone."""
+    """What the picture is conditioned on. `pooled` and `sizes` are XL's only."""
 
     context: jax.Array
     """[b, positions, d]"""
