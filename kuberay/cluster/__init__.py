@@ -15,8 +15,7 @@ from kuberay.cluster.connection import Cluster
 from kuberay.cluster.delete import delete
 from kuberay.cluster.diff import diff
 from kuberay.cluster.errors import ClusterError, Conflict, Interrupted, Refused, WouldStop
-from kuberay.cluster.status import describe, observe
-from kuberay.cluster.status.follow import watch
+from kuberay.cluster.status import describe, observe, watch
 from kuberay.cluster.status.state import Phase, State, Workload
 
 __all__ = [

@@ -67,7 +67,7 @@ def apply(
     text says how far it came.
     """
     done: list[str] = []
-    steps: list[tuple[str, Callable[[], None]]] = []
+    steps: list[tuple[str, Callable[[], object]]] = []
     try:
         checked = rehearse(cluster, objects, force_conflicts, recreate)
         rollouts = [] if recreate else rehearse_rollouts(cluster, checked, say)
@@ -78,7 +78,7 @@ def apply(
             return checked
         if recreate:
             there = [item for item in objects if item["kind"] in WORKLOADS]
-            steps.append(("the deletion of what is there", lambda: _delete(cluster, there, say)))
+            steps.append(("the deletion of what is there", partial(delete, cluster, there, progress=say)))
         applied: list[Applied] = []
         for item in objects:
             steps.append((title(item), partial(_apply, cluster, item, force_conflicts, applied, say)))
@@ -207,10 +207,6 @@ def _take(cluster: Cluster, step: Step, say: Say) -> None:
     with suppress(Conflict):  # the operator was quicker
         cluster.create(step.target)
     say(f"{step.title}: made anew")
-
-
-def _delete(cluster: Cluster, there: Sequence[Manifest], say: Say) -> None:
-    delete(cluster, there, progress=say)
 
 
 def _how_far(names: Sequence[str], done: Sequence[str]) -> str:

@@ -1,8 +1,9 @@
 """RayJobs and Jobs in words: waiting, at work, ended well or badly, and why."""
 
 from kuberay.cluster.manifests import Manifest, condition, is_true
-from kuberay.cluster.status import pods, queueing, ray_cluster, slices
+from kuberay.cluster.status import pods, ray_cluster, slices
 from kuberay.cluster.status.events import one_line, since
+from kuberay.cluster.status.queueing import DELETED, UNSEEN, held
 from kuberay.cluster.status.ray_cluster import opening
 from kuberay.cluster.status.state import Finding, Phase, Step, Workload
 from kuberay.cluster.status.surroundings import Surroundings
@@ -27,7 +28,7 @@ def _ray_job_verdict(live: Manifest, found: Finding | None, around: Surroundings
     reason, message = status.get("reason", ""), one_line(status.get("message"))
     why = ": ".join(part for part in (reason, message) if part) or "no reason given"
     if live["metadata"].get("deletionTimestamp"):
-        return Phase.DELETING, "is being deleted"
+        return DELETED
     match status.get("jobDeploymentStatus", ""):
         case "Complete" if status.get("jobStatus") == "SUCCEEDED":
             return Phase.DONE, f"has succeeded{since(status.get('endTime'))}"
@@ -37,12 +38,9 @@ def _ray_job_verdict(live: Manifest, found: Finding | None, around: Surroundings
             return Phase.FAILED, f"has failed ({why})"
         case "ValidationFailed":
             return Phase.FAILED, f"was refused by the operator: {message or reason}"
-    held = queueing.finding(live, around)
-    if held is not None:
-        return held.phase, f"waits for quota: {held.text}"
+    if (verdict := held(live, around)) is not None:
+        return verdict
     match status.get("jobDeploymentStatus", ""):
-        case "Suspended" | "Suspending":
-            return Phase.SUSPENDED, "is suspended (spec.suspend)"
         case "Running" if found is None or found.phase < Phase.WAITING:
             return Phase.RUNNING, f"runs ({status.get('jobStatus') or 'PENDING'}){since(status.get('startTime'))}"
         case "Running":
@@ -52,10 +50,7 @@ def _ray_job_verdict(live: Manifest, found: Finding | None, around: Surroundings
         case "Waiting":
             return Phase.STARTING, "waits for its entrypoint to be submitted (interactive mode)"
         case "":
-            return Phase.STARTING, (
-                "is applied, and no operator has picked it up yet; "
-                "if that stays, the Ray operator add-on is off or down"
-            )
+            return UNSEEN
     if found is not None:
         return found.phase, opening(found)
     return Phase.STARTING, "is starting: its Ray cluster is up, and the job is being submitted"
@@ -78,18 +73,15 @@ def _job_verdict(live: Manifest, found: Finding | None, around: Surroundings) ->
     wanted = live["spec"].get("completions") or live["spec"].get("parallelism") or 1
     done = f"{status.get('succeeded', 0)} of {wanted} completions"
     if live["metadata"].get("deletionTimestamp"):
-        return Phase.DELETING, "is being deleted"
+        return DELETED
     if is_true(live, "Complete"):
         return Phase.DONE, f"has succeeded ({done}){since(status.get('completionTime'))}"
     for kind in ("Failed", "FailureTarget"):
         if is_true(live, kind):
             why = condition(live, kind)
             return Phase.FAILED, f"has failed ({why.get('reason')}: {one_line(why.get('message'))})"
-    held = queueing.finding(live, around)
-    if held is not None:
-        return held.phase, f"waits for quota: {held.text}"
-    if live["spec"].get("suspend"):
-        return Phase.SUSPENDED, "is suspended (spec.suspend)"
+    if (verdict := held(live, around)) is not None:
+        return verdict
     if found is not None and found.phase >= Phase.WAITING:
         return found.phase, opening(found)
     if status.get("active"):

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
-from kuberay.cluster.status import pods, queueing, slices
+from kuberay.cluster.status import pods, slices
 from kuberay.cluster.status.events import one_line
 from kuberay.cluster.status.placement import slice_shape
+from kuberay.cluster.status.queueing import DELETED, held
 from kuberay.cluster.status.slices import PHASES, Slice, Works
 from kuberay.cluster.status.state import Finding, Phase, PodState, Step, Workload
 from kuberay.cluster.status.surroundings import Surroundings
@@ -75,7 +76,7 @@ def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = N
     workers = around.ray_pods(live, "worker")
     parts = slices.of_ray_cluster(live, workers, around.events, around.nodes, when or {})
     outdated = (*_forgotten(live, workers), *_outdated(live, around))
-    return RayClusterView(live, head, tuple(parts), tuple(_refusals(live, around)), outdated)
+    return RayClusterView(live, head, tuple(parts), tuple(refusals(live, around)), outdated)
 
 
 def _forgotten(live: Manifest, workers: Sequence[Manifest]) -> Iterator[str]:
@@ -111,7 +112,7 @@ def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:
     ]
 
 
-def _refusals(live: Manifest, around: Surroundings) -> Sequence[Finding]:
+def refusals(live: Manifest, around: Surroundings) -> Sequence[Finding]:
     """Pods that the operator could not make, often because a webhook denied them."""
     if is_true(live, "ReplicaFailure"):
         said = one_line(condition(live, "ReplicaFailure").get("message"))
@@ -130,11 +131,9 @@ def read(live: Manifest, around: Surroundings) -> Workload:
         return Workload("RayCluster", name, phase, f"{name} {verdict}", (*seen.outdated, *seen.lines))
 
     if live["metadata"].get("deletionTimestamp"):
-        return workload(Phase.DELETING, "is being deleted")
-    if (held := queueing.finding(live, around)) is not None:
-        return workload(held.phase, f"waits for quota: {held.text}")
-    if live["spec"].get("suspend"):
-        return workload(Phase.SUSPENDED, "is suspended")
+        return workload(*DELETED)
+    if (verdict := held(live, around)) is not None:
+        return workload(*verdict)
     if seen.findings:
         return workload(seen.findings[0].phase, opening(seen.findings[0]))
     return workload(Phase.READY, f"is ready: {seen.count()} up")

@@ -6,9 +6,10 @@ from typing import Any
 from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.rollout import new_cluster, not_rolled_out, other_numbers
 from kuberay.cluster.rollout.serve_config import applications, serve_config
-from kuberay.cluster.status import queueing, ray_cluster
+from kuberay.cluster.status import ray_cluster
 from kuberay.cluster.status.events import one_line
 from kuberay.cluster.status.placement import slice_shape
+from kuberay.cluster.status.queueing import DELETED, UNSEEN, held
 from kuberay.cluster.status.ray_cluster import Count, RayClusterView, opening
 from kuberay.cluster.status.slices import Works
 from kuberay.cluster.status.state import Finding, Phase, Workload
@@ -66,19 +67,17 @@ def _verdict(
     serving = condition(live, "Ready")
     ready = serving.get("status") == "True" or (not serving and status.get("serviceStatus") == "Running")
     if live["metadata"].get("deletionTimestamp"):
-        return Phase.DELETING, "is being deleted"
+        return DELETED
     if serving.get("reason") == "InitializingTimeout":
         said = one_line(serving.get("message"))
         return Phase.FAILED, f"took too long to start, and the operator gave up: {said}. Delete it and apply it again"
     if serving.get("reason") == "ValidationFailed":
         return Phase.FAILED, f"was refused by the operator: {one_line(serving.get('message'))}"
-    held = queueing.finding(live, around)
-    if held is not None:
-        return held.phase, f"waits for quota: {held.text}"
-    if live["spec"].get("suspend") or is_true(live, "Suspended") or is_true(live, "Suspending"):
-        return Phase.SUSPENDED, "is suspended: nothing of it runs (spec.suspend)"
+    if (verdict := held(live, around)) is not None:
+        return verdict
     if not status and not views:
-        return _unseen(live, around)
+        refused = ray_cluster.refusals(live, around)
+        return (Phase.TROUBLE, opening(refused[0])) if refused else UNSEEN
     if not ready:
         side = pending if pending.get("rayClusterName") in views else active
         side = side or {"rayClusterName": next(reversed(views), "")}
@@ -173,16 +172,6 @@ def _served(live: Manifest, counts: list[Count]) -> str:
     cells = all(app.is_cell for app in applications(live).values()) and _cells(live)
     more = f", and {total.more} more than asked for are there" if total.more else ""
     return f"{total} {'are up for what the cell publishes' if cells else 'serve'}{more}"
-
-
-def _unseen(live: Manifest, around: Surroundings) -> tuple[Phase, str]:
-    warning = around.events.last_warning(live)
-    if warning is not None:
-        return Phase.TROUBLE, f"does not come up: the operator says {warning['reason']}: {one_line(warning['message'])}"
-    return (
-        Phase.STARTING,
-        "is applied, and no operator has picked it up yet; if that stays, the Ray operator add-on is off or down",
-    )
 
 
 def _gravest(side: dict[str, Any], views: dict[str, RayClusterView]) -> Finding | None:
