@@ -1,16 +1,19 @@
 """Services of any application: its model's size and origin, its machines, and who may use it."""
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
-from kuberay.check.configs.model_size import weights
 from kuberay.check.findings import Spot
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
 from ray_configs.exposure import ClusterIP
-from ray_configs.llm import LLMConfig
+from ray_configs.llm import EngineConfig, LLMConfig
+from ray_configs.model_size import parameters
 from ray_configs.service import Application, Service
 
 _CONFIG = "the typed config"
@@ -18,6 +21,37 @@ GATED = ("meta-llama/", "google/gemma", "mistralai/")
 """Hub ids that start so ask for a licence to be accepted, and then for a token."""
 ROOM_FOR_CACHE = 0.85
 """Share of the memory that weights may take before there is little left for KV cache and activations."""
+
+
+class Weights(NamedTuple):
+    """Memory that a model's weights take, and where the number comes from."""
+
+    gib: float
+    int8: bool
+    how: str
+
+
+def weights(config: EngineConfig) -> Weights | None:
+    """How large all weights are; None: cannot be told.
+
+    From the checkpoint's config.json where it is a local folder, else from the size that most names carry (`-8B`):
+    good for finding what obviously does not fit. The exact account needs the compiler.
+    """
+    found = parameters(config.model)
+    if found is None or config.tiny:
+        return None
+    count, origin = found
+    int8 = config.quantize_weights == "int8" or _prepared_as_int8(Path(config.model))
+    each = 1 if int8 else {"bfloat16": 2, "float32": 4}[config.dtype]
+    return Weights(count * each / 2**30, int8, f"{count / 1e9:.3g}B parameters by {origin}, {each} bytes each")
+
+
+def _prepared_as_int8(folder: Path) -> bool:
+    """Whether `python -m apps.batch.prepare` has made the weights int8 already."""
+    try:
+        return json.loads((folder / "manifest.json").read_text())["quantize_weights"] == "int8"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ cluster waits for ever with the reason in an event.
 import re
 from collections.abc import Iterator
 
+from kuberay.check.manifests import Manifest
 from kuberay.check.nodes import Node, quantity
 from kuberay.check.pods import Container, Pod, Variable
-from kuberay.check.rules import Problem, error, meant, nearest, rule, warning
+from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
+from kuberay.check.subjects import subjects_of
 from ray_configs.labels import TPU
 
 _API = "Kubernetes API server: validation of Pods"
@@ -152,3 +154,30 @@ def volumes(pod: Pod) -> Iterator[Problem]:
                 why = f"{path} is mounted twice in one container: the API server refuses the Pod"
                 yield error(mount["mountPath"], why, "mount each path once")
             paths.add(path or "")
+
+
+@rule(Manifest, "service-account", "Kubernetes: admission of service accounts; KubeRay 1.7 makes none that is named")
+def service_account(manifest: Manifest) -> Iterator[Problem]:
+    """The service account that a Pod names is among the objects, or was made before."""
+    nodes = {
+        node.text: node
+        for subject in subjects_of(manifest)
+        if isinstance(subject, Pod) and (node := subject.spec["serviceAccountName"]).text not in (None, "", "default")
+    }
+    if not nodes:
+        return
+    known = {
+        other.name or ""
+        for other in manifest.others
+        if other.kind == "ServiceAccount" and other.namespace == manifest.namespace
+    }
+    for name, node in nodes.items():
+        if name in known or name is None:
+            continue
+        near = nearest(name, known)
+        yield (warning if known else note)(
+            node,
+            f"there is no ServiceAccount {name} among these objects: unless it exists in namespace "
+            f"{manifest.namespace} already, the API server refuses the Pods",
+            f"write {near}" if near else f"add the ServiceAccount {name}, or make it before",
+        )
