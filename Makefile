@@ -13,7 +13,7 @@ TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-kubernetes kubernetes test-torch-xla lint docs demo-model manifests clean
+.PHONY: serve serve-sd test test-kubernetes kubernetes test-torch-xla lint coverage docs demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
@@ -45,6 +45,11 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 
 lint: $(TEST_STAMP) ## Check style, types, and each room's lines against its budget
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && mypy && python -m tools.budgets
+
+ROOMS := apps/batch apps/cell apps/llm apps/plan apps/serving apps/stable_diffusion kuberay podslice ray_configs
+coverage: $(TEST_STAMP) ## Run the tests with coverage, and print it by folder (of the tests' own process)
+	@. $(VENV)/bin/activate && python -m pytest --cov --cov-report= $(PYTEST_ARGS); for room in $(ROOMS); do \
+		printf '%-24s' $$room && python -m coverage report --include="$$room/*" --format=total; done
 
 docs: $(DOCS_STAMP) ## Build the documentation into site/; a link that leads nowhere fails
 	@. $(VENV)/bin/activate && NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet && echo "== open site/index.html"
