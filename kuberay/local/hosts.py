@@ -8,7 +8,7 @@ tests/kubernetes/recorded; TPU_TOPOLOGY and TPU_ACCELERATOR_TYPE are the device 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kuberay.local.errors import LocalError
@@ -24,8 +24,8 @@ from ray_configs.labels import (
 )
 
 HEAD_GROUP = "headgroup"
-GCS_PORT, AGENT_PORT, METRICS_PORT = 6379, 52365, 8080
-"""As KubeRay has them. Here, where all hosts are one machine, others take their place: see raylet.py."""
+GCS_PORT = 6379
+"""As KubeRay has it. Here, where all hosts are one machine, another takes its place: see raylet.py."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class _Reader:
             "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
             "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1",
         }
-        host = Host(
+        return Host(
             name=name,
             group=group,
             cpus=int(params["num-cpus"]) if "num-cpus" in params else math.ceil(_amount(limits["cpu"])),
@@ -206,34 +206,6 @@ class _Reader:
             labels=dict(spec.get("labels", {})),
             env=operators | more | _environment(container, self._address, self._secrets),
         )
-        command = start_command(host, f"{self._address}:{GCS_PORT}", self.elastic)
-        return replace(host, env={**host.env, "KUBERAY_GEN_RAY_START_CMD": command})
-
-
-def start_command(host: Host, gcs: str, elastic: bool) -> str:
-    """What the operator has the Pod's container run, to the letter.
-
-    Args:
-        gcs: HOST:PORT of the head.
-        elastic: whether the autoscaler runs beside the head, in a container of its own.
-    """
-    params = {
-        "block": "",
-        "dashboard-agent-listen-port": str(AGENT_PORT),
-        "memory": str(host.memory),
-        "metrics-export-port": str(METRICS_PORT),
-        "num-cpus": str(host.cpus),
-    }
-    if host.group == HEAD_GROUP:
-        params |= {"dashboard-host": "0.0.0.0"} | ({"no-monitor": ""} if elastic else {})
-    else:
-        params["address"] = gcs
-    if host.chips:
-        params["resources"] = f"'{{\"TPU\":{host.chips}}}'"
-    if host.labels:
-        params["labels"] = ",".join(f"{name}={value}" for name, value in sorted(host.labels.items()))
-    words = (f" --{name}={value} " if value else f" --{name} " for name, value in sorted(params.items()))
-    return "ray start " + ("--head " if host.group == HEAD_GROUP else "") + "".join(words)
 
 
 def _amount(quantity: str) -> float:

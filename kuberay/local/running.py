@@ -5,7 +5,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ def run(service: Service, wishes: Wishes) -> None:
     if not folder.acquire():
         _ask_the_other(folder, service, wishes)
         return
-    with _signals():
+    with _on(_interrupt):
         try:
             _run(service, wishes, folder)
         finally:
@@ -94,7 +94,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
         _Run(plan, wishes, folder, cluster, dashboard).forever()
     finally:
         dashboard.close()
-        with _deaf():
+        with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt what the first one began
             began = time.monotonic()
             try:
                 _say("stopping")
@@ -266,28 +266,16 @@ def _say(text: str) -> None:
     print(f"podslice: {text}", flush=True)
 
 
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """A second Ctrl-C must not interrupt what the first one began."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+def _on(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Whatever ends a program from outside is answered so."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)

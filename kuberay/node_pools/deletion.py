@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 
-from kuberay.node_pools.bash import block, comment, flag, joined, laid_out
+from kuberay.node_pools.bash import block, flag, joined, laid_out
 from kuberay.node_pools.pools import Pool, pools, region
 from kuberay.node_pools.setting import (
     LOCATED,
     REPOSITORY,
+    head,
     kind,
     own_images,
     registry_location,
-    variables,
 )
 from ray_configs.job import Job
 from ray_configs.service import Service
@@ -44,30 +44,20 @@ def teardown(config: Service | Job) -> str:
     planned = pools(config)
     return joined(
         [
-            _head(config),
+            head(
+                config,
+                f"Deletes what the {kind(config)} {config.name} had on Google Cloud. First delete the {kind(config)} "
+                "itself (python -m kuberay delete CONFIG), so that its load balancers go with it. gcloud asks before "
+                "each deletion; with CLOUDSDK_CORE_DISABLE_PROMPTS=1 in the environment the answer is yes.",
+                LISTED,
+                THERE,
+            ),
             *_node_pools(planned),
             *_workload_policies(config, planned),
             _cluster(),
             _identity(config),
             _repository(config),
             _bucket(config),
-        ]
-    )
-
-
-def _head(config: Service | Job) -> str:
-    return joined(
-        [
-            "#!/usr/bin/env bash\n"
-            + comment(
-                f"Deletes what the {kind(config)} {config.name} had on Google Cloud. First delete the {kind(config)} "
-                "itself (python -m kuberay delete CONFIG), so that its load balancers go with it. gcloud asks before "
-                "each deletion; with CLOUDSDK_CORE_DISABLE_PROMPTS=1 in the environment the answer is yes."
-            )
-            + "set -euo pipefail\n",
-            variables(config),
-            LISTED,
-            THERE,
         ]
     )
 

@@ -11,11 +11,11 @@ from kuberay.node_pools.setting import (
     REPOSITORY,
     apis,
     cpu_nodes,
+    head,
     kind,
     kubernetes_accounts,
     own_images,
     registry_location,
-    variables,
 )
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
 from ray_configs.capacity import KUEUE_VERSION, NEWER_KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
@@ -39,7 +39,13 @@ def commands(config: Service | Job) -> str:
     refuse_old_version(config)
     return joined(
         [
-            _head(config),
+            head(
+                config,
+                f"What the {kind(config)} {config.name} needs on Google Cloud. Read it, then run it from the project's "
+                "root, with gcloud (logged in, up to date) and kubectl with gke-gcloud-auth-plugin. Running it again "
+                "makes what is still missing and changes nothing else: to change a pool, delete it and run this again.",
+                EXISTS,
+            ),
             _apis(planned),
             _cluster(config),
             _credentials(),
@@ -50,22 +56,6 @@ def commands(config: Service | Job) -> str:
             _kueue(config),
             *_images(config),
             *_node_pools(config, planned),
-        ]
-    )
-
-
-def _head(config: Service | Job) -> str:
-    return joined(
-        [
-            "#!/usr/bin/env bash\n"
-            + block(
-                f"What the {kind(config)} {config.name} needs on Google Cloud. Read it, then run it from the project's "
-                "root, with gcloud (logged in, up to date) and kubectl with gke-gcloud-auth-plugin. Running it again "
-                "makes what is still missing and changes nothing else: to change a pool, delete it and run this again."
-            )
-            + "set -euo pipefail\n",
-            variables(config),
-            EXISTS,
         ]
     )
 
@@ -90,7 +80,7 @@ def _cluster(config: Service | Job) -> str:
         why += "; the operator's version comes with GKE's, and the rapid channel has the newest."
         version = "--release-channel=rapid"
     flags = [
-        '--location="${LOCATION}"',
+        LOCATED,
         *([flag("node-locations", ",".join(cloud.zones))] if cloud.zones and not is_zone(cloud.location) else []),
         version,
         "--addons=HttpLoadBalancing,HorizontalPodAutoscaling,RayOperator,GcsFuseCsiDriver",
@@ -117,7 +107,7 @@ def _node_pools(config: Service | Job, planned: tuple[Pool, ...]) -> Iterable[st
             yield _workload_policy(config, pool)
         look = f"gcloud container node-pools describe {pool.name} {CLUSTER_FLAGS}"
         words = f"gcloud container node-pools create {pool.name}"
-        flags = ['--cluster="${CLUSTER_NAME}"', '--location="${LOCATION}"', *create_flags(pool)]
+        flags = ['--cluster="${CLUSTER_NAME}"', LOCATED, *create_flags(pool)]
         yield block(_about(pool), unless_there(look, words, flags))
 
 
@@ -150,7 +140,7 @@ def _workload_policy(config: Service | Job, pool: Pool) -> str:
 def _credentials() -> str:
     return block(
         "From here on, kubectl talks to this cluster.",
-        laid_out('gcloud container clusters get-credentials "${CLUSTER_NAME}"', ['--location="${LOCATION}"']),
+        laid_out('gcloud container clusters get-credentials "${CLUSTER_NAME}"', [LOCATED]),
     )
 
 

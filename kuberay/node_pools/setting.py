@@ -2,7 +2,7 @@
 
 import re
 
-from kuberay.node_pools.bash import comment, quote
+from kuberay.node_pools.bash import comment, joined, quote
 from kuberay.node_pools.pools import Pool, in_default_pool
 from ray_configs.job import Job
 from ray_configs.release import PODSLICE_VERSION, REGISTRY
@@ -25,7 +25,12 @@ def kind(config: Service | Job) -> str:
     return "job" if isinstance(config, Job) else "service"
 
 
-def variables(config: Service | Job) -> str:
+def head(config: Service | Job, why: str, *functions: str) -> str:
+    """How a script begins: what it is for, the config's names, and the functions that it uses."""
+    return joined(["#!/usr/bin/env bash\n" + comment(why) + "set -euo pipefail\n", _variables(config), *functions])
+
+
+def _variables(config: Service | Job) -> str:
     """The config's names, as the rest of a script refers to them."""
     cloud, identity = config.cloud, config.service_account
     values = {

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from kuberay.local.hosts import AGENT_PORT, GCS_PORT, Host, Plan, plan_of
+from kuberay.local.hosts import GCS_PORT, HEAD_GROUP, Host, Plan, plan_of
 
 ADDRESS = "127.31.64.1"
 """Of all hosts here. There, each has its own, and a name."""
 RECORDED = Path(__file__).parents[2] / "kubernetes" / "recorded"
 FILES = [file for file in sorted(RECORDED.glob("*/*.json")) if json.loads(file.read_text())["rayservices"]]
+AGENT_PORT, METRICS_PORT = 52365, 8080
 NOT_EMULATED = {
+    "KUBERAY_GEN_RAY_START_CMD",  # what the command says is held against the hosts below
     "RAY_USAGE_STATS_EXTRA_TAGS",  # which operator it is
     "RAY_AUTH_MODE",  # a token for the run alone: see Plan.token
     "RAY_AUTH_TOKEN",
@@ -101,11 +103,38 @@ def test_there_is_a_host_for_each_pod(recorded: dict[str, Any]) -> None:
             assert pod["spec"]["hostname"] == host.name
 
 
+def start_command(host: Host, gcs: str, elastic: bool) -> str:
+    """What the operator has the Pod's container run, to the letter, if it sees the host as we do.
+
+    Args:
+        gcs: HOST:PORT of the head.
+        elastic: whether the autoscaler runs beside the head, in a container of its own.
+    """
+    params = {
+        "block": "",
+        "dashboard-agent-listen-port": str(AGENT_PORT),
+        "memory": str(host.memory),
+        "metrics-export-port": str(METRICS_PORT),
+        "num-cpus": str(host.cpus),
+    }
+    if host.group == HEAD_GROUP:
+        params |= {"dashboard-host": "0.0.0.0"} | ({"no-monitor": ""} if elastic else {})
+    else:
+        params["address"] = gcs
+    if host.chips:
+        params["resources"] = f"'{{\"TPU\":{host.chips}}}'"
+    if host.labels:
+        params["labels"] = ",".join(f"{name}={value}" for name, value in sorted(host.labels.items()))
+    words = (f" --{name}={value} " if value else f" --{name} " for name, value in sorted(params.items()))
+    return "ray start " + ("--head " if host.group == HEAD_GROUP else "") + "".join(words)
+
+
 def test_each_is_started_with_the_same_command(recorded: dict[str, Any]) -> None:
     for pod, host in pairs(recorded):
         (script,) = container(pod)["args"]
         command = at_one_address(script.partition("; ")[2], recorded)
-        assert host.env["KUBERAY_GEN_RAY_START_CMD"] == command
+        elastic = recorded["rayservices"][0]["spec"]["rayClusterConfig"]["enableInTreeAutoscaling"]
+        assert start_command(host, f"{ADDRESS}:{GCS_PORT}", elastic) == command
 
 
 def test_each_has_the_same_environment(recorded: dict[str, Any]) -> None:
