@@ -1,0 +1,88 @@
+"""Every file of examples/ runs as its first line says. The cell's session is run by tests/cell, which has a cell."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 64}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def run(example: str, *arguments: str, cwd: Path = ROOT) -> str:
+    """What the example prints; PYTHONPATH stands for an installed package."""
+    program = [sys.executable, str(ROOT / "examples" / example), *arguments]
+    done = subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=280, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Base URL of the application, without Serve around it."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_offline() -> None:
+    answers = run("offline.py").splitlines()
+    assert answers[0] == "How many days are in a week? There are seven days in a week."
+    assert len(answers) == 3
+
+
+def test_a_config_of_ones_own() -> None:
+    from kuberay.render import render
+    from ray_configs.loading import load
+
+    objects = render(load(str(ROOT / "examples" / "my_service.py")))
+    service = next(each for each in objects if each["kind"] == "RayService")
+    (group,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    selectors = group["template"]["spec"]["nodeSelector"]
+    assert selectors["cloud.google.com/gke-tpu-topology"] == "2x2" and selectors["cloud.google.com/gke-spot"] == "true"
+
+
+def test_openais_client() -> None:
+    from apps.llm.engine import Engine, EngineConfig
+    from apps.llm.engine_model import EngineModel
+    from apps.llm.http.app import http_app
+
+    engine = Engine.load(EngineConfig(**SMALL))
+    try:
+        with served(http_app({"demo": EngineModel("demo", engine, 60)})) as url:
+            said = run("openai_client.py", url)
+    finally:
+        engine.shutdown()
+    assert said.startswith("There are seven days in a week.\n(") and said.endswith("tokens, by demo)\n")
+
+
+def test_images(tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    from apps.stable_diffusion.engine.engine import Engine
+    from apps.stable_diffusion.http.app import http_app
+    from apps.stable_diffusion.pictures import PictureModel
+    from ray_configs.stable_diffusion import StableDiffusionConfig
+
+    config = StableDiffusionConfig.demo(max_batch_size=1, num_inference_steps=2)
+    engine = Engine.load(config)
+    try:
+        with served(http_app(PictureModel(config, engine))) as url:
+            said = run("images.py", url, cwd=tmp_path)
+    finally:
+        engine.shutdown()
+    assert said == "picture-0.png: seed 7\npicture-1.png: seed 8\n"
+    assert all((tmp_path / f"picture-{n}.png").read_bytes().startswith(b"\x89PNG") for n in range(2))
