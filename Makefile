@@ -13,7 +13,7 @@ TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-kubernetes kubernetes test-torch-xla lint coverage docs demo-model manifests clean
+.PHONY: serve serve-sd test test-all test-kubernetes kubernetes test-torch-xla lint coverage docs demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
@@ -23,9 +23,13 @@ serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://l
 	@echo "== serving the Stable Diffusion demo model on http://localhost:8000 (Ctrl-C stops it)"
 	@. $(VENV)/bin/activate && serve run apps.stable_diffusion:app
 
-test: $(TEST_STAMP) ## Run all tests
+test: $(TEST_STAMP) ## Run the tests that take less than eight minutes together
 	@echo "== running the tests"
 	@. $(VENV)/bin/activate && python -m pytest $(PYTEST_ARGS)
+
+test-all: $(TEST_STAMP) ## Run all tests but those on Kubernetes: compiling for TPUs, lost hosts, the long ones
+	@echo "== running all tests"
+	@. $(VENV)/bin/activate && python -m pytest -m 'not chaos and not kubernetes' $(PYTEST_ARGS)
 
 # The environment's own KUBECONFIG is never taken: that may be somebody's production.
 OTHER_CLUSTER := $(if $(filter command%,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG))

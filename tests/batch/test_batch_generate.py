@@ -61,6 +61,7 @@ def test_order_and_shape(undisturbed: tuple[Path, str]) -> None:
     assert [a["usage"]["completion_tokens"] for a in found] == [line["max_tokens"] for line in asked]
 
 
+@pytest.mark.slow
 def test_killed_and_gone_on(ray_cluster: str, undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     file, expected = undisturbed
     output, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"

@@ -40,6 +40,7 @@ def test_two_hosts_are_one_slice(free_tcp_port: int) -> None:
         assert re.search(r"sum over 4 devices, 4 MiB each: right, [\d.]+ ms", out)
 
 
+@pytest.mark.slow
 def test_a_host_that_never_comes_is_named_by_all_others(free_tcp_port: int) -> None:
     options = "--port", free_tcp_port, "--timeout", 6
     for status, _, err in ended(*(started(*options, worker=worker, hosts=3) for worker in (0, 2))):

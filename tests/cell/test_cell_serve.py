@@ -132,6 +132,7 @@ def test_a_client_that_leaves_frees_the_model(cell: Client, serve_url: str) -> N
     _until(lambda: httpx.get(health).json()["models"]["/sax/small/demo"]["running"] == 0)
 
 
+@pytest.mark.slow
 def test_more_replicas_without_touching_the_first(cell: Client) -> None:
     before = cell("GET", "/listcell", model=DEMO["model"])["replicas"][0]["id"]
     cell("PUT", "/update", model=DEMO["model"], replicas=2)
@@ -141,6 +142,7 @@ def test_more_replicas_without_touching_the_first(cell: Client) -> None:
     cell.until(DEMO["model"], lambda entry: len(entry["replicas"]) == 1)
 
 
+@pytest.mark.slow
 def test_an_update_answers_all_the_time(cell: Client) -> None:
     """New weights under clients' hands: the old replica serves until the new one can."""
     before = cell("GET", "/listcell", model=DEMO["model"])["replicas"][0]["id"]
@@ -194,6 +196,7 @@ def test_watching_a_model(cell: Client) -> None:
     cell("PUT", "/acl", model=DEMO["model"], method="lm.embed", acl="")
 
 
+@pytest.mark.slow
 def test_keys_have_names_and_acls_are_enforced(serve_url: str, tmp_path: Path) -> None:
     """A cell with keys: who may publish, who may call what, and no way around the front."""
     config = CellConfig(
@@ -228,6 +231,7 @@ def test_keys_have_names_and_acls_are_enforced(serve_url: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("victim", ["CellAdmin", "SERVE_CONTROLLER_ACTOR"])
+@pytest.mark.slow
 def test_a_kill_loses_nothing_and_the_model_goes_on(cell: Client, victim: str) -> None:
     """SIGKILL to the admin, or to Serve's controller, in the middle of publishing."""
     acknowledged: set[str] = set()

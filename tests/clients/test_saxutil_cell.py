@@ -31,6 +31,7 @@ def saxutil(cell_url: str, call: Callable[..., tuple[int, str, str]]) -> Callabl
     return lambda *arguments: call(PROGRAM, "-sax_root", cell_url, *arguments)
 
 
+@pytest.mark.slow
 def test_the_life_of_a_model(cell_url, saxutil, start):
     assert f"| {CELL} |" in saxutil("ls", "/sax")[1]
     code, out, err = saxutil("publish", "-wait", MODEL, PATH, "None", "1", "BATCH_SIZE=2")

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 from local_runs import alive, wait_until
 
 LOCAL = "ray_configs.catalog.local"
@@ -22,6 +23,7 @@ def in_shared_memory(processes: set[int]) -> set[str]:
     return {line[line.index("/dev/shm/") :].removesuffix(" (deleted)") for line in lines if "/dev/shm/" in line}
 
 
+@pytest.mark.slow
 def test_two_at_once_answer_and_ctrl_c_leaves_nothing(local_run, config_file):
     one = local_run(config_file(SMALL, "one"))
     two = local_run(config_file(f"model='nobody/tiny', slice='v5e:2x2', {SMALL}", "two"), "--tiny")
@@ -55,6 +57,7 @@ def test_two_at_once_answer_and_ctrl_c_leaves_nothing(local_run, config_file):
         assert not [path for path in shared if Path(path).exists()]
 
 
+@pytest.mark.slow
 def test_a_drained_host_ends_what_has_begun(local_run, config_file):
     """As when its Pod is told to stop: the answer that streams ends as it would, and then the host goes."""
     small = "model='nobody/tiny', slice='v5e:2x2', max_batch_size=4, max_step_tokens=8, drain_timeout_s=20"
@@ -95,6 +98,7 @@ def test_ctrl_c_while_it_starts(local_run):
     run.leaves_nothing(processes)
 
 
+@pytest.mark.slow
 def test_a_deployment_that_fails_is_told_and_ends_it(local_run, config_file):
     run = local_run(config_file("model='/no/such/folder'"))
     run.wait_for("failed to deploy")

@@ -36,6 +36,7 @@ def ends(processes: list[subprocess.Popen[str]]) -> list[str]:
     return sorted(out.strip() for out, _ in found)
 
 
+@pytest.mark.slow
 def test_one_compiles_and_the_others_wait(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there yet"
     assert ends([start(folder) for _ in range(3)]) == ["3 0", "3 3", "3 3"]

@@ -47,7 +47,12 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+QUICK = ("few pages, reused", "two at a time")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+)
 def test_text_is_the_same_in_any_company(load: Load, name: str) -> None:
     alone, crowded = load(dtype=CONFIGS[name].get("dtype", "float32")), load(**CONFIGS[name])
     before = crowded.stats()

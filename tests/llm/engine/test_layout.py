@@ -125,6 +125,7 @@ def test_copies_share_the_batch() -> None:
     assert (of_copy.max_batch_size, of_copy.tensor_parallel, of_copy.data_parallel) == (32, 4, 1)
 
 
+@pytest.mark.slow
 def test_copies_in_one_process_answer_as_one_engine(llama: Path, compile_cache: str) -> None:
     command = [sys.executable, str(Path(__file__).with_name("copies_on_devices.py")), str(llama), compile_cache]
     done = subprocess.run(

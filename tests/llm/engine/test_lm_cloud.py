@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarr
     return folder, reference.logits(reference.save(folder), IDS)
 
 
-@pytest.mark.parametrize("attention", ["xla", "cpu", "pallas"])
+@pytest.mark.parametrize("attention", ["xla", "cpu", pytest.param("pallas", marks=pytest.mark.slow)])
 def test_logits(attention: str, checkpoint: tuple[Path, np.ndarray], compile_cache: str, interpreted: None) -> None:
     folder, expected = checkpoint
     assert 20 < np.abs(expected).max() < 30
@@ -40,6 +40,7 @@ def test_logits(attention: str, checkpoint: tuple[Path, np.ndarray], compile_cac
     assert worst_error(stepper, expected) <= 1e-5  # GELU's two forms differ by ten times that
 
 
+@pytest.mark.slow
 def test_logits_on_four_devices(checkpoint: tuple[Path, np.ndarray], compile_cache: str) -> None:
     script = Path(__file__).with_name("lm_cloud_on_devices.py")
     done = subprocess.run(

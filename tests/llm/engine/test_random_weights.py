@@ -33,10 +33,12 @@ def check(process: subprocess.Popen) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "int8"])
+@pytest.mark.slow
 def test_on_four_devices(kind: str) -> None:
     check(draw(kind, 4))
 
 
+@pytest.mark.slow
 def test_on_two_hosts() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -74,6 +74,7 @@ def test_scores_and_embeddings_are_those_of_transformers(load: Load, reference: 
     check(load(pages=12), reference)  # too few for all at once
 
 
+@pytest.mark.slow
 def test_soft_caps_count(tmp_path: Path, compile_cache: str) -> None:
     tiny_models.save(tiny_models.make("gemma2"), tmp_path)
     tiny_models.save_tokenizer(tmp_path)

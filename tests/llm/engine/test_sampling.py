@@ -249,6 +249,7 @@ def test_large_vocabulary_and_extreme_logits() -> None:
     assert len(set(many(1024, flat, top_p=0.1))) == VOCAB, "all are equal: all stay"
 
 
+@pytest.mark.slow
 def test_shares_of_many_devices_are_what_one_device_samples() -> None:
     found = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("sampling_on_devices.py"))],

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import tiny_models
 
 SCRIPT = """
@@ -31,6 +32,7 @@ def start(settings: dict) -> list:
     return json.loads(found.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_second_start_compiles_nothing(llama: Path, tmp_path: Path) -> None:
     settings = tiny_models.SMALL | {"model": str(llama), "compile_cache": str(tmp_path), "quantize_kv_cache": "int8"}
     hits, misses, after_ready, text = start(settings)

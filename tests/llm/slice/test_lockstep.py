@@ -72,7 +72,9 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
             assert max(abs(top[token] - other_top[token]) for token in shared) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["llama3", pytest.param("gemma", marks=pytest.mark.long), "gemma2"])
+@pytest.mark.parametrize(
+    "family", ["llama3", pytest.param("gemma", marks=pytest.mark.long), pytest.param("gemma2", marks=pytest.mark.slow)]
+)
 def test_two_hosts_give_the_answers_of_one_process(family: str, config: Callable[..., EngineConfig]) -> None:
     alone = Engine.load(config(family))
     place = Processes(HOSTS, DEVICES)
@@ -95,6 +97,7 @@ def test_two_hosts_give_the_answers_of_one_process(family: str, config: Callable
     assert place.left == [0] * HOSTS, "hosts end with the engine"
 
 
+@pytest.mark.slow
 def test_lm_cloud_without_weights_is_the_same_model_on_one_host_and_on_two(slice_cache: str) -> None:
     """Random weights follow from the seed alone, whichever host draws them."""
     settings = tiny_models.SMALL | {"compile_cache": slice_cache, "tensor_parallel": HOSTS * DEVICES}
@@ -128,6 +131,7 @@ def test_copies_side_by_side_give_the_same_answers(config: Callable[..., EngineC
     assert place.left == [0] * HOSTS, "hosts end with the engine"
 
 
+@pytest.mark.slow
 def test_a_copy_in_trouble_fails_all_of_them(config: Callable[..., EngineConfig]) -> None:
     place = Processes(HOSTS, FEW, deadline_s=5, trouble={"kind": "die", "rank": 1, "step": 12})
     engine = Engine.load(config(data_parallel=2), place)
@@ -186,6 +190,7 @@ def head_dim(folder: str) -> int:
     return sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
 
 
+@pytest.mark.slow
 def test_hosts_agree_on_the_number_of_pages(config: Callable[..., EngineConfig]) -> None:
     place = Processes(HOSTS, DEVICES, free_memory=[2**30, 2**20])
     engine = Engine.load(config(pages=None), place)
@@ -209,8 +214,8 @@ def test_too_little_memory_on_one_host_is_said(config: Callable[..., EngineConfi
     ("kind", "said"),
     [
         ("raise", "host 1 failed: RuntimeError: this host's chip is gone"),
-        ("die", "host 1 has died"),
-        ("hang", "a step has not ended after 3 s"),
+        pytest.param("die", "host 1 has died", marks=pytest.mark.slow),
+        pytest.param("hang", "a step has not ended after 3 s", marks=pytest.mark.slow),
     ],
 )
 def test_one_host_in_trouble_fails_all(kind: str, said: str, config: Callable[..., EngineConfig]) -> None:
@@ -238,6 +243,7 @@ def test_a_whole_slice_takes_part(config: Callable[..., EngineConfig]) -> None:
     assert place.left == [0] * HOSTS
 
 
+@pytest.mark.slow
 def test_the_next_step_is_sent_before_the_last_one_is_read(config: Callable[..., EngineConfig]) -> None:
     place = Processes(HOSTS, FEW)
     engine = Engine.load(config(), place)

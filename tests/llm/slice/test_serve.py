@@ -15,7 +15,7 @@ import pytest
 from emulated import Emulated
 from load import Load, ask, longest_silence
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SLICES, HOSTS, CHIPS = 2, 2, 2
 BACK_S = 300

@@ -25,6 +25,7 @@ def environment(**changes: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path} | changes
 
 
+@pytest.mark.slow
 def test_nothing_compiles_after_ready(backend: Callable[..., JaxBackend]) -> None:
     made = backend("jax", "sd1")
     before = made._compiles.programs
@@ -41,6 +42,7 @@ def test_nothing_compiles_after_ready(backend: Callable[..., JaxBackend]) -> Non
     assert made._compiles.programs == before + 1, "the count hears of compilations"
 
 
+@pytest.mark.slow
 def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> None:
     """With guidance each picture is two passes, so two pictures give work to all four; one is filled up to two."""
     flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"  # the latter compiles sooner
@@ -88,6 +90,7 @@ def test_open_backend(checkpoint: Callable[[str], Path], compile_cache: str) -> 
     assert np.abs(make(opened, request)[0].astype(int) - make(through_torch, request)[0]).max() <= 2
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near(checkpoint: Callable[[str], Path], backend: Callable[..., JaxBackend]) -> None:
     half = JaxBackend(str(checkpoint("sd2")), sizes=[(32, 32)], max_batch_size=1)
     half.compile()
