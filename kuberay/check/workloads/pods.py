@@ -145,11 +145,11 @@ def volumes(pod: Pod) -> Iterator[Problem]:
     for container in pod.all_containers:
         paths: set[str] = set()
         for mount in container["volumeMounts"]:
-            name, path = mount["name"].text, mount["mountPath"].text
-            if name is not None and name not in known:
-                why = f"the Pod has no volume {name}: the API server refuses the Pod, and its controller tries for ever"
-                near = nearest(name, known - _OPERATORS_OWN)
-                yield error(mount["name"], why, f"mount {near}" if near else f"add the volume {name}")
+            volume, path = mount["name"].text, mount["mountPath"].text
+            if volume is not None and volume not in known:
+                why = f"the Pod has no volume {volume}: the API server refuses it, and its controller tries for ever"
+                near = nearest(volume, known - _OPERATORS_OWN)
+                yield error(mount["name"], why, f"mount {near}" if near else f"add the volume {volume}")
             if path is not None and path in paths:
                 why = f"{path} is mounted twice in one container: the API server refuses the Pod"
                 yield error(mount["mountPath"], why, "mount each path once")
