@@ -1,1 +1,1 @@
-"""Typed configs -> Kubernetes: what is rendered, checked and applied."""
+"""From typed configs to Kubernetes: render, node pools, check, apply, status, and a local emulation of GKE."""

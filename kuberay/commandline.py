@@ -1,4 +1,4 @@
-"""The command line. Each command reads a config (or YAML), does one thing, and says in words what it did.
+"""The command line. Each command reads a config (or YAML), does one thing, and says what it did.
 
 Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 2 the command could not be carried out.
 """

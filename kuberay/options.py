@@ -1,4 +1,4 @@
-"""What several commands take, and how they refuse."""
+"""Options that several commands share, and how they refuse bad ones."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ Kubeconfig = Annotated[str | None, typer.Option(help="Default: $KUBECONFIG or ~/
 
 
 class Refusal(Exception):
-    """The command cannot be carried out; the text is for the person."""
+    """The command cannot be carried out; the text says why."""
 
 
 def read_source(source: str, placeholders: Placeholders) -> Source:

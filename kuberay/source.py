@@ -1,4 +1,4 @@
-"""What a command was pointed at: a typed config to render, or YAML that is there already."""
+"""The argument of a command: a typed config to render, or existing YAML."""
 
 from dataclasses import dataclass
 from pathlib import Path

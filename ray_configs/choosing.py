@@ -1,4 +1,4 @@
-"""What a command about one model is given: `CONFIG [--app NAME] [--set FIELD=VALUE]`."""
+"""Arguments of a command about one model: `CONFIG [--app NAME] [--set FIELD=VALUE]`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast

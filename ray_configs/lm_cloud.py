@@ -1,7 +1,7 @@
 """The names and sizes of Saxml's LmCloud test models, which have no weights.
 
-Source: saxml/server/pax/lm/params/lm_cloud.py over paxml/tasks/lm/params/lm_cloud.py. What the names differ in beyond
-the size is the mesh that Saxml runs them on; here the slice and `tensor_parallel` say that.
+Source: saxml/server/pax/lm/params/lm_cloud.py over paxml/tasks/lm/params/lm_cloud.py. Names of one size differ in the
+mesh that Saxml runs them on; here the slice and `tensor_parallel` say that.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Finds the config that a command was given: a module of the catalog, a file of one's own."""
+"""Loads the config that a command names: a module of the catalog, or a file."""
 
 import importlib
 import importlib.util
@@ -16,7 +16,7 @@ from ray_configs.service import Service
 
 
 class ConfigError(ValueError):
-    """The config cannot be had; the text says why and what to write."""
+    """The config cannot be loaded; the text says why and what to write."""
 
 
 def load(source: str) -> Service | Job:

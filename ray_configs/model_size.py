@@ -1,4 +1,4 @@
-"""How many parameters a language model has, and what of it each host fetches, from what its name and config say."""
+"""How many parameters a language model has, and how much of it each host downloads, judged by its name and config."""
 
 import json
 import math

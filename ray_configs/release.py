@@ -1,4 +1,4 @@
-"""Versions that configs, image and manifests agree on. Tests hold them against pyproject.toml and the Dockerfile."""
+"""Versions shared by configs, image and manifests. Tests hold them against pyproject.toml and the Dockerfile."""
 
 PODSLICE_VERSION = "0.1.0"
 RAY_VERSION = "2.60.0"

@@ -1,4 +1,4 @@
-"""What a TPU device can do at most, by its generation and the shape of its slice."""
+"""Peak figures of a TPU device, by its generation and the shape of its slice."""
 
 from dataclasses import dataclass
 

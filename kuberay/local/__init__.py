@@ -1,4 +1,4 @@
-"""`python -m kuberay local`: what GKE would make of a config, on one machine.
+"""`python -m kuberay local`: runs a config's service on one machine, as GKE would.
 
 `hosts` reads the rendered RayService as KubeRay, GKE's device plugin and the TPU webhook would: which hosts there are,
 and how each looks to Ray. `cluster` starts a raylet for each, with JAX CPU devices for chips, and recreates a slice

@@ -1,4 +1,4 @@
-"""The first process of an emulated host, as a container has one: it starts Ray, and when it ends, all in the host does.
+"""The first process of an emulated host, as in a container: it starts Ray, and when it ends, so does the whole host.
 
     python container.py PARENT COMMAND...
 

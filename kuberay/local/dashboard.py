@@ -1,4 +1,4 @@
-"""What Ray says of itself, and of the service: the HTTP API of its dashboard, which KubeRay uses too."""
+"""Ray's view of the cluster and the service, by its dashboard's HTTP API, which KubeRay uses too."""
 
 import time
 from dataclasses import dataclass

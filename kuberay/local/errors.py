@@ -1,9 +1,9 @@
-"""What a person reads when it does not work."""
+"""Errors of a local run, in words for the person who started it."""
 
 
 class LocalError(Exception):
-    """It cannot be run here, or not so; the text says why and what to do."""
+    """The service cannot be run here, or not as asked; the text says why and what to do."""
 
 
 class ServiceFailed(LocalError):
-    """It was started, and its service cannot be had: the text is Serve's, or Ray's."""
+    """The cluster started, and its service failed; the text is Serve's, or Ray's."""

@@ -103,7 +103,7 @@ class RunFolder:
 
 
 class Request:
-    """A question of another process; it is answered once."""
+    """A request of another process; it is answered once."""
 
     def __init__(self, connection: socket.socket, question: dict[str, Any]):
         self._connection, self.question = connection, question

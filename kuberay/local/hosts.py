@@ -79,7 +79,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Plan:
-    """A Ray cluster to be."""
+    """The hosts and slices of a Ray cluster that is to be started."""
 
     name: str
     head: Host

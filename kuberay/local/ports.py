@@ -1,4 +1,4 @@
-"""TCP ports and an address of a run's own, so that several can run on one machine."""
+"""TCP ports and a loopback address for each run, so that several can run on one machine."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Runs a service on this machine until it is interrupted: starts, deploys, watches, obeys; leaves nothing behind."""
+"""Runs a service on this machine until it is interrupted: starts, deploys and watches it, and leaves nothing behind."""
 
 import os
 import secrets
@@ -32,7 +32,7 @@ HEAD_GB, HOST_GB = 1.5, 0.6
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the command line says."""
+    """The options of the command line."""
 
     port: int = 8000
     tiny: bool = False
@@ -106,7 +106,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
 
 
 class _Run:
-    """The loop, and what it has done."""
+    """The loop, and its state."""
 
     def __init__(self, plan: Plan, wishes: Wishes, folder: RunFolder, cluster: EmulatedCluster, dashboard: Dashboard):
         self._plan, self._wishes, self._folder, self._cluster = plan, wishes, folder, cluster

@@ -1,4 +1,4 @@
-"""Makes a service that this machine can hold of one that is meant for TPUs, and says what is different.
+"""Makes a service for TPUs small enough for this machine, and says what is different.
 
 The config is changed before it is rendered, so that manifest, cluster and applications still agree.
 """
@@ -23,7 +23,7 @@ STATE = "~/.local/state/podslice"
 
 @dataclass(frozen=True)
 class Scaled:
-    """A service, and sentences on how it differs from what was asked for."""
+    """The smaller service, and sentences on how it differs from what was asked for."""
 
     service: Service
     said: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The script that deletes what `commands` made: what costs most first, what others may share only when it is free."""
+"""The script that deletes what `script` made: what costs most first, what others may share only when it is unused."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What the creating and the deleting script agree on: names, variables, and what of a config lies where."""
+"""What the creating and the deleting script share: names, variables, and where a config's resources are."""
 
 import re
 

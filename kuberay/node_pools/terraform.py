@@ -1,4 +1,4 @@
-"""The same as `commands`, for Google's Terraform provider: cluster, node pools, bucket, rights, repository.
+"""The same as `script`, for Google's Terraform provider: cluster, node pools, bucket, rights, repository.
 
 It is in Terraform's JSON syntax: `node-pools CONFIG --format terraform > main.tf.json`. Not there: the Kubernetes
 Secrets, whose values would be in Terraform's state, Kueue, and the image build. The bash script has those.
