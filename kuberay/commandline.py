@@ -121,6 +121,7 @@ def node_pools(
     from kuberay.node_pools import commands, teardown, terraform
 
     filled = read_config(config, Placeholders(project, bucket)).config
+    assert filled is not None  # read_config has refused YAML
     if format is Format.terraform:
         if delete:
             raise Refusal("Terraform takes down what it made: terraform destroy")

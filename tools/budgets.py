@@ -38,7 +38,7 @@ ROOMS = (
     Room("core", 13_000, ("apps", *BESIDE), ("apps/stable_diffusion", *JOBS, *PLAN), ceiling=14_700),
     Room("pictures", 4_300, ("apps/stable_diffusion",), PICTURES_PLAN),
     Room("plan", 2_200, (*PLAN, *PICTURES_PLAN)),
-    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=10_400),
+    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=10_050),
     Room("batch and clients", 3_600, (*JOBS, "clients")),
 )
 PRODUCT = Room("together", 30_000, ("apps", "ray_configs", "kuberay", "podslice", "clients"), ceiling=35_800)

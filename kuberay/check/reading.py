@@ -66,7 +66,7 @@ def parse_yaml(text: str, file: str) -> list[Any]:
                     "start each document with apiVersion and kind",
                 )
             _refuse_explosion(document, file)
-            document._file, document._comments = file, comments  # as ruamel keeps its lines
+            vars(document).update(_file=file, _comments=comments)  # as ruamel keeps its lines
             objects.append(document)
     except MarkedYAMLError as error:
         raise UnreadableYaml(file, *_explained(error, text)) from error

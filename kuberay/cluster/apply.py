@@ -80,8 +80,8 @@ def apply(
             there = [item for item in objects if item["kind"] in WORKLOADS]
             steps.append(("the deletion of what is there", partial(delete, cluster, there, progress=say)))
         applied: list[Applied] = []
-        for item in objects:
-            steps.append((title(item), partial(_apply, cluster, item, force_conflicts, applied, say)))
+        for manifest in objects:
+            steps.append((title(manifest), partial(_apply, cluster, manifest, force_conflicts, applied, say)))
         for step in [step for rollout in rollouts for step in rollout.steps]:
             steps.append((step.title, partial(_take, cluster, step, say)))
         for name, action in steps:

@@ -42,7 +42,7 @@ RETRIES = urllib3.Retry(
 CLIENT_ERRORS = (ApiException, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
-class _Discovery(LazyDiscoverer):
+class _Discovery(LazyDiscoverer):  # type: ignore[misc]  # the client has no types
     """Asks the cluster which kinds it has in every process anew.
 
     The client would keep the answer in a file in the temporary folder, named after the server's address: after an
@@ -56,7 +56,7 @@ class _Discovery(LazyDiscoverer):
         pass
 
 
-class _Client(DynamicClient):
+class _Client(DynamicClient):  # type: ignore[misc]
     """Every request has a time limit, discovery's own too."""
 
     def request(self, method: str, path: str, body: Any = None, **params: Any) -> Any:

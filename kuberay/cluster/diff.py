@@ -50,7 +50,7 @@ def _masked(secret: Manifest) -> Manifest:
     return masked
 
 
-class _BlockDumper(yaml.SafeDumper):
+class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]
     """Writes text of several lines, such as serveConfigV2, line by line, so that a diff shows the lines that differ."""
 
 

@@ -208,7 +208,8 @@ class EmulatedCluster:
         """What somebody else's kill of a container left is ours now, and must not live on beside its successor."""
         raylets = [self.head, *(raylet for running in self.slices for raylet in running.raylets.values())]
         self._messengers = [messenger for messenger in self._messengers if messenger.poll() is None]
-        for pid in container.descendants(os.getpid(), frozenset(one.pid for one in (*raylets, *self._messengers))):
+        known = frozenset([*(raylet.pid for raylet in raylets), *(messenger.pid for messenger in self._messengers)])
+        for pid in container.descendants(os.getpid(), known):
             container.kill(pid)
             # A child of one of them is not ours yet: it comes to us when that one is gone.
             with contextlib.suppress(ChildProcessError):

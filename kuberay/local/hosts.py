@@ -204,7 +204,7 @@ class _Reader:
             memory=int(_amount(limits["memory"])),
             chips=int(_amount(limits.get(TPU, "0"))),
             labels=dict(spec.get("labels", {})),
-            env=operators | more | _environment(container, self._address, self._secrets),
+            env=operators | dict(more) | _environment(container, self._address, self._secrets),
         )
 
 

@@ -156,7 +156,7 @@ def environment(host: Host, site: Site, ports: Iterator[int]) -> dict[str, str]:
     root = Path(ray_configs.__file__).parents[1]  # the image's site-packages
     env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
     env |= haproxy(host, site, ports)
-    env |= PATIENCE | host.env
+    env |= PATIENCE | dict(host.env)
     env |= {"RAY_ADDRESS": f"{site.address}:{site.gcs_port}", "RAY_PORT": str(site.gcs_port)}
     env |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token" if site.token else "disabled"}
     if site.token:

@@ -50,14 +50,14 @@ def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | N
 def _application(
     service: Service, app: Application, tiny: bool, hosts_per_slice: int | None, said: list[str]
 ) -> Application:
-    config, update = app.config, {}
+    config, update = app.config, dict[str, Any]()
     slice = config.slice
     if slice is not None and hosts_per_slice is not None and slice.hosts > hosts_per_slice:
-        slice = _with_hosts(slice, hosts_per_slice)
-        update["slice"] = slice
+        smaller = _with_hosts(slice, hosts_per_slice)
+        update["slice"] = smaller
         said.append(
-            f"{app.serve_name}: slices of {slice} ({slice.hosts} hosts, {slice.chips} chips) "
-            f"instead of {config.slice} ({config.slice.hosts} hosts, {config.slice.chips} chips)"
+            f"{app.serve_name}: slices of {smaller} ({smaller.hosts} hosts, {smaller.chips} chips) "
+            f"instead of {slice} ({slice.hosts} hosts, {slice.chips} chips)"
         )
     if isinstance(config, LLMConfig) and tiny:
         update |= _tiny_llm(app, config, said)

@@ -21,6 +21,7 @@ from kuberay.node_pools.versions import minimum_version, refuse_old_version
 from ray_configs.capacity import KUEUE_VERSION, NEWER_KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
 from ray_configs.job import Job
 from ray_configs.service import Service
+from ray_configs.tpu import TpuSlice
 
 KUEUE = "https://github.com/kubernetes-sigs/kueue/releases/download/v${KUEUE_VERSION}/manifests.yaml"
 _RAY_SERVICE = '{.spec.versions[?(@.name=="v1")].schema.openAPIV3Schema.properties.spec.properties'
@@ -102,9 +103,9 @@ def _node_pools(config: Service | Job, planned: tuple[Pool, ...]) -> Iterable[st
     """Last: from here on it costs, and only here can machines be lacking."""
     policies: set[str] = set()
     for pool in planned:
-        if pool.workload_policy and pool.workload_policy not in policies:
+        if pool.workload_policy and pool.slice and pool.workload_policy not in policies:
             policies.add(pool.workload_policy)
-            yield _workload_policy(config, pool)
+            yield _workload_policy(config, pool.workload_policy, pool.slice)
         look = f"gcloud container node-pools describe {pool.name} {CLUSTER_FLAGS}"
         words = f"gcloud container node-pools create {pool.name}"
         flags = ['--cluster="${CLUSTER_NAME}"', LOCATED, *create_flags(pool)]
@@ -123,16 +124,16 @@ def _about(pool: Pool) -> str:
     return f"{size} The autoscaler makes all of them or none." if pool.autoscaled else size
 
 
-def _workload_policy(config: Service | Job, pool: Pool) -> str:
-    policy = f"gcloud compute resource-policies {{}} {pool.workload_policy}"
+def _workload_policy(config: Service | Job, name: str, slice: TpuSlice) -> str:
+    policy = f"gcloud compute resource-policies {{}} {name}"
     where = flag("region", region(config))
     return block(
-        f"{pool.slice.generation} places the hosts of a slice by a workload policy, which holds the topology; the "
+        f"{slice.generation} places the hosts of a slice by a workload policy, which holds the topology; the "
         "pools must not repeat it.",
         unless_there(
             f"{policy.format('describe')} {where}",
             policy.format("create workload-policy"),
-            ["--type=HIGH_THROUGHPUT", flag("accelerator-topology", pool.slice.topology), where],
+            ["--type=HIGH_THROUGHPUT", flag("accelerator-topology", slice.topology), where],
         ),
     )
 

@@ -146,7 +146,8 @@ def deployment(deployment: Deployment) -> Iterator[Problem]:
     name, scaling, fixed = deployment["name"], deployment["autoscaling_config"], deployment["num_replicas"]
     if name.text is None and not name.placeholder:
         yield error(name, "a deployment without a name: Serve refuses the config", "write name")
-    before = deployment.application.deployments[: deployment.node.path[-1]]
+    others = deployment.application.deployments
+    before = others[: others.index(deployment)]
     if name.text and any(other["name"].text == name.text for other in before):
         yield error(name, f"the deployment {name.text} is listed twice: Serve refuses the config", "list it once")
     if scaling.present and fixed.number is not None:

@@ -60,7 +60,7 @@ def listens_there(config: ServeConfig) -> Iterator[Problem]:
             continue
         asked, probe = _DEFAULT if named is None else named.number, group.ray["readinessProbe"]
         if asked != listens and (group.is_head or not probe.present):
-            port = "names no port serve, which means 8000" if named is None else f"has its port serve on {asked}"
+            has = "names no port serve, which means 8000" if named is None else f"has its port serve on {asked}"
             end = (
                 f"the operator asks the head for Serve on {asked} and leaves it out of the Service"
                 if group.is_head
@@ -68,7 +68,7 @@ def listens_there(config: ServeConfig) -> Iterator[Problem]:
             )
             yield error(
                 said if said.present else (named or said),
-                f"Serve listens on {listens}, and {group.title} {port}: {end}",
+                f"Serve listens on {listens}, and {group.title} {has}: {end}",
                 f"write containerPort: {listens}, name: serve, or http_options.port: {asked}",
             )
         elif not group.is_head and "-/healthz" in str(probe["httpGet"]["path"].value):

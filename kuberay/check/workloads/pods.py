@@ -89,16 +89,16 @@ def resources(container: Container) -> Iterator[Problem]:
             yield error(wanted, why, f"write at most {limit.value}, or raise the limit")
     made = {item["name"].text or "" for item in container.pod.spec["resourceClaims"]}
     for claim in amounts["claims"]:
-        name = claim["name"].text
-        if name is not None and name not in made:
-            instead = meant(name, made, f"add {name} to the Pod's resourceClaims, or take it out")
-            yield error(claim["name"], f"the Pod has no resource claim {name}: {_REFUSED}", instead)
+        used = claim["name"].text
+        if used is not None and used not in made:
+            instead = meant(used, made, f"add {used} to the Pod's resourceClaims, or take it out")
+            yield error(claim["name"], f"the Pod has no resource claim {used}: {_REFUSED}", instead)
 
 
 @rule(Container, "probe", _API + "; the kubelet looks ports up by name")
 def probes(container: Container) -> Iterator[Problem]:
     """A probe asks on a port that the container names, and only readiness takes several successes."""
-    ports = {port["name"].text for port in container["ports"]} - {None}
+    ports = {name for name in container.ports if name}
     for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
         probe, success = container[kind], container[kind]["successThreshold"]
         if kind != "readinessProbe" and (success.number or 1) != 1:
@@ -145,11 +145,11 @@ def volumes(pod: Pod) -> Iterator[Problem]:
     for container in pod.all_containers:
         paths: set[str] = set()
         for mount in container["volumeMounts"]:
-            volume, path = mount["name"].text, mount["mountPath"].text
-            if volume is not None and volume not in known:
-                why = f"the Pod has no volume {volume}: the API server refuses it, and its controller tries for ever"
-                near = nearest(volume, known - _OPERATORS_OWN)
-                yield error(mount["name"], why, f"mount {near}" if near else f"add the volume {volume}")
+            used, path = mount["name"].text, mount["mountPath"].text
+            if used is not None and used not in known:
+                why = f"the Pod has no volume {used}: the API server refuses the Pod, and its controller tries for ever"
+                near = nearest(used, known - _OPERATORS_OWN)
+                yield error(mount["name"], why, f"mount {near}" if near else f"add the volume {used}")
             if path is not None and path in paths:
                 why = f"{path} is mounted twice in one container: the API server refuses the Pod"
                 yield error(mount["mountPath"], why, "mount each path once")

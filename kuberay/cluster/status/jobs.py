@@ -41,10 +41,10 @@ def _ray_job_verdict(live: Manifest, found: Finding | None, around: Surroundings
     if (verdict := held(live, around)) is not None:
         return verdict
     match status.get("jobDeploymentStatus", ""):
-        case "Running" if found is None or found.phase < Phase.WAITING:
-            return Phase.RUNNING, f"runs ({status.get('jobStatus') or 'PENDING'}){since(status.get('startTime'))}"
-        case "Running":
+        case "Running" if found is not None and found.phase >= Phase.WAITING:
             return found.phase, f"runs ({status.get('jobStatus') or 'PENDING'}), but {found.text}"
+        case "Running":
+            return Phase.RUNNING, f"runs ({status.get('jobStatus') or 'PENDING'}){since(status.get('startTime'))}"
         case "Retrying":
             return Phase.STARTING, f"has failed {status.get('failed', 1)} times and is tried again ({why})"
         case "Waiting":
