@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 from ray import serve
 
 from apps.cell.application import build
@@ -13,6 +14,7 @@ from ray_configs.cell import CellConfig
 PROGRAM = Path(__file__).parents[2] / "examples" / "cell_session.py"
 
 
+@pytest.mark.slow
 def test_the_session_of_the_example(serve_url: str, tmp_path: Path) -> None:
     serve.run(build(CellConfig(name="tried", state_uri=str(tmp_path))), name="tried", route_prefix="/tried")
     try:

@@ -56,6 +56,7 @@ def test_a_config_of_ones_own() -> None:
     assert selectors["cloud.google.com/gke-tpu-topology"] == "2x2" and selectors["cloud.google.com/gke-spot"] == "true"
 
 
+@pytest.mark.slow
 def test_openais_client() -> None:
     from apps.llm.engine import Engine, EngineConfig
     from apps.llm.engine_model import EngineModel
@@ -70,6 +71,7 @@ def test_openais_client() -> None:
     assert said.startswith("There are seven days in a week.\n(") and said.endswith("tokens, by demo)\n")
 
 
+@pytest.mark.slow
 def test_images(tmp_path: Path) -> None:
     pytest.importorskip("diffusers")
     from apps.stable_diffusion.engine.engine import Engine
