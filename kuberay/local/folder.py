@@ -18,7 +18,7 @@ MOST = 1 << 16
 
 
 class RunFolder:
-    """`with RunFolder(8000) as folder:` holds it; `folder.held_by_other` says that somebody else does."""
+    """`with RunFolder(8000) as own:` holds it; `own.held_by_other` says that somebody else does."""
 
     def __init__(self, port: int):
         base = Path(tempfile.gettempdir())
