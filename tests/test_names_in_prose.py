@@ -16,6 +16,7 @@ ROOMS = ("apps", "ray_configs", "kuberay", "clients", "tools", "examples", "test
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
 if not TRACKED:  # not a checkout
     TRACKED = [str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()]
+TRACKED = [path for path in TRACKED if (ROOT / path).is_file()]
 SOURCES = [path for path in TRACKED if path.endswith(".py") and path.split("/")[0] in ROOMS]
 PAGES = [path for path in TRACKED if path.endswith(".md") and "/demo/" not in path]
 

@@ -16,7 +16,10 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     """`app` and `build`, imported when asked for: the state can be read and tested without Ray."""
     if name in ("app", "build"):
-        from apps.cell import application
+        from apps.cell.server import build
+        from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+        from ray_configs.cell import CellConfig
 
-        return getattr(application, name)
+        prefer_direct_ingress()  # before `serve run` starts Ray
+        return build if name == "build" else build(CellConfig())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ principals to tell apart, and everyone may do everything.
 """
 
 import re
-from collections.abc import Mapping
 
 from apps.cell.errors import CellError
 
@@ -43,10 +42,3 @@ def check_method(method: object) -> str:
     if method not in METHODS:
         raise CellError(f"method {method!r} must be one of {', '.join(METHODS)}")
     return str(method)
-
-
-def check_acls(acls: object) -> dict[str, str]:
-    """Method -> list, both checked."""
-    if not isinstance(acls, Mapping):
-        raise CellError("acls must be an object of method: names")
-    return {check_method(method): parse(acl) for method, acl in acls.items()}

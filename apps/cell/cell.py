@@ -13,9 +13,8 @@ from typing import Any
 
 from apps.cell import acl
 from apps.cell.admin import Admin
-from apps.cell.assign import assign
 from apps.cell.errors import CellError
-from apps.cell.reconcile import App, Delete, Target, steps, surge_percent
+from apps.cell.reconcile import App, Delete, Target, assign, steps, surge_percent
 from apps.cell.serve_apps import ServeApps, config_digest
 from apps.cell.state import Published
 from ray_configs.cell import CellConfig

@@ -8,7 +8,6 @@ from apps.cell.errors import CellError
 _PART = r"[a-z]+[a-z0-9_-]*"
 CELL = re.compile(rf"/sax/({_PART})")
 MODEL = re.compile(rf"/sax/({_PART})/({_PART})")
-PART = re.compile(_PART)
 
 
 @dataclass(frozen=True)

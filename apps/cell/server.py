@@ -42,8 +42,11 @@ READING = frozenset({"listed", "get_acl"})
 """Calls of the admin that write nothing: they need no thread."""
 
 
-def deployment(config: CellConfig) -> serve.Application:
-    """Binds the front to the admin. Keys travel as digests: no pickle or log of the cluster holds one."""
+def build(config: CellConfig) -> serve.Application:
+    """The application for one config: the front, bound to the admin.
+
+    Keys travel as digests: no pickle or log of the cluster holds one.
+    """
     keys = principals([key.get_secret_value() for key in config.api_keys])
     plain = config.model_copy(update={"api_keys": ()})
     actor = {"num_cpus": OWN_CPUS} | on_cpu_pod(config)

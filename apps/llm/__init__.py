@@ -10,7 +10,10 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     """`app` and `build`, imported when asked for: a script that uses apps.llm.engine alone needs no Ray."""
     if name in ("app", "build"):
-        from apps.llm import application
+        from apps.llm.server import build
+        from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+        from ray_configs.llm import LLMConfig
 
-        return getattr(application, name)
+        prefer_direct_ingress()  # before `serve run` starts Ray
+        return build if name == "build" else build(LLMConfig())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

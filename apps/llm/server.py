@@ -11,8 +11,14 @@ from apps.serving.replica import EngineServer, bound
 from ray_configs.llm import LLMConfig
 
 
-def deployment(config: LLMConfig) -> serve.Application:
-    """Binds LLMServer with the deployment options that follow from the config."""
+def build(config: LLMConfig) -> serve.Application:
+    """The application for one config. `serve run` and Serve's YAML pass their arguments through LLMConfig.
+
+    Importing this is cheap for the one who deploys: JAX and the engine load inside the replica.
+
+    Raises:
+        ValueError: a slice that Ray can't place.
+    """
     if config.spans_hosts and config.slice.ray_refusal is not None:
         raise ValueError(f"slice {config.slice} cannot be a replica's: {config.slice.ray_refusal}")
     return bound(LLMServer, config)

@@ -101,7 +101,7 @@ class SliceHosts:
     def __init__(self, reservation: Reservation, actors: list[Any]):
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
-        self._slice: Any = None  # engine.lockstep.Slice, once the hosts have come
+        self._slice: Any = None  # `parallel.lockstep.Slice`, once the hosts have come
         self._draining: list[int] = []
         self._closing, self._closed = threading.Lock(), threading.Event()
 

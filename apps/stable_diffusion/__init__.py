@@ -10,7 +10,10 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     """`app` and `build`, imported when asked for: a script that uses apps.stable_diffusion.engine needs no Ray."""
     if name in ("app", "build"):
-        from apps.stable_diffusion import application
+        from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+        from apps.stable_diffusion.server import build
+        from ray_configs.stable_diffusion import StableDiffusionConfig
 
-        return getattr(application, name)
+        prefer_direct_ingress()  # before `serve run` starts Ray
+        return build if name == "build" else build(StableDiffusionConfig.demo())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,8 @@ from apps.serving.replica import EngineServer, bound
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 
-def deployment(config: StableDiffusionConfig) -> serve.Application:
-    """Binds StableDiffusionServer with the deployment options that follow from the config.
+def build(config: StableDiffusionConfig) -> serve.Application:
+    """The application for one config. `serve run` and Serve's YAML pass their arguments through it.
 
     Raises:
         ValueError: a slice of several hosts, or one that Ray can't place.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.cell.assign import assign
+from apps.cell.reconcile import assign
 from apps.cell.state import Published
 
 

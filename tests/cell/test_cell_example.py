@@ -8,7 +8,7 @@ import httpx
 import pytest
 from ray import serve
 
-from apps.cell.application import build
+from apps.cell import build
 from ray_configs.cell import CellConfig
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "cell_session.py"

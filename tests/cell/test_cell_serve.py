@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray import serve
 
-from apps.cell.application import build
+from apps.cell import build
 from ray_configs.cell import CellConfig
 
 SMALL = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 64}

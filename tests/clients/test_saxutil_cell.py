@@ -14,7 +14,7 @@ PATH = "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd2BTest"
 def cell_url(ray_cluster: str, serve_url: str, tmp_path) -> Iterator[str]:
     from ray import serve
 
-    from apps.cell.application import build
+    from apps.cell import build
     from ray_configs.cell import CellConfig
 
     config = CellConfig(name="saxutil", state_uri=str(tmp_path), tiny=True)

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from apps.cell.http.caller import Caller
 from apps.cell.http.saxml import RELAYED
+from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED
-from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 METHODS = {
     "/v1/completions": "lm.generate",

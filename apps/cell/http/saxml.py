@@ -21,9 +21,8 @@ from apps.cell import bodies
 from apps.cell.errors import CellError
 from apps.cell.http.caller import Caller, Front, principal_of
 from apps.cell.names import ModelName, check_cell
-from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
 from apps.serving.ingress.openapi import STREAMED, json_object, query
-from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 WATCH_S = 0.5
 RELAYED = json_object(bodies.RELAYED, closed=False)

@@ -8,8 +8,8 @@ from apps.llm.http import jetstream, saxml
 from apps.llm.http.openai import openai_router
 from apps.serving.ingress.api_keys import OPEN, Principals
 from apps.serving.ingress.application import answer_as_openai, models_router
+from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openapi import STREAMED, json_body
-from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 
 def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
 from apps.llm.engine_model import EngineModel, EngineStream, Models
-from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import retry_after
 
 

@@ -12,7 +12,7 @@ from apps.llm.engine_model import EngineModel, EngineStream, Models
 from apps.llm.http.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, embeddings, usage
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
 from apps.serving.ingress.application import find_model
-from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import OpenAIError, from_engine, of_stream, parsed
 from apps.serving.ingress.openapi import STREAMED, json_body
 

@@ -18,10 +18,9 @@ from starlette.responses import Response
 from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
 from apps.llm.engine_model import EngineStream, Models
 from apps.serving.ingress.application import find_model
-from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, retry_after
 from apps.serving.ingress.openapi import json_body
-from apps.serving.ingress.request_body import BodyTooLarge, read_body
 
 DONE = b"data: [DONE]\n\n"
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
-from apps.serving.ingress.request_body import BodyTooLarge, read_body
+from apps.serving.ingress.bodies import BodyTooLarge, read_body
 
 log = logging.getLogger("podslice")
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
 from apps.serving.ingress.application import find_model
-from apps.serving.ingress.event_stream import EventStream
+from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_engine, of_stream, parsed
 from apps.serving.ingress.openapi import STREAMED, form, json_body
 from apps.stable_diffusion.engine.job import Job, Step

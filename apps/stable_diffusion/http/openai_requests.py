@@ -12,8 +12,8 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from apps.serving.ingress.bodies import MAX_BYTES, BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body
-from apps.serving.ingress.request_body import MAX_BYTES, BodyTooLarge, read_body
 
 ONLY = {
     "response_format": ("b64_json", "this server keeps no files that a url could lead to"),

@@ -17,9 +17,9 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
+from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
 from apps.serving.ingress.openapi import json_body, json_object
-from apps.serving.ingress.request_body import BodyTooLarge, read_body
 from apps.stable_diffusion.engine.job import Aborted, Job
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from serving import REPOSITORY, serve_cli, wait_until
 
-from apps.llm.server import deployment
+from apps.llm.server import build
 from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
 
@@ -60,7 +60,7 @@ def test_options_on_a_slice_that_scales():
 
 def test_a_slice_that_ray_cannot_place_is_refused_before_anything_starts():
     with pytest.raises(ValueError, match="v3:4x4 cannot be a replica's: Ray's autoscaler does not know"):
-        deployment(LLMConfig(slice="v3:4x4"))
+        build(LLMConfig(slice="v3:4x4"))
 
 
 def test_a_replica_of_several_hosts_lives_on_the_slice_that_it_will_own():
@@ -74,7 +74,7 @@ def test_a_replica_of_several_hosts_lives_on_the_slice_that_it_will_own():
 
 
 def test_keys_do_not_travel():
-    application = deployment(LLMConfig(api_keys="secret-one,secret-two"))
+    application = build(LLMConfig(api_keys="secret-one,secret-two"))
     bound = application._bound_deployment
     assert "secret-one" not in repr((bound.init_args, bound.init_kwargs)) and bound.init_args[0].api_keys == ()
     assert len(bound.init_args[1]) == 2

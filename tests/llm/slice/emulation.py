@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from ray.util.placement_group import placement_group_table
 
-from apps.llm.application import build
+from apps.llm import build
 from apps.llm.slice_reservation import slices
 from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from ray_configs.labels import TPU_SLICE_NAME, TPU_WORKER_ID

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from apps.cell.server import deployment
+from apps.cell.server import build
 from apps.serving.replica_options import options
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
@@ -43,7 +43,7 @@ def test_elsewhere_a_process_runs_wherever_it_can(monkeypatch: pytest.MonkeyPatc
     [("v5e:4x8", {"podslice/group": "cpu-v5e-4x8"}), (None, {"podslice/group": "cpu"}), ("v5e:2x2", None)],
 )
 def test_a_cells_own_processes_run_beside_its_models(labelled: None, slice: str | None, selector: Any) -> None:
-    front = deployment(CellConfig(slice=slice))._bound_deployment
+    front = build(CellConfig(slice=slice))._bound_deployment
     admin = front.init_args[1]._bound_deployment
     for own in (front, admin):
         assert own.ray_actor_options["num_cpus"] == 0.1

@@ -17,7 +17,7 @@ from picture_serving import MODEL, far_apart, opened, wait_until
 from PIL import Image
 
 from apps.serving.replica_options import options
-from apps.stable_diffusion.server import deployment
+from apps.stable_diffusion.server import build
 from ray_configs.stable_diffusion import DEMO_MODEL, StableDiffusionConfig
 
 REPOSITORY = Path(__file__).parents[3]
@@ -151,5 +151,5 @@ def test_options_on_a_slice():
 
 
 def test_keys_do_not_travel():
-    bound = deployment(StableDiffusionConfig(api_keys="secret-one,secret-two"))._bound_deployment
+    bound = build(StableDiffusionConfig(api_keys="secret-one,secret-two"))._bound_deployment
     assert "secret-one" not in repr((bound.init_args, bound.init_kwargs)) and len(bound.init_args[1]) == 2

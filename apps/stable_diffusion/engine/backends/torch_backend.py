@@ -36,8 +36,7 @@ from apps.stable_diffusion.engine.backends.picture_plan import (
 )
 from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
 from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, Row
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
-from apps.stable_diffusion.engine.model.fields import refuse_others
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError, refuse_others
 from apps.stable_diffusion.engine.request import PictureRequest
 
 log = logging.getLogger("podslice")

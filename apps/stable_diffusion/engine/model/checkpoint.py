@@ -7,6 +7,7 @@ safetensors files. Tensors are read one by one, so that nothing but what a model
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,21 @@ def _snapshot(repository: str) -> str:
         files = ("{}.fp16*.safetensors", "{}-*.fp16.safetensors", "{}.safetensors.index.fp16.json")
         from_hub(repository, [f"{name}/{file.format(WEIGHT_FILES[name])}" for name in without for file in files])
     return folder
+
+
+def needed(config: Mapping[str, Any], component: str, name: str) -> Any:
+    """A field that must be there."""
+    if config.get(name) is None:
+        raise CheckpointError(f"{component}/config.json: the field {name} is missing")
+    return config[name]
+
+
+def refuse_others(config: Mapping[str, Any], component: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """CheckpointError for a field whose value isn't among the allowed ones; an absent field is fine."""
+    for name, values in allowed.items():
+        if name in config and config[name] not in values:
+            choice = " or ".join(map(repr, values))
+            raise CheckpointError(
+                f"{component}/config.json: {name} {config[name]!r} is not supported, only {choice}; "
+                "Stable Diffusion 1.x, 2.x and XL have that"
+            )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from apps.stable_diffusion.engine.model.attention import attend
-from apps.stable_diffusion.engine.model.fields import read, refuse_others
+from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import layer_norm, linear
 from apps.stable_diffusion.engine.model.weights import Weights
 
@@ -23,7 +23,7 @@ ACTIVATIONS = {
 def check(config: Mapping[str, Any], component: str) -> None:
     """CheckpointError for a field that means another network."""
     for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        read(config, component, name)
+        needed(config, component, name)
     refuse_others(config, component, {"hidden_act": tuple(ACTIVATIONS)})
 
 

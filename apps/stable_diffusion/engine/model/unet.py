@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from apps.stable_diffusion.engine.model.attention import attend
-from apps.stable_diffusion.engine.model.fields import read, refuse_others
+from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import (
     conv,
     group_norm,
@@ -92,7 +92,7 @@ class Architecture:
     def of(cls, config: Mapping[str, Any]) -> Architecture:
         """CheckpointError for a field that means another network."""
         refuse_others(config, "unet", ALLOWED)
-        get = partial(read, config, "unet")
+        get = partial(needed, config, "unet")
         blocks = tuple(name for key in ("down_block_types", "up_block_types") for name in get(key))
         for name in ("down_block_types", "up_block_types"):
             refuse_others(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from apps.stable_diffusion.engine.model.attention import attend
-from apps.stable_diffusion.engine.model.fields import read, refuse_others
+from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import conv, group_norm, linear, resnet, upsample
 from apps.stable_diffusion.engine.model.weights import Weights
 
@@ -48,7 +48,7 @@ class Architecture:
             name = f"{side}_block_types"
             other = next((block for block in config.get(name, ()) if block != kind), kind)
             refuse_others({name: other}, "vae", {name: (kind,)})
-        get = partial(read, config, "vae")
+        get = partial(needed, config, "vae")
         return cls(
             channels=tuple(get("block_out_channels")),
             resnets=get("layers_per_block"),
