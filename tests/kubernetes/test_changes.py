@@ -11,13 +11,18 @@ from traffic import Model, Traffic, count
 from waiting import SERVICE_S, until
 
 from kuberay.render import to_yaml
+from ray_configs.cloud import GoogleCloud
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
 from ray_configs.upgrade import NewCluster
 
 MODEL = LLMConfig(drain_timeout_s=10)
 CONFIG = Service(
-    name="changing", namespace="changing-test", applications=(Application(config=MODEL),), upgrade=NewCluster()
+    name="changing",
+    namespace="changing-test",
+    applications=(Application(config=MODEL),),
+    cloud=GoogleCloud(project="some-project"),
+    upgrade=NewCluster(),
 )
 pytestmark = pytest.mark.timeout(2 * SERVICE_S)
 
@@ -41,7 +46,8 @@ def changed(config: dict[str, Any], **service: Any) -> Service:
 def apply(service: Deployed, config: Service, folder: Path) -> str:
     file = folder / "changed.yaml"
     file.write_text(to_yaml(manifest_of(config, tiny=False)))
-    return service.cluster.podslice("apply", str(file)).stdout
+    # The test applied it with kubectl at first, which therefore owns its fields.
+    return service.cluster.podslice("apply", str(file), "--force-conflicts").stdout
 
 
 def test_another_number_of_replicas(service: Deployed, model: Model, tmp_path: Path) -> None:
