@@ -4,13 +4,13 @@ Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 
 """
 
 import sys
-from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kuberay.check_command import check, findings_of, show
 from kuberay.local.command import local
 from kuberay.options import (
     Bucket,
@@ -27,7 +27,6 @@ from kuberay.source import Placeholders, Source
 from ray_configs.loading import ConfigError, catalog
 
 if TYPE_CHECKING:
-    from kuberay.check import Finding
     from kuberay.cluster import Cluster
 
 app = typer.Typer(
@@ -45,13 +44,6 @@ app = typer.Typer(
 class Format(StrEnum):
     gcloud = "gcloud"
     terraform = "terraform"
-
-
-class Findings(StrEnum):
-    text = "text"
-    json = "json"
-    sarif = "sarif"
-    github = "github"
 
 
 @app.command("catalog")
@@ -131,60 +123,7 @@ def node_pools(
     typer.echo(text, nl=False)
 
 
-@app.command()
-def check(
-    configs: Annotated[
-        list[str] | None,
-        typer.Argument(help="Configs, YAML files, folders of them, or - for standard input.", show_default=False),
-    ] = None,
-    project: Project = None,
-    bucket: Bucket = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
-    ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="RULE", help="A rule to leave out; several times for more.")
-    ] = None,
-    format: Annotated[Findings, typer.Option(help="How findings are printed.")] = Findings.text,
-    list_rules: Annotated[bool, typer.Option("--list", help="List the rules.")] = False,
-    explain: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Say what a rule is about, and who says so.", show_default=False)
-    ] = None,
-) -> None:
-    """Say what KubeRay, GKE or Ray would refuse or silently get wrong, without a cluster.
-
-    python -m kuberay check some-rayservice.yaml
-
-    A comment in the YAML silences a rule on its line: # podslice: ignore RULE: the reason
-    """
-    from kuberay.check import RULES, UnreadableYaml, catalog, ordered
-
-    if unknown := [name for name in [*(ignore or ()), *([explain] if explain else ())] if name not in RULES]:
-        raise Refusal(catalog.unknown(unknown[0]))
-    if list_rules or explain:
-        typer.echo(catalog.explained(explain) if explain else catalog.listing())
-        return
-    if not configs:
-        raise Refusal("name what to check: configs, YAML files, folders of them, or - for standard input")
-    found = []
-    for name in configs:
-        try:
-            found += _findings(read_source(name, Placeholders(project, bucket)), ignore or ())
-        except Refusal as refusal:
-            if isinstance(refusal.__cause__, UnreadableYaml) and format is not Findings.text:  # a program reads it
-                found += _findings(Source(name, [], beside=(refusal.__cause__,)), ignore or ())
-                continue
-            if len(configs) == 1:
-                raise
-            raise Refusal(f"{name}: {refusal}") from refusal
-    found = ordered(found)
-    _show(found, format)
-    counts = {grade: sum(finding.severity == grade for finding in found) for grade in ("error", "warning", "note")}
-    said = [f"{count} {grade}{'' if count == 1 else 's'}" for grade, count in counts.items() if count]
-    summary = ", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of"
-    typer.echo(summary, err=bool(said) or format is not Findings.text)
-    if counts["error"] or (strict and counts["warning"]):
-        raise typer.Exit(1)
-
-
+app.command()(check)
 app.command()(local)
 
 
@@ -223,9 +162,9 @@ def apply(
             f"{' and '.join(open_ones)} must be filled in: add "
             + " ".join(f"{options[name]} YOUR_{name}" for name in open_ones)
         )
-    found = _findings(source)
+    found = findings_of(source)
     grave = [finding for finding in found if finding.severity == "error"]
-    _show(found, err=True)
+    show(found, err=True)
     if grave and not force:
         raise Refusal(f"not applied: {len(grave)} error{'' if len(grave) == 1 else 's'} above (--force applies anyway)")
     cluster = _connect(context, namespace, kubeconfig)
@@ -341,29 +280,6 @@ def _serve_config(source: Source) -> str:
     if not isinstance(source.config, Service):
         raise Refusal(f"{source.name} is a job; only a service has a Serve config")
     return to_yaml([serve_config(source.config)])
-
-
-def _findings(source: Source, ignore: Collection[str] = ()) -> list["Finding"]:
-    from kuberay.check import check as check_objects
-
-    return check_objects(source.objects, source.config, source.beside, ignore)
-
-
-def _show(found: list["Finding"], format: Findings = Findings.text, err: bool = False) -> None:
-    from rich.console import Console
-
-    from kuberay.check import formats
-
-    console = Console(stderr=err)
-    if format is Findings.json:
-        typer.echo(formats.to_json(found))
-    elif format is Findings.sarif:
-        typer.echo(formats.to_sarif(found))
-    elif format is Findings.text and console.is_terminal:
-        console.print(formats.to_terminal(found))
-    else:
-        for line in formats.to_github(found) if format is Findings.github else formats.to_lines(found):
-            typer.echo(line, err=err)
 
 
 def _connect(context: str | None, namespace: str | None, kubeconfig: str | None) -> "Cluster":

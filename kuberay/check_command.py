@@ -1,0 +1,98 @@
+"""`python -m kuberay check`: the command's options, and how it prints."""
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kuberay.options import Bucket, Project, Refusal, read_source
+from kuberay.source import Placeholders, Source
+
+if TYPE_CHECKING:
+    from kuberay.check import Finding
+
+
+class Form(StrEnum):
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    github = "github"
+
+
+def check(
+    configs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Configs, YAML files, folders of them, or - for standard input.", show_default=False),
+    ] = None,
+    project: Project = None,
+    bucket: Bucket = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="RULE", help="A rule to leave out; several times for more.")
+    ] = None,
+    format: Annotated[Form, typer.Option(help="How findings are printed.")] = Form.text,
+    list_rules: Annotated[bool, typer.Option("--list", help="List the rules.")] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Say what a rule is about, and who says so.", show_default=False)
+    ] = None,
+) -> None:
+    """Say what KubeRay, GKE or Ray would refuse or silently get wrong, without a cluster.
+
+    python -m kuberay check some-rayservice.yaml
+
+    A comment in the YAML silences a rule on its line: # podslice: ignore RULE: the reason
+    """
+    from kuberay.check import RULES, UnreadableYaml, catalog, ordered
+
+    if unknown := [name for name in [*(ignore or ()), *([explain] if explain else ())] if name not in RULES]:
+        raise Refusal(catalog.unknown(unknown[0]))
+    if list_rules or explain:
+        typer.echo(catalog.explained(explain) if explain else catalog.listing())
+        return
+    if not configs:
+        raise Refusal("name what to check: configs, YAML files, folders of them, or - for standard input")
+    found = []
+    for name in configs:
+        try:
+            found += findings_of(read_source(name, Placeholders(project, bucket)), ignore or ())
+        except Refusal as refusal:
+            if isinstance(refusal.__cause__, UnreadableYaml) and format is not Form.text:  # a program reads it
+                found += findings_of(Source(name, [], beside=(refusal.__cause__,)), ignore or ())
+                continue
+            if len(configs) == 1:
+                raise
+            raise Refusal(f"{name}: {refusal}") from refusal
+    found = ordered(found)
+    show(found, format)
+    counts = {grade: sum(finding.severity == grade for finding in found) for grade in ("error", "warning", "note")}
+    said = [f"{count} {grade}{'' if count == 1 else 's'}" for grade, count in counts.items() if count]
+    summary = ", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of"
+    typer.echo(summary, err=bool(said) or format is not Form.text)
+    if counts["error"] or (strict and counts["warning"]):
+        raise typer.Exit(1)
+
+
+def findings_of(source: Source, ignore: Collection[str] = ()) -> list["Finding"]:
+    """What a check has to say about what was read."""
+    from kuberay.check import check as check_objects
+
+    return check_objects(source.objects, source.config, source.beside, ignore)
+
+
+def show(found: list["Finding"], format: Form = Form.text, err: bool = False) -> None:
+    """Prints findings; text is for people, on a terminal in colours."""
+    from rich.console import Console
+
+    from kuberay.check import formats
+
+    console = Console(stderr=err)
+    if format is Form.json:
+        typer.echo(formats.to_json(found))
+    elif format is Form.sarif:
+        typer.echo(formats.to_sarif(found))
+    elif format is Form.text and console.is_terminal:
+        console.print(formats.to_terminal(found))
+    else:
+        for line in formats.to_github(found) if format is Form.github else formats.to_lines(found):
+            typer.echo(line, err=err)
