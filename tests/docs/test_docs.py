@@ -84,25 +84,6 @@ def test_no_field_is_left_out(model: type[BaseModel]) -> None:
     assert config_page.fields(model).keys() == model.model_fields.keys() - {"kind"}
 
 
-PLACES = ("apps", "clients", "docs", "examples", "kuberay", "ray_configs", "tests", "tools")
-NAMED = re.compile(rf"`((?:{'|'.join(PLACES)})/[\w./-]*)`")
-RUN = re.compile(r"python -m ([\w.]+)|\bpython ([\w/]+\.py)|(?:serve run|import_path) ([\w.]+):")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_files_and_programs_exist(page: Path) -> None:
-    text = page.read_text()
-    missing = [name for name in NAMED.findall(text) if not (ROOT / name).exists()]
-    for module, script, application in RUN.findall(text):
-        if module or application:
-            path = ROOT / (module or application).replace(".", "/")
-            if (ROOT / path.relative_to(ROOT).parts[0]).is_dir():  # else somebody else's: python -m venv
-                missing += [] if path.is_dir() or path.with_suffix(".py").is_file() else [module or application]
-        elif "/" in script:
-            missing += [] if (ROOT / script).is_file() else [script]
-    assert not missing
-
-
 COMMANDS = typer.main.get_command(commandline.app).commands
 COMMAND = re.compile(r"^ {4}(?:\$ )?(?:\S*/)?podslice (.*)$|`podslice ([^`]*)`", re.MULTILINE)
 
