@@ -1,6 +1,26 @@
 """Fields of the calls that a cell's admin answers: what it accepts, and what /openapi.json says of them."""
 
-from typing import Any
+from typing import Any, TypedDict
+
+
+class Entry(TypedDict):
+    """One model as listcell shows it."""
+
+    model: str
+    model_path: str
+    checkpoint: str
+    max_replicas: int
+    active_replicas: int
+    assigned_replicas: int
+    state: str
+    reason: str | None
+    overrides: dict[str, Any]
+    methods: list[str]
+    acls: dict[str, str]
+    admin_acl: str
+    published_at: int
+    replicas: list[dict[str, str]]
+
 
 Fields = dict[str, dict[str, Any]]
 """Name -> JSON schema."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from apps.cell import acl
 from apps.cell.admin import Admin
+from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
 from apps.cell.reconcile import App, Delete, Target, assign, steps, surge_percent
 from apps.cell.serve_apps import ServeApps, config_digest
@@ -80,7 +81,7 @@ class Cell:
             config = servable[step.name]
             self._apps.deploy(step.name, config, relay_key, step.version, target.replicas, target.surge_percent)
 
-    def entry(self, name: str, model: Published) -> dict[str, Any]:
+    def entry(self, name: str, model: Published) -> Entry:
         """One model as listcell shows it."""
         app = self.seen.apps.get(name)
         state, reason = self._state(name, model, app)

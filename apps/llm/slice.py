@@ -29,7 +29,13 @@ from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
 if TYPE_CHECKING:
-    from apps.llm.engine import Engine
+    from collections.abc import Sequence
+
+    from apps.llm.engine import Engine, EngineConfig
+    from apps.llm.engine.executor_protocol import Executor
+    from apps.llm.engine.model.model import Model
+    from apps.llm.engine.parallel.layout import Devices, Layout
+    from apps.llm.engine.parallel.lockstep import Slice
 
 log = logging.getLogger("podslice")
 
@@ -101,7 +107,7 @@ class SliceHosts:
     def __init__(self, reservation: Reservation, actors: list[Any]):
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
-        self._slice: Any = None  # `parallel.lockstep.Slice`, once the hosts have come
+        self._slice: Slice | None = None  # once the hosts have come
         self._draining: list[int] = []
         self._closing, self._closed = threading.Lock(), threading.Event()
 
@@ -153,11 +159,16 @@ class SliceHosts:
 
     # -- Place --------------------------------------------------------------------------------------------------
 
-    def devices(self, config: Any) -> Any:
-        return self._slice.devices()
+    def devices(self, config: "EngineConfig") -> "Devices":
+        return self._here.devices()
 
-    def load(self, config: Any, model: Any, layout: Any) -> Any:
-        return self._slice.load(config, model, layout)
+    def load(self, config: "EngineConfig", model: "Model", layout: "Layout") -> "Sequence[Executor[Any]]":
+        return self._here.load(config, model, layout)
+
+    @property
+    def _here(self) -> "Slice":
+        assert self._slice is not None, "the hosts have come before anything is loaded"
+        return self._slice
 
     # -- health and end -----------------------------------------------------------------------------------------
 
@@ -169,17 +180,17 @@ class SliceHosts:
                 then: the engine is told first. Or one is being drained: open requests may end as they would, but the
                 slice is lost after that, and new ones belong elsewhere.
         """
-        if self._slice.failure is None:
+        if self._here.failure is None:
             pings = [asyncio.ensure_future(_answer(actor)) for actor in self._actors]
             await asyncio.wait(pings, timeout=SILENCE_S)
             for rank, ping in enumerate(pings):
                 if not ping.done():
                     ping.cancel()
-                    self._slice.fail(f"host {rank} has not answered for {SILENCE_S} s")
+                    self._here.fail(f"host {rank} has not answered for {SILENCE_S} s")
                 elif (error := ping.exception()) is not None:
-                    self._slice.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
-        if self._slice.failure is not None:
-            raise RuntimeError(f"slice {self.slice_name}: {self._slice.failure}")
+                    self._here.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
+        if self._here.failure is not None:
+            raise RuntimeError(f"slice {self.slice_name}: {self._here.failure}")
         if self._draining:
             raise RuntimeError(f"slice {self.slice_name} is about to go: its hosts {self._draining} are being drained")
 

@@ -7,6 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from apps.cell import acl
+from apps.cell.bodies import Entry
 from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.http.relay import Relay
 
@@ -17,7 +18,7 @@ class View:
 
     cell: dict[str, Any]
     """As GET /cell answers."""
-    entries: dict[str, dict[str, Any]]
+    entries: dict[str, Entry]
     """By full name; as GET /listcell answers."""
     routes: dict[str, str]
     """Path prefix of each model's own application."""

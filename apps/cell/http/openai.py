@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from apps.cell.bodies import Entry
 from apps.cell.http.caller import Caller
 from apps.cell.http.saxml import RELAYED
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
@@ -65,7 +66,7 @@ def openai_router(caller: Caller) -> APIRouter:
     return router
 
 
-def _card(entry: dict[str, Any]) -> dict[str, Any]:
+def _card(entry: Entry) -> dict[str, Any]:
     return {
         "id": entry["model"],
         "object": "model",

@@ -11,13 +11,14 @@ and /score, which `clients/saxutil.py` uses.
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from apps.cell import bodies
+from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
 from apps.cell.http.caller import Caller, Front, principal_of
 from apps.cell.names import ModelName, check_cell
@@ -140,7 +141,7 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
     return router
 
 
-def _echo(entry: dict[str, Any]) -> Response:
+def _echo(entry: Entry) -> Response:
     """`path` is the first generation's key, `model_path` the second's."""
     return Indented(
         {
@@ -174,10 +175,10 @@ async def _arguments(request: Request) -> dict[str, Any]:
 
 async def _changes(caller: Caller, wanted: str | None) -> AsyncIterator[bytes]:
     """Ends when the one model that was asked for is gone. A comment in between shows that the line is alive."""
-    told: dict[str, Any] = {}
+    told: dict[str, Entry] = {}
     while True:
         now = {name: entry for name, entry in caller.view().entries.items() if wanted in (None, name)}
-        events = [entry for name, entry in now.items() if told.get(name) != entry]
+        events: list[Mapping[str, Any]] = [entry for name, entry in now.items() if told.get(name) != entry]
         events += [{"model": name, "state": "GONE"} for name in told if name not in now]
         told = now
         yield "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode() or b": alive\n\n"

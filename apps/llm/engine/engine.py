@@ -269,7 +269,7 @@ def _whole(generation: Generation) -> list[Output]:
     return parts
 
 
-def _make_ready(executors: list[Executor], calibration: list[int]) -> None:
+def _make_ready(executors: Ids[Executor[Any]], calibration: list[int]) -> None:
     """Caches first: each copy takes its share of what memory is free. Then all compile at once."""
     for executor in executors:
         executor.make_cache(calibration)

@@ -1,6 +1,7 @@
 """The interface of an executor, wherever its devices are: in this process, or on the hosts of a slice."""
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,7 +36,11 @@ class Tokens(NamedTuple):
         return cls(host[:, 0], host[:, 1].view(np.float32), top_ids, top_logprobs, scores, pooled)
 
 
-class Executor(Protocol):
+LaunchedT = TypeVar("LaunchedT")
+"""What an executor keeps of a step that runs; nobody else looks into it."""
+
+
+class Executor(Protocol[LaunchedT]):
     """Runs the steps that the engine plans. Calls come from one thread at a time, steps are read in their order."""
 
     arch: Architecture
@@ -54,11 +59,11 @@ class Executor(Protocol):
         """The smallest compiled step that holds so many; `reads`: one that can be launched with a readout."""
         ...
 
-    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> Any:
+    def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> LaunchedT:
         """Start a step; the result is for `read`. Step n + 1 may be launched before step n is read."""
         ...
 
-    def read(self, launched: Any) -> Tokens:
+    def read(self, launched: LaunchedT) -> Tokens:
         """Wait for a launched step's results."""
         ...
 
@@ -81,7 +86,7 @@ class Place(Protocol):
         """What there is."""
         ...
 
-    def load(self, config: EngineConfig, model: Model, layout: Layout) -> list[Executor]:
+    def load(self, config: EngineConfig, model: Model, layout: Layout) -> Sequence[Executor[Any]]:
         """The weights onto the devices: an executor for each copy of the model.
 
         Args:

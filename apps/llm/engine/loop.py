@@ -11,13 +11,13 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
 from apps.llm.api import MAX_BIAS, EngineStats, EngineStopped, Generation, Output
 from apps.llm.engine.answer import Answer
-from apps.llm.engine.executor_protocol import Executor, Tokens
+from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.reading import Reading
 from apps.llm.engine.readout import Readout
@@ -33,14 +33,14 @@ Member = tuple[Sequence, Answer | Reading]
 """One of a request's sequences, as the scheduler and as the loop sees it."""
 
 
-class Loop:
+class Loop(Generic[LaunchedT]):
     """One executor's sequences, from their queue to their end.
 
     Args:
         config: of this copy: its own share of the batch.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor):
+    def __init__(self, config: EngineConfig, executor: Executor[LaunchedT]):
         self.config, self.executor = config, executor
         self._arch = executor.arch
         self._scheduler = Scheduler(
@@ -131,7 +131,7 @@ class Loop:
 
     def _run(self) -> None:
         try:
-            pending: tuple[list[Work], Any] | None = None
+            pending: tuple[list[Work], LaunchedT] | None = None
             while self._take_commands(wait=pending is None):
                 work = self._scheduler.schedule()
                 launched = self._launch(work) if work else None
@@ -169,7 +169,7 @@ class Loop:
         self._deliver(outputs)
         return not self._stopping
 
-    def _launch(self, work: list[Work]) -> tuple[list[Work], Any]:
+    def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:
         executor = self.executor
         for seq in self._scheduler.entered:
             self._leave_queue(self._answers[seq])
@@ -213,7 +213,7 @@ class Loop:
             ids[i, : len(biases)], bias[i, : len(biases)] = list(biases), list(biases.values())
         return Extras(allowed, ids, bias, np.array([bool(masks), bool(biased)], np.int32))
 
-    def _read(self, work: list[Work], launched: Any) -> None:
+    def _read(self, work: list[Work], launched: LaunchedT) -> None:
         """Wait for a step's results and pass them on."""
         result: Tokens = self.executor.read(launched)
         outputs: list[tuple[Generation, Output]] = []
