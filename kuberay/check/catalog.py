@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def _body(rule: Rule) -> str:
-    return "\n\n".join(f"{look.about}\n\nSource: {look.source}." for look in rule.looks)
+    return "\n\n".join(f"{check.about}\n\nSource: {check.source}." for check in rule.checks)
 
 
 if __name__ == "__main__":

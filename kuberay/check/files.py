@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kuberay.check.findings import Spot
+from kuberay.check.findings import Location
 from kuberay.check.reading import UnreadableYaml, read_yaml
 from kuberay.check.rules import Problem, error, note, rule
 
@@ -49,7 +49,7 @@ def kustomize(skipped: Skipped) -> Iterator[Problem]:
     """Patches and settings of a kustomization are not checked; the objects that it makes of them can be."""
     name = str(skipped.file)
     instead = f"check the result: kubectl kustomize {skipped.folder} | python -m kuberay check -"
-    yield note(Spot(name, name), f"skipped: it {skipped.why}", instead)
+    yield note(Location(name, name), f"skipped: it {skipped.why}", instead)
 
 
 @rule(Empty, "no-object", "kubectl apply")
@@ -57,13 +57,13 @@ def no_object(empty: Empty) -> Iterator[Problem]:
     """A file without an object is what a command that failed leaves behind."""
     why = "holds no object: nothing was checked, and nothing would be applied"
     instead = "look at what wrote it; a command that failed leaves such a file"
-    yield error(Spot(empty.source, empty.source), why, instead)
+    yield error(Location(empty.source, empty.source), why, instead)
 
 
 @rule(UnreadableYaml, "unreadable", "kubectl: its reader of YAML")
 def unreadable(refusal: UnreadableYaml) -> Iterator[Problem]:
     """A file is YAML or JSON that can be read, of a size that the API server would take."""
-    yield error(Spot(refusal.file, refusal.file, refusal.line), refusal.why, refusal.instead)
+    yield error(Location(refusal.file, refusal.file, refusal.line), refusal.why, refusal.instead)
 
 
 def _parts(kustomization: Path) -> Iterator[Path]:

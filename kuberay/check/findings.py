@@ -25,7 +25,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Spot:
+class Location:
     """A place that is no value of a YAML file: a file, or a field of a typed config."""
 
     where: str

@@ -18,7 +18,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Look:
+class Check:
     """One function of a rule."""
 
     subject: type
@@ -38,12 +38,12 @@ class Rule:
     """What a person switches off, looks up or cites by name; the name stays when the functions behind it change."""
 
     name: str
-    looks: list[Look] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
 
     @property
     def summary(self) -> str:
         """The first sentences of its functions."""
-        return " ".join(dict.fromkeys(look.about.split("\n\n")[0].replace("\n", " ") for look in self.looks))
+        return " ".join(dict.fromkeys(check.about.split("\n\n")[0].replace("\n", " ") for check in self.checks))
 
 
 RULES: dict[str, Rule] = {}
@@ -54,7 +54,7 @@ def rule(subject: type, name: str, source: str) -> Callable[[Any], Any]:
     """Registers a generator of Problems about `subject` with the rule of this name."""
 
     def register(find: Callable[[Any], Iterable[Problem]]) -> Callable[[Any], Iterable[Problem]]:
-        RULES.setdefault(name, Rule(name)).looks.append(Look(subject, source, find))
+        RULES.setdefault(name, Rule(name)).checks.append(Check(subject, source, find))
         return find
 
     return register
@@ -76,9 +76,9 @@ def apply(subjects: Iterable[Any]) -> Iterable[Finding]:
     """Every rule on every subject that is of its kind."""
     for subject in subjects:
         for known in RULES.values():
-            for look in known.looks:
-                if isinstance(subject, look.subject):
-                    for found in look.find(subject):
+            for check in known.checks:
+                if isinstance(subject, check.subject):
+                    for found in check.find(subject):
                         at = found.place
                         yield Finding(known.name, found.severity, at.where, found.why, found.instead, at.line, at.file)
 

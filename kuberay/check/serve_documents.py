@@ -20,11 +20,11 @@ class ServeConfig:
     unreadable: str = ""
 
     @cached_property
-    def applications(self) -> list["Application"]:
-        return [Application(self, node) for node in self.node["applications"]] if self.node else []
+    def applications(self) -> list["ServeApplication"]:
+        return [ServeApplication(self, node) for node in self.node["applications"]] if self.node else []
 
     @property
-    def deployments(self) -> list["Deployment"]:
+    def deployments(self) -> list["ServeDeployment"]:
         return [deployment for application in self.applications for deployment in application.deployments]
 
     @property
@@ -49,7 +49,7 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Application:
+class ServeApplication:
     """One of the applications that a Serve config starts."""
 
     config: ServeConfig
@@ -59,15 +59,15 @@ class Application:
         return self.node[key]
 
     @cached_property
-    def deployments(self) -> list["Deployment"]:
-        return [Deployment(self, node) for node in self.node["deployments"]]
+    def deployments(self) -> list["ServeDeployment"]:
+        return [ServeDeployment(self, node) for node in self.node["deployments"]]
 
 
 @dataclass(frozen=True, eq=False)
-class Deployment:
+class ServeDeployment:
     """What a Serve config says of one deployment of an application."""
 
-    application: Application
+    application: ServeApplication
     node: Node
 
     def __getitem__(self, key: str) -> Node:

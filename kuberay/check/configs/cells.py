@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kuberay.check.configs.services import Configured, cells_of
-from kuberay.check.findings import Spot
+from kuberay.check.findings import Location
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.cell import CellConfig
 from ray_configs.service import Service
@@ -34,7 +34,7 @@ def cell_admins(service: Service) -> Iterator[Problem]:
     if service.api_keys is not None and open_cells:
         why = f"every key may publish and unpublish in {open_cells}, until a client sets the cell's ACL"
         instead = "CellConfig(admins=('alice',)), and the key written alice=KEY in the Secret"
-        yield note(Spot(f"Service/{service.name} api_keys"), why, instead)
+        yield note(Location(f"Service/{service.name} api_keys"), why, instead)
 
 
 @rule(Configured, "cell-state", _CELL)
@@ -83,4 +83,6 @@ def bucket_permission(configured: Configured) -> Iterator[Problem]:
         )
     elif identity.bucket_role == READ_ONLY:
         why = f"{READ_ONLY} only reads: the cell could not write its state to {cell.state_uri}, and refuses to publish"
-        yield error(Spot(f"Service/{service.name} identity.bucket_role"), why, "bucket_role='roles/storage.objectUser'")
+        yield error(
+            Location(f"Service/{service.name} identity.bucket_role"), why, "bucket_role='roles/storage.objectUser'"
+        )

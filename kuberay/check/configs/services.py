@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kuberay.check.findings import Spot
+from kuberay.check.findings import Location
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
@@ -62,8 +62,8 @@ class Configured:
     index: int
     app: Application
 
-    def at(self, path: str) -> Spot:
-        return Spot(f"Service/{self.service.name} applications[{self.index}].{path}")
+    def at(self, path: str) -> Location:
+        return Location(f"Service/{self.service.name} applications[{self.index}].{path}")
 
 
 def configured(service: Service) -> list[Configured]:
@@ -102,7 +102,7 @@ def gated_model(configured: Configured) -> Iterator[Problem]:
             "Serve starts the replica again and again"
         )
         instead = "hugging_face_token=HUGGING_FACE_TOKEN (from ray_configs.cloud), and the Secret that it names"
-        yield warning(Spot(f"Service/{service.name} hugging_face_token"), why, instead)
+        yield warning(Location(f"Service/{service.name} hugging_face_token"), why, instead)
 
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
@@ -153,4 +153,4 @@ def no_api_keys(service: Service) -> Iterator[Problem]:
         instead = f"Service({instead}) with entries NAME=KEY in the Secret, and CellConfig(admins=(NAME,))"
     say = (error if cells else warning) if public else (warning if cells else note)
     why = f"everyone who reaches the {service.exposure.kind} ({reach}) may {does}"
-    yield say(Spot(f"Service/{service.name} exposure"), why, instead)
+    yield say(Location(f"Service/{service.name} exposure"), why, instead)

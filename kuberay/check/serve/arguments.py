@@ -11,7 +11,7 @@ from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, nearest, rule, warning
 from kuberay.check.serve.tpus import slices_of, tpus_by_hand
-from kuberay.check.serve_documents import Application, ServeConfig
+from kuberay.check.serve_documents import ServeApplication, ServeConfig
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.replicas import AppConfig
@@ -23,8 +23,8 @@ _BUILDERS: dict[str, type[AppConfig]] = {
 }
 
 
-@rule(Application, "serve-import", "Podslice: the builders of its applications")
-def import_path(application: Application) -> Iterator[Problem]:
+@rule(ServeApplication, "serve-import", "Podslice: the builders of its applications")
+def import_path(application: ServeApplication) -> Iterator[Problem]:
     """An import path that is nearly one of Podslice's is that one, misspelt."""
     path = application["import_path"]
     if not path.text or not re.fullmatch(r"\w+(\.(?!py:)\w+)*:\w+", path.text) or _exists(*path.text.split(":")):
@@ -44,8 +44,8 @@ def _exists(module: str, attribute: str) -> bool:
         return False
 
 
-@rule(Application, "serve-args", "Podslice: LLMConfig, StableDiffusionConfig, CellConfig")
-def arguments(application: Application) -> Iterator[Problem]:
+@rule(ServeApplication, "serve-args", "Podslice: LLMConfig, StableDiffusionConfig, CellConfig")
+def arguments(application: ServeApplication) -> Iterator[Problem]:
     """What the builder would refuse at its start, with the field that it would name."""
     model, args = model_of(application), application["args"]
     if model is None:
@@ -118,7 +118,7 @@ def slices(config: ServeConfig) -> Iterator[Problem]:
             yield warning(args["max_replicas"], why, "raise the group's maxReplicas, or lower max_replicas")
 
 
-def model_of(application: Application) -> type[AppConfig] | None:
+def model_of(application: ServeApplication) -> type[AppConfig] | None:
     """The model that reads an application's args; None for those that are not Podslice's, or not filled in."""
     args = application["args"]
     readable = (isinstance(args.value, dict) or not args.present) and not args.placeholder

@@ -6,7 +6,7 @@ from typing import Any
 
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, nearest, rule, warning
-from kuberay.check.serve_documents import Application, Deployment, ServeConfig
+from kuberay.check.serve_documents import ServeApplication, ServeConfig, ServeDeployment
 
 _KEYS = {
     line.split(":")[0]: frozenset(line.split(":")[1].split())
@@ -120,8 +120,8 @@ def names_and_routes(config: ServeConfig) -> Iterator[Problem]:
             yield error(prefix, why, "start with /, do not end with /, and use no { }")
 
 
-@rule(Application, "serve-application", "Ray Serve 2.60: ServeApplicationSchema")
-def application(application: Application) -> Iterator[Problem]:
+@rule(ServeApplication, "serve-application", "Ray Serve 2.60: ServeApplicationSchema")
+def application(application: ServeApplication) -> Iterator[Problem]:
     """An application has an import path, and no address of its own."""
     if not isinstance(application.node.value, dict):
         return
@@ -140,8 +140,8 @@ def application(application: Application) -> Iterator[Problem]:
         yield error(path, why, f"write module:attribute, as in apps.llm:app{without}")
 
 
-@rule(Deployment, "serve-deployment", "Ray Serve 2.60: DeploymentSchema")
-def deployment(deployment: Deployment) -> Iterator[Problem]:
+@rule(ServeDeployment, "serve-deployment", "Ray Serve 2.60: DeploymentSchema")
+def deployment(deployment: ServeDeployment) -> Iterator[Problem]:
     """Deployments of an application differ by name, and say their replicas one way."""
     name, scaling, fixed = deployment["name"], deployment["autoscaling_config"], deployment["num_replicas"]
     if name.text is None and not name.placeholder:

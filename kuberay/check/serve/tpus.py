@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, rule, warning
-from kuberay.check.serve_documents import Deployment, ServeConfig
+from kuberay.check.serve_documents import ServeConfig, ServeDeployment
 
 _QUANTITIES = (1, 2, 4, 8)
 
@@ -15,7 +15,7 @@ _QUANTITIES = (1, 2, 4, 8)
 class _Replica:
     """What one replica of a deployment takes."""
 
-    deployment: Deployment
+    deployment: ServeDeployment
     actor: Node
     bundles: list[Node]
 
@@ -91,8 +91,12 @@ def fits_a_host(config: ServeConfig) -> Iterator[Problem]:
             yield error(piece, why, instead + "slice reservation")
 
 
-@rule(Deployment, "serve-slices", "Ray Serve 2.60: a placement group of a replica knows no slices (ray#63101, #63179)")
-def stays_on_a_slice(deployment: Deployment) -> Iterator[Problem]:
+@rule(
+    ServeDeployment,
+    "serve-slices",
+    "Ray Serve 2.60: its placement groups know no slices (ray#63101, #63179)",
+)
+def stays_on_a_slice(deployment: ServeDeployment) -> Iterator[Problem]:
     """Bundles of one replica land on hosts of several slices: Serve places them without regard to slices.
 
     ray#61906, #62941, #63101 and #63179 asked for slices in Serve's own placement.

@@ -91,7 +91,7 @@ def calls_of_check(objects: list[dict[str, Any]]) -> int:
 
 def test_every_rule_says_where_it_comes_from_and_why() -> None:
     for name, rule in RULES.items():
-        assert all(look.source and look.about for look in rule.looks), name
+        assert all(each.source and each.about for each in rule.checks), name
 
 
 def test_checking_loads_no_heavy_library() -> None:
