@@ -36,7 +36,7 @@ class MachineType:
 
 
 @dataclass(frozen=True)
-class Generation:
+class TpuGeneration:
     """A TPU generation as GKE sells it. Peak figures are one chip's, as Google publishes them."""
 
     name: str
@@ -101,10 +101,10 @@ def _boxes(x: int, y: int, z: int) -> frozenset[str]:
 
 _SQUARES = ("2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 
-GENERATIONS: dict[str, Generation] = {
+GENERATIONS: dict[str, TpuGeneration] = {
     generation.name: generation
     for generation in (
-        Generation(
+        TpuGeneration(
             name="v3",
             ray_name="v3",
             machines=(
@@ -122,7 +122,7 @@ GENERATIONS: dict[str, Generation] = {
             ray_topologies=frozenset({"4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32"}),
             autoscales=False,
         ),
-        Generation(
+        TpuGeneration(
             name="v4",
             ray_name="v4",
             machines=(
@@ -140,7 +140,7 @@ GENERATIONS: dict[str, Generation] = {
             cores_per_chip=2,
             ray_topologies=_boxes(12, 12, 16),
         ),
-        Generation(
+        TpuGeneration(
             name="v5e",
             ray_name="v5litepod",
             machines=(
@@ -158,7 +158,7 @@ GENERATIONS: dict[str, Generation] = {
             cores_per_chip=1,
             ray_topologies=frozenset({"1x1", "2x2", "2x8", *_SQUARES}),
         ),
-        Generation(
+        TpuGeneration(
             name="v5p",
             ray_name="v5p",
             machines=(MachineType("ct5p-hightpu-4t", "tpu-v5p-slice", 4, 208, 448, "2x2x1"),),
@@ -172,7 +172,7 @@ GENERATIONS: dict[str, Generation] = {
             cores_per_chip=2,
             ray_topologies=_boxes(16, 16, 24),
         ),
-        Generation(
+        TpuGeneration(
             name="v6e",
             ray_name="v6e",
             machines=(
@@ -190,7 +190,7 @@ GENERATIONS: dict[str, Generation] = {
             cores_per_chip=1,
             ray_topologies=frozenset({"1x1", "2x2", "2x8", *_SQUARES}),
         ),
-        Generation(
+        TpuGeneration(
             name="7x",
             ray_name="v7x",
             machines=(
@@ -279,7 +279,7 @@ class TpuSlice(BaseModel):
         return f"{short}:{self.machine.suffix}" if ambiguous else short
 
     @property
-    def facts(self) -> Generation:
+    def facts(self) -> TpuGeneration:
         """The row of the table that this is a slice of."""
         return GENERATIONS[self.generation]
 

@@ -30,7 +30,7 @@ def loaded(modules: str, among: tuple[str, ...]) -> list[str]:
         ("apps.llm.engine", ("jax", "ray", "torch", "fastapi", "transformers")),
         ("apps.llm.engine.validation", ("jax", "ray", "torch", "fastapi", "transformers")),
         ("apps.llm.engine.engine", ("ray", "torch", "fastapi")),
-        ("apps.llm.engine.parallel.follower", ("ray", "torch", "fastapi")),
+        ("apps.llm.engine.parallel.worker", ("ray", "torch", "fastapi")),
         ("apps.llm.http.app", ("jax", "ray", "torch", "transformers", "apps.llm.engine")),
         ("apps.llm.engine_model", ("jax", "ray", "torch", "transformers", "apps.llm.engine")),
         ("apps.llm.slice", ("jax", "torch", "transformers")),

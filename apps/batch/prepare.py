@@ -80,7 +80,7 @@ def _prepare(
 ) -> None:
     from pydantic import TypeAdapter, ValidationError
 
-    from apps.batch.preparation import Wanted, prepare
+    from apps.batch.preparation import PrepareArguments, prepare
     from apps.batch.preparation.output import Refused
     from apps.llm.engine.model.checkpoint import CheckpointError
     from apps.serving.files import Busy
@@ -88,7 +88,7 @@ def _prepare(
 
     try:
         parsed = None if slice is None else TypeAdapter(SliceField).validate_python(slice)
-        summary = prepare(Wanted(model, output, dtype.value, quantize_weights.value, parsed, tensor_parallel))
+        summary = prepare(PrepareArguments(model, output, dtype.value, quantize_weights.value, parsed, tensor_parallel))
     except ValidationError as error:
         _end(f"--slice: {error.errors()[0]['msg'].removeprefix('Value error, ')}", WRONG)
     except (Refused, ImportError) as error:  # of ImportError: a URL whose package is absent

@@ -13,7 +13,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaStatus:
     """One replica as Serve has it."""
 
     id: str
@@ -34,7 +34,7 @@ class App:
     wanted: int
     """Replicas that Serve aims at."""
     surge_percent: int
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaStatus, ...]
 
     @property
     def active(self) -> int:

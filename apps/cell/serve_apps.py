@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import serve
 
-from apps.cell.reconcile import App, Replica, Version
+from apps.cell.reconcile import App, ReplicaStatus, Version
 from apps.llm.server import LLMServer
 from apps.serving import private_ray
 from apps.serving.ingress.api_keys import OPEN, digest
@@ -79,7 +79,7 @@ def _app(app: Mapping[str, Any], version: str) -> App:
     if deployment is None:
         return App(app["status"], app["message"], version, 0, 0, ())
     replicas = tuple(
-        Replica(each["replica_id"], each["state"], each.get("node_id") or "", each.get("node_ip") or "")
+        ReplicaStatus(each["replica_id"], each["state"], each.get("node_id") or "", each.get("node_ip") or "")
         for each in deployment["replicas"]
     )
     surge = deployment["deployment_config"].get("max_surge_percent", 0)

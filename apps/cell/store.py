@@ -46,7 +46,7 @@ class StateTaken(StateError):
 
 
 @dataclass(frozen=True)
-class Version:
+class StoredState:
     number: int
     """0: nothing is kept yet."""
     state: CellState | None
@@ -68,13 +68,13 @@ class Store:
         self._writer = uuid.uuid4().hex
         """Tells an own write, whose answer was lost and which was sent again, from another cell's."""
 
-    def read(self) -> Version:
+    def read(self) -> StoredState:
         """The newest version. Raises StateError if it is damaged or of a newer format."""
         numbers = self._numbers()
         if not numbers:
-            return Version(0, None)
+            return StoredState(0, None)
         number = max(numbers)
-        return Version(number, self._parsed(number, self._bytes(number)))
+        return StoredState(number, self._parsed(number, self._bytes(number)))
 
     def write(self, number: int, state: CellState) -> None:
         """Keeps a state as that version, safely by the time this returns. Raises StateTaken, StateError."""

@@ -208,7 +208,7 @@ class EngineStats:
 
     @classmethod
     def together(cls, parts: "list[EngineStats]") -> "EngineStats":
-        """Of several copies of the model. Compiles are the process's, the same for each."""
+        """Of several DP ranks. Compiles are the process's, the same for each."""
         of_all = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(cls)}
         for name in ("compiles_after_ready", "step_running_s"):
             of_all[name] = max(getattr(part, name) for part in parts)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from apps.llm.engine.executor_protocol import Executor
     from apps.llm.engine.model.model import Model
     from apps.llm.engine.parallel.layout import Devices, Layout
-    from apps.llm.engine.parallel.lockstep import Slice
+    from apps.llm.engine.parallel.lockstep import SliceWorkers
 
 log = logging.getLogger("podslice")
 
@@ -80,13 +80,13 @@ class SliceHost:
         log.setLevel(logging.INFO)
         # Must be known before jax is imported; the emulation's hosts come with a choice of their own.
         os.environ.setdefault("JAX_PLATFORMS", "tpu,cpu")
-        from apps.llm.engine.parallel import follower
+        from apps.llm.engine.parallel import worker
 
-        engine = follower.Leader(leader, secret)
+        engine = worker.Leader(leader, secret)
         connection = engine.connect(rank)
-        follower.exit_with(connection)
+        worker.exit_with(connection)
         threading.Thread(
-            target=follower.follow,
+            target=worker.work,
             args=(engine, connection, config, coordinator, rank, hosts),
             name="podslice-steps",
             daemon=True,
@@ -107,7 +107,7 @@ class SliceHosts:
     def __init__(self, reservation: Reservation, actors: list[Any]):
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
-        self._slice: Slice | None = None  # once the hosts have come
+        self._slice: SliceWorkers | None = None  # once the hosts have come
         self._draining: list[int] = []
         self._closing, self._closed = threading.Lock(), threading.Event()
 
@@ -130,7 +130,7 @@ class SliceHosts:
         return hosts
 
     def _start_actors(self, wanted: TpuSlice, config: LLMConfig) -> None:
-        from apps.llm.engine.parallel.lockstep import Slice
+        from apps.llm.engine.parallel.lockstep import SliceWorkers
         from apps.llm.engine.parallel.wire import Listener
 
         host = ray.remote(num_cpus=0, resources={"TPU": wanted.chips_per_host}, max_restarts=0)(SliceHost)
@@ -150,7 +150,7 @@ class SliceHosts:
             workers = ray.get(begun, timeout=ACTORS_S)
             if workers != [str(i) for i in range(wanted.hosts)]:
                 raise RuntimeError(f"hosts of slice {self.slice_name} are out of order: TPU_WORKER_IDs are {workers}")
-            self._slice = Slice(listener, wanted.hosts, ACTORS_S, config.health_step_deadline_s, self._release)
+            self._slice = SliceWorkers(listener, wanted.hosts, ACTORS_S, config.health_step_deadline_s, self._release)
         except BaseException:
             listener.close()
             raise
@@ -166,7 +166,7 @@ class SliceHosts:
         return self._here.load(config, model, layout)
 
     @property
-    def _here(self) -> "Slice":
+    def _here(self) -> "SliceWorkers":
         assert self._slice is not None, "the hosts have come before anything is loaded"
         return self._slice
 

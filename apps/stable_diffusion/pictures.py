@@ -25,7 +25,7 @@ MAX_GUIDANCE = 50.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ImageRequest:
     """A request, independent of any dialect. None: the model's default."""
 
     prompt: str
@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class PreviewPng:
+class PreviewImage:
     """A look at an unfinished picture."""
 
     picture: int
@@ -57,7 +57,7 @@ class PreviewPng:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FinishedImage:
     """A finished picture of a job."""
 
     picture: int
@@ -70,7 +70,7 @@ class Drawn:
     """From the request to the last pixel, waiting included; not the PNG's encoding and its way."""
 
 
-News = Queued | Step | PreviewPng | Drawn
+News = Queued | Step | PreviewImage | FinishedImage
 
 
 class PictureModel:
@@ -102,7 +102,7 @@ class PictureModel:
             return self.size(int(parts[0]), int(parts[1]))
         raise RequestError("size", f"size must be WIDTHxHEIGHT, such as {self.sizes[0][0]}x{self.sizes[0][1]}, or auto")
 
-    def requests(self, wanted: Wanted) -> list[PictureRequest]:
+    def requests(self, wanted: ImageRequest) -> list[PictureRequest]:
         """One request for each picture, with seeds that follow each other. RequestError where a limit is passed."""
         config = self.config
         if not 1 <= wanted.n <= config.max_images_per_request:
@@ -141,7 +141,7 @@ class PictureModel:
             for index in range(wanted.n)
         ]
 
-    def submit(self, wanted: Wanted) -> Job:
+    def submit(self, wanted: ImageRequest) -> Job:
         """Queues a job whose events this event loop reads. Raises RequestError, QueueFull or EngineStopped.
 
         Whoever leaves the job before its end calls its `abort()`.
@@ -155,19 +155,19 @@ class PictureModel:
             match event:
                 case Preview(picture, number, step, steps, pixels):
                     png = await loop.run_in_executor(self._encoders, encode_png, pixels, {})
-                    yield PreviewPng(picture, number, step, steps, png)
+                    yield PreviewImage(picture, number, step, steps, png)
                 case Finished():
                     self._metrics.observe("picture", event.seconds)
                     yield await loop.run_in_executor(self._encoders, self._drawn, event)
                 case _:
                     yield event
 
-    async def draw(self, job: Job) -> list[Drawn]:
+    async def draw(self, job: Job) -> list[FinishedImage]:
         """All pictures of a job, in the order of their seeds."""
-        pictures = [news async for news in self.news(job) if isinstance(news, Drawn)]
+        pictures = [news async for news in self.news(job) if isinstance(news, FinishedImage)]
         return sorted(pictures, key=lambda drawn: drawn.picture)
 
-    def _drawn(self, finished: Finished) -> Drawn:
+    def _drawn(self, finished: Finished) -> FinishedImage:
         request = finished.request
         parameters = parameters_of(request, self.name)
         texts = {
@@ -178,7 +178,7 @@ class PictureModel:
             "model": self.name,
         }
         png = encode_png(finished.pixels, texts)
-        return Drawn(finished.picture, png, request, parameters, finished.warnings, finished.seconds)
+        return FinishedImage(finished.picture, png, request, parameters, finished.warnings, finished.seconds)
 
     def stats(self) -> EngineStats:
         return self.engine.stats()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from kuberay.check.nodes import Node, quantity
 from ray_configs.labels import ACCELERATOR, COMPUTE_CLASS, DYNAMIC_SLICE_TOPOLOGY, NODE_POOL, TOPOLOGY, TPU
-from ray_configs.tpu import GENERATIONS, Generation, MachineType
+from ray_configs.tpu import GENERATIONS, MachineType, TpuGeneration
 
 if TYPE_CHECKING:
     from kuberay.check.manifests import Group
 
 
-GENERATION_OF: dict[str, Generation] = {
+GENERATION_OF: dict[str, TpuGeneration] = {
     machine.accelerator: generation for generation in GENERATIONS.values() for machine in generation.machines
 }
 """GKE's accelerator names to generations."""
@@ -80,7 +80,7 @@ class Pod:
         return sum(whole) if whole and len(whole) == len(counts) else None
 
     @cached_property
-    def generation(self) -> Generation | None:
+    def generation(self) -> TpuGeneration | None:
         return GENERATION_OF.get(self.accelerator.text or "")
 
     @cached_property

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from apps.batch.preparation import Wanted, prepare
+from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model import architecture, params, prepared
 from apps.llm.engine.model.checkpoint import Checkpoint
@@ -85,7 +85,7 @@ for folder in sys.argv[1:]:
     arch = architecture.from_hf_config(source.json("config.json"))
     for kind, dtype, blocks in CASES:
         output = f"{folder}-{kind}-{dtype}-{blocks}"
-        prepare(Wanted(folder, output, dtype, kind, tensor_parallel=blocks))
+        prepare(PrepareArguments(folder, output, dtype, kind, tensor_parallel=blocks))
         checkpoint = prepared.open_checkpoint(output)
         config = EngineConfig(model=folder, dtype=dtype, quantize_weights=kind, **SETTINGS)
         for devices in DEVICES:

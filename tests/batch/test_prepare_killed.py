@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 
-from apps.batch.preparation import Wanted, prepare
+from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.model.checkpoint import CheckpointError
 from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
 
@@ -47,7 +47,7 @@ def written(output: Path) -> float:
 @pytest.mark.timeout(600)
 def test_killed_again_and_again(kills: int, many_layers: Path, tmp_path: Path) -> None:
     undisturbed, output, draw = tmp_path / "undisturbed", tmp_path / "output", random.Random(kills)
-    prepare(Wanted(str(many_layers), str(undisturbed), quantize_weights="int8"))
+    prepare(PrepareArguments(str(many_layers), str(undisturbed), quantize_weights="int8"))
     killed, unfinished = 0, 0
     while killed < kills:
         process = started(many_layers, output)

@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 from processes import Processes
 
-from apps.batch.preparation import Wanted, prepare
+from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.model.prepared import open_checkpoint
 
@@ -20,7 +20,7 @@ def test_each_host_reads_its_own_bytes(tmp_path: Path) -> None:
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 1}
     tiny_models.save(tiny_models.make("llama3", **sizes), model)
     tiny_models.save_tokenizer(model)
-    wanted = Wanted(str(model), str(output), "float32", "int8", tensor_parallel=HOSTS * DEVICES)
+    wanted = PrepareArguments(str(model), str(output), "float32", "int8", tensor_parallel=HOSTS * DEVICES)
     prepare(wanted)
     settings = tiny_models.SMALL | {"max_step_tokens": 16, "max_batch_size": 16, "compile_cache": str(tmp_path / "c")}
     greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import ray
 
-from apps.batch.generation.requests import Answer, BadLine, Defaults, Line, Open, collect, read, submit
+from apps.batch.generation.requests import AnswerLine, BadLine, Defaults, Line, Open, collect, read, submit
 from apps.llm.api import EngineStopped
 from apps.llm.slice import load_engine
 from apps.llm.slice_reservation import give_back_all
@@ -64,7 +64,7 @@ class Replica:
             for one in reversed(opened):  # see Open.wait
                 if isinstance(one, Open):
                     one.wait()
-            answers = [one if isinstance(one, Answer) else collect(one) for one in opened]
+            answers = [one if isinstance(one, AnswerLine) else collect(one) for one in opened]
         except EngineStopped as error:
             self._die(str(error))
         return pa.table(
@@ -78,7 +78,7 @@ class Replica:
             }
         )
 
-    def _open(self, index: int, text: bytes) -> Open | Answer:
+    def _open(self, index: int, text: bytes) -> Open | AnswerLine:
         line: Line | None = None
         try:
             line = read(index, text, self._defaults)
@@ -86,12 +86,12 @@ class Replica:
         except EngineStopped:
             raise
         except BadLine as error:
-            return Answer(error.answer(), error=True)
+            return AnswerLine(error.answer(), error=True)
         except Exception as error:  # of one line of very many: it must not take the others with it
             log.exception("line %d failed", index + 1)
             ids, wrapped = ({}, False) if line is None else (line.ids, line.wrapped)
             known = OpenAIError(500, f"{type(error).__name__}: {error}", None, "internal_error")
-            return Answer(BadLine(index, ids, wrapped, known).answer(), error=True)
+            return AnswerLine(BadLine(index, ids, wrapped, known).answer(), error=True)
 
     def _watch(self) -> None:
         """Ends the process when its engine or a host of its slice is dead or stuck."""

@@ -132,7 +132,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerLine:
     """A line of the output, without its end of line."""
 
     text: str
@@ -169,7 +169,7 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
     return opened
 
 
-def collect(opened: Open) -> Answer:
+def collect(opened: Open) -> AnswerLine:
     """The answer, waited for.
 
     Raises:
@@ -192,7 +192,7 @@ def collect(opened: Open) -> Answer:
     whole = writer.whole(choices, counts)
     if line.wrapped:
         whole["id"] = f"{writer.ID}{line.index}"
-        return Answer(_dump(_wrapped(line.index, line.ids, 200, whole)), False, prompt_tokens, tokens)
+        return AnswerLine(_dump(_wrapped(line.index, line.ids, 200, whole)), False, prompt_tokens, tokens)
     shape = {"index": line.index, **line.ids}
     # What depends on how the run went, not on the line, stays out: the prefix cache's luck.
     counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
@@ -200,7 +200,7 @@ def collect(opened: Open) -> Answer:
         shape |= {"text": "".join(choices[0].texts), "finish_reason": choices[0].finish_reason, "usage": counts}
     else:
         shape |= {"choices": whole["choices"], "usage": counts}
-    return Answer(_dump(shape), False, prompt_tokens, tokens)
+    return AnswerLine(_dump(shape), False, prompt_tokens, tokens)
 
 
 def _wrapped(index: int, ids: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:

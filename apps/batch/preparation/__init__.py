@@ -39,7 +39,7 @@ DEVICES_PER_CHIP = {"v3": 2, "7x": 2}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PrepareArguments:
     """Arguments of the command."""
 
     model: str
@@ -62,7 +62,7 @@ class Summary:
     """Files that were there, but not as they should be."""
 
 
-def prepare(wanted: Wanted) -> Summary:
+def prepare(wanted: PrepareArguments) -> Summary:
     """Writes the output, or what is missing of it.
 
     Raises:
@@ -148,7 +148,7 @@ def _digest(source: Checkpoint) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _blocks(wanted: Wanted, arch: Architecture) -> int:
+def _blocks(wanted: PrepareArguments, arch: Architecture) -> int:
     """The `tensor_parallel` that the weights are laid out for."""
     try:
         if wanted.slice is None:

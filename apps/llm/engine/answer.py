@@ -14,7 +14,7 @@ from apps.llm.engine.text.tokenizer import ModelTokenizer
 class Answer:
     """The engine's view of one sequence, beside the scheduler's."""
 
-    reads = False  # no more of a step than its samples; see `reading`
+    reads = False  # no more of a step than its samples; see `pooling`
 
     def __init__(self, seq: Sequence, tokenizer: ModelTokenizer, arch: Architecture, matcher: Matcher | None):
         self.params = params = seq.generation.params

@@ -7,10 +7,10 @@
 
 The life of a request:
 1. `submit`, in the caller's thread, checks it and queues it; a bad or hopeless one never gets further.
-2. The least busy copy of the model takes it. Most replicas have one copy; see `parallel.layout`.
-3. That copy's loop, in a thread of its own, puts it into steps until it ends; see `loop`.
+2. The least busy DP rank takes it. Most replicas have one; see `parallel.layout`.
+3. That rank's loop, in a thread of its own, puts it into steps until it ends; see `loop`.
 
-`submit_score` and `submit_embedding` queue prompts that are only read; their lives are the same; see `reading`.
+`submit_score` and `submit_embedding` queue prompts that are only read; their lives are the same; see `pooling`.
 """
 
 import random
@@ -40,7 +40,7 @@ from apps.llm.engine.executor_protocol import Executor, Place
 from apps.llm.engine.loop import Loop, Member
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import layout
-from apps.llm.engine.reading import Pooling, Scoring
+from apps.llm.engine.pooling import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
@@ -57,7 +57,7 @@ CALIBRATION_TEXT = (
 
 
 class Engine:
-    """A loaded model and its loops, one for each copy. Make one with `Engine.load`."""
+    """A loaded model and its loops, one for each DP rank. Make one with `Engine.load`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Engine:
                 for executor in executors:
                     executor.close()
                 raise
-        loops = [Loop(chosen.of_copy(config), executor) for executor in executors]
+        loops = [Loop(chosen.of_dp_rank(config), executor) for executor in executors]
         return cls(config, loops, tokenizer, grammars, max_len)
 
     # -- the callers' side --------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ class Engine:
         for suffix in suffix_ids:
             check_room("suffix", len(suffix), self.max_model_len, self._cache_tokens, after=len(prefix_ids))
         generation = Generation(prefix_ids, None, len(suffix_ids))
-        readings = [Scoring(generation, i, prefix_ids, suffix) for i, suffix in enumerate(suffix_ids)]
-        return self._queue(generation, [(reading.seq, reading) for reading in readings], loop)
+        tasks = [Scoring(generation, i, prefix_ids, suffix) for i, suffix in enumerate(suffix_ids)]
+        return self._queue(generation, [(task.seq, task) for task in tasks], loop)
 
     def submit_embedding(self, prompt: str | Ids[int], pooling: Pool = "mean", loop: Any = None) -> Generation:
         """Queue the embedding of a prompt; as `submit`, but with one output.
@@ -177,19 +177,19 @@ class Engine:
         ids = self._ids_of("prompt", prompt)
         check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
         generation = Generation(ids, None)
-        reading = Pooling(generation, ids, pooling)
-        return self._queue(generation, [(reading.seq, reading)], loop)
+        task = Pooling(generation, ids, pooling)
+        return self._queue(generation, [(task.seq, task)], loop)
 
     def _queue(self, generation: Generation, members: list[Member], loop: Any) -> Generation:
-        """To the least busy copy of the model, if there is room."""
+        """To the least busy DP rank, if there is room."""
         if loop is not None:
             generation.bind_loop(loop)
         with self._places:
             self._raise_if_stopped()
-            waiting = sum(copy.waiting for copy in self.loops)
+            waiting = sum(loop.waiting for loop in self.loops)
             if waiting and waiting + len(members) > self.config.max_waiting:
                 raise QueueFull(f"{waiting} requests wait already (max_waiting {self.config.max_waiting})")
-            generation.engine = min(self.loops, key=lambda copy: copy.open)
+            generation.engine = min(self.loops, key=lambda loop: loop.open)
             generation.engine.submit(members)
         return generation
 
@@ -228,7 +228,7 @@ class Engine:
             loop.shutdown()
 
     def _raise_if_stopped(self) -> None:
-        """With one copy gone the others may go on to the end of what they have; nothing new is taken."""
+        """With one DP rank gone the others may go on to the end of what they have; nothing new is taken."""
         for loop in self.loops:
             loop.check_open()
 
@@ -239,8 +239,8 @@ class Engine:
 
     @property
     def _cache_tokens(self) -> int:
-        """That every copy's KV cache can hold."""
-        return (min(copy.executor.pages for copy in self.loops) - 1) * self.config.page_size
+        """That every DP rank's KV cache can hold."""
+        return (min(loop.executor.pages for loop in self.loops) - 1) * self.config.page_size
 
     def _ids_of(self, field: str, text: str | Ids[int]) -> list[int]:
         if isinstance(text, str):
@@ -270,7 +270,7 @@ def _whole(generation: Generation) -> list[Output]:
 
 
 def _make_ready(executors: Ids[Executor[Any]], calibration: list[int]) -> None:
-    """Caches first: each copy takes its share of what memory is free. Then all compile at once."""
+    """Caches first: each DP rank takes its share of what memory is free. Then all compile at once."""
     for executor in executors:
         executor.make_cache(calibration)
     with ThreadPoolExecutor(len(executors)) as pool:

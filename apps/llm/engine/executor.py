@@ -33,7 +33,7 @@ from apps.llm.engine.model.prepared import Prepared
 from apps.llm.engine.model.progress import bar
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.readout import BLOCK, Launched, Reader, Readout
+from apps.llm.engine.readout import BLOCK, Launched, Readout, ReadoutPrograms
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
 from apps.serving.compilation import CompileCount, warming_up
@@ -51,7 +51,7 @@ class ThisProcess:
         return distributed.here()
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LocalExecutor]":
-        return [LocalExecutor.on(mesh, layout.of_copy(config), model) for mesh in distributed.meshes(layout)]
+        return [LocalExecutor.on(mesh, layout.of_dp_rank(config), model) for mesh in distributed.meshes(layout)]
 
 
 class LocalExecutor:
@@ -100,7 +100,7 @@ class LocalExecutor:
 
     @classmethod
     def on(cls, mesh: Mesh, config: EngineConfig, model: Model) -> "LocalExecutor":
-        """One copy of the model on the mesh's devices; the config is that copy's."""
+        """One DP rank on the mesh's devices; the config is that rank's."""
         weights = None if model.random_weights else model.checkpoint
         return cls(config, model.arch, weights, model.max_len(config), mesh)
 
@@ -182,8 +182,8 @@ class LocalExecutor:
         return compiled_step(self.decoder)
 
     @cached_property
-    def reader(self) -> Reader:
-        return Reader(self.decoder, self.params)
+    def reader(self) -> ReadoutPrograms:
+        return ReadoutPrograms(self.decoder, self.params)
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need; afterwards nothing compiles."""

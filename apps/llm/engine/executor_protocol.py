@@ -87,10 +87,10 @@ class Place(Protocol):
         ...
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> Sequence[Executor[Any]]:
-        """The weights onto the devices: an executor for each copy of the model.
+        """The weights onto the devices: an executor for each DP rank.
 
         Args:
-            config: the replica's; `layout.of_copy` has each copy's.
+            config: the replica's; `layout.of_dp_rank` has each rank's.
             model: at the size that the layout asks for.
         """
         ...

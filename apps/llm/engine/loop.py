@@ -1,4 +1,4 @@
-"""The loop of one copy of the model: schedule, launch, read the step before; in a thread of its own.
+"""The loop of one DP rank: schedule, launch, read the step before; in a thread of its own.
 
 1. The scheduler says what the next step is, and the executor launches it.
 2. While the device computes, the loop reads the step before: tokens become text, stop conditions are looked at,
@@ -19,7 +19,7 @@ from apps.llm.api import MAX_BIAS, EngineStats, EngineStopped, Generation, Outpu
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.pages import PagePool
-from apps.llm.engine.reading import Reading
+from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work
@@ -29,7 +29,7 @@ from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
 
-Member = tuple[Sequence, Answer | Reading]
+Member = tuple[Sequence, Answer | PromptTask]
 """One of a request's sequences, as the scheduler and as the loop sees it."""
 
 
@@ -37,7 +37,7 @@ class Loop(Generic[LaunchedT]):
     """One executor's sequences, from their queue to their end.
 
     Args:
-        config: of this copy: its own share of the batch.
+        config: of this DP rank: its own share of the batch.
     """
 
     def __init__(self, config: EngineConfig, executor: Executor[LaunchedT]):
@@ -49,7 +49,7 @@ class Loop(Generic[LaunchedT]):
             config.max_batch_size,
             config.max_step_tokens,
         )
-        self._answers: dict[Sequence, Answer | Reading] = {}
+        self._answers: dict[Sequence, Answer | PromptTask] = {}
         self._lock = threading.Condition()
         self._incoming: deque[list[Member]] = deque()
         self._aborted: deque[Generation] = deque()
@@ -247,7 +247,7 @@ class Loop(Generic[LaunchedT]):
         self._scheduler.finish(seq)
         return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error)
 
-    def _leave_queue(self, answer: Answer | Reading) -> None:
+    def _leave_queue(self, answer: Answer | PromptTask) -> None:
         if not answer.entered:
             answer.entered = True
             with self._lock:  # callers' threads count up

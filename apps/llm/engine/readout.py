@@ -69,7 +69,7 @@ class Launched(NamedTuple):
     pooled: jax.Array | None = None  # [S, hidden] float32
 
 
-class Reader:
+class ReadoutPrograms:
     """The compiled programs. Their weights are the model's own: the final norm's and the head's."""
 
     def __init__(self, decoder: Decoder, params: Params):

@@ -69,7 +69,7 @@ class Sized:
                 raise ValueError(f"{name} is {value}; it must be from 1 to the longest sequence, {max_len}")
         devices = Devices(len(topology.devices(workload.slice)), workload.slice.hosts)
         layout = choose(config, arch, devices, workload.slice)
-        config = layout.of_copy(config)
+        config = layout.of_dp_rank(config)
         mesh = topology.mesh(workload.slice, "tensor", layout.tensor)
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
@@ -216,7 +216,7 @@ def _notes(
     notes = [f"The model's sizes are from {sized.source}."]
     if sized.layout.data > 1:
         notes.append(
-            f"{sized.layout.data} copies of the model side by side, each over {sized.layout.tensor} devices; steps are "
+            f"{sized.layout.data} DP ranks, each over {sized.layout.tensor} devices; steps are "
             f"of one copy and its share of the batch, {config.max_batch_size}."
         )
     if len(layers) > 1:

@@ -23,7 +23,7 @@ from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import query, schema_of
 from apps.stable_diffusion.engine.job import Job
-from apps.stable_diffusion.pictures import Drawn, News, PictureModel, PreviewPng, Wanted
+from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, News, PictureModel, PreviewImage
 
 
 class ImagineQuery(BaseModel):
@@ -84,14 +84,14 @@ def imagine_router(model: PictureModel) -> APIRouter:
     return router
 
 
-def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> Wanted:
+def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequest:
     if query.size is not None:
         size = model.size_named(query.size)
     else:
         width, height = model.default_size
         width, height = query.width or query.img_size or width, query.height or query.img_size or height
         size = model.size(width, height)
-    return Wanted(
+    return ImageRequest(
         query.prompt,
         size,
         negative_prompt=query.negative_prompt,
@@ -118,10 +118,10 @@ async def _events(model: PictureModel, job: Job) -> AsyncIterator[bytes]:
 def _told(news: News) -> tuple[str, dict[str, Any]]:
     """Name and data of an event."""
     match news:
-        case PreviewPng(picture, number, step, steps, png):
+        case PreviewImage(picture, number, step, steps, png):
             where = {"picture": picture, "number": number, "step": step, "steps": steps}
             return "preview", where | {"b64_json": base64.b64encode(png).decode()}
-        case Drawn():
+        case FinishedImage():
             facts = {"picture": news.picture, "seed": news.request.seed, "parameters": news.parameters}
             return "picture", facts | {"warnings": news.warnings, "b64_json": base64.b64encode(news.png).decode()}
         case _:

@@ -19,7 +19,7 @@ from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.imagine import event
 from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit
 from apps.stable_diffusion.http.uploads import has_transparency, mask_from_alpha, pixels_of, read_image, read_mask
-from apps.stable_diffusion.pictures import Drawn, PictureModel, PreviewPng, Wanted
+from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel, PreviewImage
 
 Kind = Literal["image_generation", "image_edit"]
 NAMES = {"previews": "partial_images"}
@@ -58,8 +58,8 @@ def openai_router(model: PictureModel) -> APIRouter:
     return router
 
 
-def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> Wanted:
-    return Wanted(
+def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> ImageRequest:
+    return ImageRequest(
         prompt=body.prompt,
         size=size,
         n=1 if body.n is None else body.n,
@@ -84,7 +84,7 @@ def _arrays(image: bytes, mask: bytes | None, size: Size) -> dict[str, Any]:
     return arrays
 
 
-async def _answer(model: PictureModel, wanted: Wanted, body: GenerationBody, kind: Kind) -> Response:
+async def _answer(model: PictureModel, wanted: ImageRequest, body: GenerationBody, kind: Kind) -> Response:
     """Submits the pictures and answers whole or as a stream."""
     try:
         job = model.submit(wanted)
@@ -105,7 +105,7 @@ async def _answer(model: PictureModel, wanted: Wanted, body: GenerationBody, kin
     return JSONResponse(facts | {"data": [_image(drawn) for drawn in pictures]})
 
 
-def _image(drawn: Drawn) -> dict[str, Any]:
+def _image(drawn: FinishedImage) -> dict[str, Any]:
     image = {"b64_json": base64.b64encode(drawn.png).decode(), "seed": drawn.request.seed}
     return image | ({"warnings": drawn.warnings} if drawn.warnings else {})
 
@@ -122,11 +122,11 @@ async def _events(model: PictureModel, job: Job, size: Size, kind: Kind, progres
             facts = {"created_at": int(time.time()), "background": "opaque", "output_format": "png"}
             facts |= {"size": _text(size), "quality": "auto"}
             match news:
-                case PreviewPng():
+                case PreviewImage():
                     name = f"{kind}.partial_image"
                     facts |= {"partial_image_index": news.number, "image_index": news.picture}
                     facts["b64_json"] = base64.b64encode(news.png).decode()
-                case Drawn():
+                case FinishedImage():
                     name = f"{kind}.completed"
                     facts |= {"image_index": news.picture} | _image(news)
                 case Step(picture, step, steps) if progress:

@@ -30,7 +30,7 @@ from apps.stable_diffusion.http.uploads import (
     read_image,
     read_mask,
 )
-from apps.stable_diffusion.pictures import Drawn, PictureModel, Wanted
+from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel
 from apps.stable_diffusion.png import SAMPLER_NAMES
 from ray_configs.release import PODSLICE_VERSION
 
@@ -146,7 +146,7 @@ async def _answer(
 ) -> Response:
     _check_settings(model, body.override_settings or {})
     try:
-        wanted = Wanted(
+        wanted = ImageRequest(
             prompt=body.prompt,
             size=_size(model, body),
             n=body.pictures,
@@ -161,10 +161,10 @@ async def _answer(
     except EngineError as error:
         raise from_engine(error, NAMES) from error
     jobs[job] = time.monotonic()
-    pictures: list[Drawn] = []
+    pictures: list[FinishedImage] = []
     try:
         async for news in model.news(job):
-            if isinstance(news, Drawn):
+            if isinstance(news, FinishedImage):
                 pictures.append(news)
     except Aborted:
         pass  # interrupted: what there is is the answer
@@ -181,7 +181,7 @@ async def _answer(
     return JSONResponse({"images": images, "parameters": sent, "info": json.dumps(_info(model, job, pictures))})
 
 
-def _info(model: PictureModel, job: Job, pictures: list[Drawn]) -> dict[str, Any]:
+def _info(model: PictureModel, job: Job, pictures: list[FinishedImage]) -> dict[str, Any]:
     """AUTOMATIC1111's facts of a job; the `all_` lists are of the pictures that there are."""
     first = job.requests[0]
     return {

@@ -59,7 +59,11 @@ def test_what_a_config_asks_for(settings: dict, devices: Devices, slice: TpuSlic
     [
         ({"tensor_parallel": 16}, Devices(8), "is 1 x 16 = 16, but this host has 8 tpu devices"),
         ({"data_parallel": 3, "tensor_parallel": 2}, Devices(8, 2), "is 3 x 2 = 6, but the slice has 8 devices on 2"),
-        ({"data_parallel": 4, "tensor_parallel": 3}, Devices(12, 3), "each has 4 devices, and a copy takes whole host"),
+        (
+            {"data_parallel": 4, "tensor_parallel": 3},
+            Devices(12, 3),
+            "each has 4 devices, and a DP rank takes whole host",
+        ),
     ],
 )
 def test_what_devices_cannot_do_is_refused(settings: dict, devices: Devices, said: str) -> None:
@@ -70,7 +74,7 @@ def test_what_devices_cannot_do_is_refused(settings: dict, devices: Devices, sai
 @pytest.mark.parametrize(
     ("arch", "slice", "settings", "layout"),
     [
-        # Reading the weights is most of the time: split them as far as they go.
+        # PromptTask the weights is most of the time: split them as far as they go.
         (LLAMA, V5E_8, {}, Layout(1, 8)),
         (known("google/gemma-7b"), V5E_8, {"max_batch_size": 32}, Layout(1, 8)),
         # One key/value head would lie on every device: half as many sequences on each read half as much.
@@ -120,8 +124,8 @@ def test_each_device_is_in_one_copy(devices: Devices) -> None:
 
 
 def test_copies_share_the_batch() -> None:
-    assert Layout(3, 1).of_copy(config(max_batch_size=64)).max_batch_size == 22
-    of_copy = Layout(2, 4).of_copy(config())
+    assert Layout(3, 1).of_dp_rank(config(max_batch_size=64)).max_batch_size == 22
+    of_copy = Layout(2, 4).of_dp_rank(config())
     assert (of_copy.max_batch_size, of_copy.tensor_parallel, of_copy.data_parallel) == (32, 4, 1)
 
 

@@ -11,7 +11,7 @@ def main() -> None:
     orders = json.loads(sys.stdin.readline())
     from apps.llm.engine import executor
     from apps.llm.engine.model.checkpoint import Checkpoint
-    from apps.llm.engine.parallel import follower
+    from apps.llm.engine.parallel import worker
     from ray_configs.llm import EngineConfig
 
     rank, trouble = orders["rank"], orders["trouble"]
@@ -41,16 +41,16 @@ def main() -> None:
         return launch(self, *arguments, **named)
 
     executor.LocalExecutor.launch = launched
-    leader = follower.Leader(tuple(orders["leader"]), bytes.fromhex(orders["secret"]))
+    leader = worker.Leader(tuple(orders["leader"]), bytes.fromhex(orders["secret"]))
     connection = leader.connect(rank)
-    follower.exit_with(connection)
+    worker.exit_with(connection)
 
     def told() -> None:
         sys.stdin.readline()  # the test asks what was read
         print(json.dumps(read), flush=True)
 
     threading.Thread(target=told, daemon=True).start()
-    follower.follow(leader, connection, EngineConfig(**orders["config"]), orders["coordinator"], rank, orders["hosts"])
+    worker.work(leader, connection, EngineConfig(**orders["config"]), orders["coordinator"], rank, orders["hosts"])
     threading.Event().wait()  # the watch on the leader ends this process
 
 

@@ -27,8 +27,8 @@ from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import Executor, Place, step_shapes
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import choose
-from apps.llm.engine.parallel.lockstep import Hosts
-from apps.llm.engine.parallel.wire import NO_COPY, Kind, Listener, message
+from apps.llm.engine.parallel.lockstep import RankWorkers
+from apps.llm.engine.parallel.wire import NO_DP_RANK, Kind, Listener, message
 from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
 from ray_configs.llm import EngineConfig
@@ -81,7 +81,7 @@ def milliseconds(launch: Callable[[], Any], read: Callable[[Any], Any], steps: i
 
 
 def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
-    from apps.llm.engine.parallel import follower
+    from apps.llm.engine.parallel import worker
 
     class Samples:
         def __init__(self, ready: float):
@@ -103,10 +103,10 @@ def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
         def launch(self, step: HostStep, extras: None, readout: None) -> Launched:
             return Launched(Samples(self.device.launch()))
 
-    connection = follower.Leader(("127.0.0.1", port), bytes.fromhex(secret)).connect(rank)
-    follower.exit_with(connection)
+    connection = worker.Leader(("127.0.0.1", port), bytes.fromhex(secret)).connect(rank)
+    worker.exit_with(connection)
     with contextlib.suppress(ConnectionError):
-        follower.Follower(connection, rank, first=rank == 0).obey(Executor())
+        worker.Worker(connection, rank, first=rank == 0).obey(Executor())
 
 
 def over_tcp(count: int, step_s: float) -> float:
@@ -115,8 +115,8 @@ def over_tcp(count: int, step_s: float) -> float:
     processes = [
         subprocess.Popen([sys.executable, __file__, "host", *start, str(rank), str(step_s)]) for rank in range(count)
     ]
-    connections = listener.accept([(rank, NO_COPY) for rank in range(count)], 120, 60)
-    hosts = Hosts(connections, range(count), 60)
+    connections = listener.accept([(rank, NO_DP_RANK) for rank in range(count)], 120, 60)
+    hosts = RankWorkers(connections, range(count), 60)
     step = plan()
 
     def launch() -> None:

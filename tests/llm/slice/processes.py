@@ -12,7 +12,7 @@ import tiny_models
 
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.lockstep import LockstepExecutor, Slice
+from apps.llm.engine.parallel.lockstep import LockstepExecutor, SliceWorkers
 from apps.llm.engine.parallel.wire import Listener
 from ray_configs.llm import EngineConfig
 
@@ -59,7 +59,7 @@ class Processes:
             process.stdin.write(json.dumps(orders | {"rank": rank}) + "\n")
             process.stdin.flush()
             self.processes.append(process)
-        self.slice = Slice(listener, self.count, 60, self.deadline_s, self.ended)
+        self.slice = SliceWorkers(listener, self.count, 60, self.deadline_s, self.ended)
         devices = self.slice.devices()
         assert devices == Devices(self.count * self.of_host, self.count)
         return devices

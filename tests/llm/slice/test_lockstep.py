@@ -249,7 +249,7 @@ def test_the_next_step_is_sent_before_the_last_one_is_read(config: Callable[...,
     engine = Engine.load(config(), place)
     try:
         events: list[str] = []
-        (hosts,) = place.slice.copies
+        (hosts,) = place.slice.dp_ranks
         tell, tokens = hosts.tell, hosts.tokens
         hosts.tell = lambda data: (events.append("launch"), tell(data))
         hosts.tokens = lambda: (events.append("read"), tokens())[1]

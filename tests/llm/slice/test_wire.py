@@ -3,16 +3,16 @@
 import socket
 import threading
 
-from apps.llm.engine.parallel.lockstep import Hosts
-from apps.llm.engine.parallel.wire import NO_COPY, Connection, Kind, Listener, message
+from apps.llm.engine.parallel.lockstep import RankWorkers
+from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Kind, Listener, message
 
 
 def test_what_comes_right_behind_the_greeting_is_heard() -> None:
     """A host that loads a small model is done before the engine has read who it is."""
     listener = Listener("127.0.0.1")
     with socket.create_connection(listener.address) as host:
-        host.sendall(message(Kind.HELLO, (0, NO_COPY), listener.secret) + message(Kind.DONE, (7,)))
-        hosts = Hosts(listener.accept([(0, NO_COPY)], 10, 10), range(1), 10)
+        host.sendall(message(Kind.HELLO, (0, NO_DP_RANK), listener.secret) + message(Kind.DONE, (7,)))
+        hosts = RankWorkers(listener.accept([(0, NO_DP_RANK)], 10, 10), range(1), 10)
         try:
             reports: list[list[int]] = []
             reader = threading.Thread(target=lambda: reports.append(hosts.reports()), daemon=True)
@@ -46,14 +46,14 @@ def test_messages_cut_anywhere_come_whole() -> None:
 def test_who_sends_something_else_is_sent_away() -> None:
     """Rubbish, a wrong secret, and a length that would fill the memory; the host that comes then is taken."""
     listener = Listener("127.0.0.1")
-    strangers = [b"GET / HTTP/1.1\r\n\r\n" * 4, message(Kind.HELLO, (0, NO_COPY), b"x" * 16), b"\xff" * 64]
+    strangers = [b"GET / HTTP/1.1\r\n\r\n" * 4, message(Kind.HELLO, (0, NO_DP_RANK), b"x" * 16), b"\xff" * 64]
     sockets = []
     for said in strangers:
         sockets.append(socket.create_connection(listener.address))
         sockets[-1].sendall(said)
     sockets.append(socket.create_connection(listener.address))
-    sockets[-1].sendall(message(Kind.HELLO, (0, NO_COPY), listener.secret))
-    (connection,) = listener.accept([(0, NO_COPY)], 10, 10)
+    sockets[-1].sendall(message(Kind.HELLO, (0, NO_DP_RANK), listener.secret))
+    (connection,) = listener.accept([(0, NO_DP_RANK)], 10, 10)
     assert connection.socket.getpeername() == sockets[-1].getsockname()
     for sock in (*sockets, connection.socket):
         sock.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
+from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 LONG = "a red circle on a blue square and one green cat in two small photo"
@@ -48,6 +48,6 @@ def test_each_text_is_tokenized_once_and_as_the_tokenizer_would_cut_and_pad_it(
 
 def test_memory() -> None:
     made: list[str] = []
-    remember = Memory(lambda text: made.append(text) or text.upper(), most=2)
+    remember = TextCache(lambda text: made.append(text) or text.upper(), most=2)
     assert [remember(text) for text in ("", "a", "", "b", "", "a")] == ["", "A", "", "B", "", "A"]
     assert made == ["", "a", "b", "a"], "the empty prompt is asked for often and stays"

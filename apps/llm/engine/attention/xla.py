@@ -23,7 +23,7 @@ QUERY_BLOCK = 16  # queries of one piece of a prefill chunk
 LOWEST = -1e30
 
 
-class Cache(NamedTuple):
+class XlaCache(NamedTuple):
     """`[pages, page_size, kv_heads, head_dim]`; bfloat16 is kept as its bits, see `_bits`."""
 
     k: jax.Array
@@ -41,7 +41,7 @@ class Sweep(NamedTuple):
     pieces: jax.Array  # [] how many there are
 
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     slots: jax.Array  # [T] where keys and values go
     single: Sweep  # tokens by themselves
     blocks: Sweep | None  # chunks of prefill; None in steps so small that all tokens go by themselves
@@ -49,16 +49,16 @@ class Plan(NamedTuple):
 
 
 class XlaAttention:
-    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> Cache:
+    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> XlaCache:
         shape = (pages, spec.page_size, spec.kv_heads, spec.head_dim)
         stored = jax.ShapeDtypeStruct(shape, jnp.uint16 if dtype == jnp.bfloat16 else dtype)
-        return Cache(stored, stored)
+        return XlaCache(stored, stored)
 
-    def partition(self) -> Cache:
+    def partition(self) -> XlaCache:
         heads = P(None, None, "tensor", None)
-        return Cache(heads, heads)
+        return XlaCache(heads, heads)
 
-    def plan(self, batch: Batch, spec: AttentionSpec) -> Plan:
+    def plan(self, batch: Batch, spec: AttentionSpec) -> SweepPlan:
         slot, position = slots(batch, spec.page_size)
         num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
         seq, t = batch.sequence_of_token(), jnp.arange(num_tokens)
@@ -73,12 +73,19 @@ class XlaAttention:
             alone = real[:num_seqs] & (batch.q_lens[seq] == 1)
             blocks, token_row = _prefill_sweep(batch, spec)
         single = _sweep(t[:, None], jnp.where(alone, position, -1)[:, None], seq, batch, spec)
-        return Plan(slot, single, blocks, token_row)
+        return SweepPlan(slot, single, blocks, token_row)
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, plan: Plan, batch: Batch, spec: AttentionSpec
-    ) -> tuple[jax.Array, Cache]:
-        cache = Cache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: XlaCache,
+        plan: SweepPlan,
+        batch: Batch,
+        spec: AttentionSpec,
+    ) -> tuple[jax.Array, XlaCache]:
+        cache = XlaCache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
         out = _run(q, cache, plan.single, spec)[:-1].reshape(-1, *q.shape[1:])
         if plan.blocks is not None:
             chunks = _run(q, cache, plan.blocks, spec).reshape(-1, *q.shape[1:])
@@ -106,7 +113,7 @@ def _gather(pages: jax.Array, wanted: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def _prefill_sweep(batch: Batch, spec: AttentionSpec) -> tuple[Sweep, jax.Array]:
-    """Blocks of QUERY_BLOCK queries over all sequences whose tokens are not in the other sweep; `Plan.token_row`."""
+    """Blocks of QUERY_BLOCK queries over all sequences whose tokens are not in the other; `SweepPlan.token_row`."""
     num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
     count = num_tokens // QUERY_BLOCK + num_seqs  # blocks at most: each sequence's last one may be partly filled
     alone = (batch.q_lens == 1) & (batch.q_starts[:-1] < num_seqs)
@@ -166,7 +173,7 @@ def _pow2(exponent: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((whole + 127) << 23, jnp.float32)
 
 
-def _run(q: jax.Array, cache: Cache, sweep: Sweep, spec: AttentionSpec) -> jax.Array:
+def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec) -> jax.Array:
     """All pieces of a sweep: attention output by block, `[N + 1, B, heads, head_dim]` float32."""
     count, width = sweep.block_tokens.shape
     heads, dim, kv_heads, dtype = spec.kv_heads * spec.group, spec.head_dim, spec.kv_heads, q.dtype

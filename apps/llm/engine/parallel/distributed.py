@@ -49,7 +49,7 @@ def here() -> Devices:
 
 
 def meshes(layout: Layout) -> list[Mesh]:
-    """A mesh for each copy, with one axis, "tensor". Copies lie side by side in the order of the hosts.
+    """A mesh for each DP rank, with one axis, "tensor". Ranks lie side by side in the order of the hosts.
 
     On TPU neighbours on the axis are neighbours on the slice's torus, as far as its topology has a ring.
     """

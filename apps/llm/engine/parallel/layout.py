@@ -1,6 +1,6 @@
-"""How a replica's devices share a model: copies side by side ("data"), each split over some devices ("tensor").
+"""How a replica's devices share a model: DP ranks, copies of it ("data"), each split over some devices ("tensor").
 
-More devices for each copy: each reads fewer weights in a step. More copies: each exchanges less with the others, and
+More devices for each rank: each reads fewer weights in a step. More ranks: each exchanges less with the others, and
 where a model has fewer key/value heads than devices, fewer of them hold the same keys and values twice. Which weighs
 more follows from the model, its batch and the slice.
 """
@@ -28,19 +28,19 @@ log = logging.getLogger("podslice")
 
 @dataclass(frozen=True)
 class Layout:
-    """`data` copies of the model, each over `tensor` devices."""
+    """`data` DP ranks, copies of the model, each over `tensor` devices."""
 
     data: int
     tensor: int
 
-    def of_copy(self, config: EngineConfig) -> EngineConfig:
-        """The config of one copy: its share of the batch, and its devices."""
+    def of_dp_rank(self, config: EngineConfig) -> EngineConfig:
+        """The config of one DP rank: its share of the batch, and its devices."""
         share = -(-config.max_batch_size // self.data)
         return config.model_copy(update={"max_batch_size": share, "data_parallel": 1, "tensor_parallel": self.tensor})
 
-    def hosts_of(self, copy: int, devices: "Devices") -> range:
-        """The hosts, by rank, that hold a copy's devices."""
-        return range(copy * self.tensor // devices.of_host, -(-(copy + 1) * self.tensor // devices.of_host))
+    def hosts_of(self, dp_rank: int, devices: "Devices") -> range:
+        """The hosts, by rank, that hold a DP rank's devices."""
+        return range(dp_rank * self.tensor // devices.of_host, -(-(dp_rank + 1) * self.tensor // devices.of_host))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def choose(config: EngineConfig, arch: Architecture, devices: Devices, slice: Tp
     if data is None and tensor is None and slice is not None:
         return shortest_step(config, arch, devices, slice)
     if tensor is None:
-        # By what a copy can use: on a CPU, one of its pretended devices.
+        # By what a DP rank can use: on a CPU, one of its pretended devices.
         tensor = devices.count // (data or 1) if slice or devices.hosts > 1 or devices.platform != "cpu" else 1
     if data is None:
         # All hosts must take part; of one host, the devices of a slice that was paid for.
@@ -92,14 +92,14 @@ def misfit(layout: Layout, devices: Devices) -> str:
         return f"{product}, but this host has {devices.count} {devices.platform} devices"
     if layout.tensor % devices.of_host and devices.of_host % layout.tensor:
         return (
-            f"tensor_parallel {layout.tensor} splits hosts: each has {devices.of_host} devices, and a copy takes whole "
-            "hosts, or an even part of one"
+            f"tensor_parallel {layout.tensor} splits hosts: each has {devices.of_host} devices, and a DP rank takes "
+            "whole hosts, or an even part of one"
         )
     return ""
 
 
 def possible(arch: Architecture, devices: Devices) -> Iterator[Layout]:
-    """Those that use every device, fewest copies first."""
+    """Those that use every device, fewest DP ranks first."""
     for data in range(1, devices.count + 1):
         if devices.count % data:
             continue
@@ -130,7 +130,7 @@ def shortest_step(config: EngineConfig, arch: Architecture, devices: Devices, sl
         return min(layouts, key=lambda layout: costs[layout].share_of_hbm)
     best = min(holding, key=lambda layout: costs[layout].step_s)
     if best.data > 1:
-        log.info("%d copies of the model side by side, each over %d devices", best.data, best.tensor)
+        log.info("%d DP ranks, each over %d devices", best.data, best.tensor)
     return best
 
 
@@ -145,11 +145,11 @@ class Cost:
     @classmethod
     def of(cls, config: EngineConfig, arch: Architecture, layout: Layout, devices: Devices, slice: TpuSlice) -> "Cost":
         peaks = Peaks.of(slice, devices.count)
-        share, context = layout.of_copy(config), config.max_model_len or arch.max_position
+        share, context = layout.of_dp_rank(config), config.max_model_len or arch.max_position
         weights = Weights.of(share, arch, layout.tensor)
         cache = share.max_batch_size * context * token_bytes(share, arch, layout.tensor)
         compute = 2 * weights.elements * share.max_batch_size / peaks.flops_per_s
-        # Each layer adds up two of its products over the copy's devices, by rings.
+        # Each layer adds up two of its products over the rank's devices, by rings.
         summed = 2 * arch.num_layers * share.max_batch_size * arch.hidden_size * 2
         exchange = summed * 2 * (layout.tensor - 1) / layout.tensor / peaks.ici_bytes_per_s
         hbm = slice.hbm_gib * 2**30 / devices.count
@@ -160,7 +160,7 @@ class Cost:
 
 
 class Weights(NamedTuple):
-    """On each device of a copy."""
+    """On each device of a DP rank."""
 
     stored: int  # bytes
     read: int  # of them, by a decode step: not a table that is only looked up in
@@ -184,7 +184,7 @@ class Weights(NamedTuple):
 
 
 def token_bytes(config: EngineConfig, arch: Architecture, tensor: int) -> float:
-    """Bytes of one token's keys and values, all layers', on each device of a copy, as the TPU kernel lays them out."""
+    """Bytes of one token's keys and values, all layers', on each device of a rank, as the TPU kernel lays them out."""
     from apps.llm.engine.attention.pallas import PallasAttention  # its imports take a while: not where no one asks
 
     spec = AttentionSpec(HeadLayout.of(arch, tensor).kv_heads, 1, arch.head_dim, config.page_size, 1.0)

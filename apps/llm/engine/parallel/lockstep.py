@@ -1,11 +1,11 @@
 """One engine, several hosts: each call of the executor goes to all of them as one message, and tokens come from one.
 
-    loop -> LockstepExecutor --TCP--> follow(), with a LocalExecutor, on host 0 --tokens--> loop
-                             --TCP--> follow(), with a LocalExecutor, on host 1 ...
+    loop -> LockstepExecutor --TCP--> work(), with a LocalExecutor, on host 0 --tokens--> loop
+                             --TCP--> work(), with a LocalExecutor, on host 1 ...
 
 The hosts hold one JAX program. They run it in step because each gets the same messages in the same order, and says
-nothing back but its first host the tokens, and any of them its failure. Copies of a model side by side have hosts, or
-parts of a host, of their own: each is such a loop with connections of its own.
+nothing back but its first host the tokens, and any of them its failure. A DP rank has hosts, or parts of a host, of its
+own: each rank is such a loop with connections of its own.
 
 A plain connection for each host, and not an actor call: see the numbers in `tests/llm/slice/overhead.py`. And the
 kernel closes it in the moment in which the process at its other end dies.
@@ -25,7 +25,7 @@ import numpy as np
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.wire import NO_COPY, Connection, Kind, Listener, message
+from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Kind, Listener, message
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
@@ -38,7 +38,7 @@ class SliceFailed(RuntimeError):
     """A host of the slice has died, hangs or could not do its part; the others cannot go on without it."""
 
 
-class Slice:
+class SliceWorkers:
     """All hosts of a slice as the engine's process holds them, from when they come to when it lets go of them.
 
     Raises:
@@ -53,11 +53,11 @@ class Slice:
         step_deadline_s: float,
         on_close: Callable[[], None] = lambda: None,
     ):
-        self.copies: list[Hosts] = []
+        self.dp_ranks: list[RankWorkers] = []
         self._listener, self._timeout_s, self._deadline_s = listener, timeout_s, step_deadline_s
         self._on_close, self._closing, self._closed = on_close, threading.Lock(), False
-        first = listener.accept([(rank, NO_COPY) for rank in range(hosts)], timeout_s, step_deadline_s)
-        self._hosts = Hosts(first, range(hosts), step_deadline_s)
+        first = listener.accept([(rank, NO_DP_RANK) for rank in range(hosts)], timeout_s, step_deadline_s)
+        self._hosts = RankWorkers(first, range(hosts), step_deadline_s)
 
     def devices(self) -> Devices:
         """Waits for the hosts to come together in one JAX program."""
@@ -72,14 +72,14 @@ class Slice:
             SliceFailed, TimeoutError: a host could not.
         """
         self._hosts.tell(message(Kind.LAYOUT, (layout.data, layout.tensor)))
-        ranks = [layout.hosts_of(copy, self._devices) for copy in range(layout.data)]
-        places = [(rank, copy) for copy, of_copy in enumerate(ranks) for rank in of_copy]
+        ranks = [layout.hosts_of(dp_rank, self._devices) for dp_rank in range(layout.data)]
+        places = [(rank, dp_rank) for dp_rank, own in enumerate(ranks) for rank in own]
         connections = iter(self._listener.accept(places, self._timeout_s, self._deadline_s))
         self._listener.close()
-        self.copies = [
-            Hosts([next(connections) for _ in of_copy], of_copy, self._deadline_s, self.close) for of_copy in ranks
+        self.dp_ranks = [
+            RankWorkers([next(connections) for _ in own], own, self._deadline_s, self.close) for own in ranks
         ]
-        executors = [LockstepExecutor(layout.of_copy(config), model, hosts) for hosts in self.copies]
+        executors = [LockstepExecutor(layout.of_dp_rank(config), model, hosts) for hosts in self.dp_ranks]
         try:
             return [executor.loaded() for executor in executors]
         except BaseException:
@@ -89,15 +89,15 @@ class Slice:
 
     @property
     def failure(self) -> str | None:
-        return next((hosts.failure for hosts in (*self.copies, self._hosts) if hosts.failure), None)
+        return next((hosts.failure for hosts in (*self.dp_ranks, self._hosts) if hosts.failure), None)
 
     def fail(self, reason: str) -> None:
-        """From any thread: see `Hosts.fail`."""
-        for hosts in (*self.copies, self._hosts):
+        """From any thread: see `RankWorkers.fail`."""
+        for hosts in (*self.dp_ranks, self._hosts):
             hosts.fail(reason)
 
     def close(self) -> None:
-        """The slice ends as a whole: with one copy, all. Safe more than once and from any thread."""
+        """The slice ends as a whole: with one DP rank, all. Safe more than once and from any thread."""
         with self._closing:
             if self._closed:
                 return
@@ -108,8 +108,8 @@ class Slice:
         self._on_close()
 
 
-class Hosts:
-    """The hosts of one copy of the model: the engine tells them all the same, and hears any of them.
+class RankWorkers:
+    """The hosts of one DP rank: the engine tells them all the same, and hears any of them.
 
     All but `fail` is for one thread at a time. Every method raises SliceFailed as soon as any host cannot go on, and
     from then on.
@@ -217,7 +217,7 @@ class Hosts:
 class LockstepExecutor:
     """The executor of an engine whose model lies on the devices of several hosts. See `Executor`."""
 
-    def __init__(self, config: EngineConfig, model: Model, hosts: Hosts):
+    def __init__(self, config: EngineConfig, model: Model, hosts: RankWorkers):
         self.arch, self.pages, self.hosts = model.arch, 0, hosts
         self.shapes = step_shapes(config, model.max_len(config))
         self.readable = readable(self.shapes)

@@ -18,14 +18,14 @@ VANISHED_S = 15
 """A host whose machine is gone, so that nothing closes the connection, counts as dead after about this long."""
 
 
-NO_COPY = -1
+NO_DP_RANK = -1
 """A host's first connection: it is there, and waits to hear the layout."""
 
 
 class Kind(IntEnum):
     """Messages and their five numbers."""
 
-    HELLO = 0  # host's rank, the copy of the model that this is for or NO_COPY; then the secret
+    HELLO = 0  # host's rank, the DP rank that this is for or NO_DP_RANK; then the secret
     MAKE_CACHE = 1  # tokens; then the calibration's ids
     WARM_UP = 2
     # StepShape's tokens and seqs, used columns of the page table, bytes of extras, which parts of a readout; then the
@@ -37,7 +37,7 @@ class Kind(IntEnum):
     # scores and a pooled vector for each row.
     TOKENS = 6
     FAILED = 7  # then why
-    LAYOUT = 8  # copies, devices of each
+    LAYOUT = 8  # DP ranks, devices of each
 
 
 def message(kind: Kind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:
@@ -112,7 +112,7 @@ class Listener:
         self.secret = secrets.token_bytes(16)
 
     def accept(self, expected: list[tuple[int, int]], timeout_s: float, step_deadline_s: float) -> list[Connection]:
-        """One connection for each (rank, copy), in that order; who does not know the secret is sent away.
+        """One connection for each (rank, DP rank), in that order; who does not know the secret is sent away.
 
         Raises:
             TimeoutError: some have not come in time.
@@ -123,18 +123,18 @@ class Listener:
             try:
                 connection = Connection(self._socket.accept()[0], timeout_s=5)
             except TimeoutError:
-                missing = sorted({rank for rank, copy in expected if (rank, copy) not in found})
+                missing = sorted({rank for rank, dp_rank in expected if (rank, dp_rank) not in found})
                 for other in found.values():
                     other.socket.close()
                 raise TimeoutError(f"hosts {missing} of the slice have not come in {timeout_s:.0f} s") from None
             try:
-                kind, (rank, copy, *_), secret = connection.receive_first(NUMBERS.size + len(self.secret))
+                kind, (rank, dp_rank, *_), secret = connection.receive_first(NUMBERS.size + len(self.secret))
             except (OSError, ValueError):
                 connection.socket.close()
                 continue
             if kind is Kind.HELLO and hmac.compare_digest(secret, self.secret):
                 connection.socket.settimeout(step_deadline_s)
-                found[rank, copy] = connection
+                found[rank, dp_rank] = connection
             else:
                 connection.socket.close()
         return [found[place] for place in expected]

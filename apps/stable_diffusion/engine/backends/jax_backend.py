@@ -21,10 +21,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.serving.compilation import CompileCount, use_compile_cache
-from apps.stable_diffusion.engine.backends.picture_plan import RESTING, Plan, Planner, batch_sizes, check_batch
 from apps.stable_diffusion.engine.backends.programs import Given, Programs, State, Text
-from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
+from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
 from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule
+from apps.stable_diffusion.engine.backends.trajectory import RESTING, Planner, Trajectory, batch_sizes, check_batch
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae, weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.request import PictureRequest
@@ -41,7 +41,7 @@ class JaxPicture:
 
     request: PictureRequest
     warnings: tuple[str, ...]
-    plan: Plan
+    plan: Trajectory
     state: State
     given: Given
 
@@ -111,7 +111,7 @@ class JaxBackend:
         kind = devices[0].device_kind
         self.device = f"{kind} x{len(devices)}" if len(devices) > 1 else kind
         self._tokenizers = Tokenizers(checkpoint)
-        self._texts = Memory(self._encode_text)
+        self._texts = TextCache(self._encode_text)
         self._zero_negative = checkpoint.is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
         self._weights = self._load(checkpoint)
         self._compiled: dict[Any, Any] = {}

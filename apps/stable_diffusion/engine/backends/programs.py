@@ -18,8 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.stable_diffusion.engine.backends.picture_plan import LATENT_CHANNELS
 from apps.stable_diffusion.engine.backends.schedules import COLUMNS, Row
+from apps.stable_diffusion.engine.backends.trajectory import LATENT_CHANNELS
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae
 from apps.stable_diffusion.engine.model.weights import Weights
 

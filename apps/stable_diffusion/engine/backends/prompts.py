@@ -17,7 +17,7 @@ REMEMBERED = 256  # encoded texts; one of Stable Diffusion XL is 0.6 MB
 
 
 @dataclass(frozen=True)
-class Tokens:
+class PromptTokens:
     """A text for each of the model's text encoders."""
 
     ids: tuple[np.ndarray, ...]
@@ -43,12 +43,12 @@ class Tokenizers:
             positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
             self._tokenizers.append(tokenizer)
             self.lengths.append(min(tokenizer.model_max_length, positions))
-        self._known = Memory(self._tokenize)
+        self._known = TextCache(self._tokenize)
 
-    def __call__(self, text: str) -> Tokens:
+    def __call__(self, text: str) -> PromptTokens:
         return self._known(text)
 
-    def _tokenize(self, text: str) -> Tokens:
+    def _tokenize(self, text: str) -> PromptTokens:
         ids, dropped = [], ""
         for tokenizer, length in zip(self._tokenizers, self.lengths):
             whole = tokenizer(text, truncation=False, verbose=False)["input_ids"]
@@ -56,7 +56,7 @@ class Tokenizers:
                 dropped = dropped or tokenizer.decode(whole[length - 1 : -1]).strip()
                 whole = [*whole[: length - 1], whole[-1]]
             ids.append(np.array([whole + [tokenizer.pad_token_id] * (length - len(whole))], np.int32))
-        return Tokens(tuple(ids), dropped)
+        return PromptTokens(tuple(ids), dropped)
 
     def warnings(self, **texts: str) -> tuple[str, ...]:
         """For each text that is too long, named by its field, what the model won't see of it."""
@@ -69,7 +69,7 @@ class Tokenizers:
         )
 
 
-class Memory(Generic[T]):
+class TextCache(Generic[T]):
     """The last results of a function of a text, so that n pictures of one prompt encode it once."""
 
     def __init__(self, make: Callable[[str], T], most: int = REMEMBERED) -> None:

@@ -26,16 +26,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from apps.stable_diffusion.engine.backends.picture_plan import (
+from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
+from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, Row
+from apps.stable_diffusion.engine.backends.trajectory import (
     LATENT_CHANNELS,
     RESTING,
-    Plan,
     Planner,
+    Trajectory,
     batch_sizes,
     check_batch,
 )
-from apps.stable_diffusion.engine.backends.prompts import Memory, Tokenizers
-from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, Row
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError, refuse_others
 from apps.stable_diffusion.engine.request import PictureRequest
 
@@ -68,7 +68,7 @@ class TorchPicture:
 
     request: PictureRequest
     warnings: tuple[str, ...]
-    plan: Plan
+    plan: Trajectory
     latents: torch.Tensor  # [1, 4, h, w] float32
     estimate: torch.Tensor
     prompt: Text
@@ -137,7 +137,7 @@ class TorchBackend:
         self._is_xl = checkpoint.is_xl
         self._zero_negative = self._is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
         self._tokenizers = Tokenizers(checkpoint)
-        self._texts = Memory(self._encode_text)
+        self._texts = TextCache(self._encode_text)
         self._fillers: dict[tuple[int, int], list[TorchPicture]] = {}
         self._sync()
 
@@ -330,7 +330,7 @@ class TorchBackend:
         """To the device: on XLA a new tensor each time, as two pictures of one batch may have one prompt."""
         return tensor.to(self._device)
 
-    def _encode_image(self, plan: Plan, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
+    def _encode_image(self, plan: Trajectory, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
         """[H, W, 3] uint8 -> [1, 4, h, w] float32, scaled as the UNet knows it."""
         latents = self._encode(image, noise)
         self._sync()

@@ -20,7 +20,7 @@ from apps.llm.engine.attention.spec import AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 
-class Cache(NamedTuple):
+class CpuCache(NamedTuple):
     """One layer's pages; bfloat16 is kept as its bits, in uint16."""
 
     k: jax.Array  # [pages, kv_heads, head_dim, page_size]
@@ -33,30 +33,37 @@ KINDS = {jnp.dtype(jnp.uint16): "bf16", jnp.dtype(jnp.float32): "f32", jnp.dtype
 class CpuAttention:
     """The implementation for the CPU platform."""
 
-    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> Cache:
+    def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> CpuCache:
         stored = jnp.dtype(jnp.uint16 if dtype == jnp.bfloat16 else dtype)
         register(KINDS[stored])
-        return Cache(
+        return CpuCache(
             jax.ShapeDtypeStruct((pages, spec.kv_heads, spec.head_dim, spec.page_size), stored),
             jax.ShapeDtypeStruct((pages, spec.kv_heads, spec.page_size, spec.head_dim), stored),
         )
 
-    def partition(self) -> Cache:
+    def partition(self) -> CpuCache:
         heads = P(None, "tensor", None, None)
-        return Cache(heads, heads)
+        return CpuCache(heads, heads)
 
     def plan(self, batch: Batch, spec: AttentionSpec) -> jax.Array:
         return slots(batch, spec.page_size)[0]
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache, plan: jax.Array, batch: Batch, spec: AttentionSpec
-    ) -> tuple[jax.Array, Cache]:
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cache: CpuCache,
+        plan: jax.Array,
+        batch: Batch,
+        spec: AttentionSpec,
+    ) -> tuple[jax.Array, CpuCache]:
         name = KINDS[cache.k.dtype]
         if name == "bf16":
             k, v = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (k, v))
-        like = Cache(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache))
+        like = CpuCache(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache))
         write = jax.ffi.ffi_call(f"podslice_write_{name}", like, input_output_aliases={0: 0, 1: 1})
-        cache = Cache(*write(*cache, k, v, plan))
+        cache = CpuCache(*write(*cache, k, v, plan))
         queries = q.astype(jnp.float32) * (spec.scale * math.log2(math.e))
         result = jax.ShapeDtypeStruct(q.shape, jnp.float32)
         attend = jax.ffi.ffi_call(f"podslice_attend_{name}", result)

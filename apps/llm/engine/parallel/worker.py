@@ -1,6 +1,6 @@
 """A host of a slice: does with its LocalExecutor whatever the engine's LockstepExecutor says, in that order.
 
-Two threads for each copy of the model: one launches steps as their messages come, the other waits for their results.
+Two threads for each DP rank: one launches steps as their messages come, the other waits for their results.
 So step n + 1 is on its way to the device while step n runs, and neither waits for the network.
 """
 
@@ -22,7 +22,7 @@ from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
-from apps.llm.engine.parallel.wire import NO_COPY, Connection, Kind, message
+from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Kind, message
 from apps.llm.engine.readout import Launched, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
@@ -39,9 +39,9 @@ class Leader:
     address: tuple[str, int]
     secret: bytes
 
-    def connect(self, rank: int, copy: int = NO_COPY) -> Connection:
+    def connect(self, rank: int, dp_rank: int = NO_DP_RANK) -> Connection:
         connection = Connection(socket.create_connection(self.address, timeout=60))
-        connection.send(message(Kind.HELLO, (rank, copy), self.secret))
+        connection.send(message(Kind.HELLO, (rank, dp_rank), self.secret))
         return connection
 
 
@@ -61,9 +61,7 @@ def exit_with(connection: Connection) -> None:
     threading.Thread(target=watch, name="podslice-leader-watch", daemon=True).start()
 
 
-def follow(
-    leader: Leader, connection: Connection, config: EngineConfig, coordinator: str, rank: int, hosts: int
-) -> None:
+def work(leader: Leader, connection: Connection, config: EngineConfig, coordinator: str, rank: int, hosts: int) -> None:
     """Join the hosts' program, load this host's part of the model, and obey until the connections end.
 
     Any error is told to the engine, and ends the work. See `distributed.join` for the last arguments.
@@ -76,12 +74,14 @@ def follow(
         model = Model.open(config)
         config = model.settle(config)
         model = model.at_size(config, layout.tensor)
-        for copy, mesh in enumerate(distributed.meshes(layout)):
+        for dp_rank, mesh in enumerate(distributed.meshes(layout)):
             if distributed.takes_part(mesh):
                 first = rank == min(device.process_index for device in mesh.devices.flat)
-                follower = Follower(leader.connect(rank, copy), rank, first)
-                orders = mesh, layout.of_copy(config), model
-                threading.Thread(target=follower.run, args=orders, name=f"podslice-copy-{copy}", daemon=True).start()
+                worker = Worker(leader.connect(rank, dp_rank), rank, first)
+                orders = mesh, layout.of_dp_rank(config), model
+                threading.Thread(
+                    target=worker.run, args=orders, name=f"podslice-dp-rank-{dp_rank}", daemon=True
+                ).start()
 
 
 def _layout(connection: Connection) -> Layout:
@@ -92,8 +92,8 @@ def _layout(connection: Connection) -> Layout:
             return Layout(data, tensor)
 
 
-class Follower:
-    """This host's part of one copy of the model."""
+class Worker:
+    """This host's part of one DP rank."""
 
     def __init__(self, connection: Connection, rank: int, first: bool):
         self._connection, self._rank, self._first = connection, rank, first
@@ -139,7 +139,7 @@ class Follower:
             raise ValueError(f"the engine does not say {kind.name}")
 
     def _report(self) -> None:
-        """Waits for each step: the copy's first host to send its tokens, the others for the errors it may end in."""
+        """Waits for each step: the rank's first host to send its tokens, the others for the errors it may end in."""
         with _telling(self._connection, self._rank):
             while True:
                 launched = self._launched.get()

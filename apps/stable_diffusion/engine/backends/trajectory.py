@@ -26,7 +26,7 @@ RESTING = np.array([*Row(0, 1, 0, 0, keep=1, toward=0, momentum=0, jitter=0, ori
 
 
 @dataclass
-class Plan:
+class Trajectory:
     """How one picture is made; advances with it."""
 
     request: PictureRequest
@@ -87,7 +87,7 @@ class Planner:
             if width % self.reduction or height % self.reduction:
                 raise ValueError(f"size {width}x{height}: this model needs multiples of {self.reduction}")
 
-    def plan(self, request: PictureRequest) -> Plan:
+    def plan(self, request: PictureRequest) -> Trajectory:
         """RequestError if this model can't make it."""
         if request.guidance_scale > 1 and not self.guided:
             raise RequestError(
@@ -106,10 +106,10 @@ class Planner:
         start_noise = draw(random, shape)
         if inpaint:
             draw(random, shape)  # diffusers encodes the masked image too, even if the network does not read it
-        return Plan(request, schedule, shape, random, image_noise, start_noise)
+        return Trajectory(request, schedule, shape, random, image_noise, start_noise)
 
 
-def check_batch(plans: Sequence[Plan], steps: int, most: int) -> None:
+def check_batch(plans: Sequence[Trajectory], steps: int, most: int) -> None:
     """ValueError where an engine asks a backend for what `Backend.denoise` excludes."""
     if not 0 < len(plans) <= most:
         raise ValueError(f"a batch of {len(plans)} pictures: from 1 to {most} fit")

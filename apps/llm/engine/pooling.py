@@ -1,4 +1,4 @@
-"""Prompts that are read and not answered: how likely their last tokens are, or their hidden states as one vector.
+"""Prompts without an answer: scoring (how likely their last tokens are) and pooling (hidden states as one vector).
 
 To the scheduler such a sequence is a prompt whose answer has no room for a second token: chunks of prefill, pages and
 prefixes as for any other, and the end with the step that reaches its last token. What that step samples is ignored.
@@ -17,7 +17,7 @@ from apps.llm.engine.scheduler import Sequence, Work
 from apps.llm.engine.step import StepShape
 
 
-class Reading(ABC):
+class PromptTask(ABC):
     """The engine's view of one such sequence, beside the scheduler's; to the loop it is what an Answer is."""
 
     reads = True
@@ -46,7 +46,7 @@ class Reading(ABC):
         """The sequence's only output, once all of its steps are noted."""
 
 
-class Scoring(Reading):
+class Scoring(PromptTask):
     """Log probabilities of a suffix after a prefix."""
 
     def __init__(self, generation: Generation, index: int, prefix: list[int], suffix: list[int]):
@@ -74,7 +74,7 @@ class Scoring(Reading):
         return Output(self.seq.index, "", (), finish_reason="stop", scores=tuple(self._logprobs.tolist()))
 
 
-class Pooling(Reading):
+class Pooling(PromptTask):
     """The hidden states of a prompt's tokens, or of its last one, as one vector of length 1."""
 
     def __init__(self, generation: Generation, prompt: list[int], how: Pool):
