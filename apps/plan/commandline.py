@@ -96,9 +96,9 @@ def command(*kinds: type[Planned]) -> typer.Typer:
 def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], limits: tuple[Any, ...] | None) -> tuple[BaseModel, Show]:
     _keep_off_tpus()
     from apps.llm.engine.model.architecture import UnsupportedModel
-    from apps.llm.engine.model.checkpoint import CheckpointError
     from apps.plan.llm import planner, search, text
     from apps.plan.topology import NoCompiler
+    from apps.serving.model_folder import CheckpointError
 
     engine = EngineConfig(**{field: getattr(config, field) for field in EngineConfig.model_fields})
     assert config.slice is not None
@@ -115,7 +115,7 @@ def _plan_images(config: StableDiffusionConfig, counts: tuple[int, ...]) -> tupl
     _keep_off_tpus()
     from apps.plan.stable_diffusion import planner, report
     from apps.plan.topology import NoCompiler
-    from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
+    from apps.serving.model_folder import CheckpointError
 
     assert config.slice is not None
     try:

@@ -124,7 +124,8 @@ def parse(text: str) -> Module:
         ValueError: it has no ENTRY computation.
     """
     computations: dict[str, Computation] = {}
-    entry, name, lines = None, "", []
+    lines: list[Instruction] = []
+    entry, name = None, ""
     for line in text.splitlines():
         if not name:
             if head := _HEAD.match(line):

@@ -30,7 +30,7 @@ class CompileCount:
         self.programs = 0
         jax.monitoring.register_event_duration_secs_listener(self._hear)
 
-    def _hear(self, event: str, duration: float, **_: object) -> None:
+    def _hear(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration" and not getattr(_this_thread, "warms_up", False):
             self.programs += 1
 

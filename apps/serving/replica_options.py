@@ -25,6 +25,7 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
         if "label_selector" not in actor:
             # A cluster without such Pods. The process is best on the slice that it will own: on a worker 0, one for
             # each; anywhere, while there is no such slice yet.
+            assert config.slice is not None
             pod_type = config.slice.ray_pod_type
             actor["label_selector"] = {TPU_WORKER_ID: "0", TPU_POD_TYPE: pod_type}
             actor["fallback_strategy"] = [{"label_selector": {}}]

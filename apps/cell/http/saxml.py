@@ -11,7 +11,7 @@ and /score, which `clients/saxutil.py` uses.
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -27,7 +27,7 @@ from apps.serving.ingress.openapi import STREAMED, json_object, query
 
 WATCH_S = 0.5
 RELAYED = json_object(bodies.RELAYED, closed=False)
-EVENTS = {200: {"content": {"text/event-stream": {}}}}
+EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 class Indented(JSONResponse):
@@ -173,7 +173,7 @@ async def _arguments(request: Request) -> dict[str, Any]:
     return await _body(request) or dict(request.query_params)
 
 
-async def _changes(caller: Caller, wanted: str | None) -> AsyncIterator[bytes]:
+async def _changes(caller: Caller, wanted: str | None) -> AsyncGenerator[bytes, None]:
     """Ends when the one model that was asked for is gone. A comment in between shows that the line is alive."""
     told: dict[str, Entry] = {}
     while True:

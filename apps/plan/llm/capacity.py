@@ -69,7 +69,8 @@ def batches(room: float, page_bytes: float, page_size: int, max_len: int, beside
 
     Page 0 belongs to no sequence. Sequences beyond the config's batch need more state and working memory too.
     """
-    found, length = [], max_len
+    found: list[tuple[int, int]] = []
+    length = max_len
     while length >= 16 and len(found) < 6:
         each = -(-length // page_size) * page_bytes
         batch = (room - page_bytes) / each

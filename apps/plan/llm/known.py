@@ -5,6 +5,8 @@ The fields are those of each model's config.json on the Hugging Face hub, as far
 
 from typing import Any
 
+Config = dict[str, Any]
+
 LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096, "hidden_act": "silu"}
 LLAMA3 = {
     "model_type": "llama",
@@ -13,7 +15,7 @@ LLAMA3 = {
     "rope_theta": 500000.0,
     "hidden_act": "silu",
 }
-LLAMA31: dict[str, Any] = LLAMA3 | {
+LLAMA31: Config = LLAMA3 | {
     "max_position_embeddings": 131072,
     "rope_scaling": {
         "rope_type": "llama3",
@@ -38,7 +40,9 @@ QWEN3 = {
 }
 
 
-def _sized(base: dict, layers: int, hidden: int, mlp: int, heads: int, kv: int, **more: Any) -> dict[str, Any]:
+def _sized(
+    base: dict[str, Any], layers: int, hidden: int, mlp: int, heads: int, kv: int, **more: Any
+) -> dict[str, Any]:
     sizes = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -50,7 +54,7 @@ def _sized(base: dict, layers: int, hidden: int, mlp: int, heads: int, kv: int, 
 
 
 _B8, _B70 = (32, 4096, 14336, 32, 8), (80, 8192, 28672, 64, 8)
-MODELS: dict[str, dict[str, Any]] = {
+MODELS: dict[str, Config] = {
     "meta-llama/Llama-2-7b-hf": _sized(LLAMA2, 32, 4096, 11008, 32, 32),
     "meta-llama/Llama-2-13b-hf": _sized(LLAMA2, 40, 5120, 13824, 40, 40),
     "meta-llama/Llama-2-70b-hf": _sized(LLAMA2, *_B70),

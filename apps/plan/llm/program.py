@@ -8,6 +8,7 @@ batch, cache and sharding are the config's own.
 import math
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,7 +95,7 @@ class Programs:
             math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
         )
 
-    def arguments(self, shape: StepShape) -> tuple:
+    def arguments(self, shape: StepShape) -> tuple[Any, ...]:
         """Shapes, types and shardings of everything that a step is called with."""
         decoder, rows = self.decoder, self.config.max_batch_size + 1
 

@@ -10,8 +10,8 @@ from apps.plan.report import add_run_rows, print_label, print_notes, table
 def show(plan: LLMPlan, console: Console) -> None:
     memory, mesh = plan.memory, " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
     print_ = console.print
-    size = f"{plan.parameters / 1e9:.2f} billion parameters"
-    print_(f"[bold]{plan.model}[/bold] ({size}) on {plan.slice}", highlight=False)
+    parameters = f"{plan.parameters / 1e9:.2f} billion parameters"
+    print_(f"[bold]{plan.model}[/bold] ({parameters}) on {plan.slice}", highlight=False)
     print_(
         f"{plan.chips} chips on {plan.hosts} host(s), mesh {mesh}; weights {plan.weights}, KV cache {plan.kv_cache}",
         highlight=False,

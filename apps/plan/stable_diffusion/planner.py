@@ -15,9 +15,10 @@ from apps.plan.report import core_notes, run_fields
 from apps.plan.stable_diffusion import known
 from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
+from apps.serving.model_folder import CheckpointError
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import attention, unet, vae
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.weights import declared
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
@@ -90,7 +91,7 @@ def plan(workload: Workload, tell: Tell = lambda _: None) -> ImagePlan:
     batches = tuple(count * slice.chips for count in workload.pictures)
     jobs = {key: rest for key, *rest in programs.jobs(arrays, lengths, ((width, height),), batches)}
 
-    def program(key: tuple, name: str, pictures: float) -> Program:
+    def program(key: tuple[Any, ...], name: str, pictures: float) -> Program:
         tell(f"compiling {name}")
         jitted, shapes = jobs[key]
         return _measured(jitted, shapes, name, pictures, peaks)  # the weights come first among the shapes
@@ -126,7 +127,7 @@ def plan(workload: Workload, tell: Tell = lambda _: None) -> ImagePlan:
     )
 
 
-def _measured(jitted: jax.stages.Wrapped, shapes: tuple, name: str, pictures: float, peaks: Peaks) -> Program:
+def _measured(jitted: jax.stages.Wrapped, shapes: tuple[Any, ...], name: str, pictures: float, peaks: Peaks) -> Program:
     program, module, seconds = compiled(jitted.lower(*shapes))
     measured, kernel, weights = Measured.of(program, module, seconds), flash_kernels(module), _nbytes(shapes[0])
     return Program(
