@@ -41,7 +41,7 @@ ROOMS = (
     Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=10_050),
     Room("batch and clients", 3_600, (*JOBS, "clients")),
 )
-PRODUCT = Room("together", 30_000, ("apps", "ray_configs", "kuberay", "podslice", "clients"), ceiling=35_300)
+PRODUCT = Room("together", 30_000, ("apps", "ray_configs", "kuberay", "podslice", "clients"), ceiling=35_500)
 
 
 def count_lines(path: str) -> int:
