@@ -1,8 +1,6 @@
 """Delete: with all that the operator made of it, and nothing that podslice did not apply."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from clusters import Cluster
@@ -28,29 +26,6 @@ def test_nothing_is_left(control_plane: Cluster, namespace: str, run: RunCommand
     status, out, _ = run("delete", objects)
     assert status == 0 and out.count("already gone") == len(objects)
     assert run("status", objects)[0] == 1
-
-
-def test_a_head_without_workers_goes_at_once(control_plane: Cluster, namespace: str, run: RunCommand) -> None:
-    """No kubelet ends the head here: that it was told to hurry is seen by its grace period."""
-    objects = rendered()
-    run("apply", objects)
-    name = ray_cluster(control_plane, namespace)["metadata"]["name"]
-    selector = f"ray.io/cluster={name},ray.io/node-type=head"
-
-    def head() -> dict[str, Any] | None:
-        found = control_plane.kubectl("-n", namespace, "get", "pods", "-l", selector, "-o", "json").stdout
-        return next(iter(json.loads(found)["items"]), None)
-
-    pod = until("the head", head)["metadata"]["name"]
-    bound = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": "n"}}
-    place = f"/api/v1/namespaces/{namespace}/pods/{pod}/binding"
-    control_plane.kubectl("create", "--raw", place, "-f", "-", input=json.dumps(bound))
-    status, out, _ = run("delete", objects, "--timeout", "10")
-    leaving = head()
-    control_plane.kubectl("-n", namespace, "delete", "pod", pod, "--grace-period=0", "--force")
-    assert status == 2 and "its workers are gone, and its head goes now" in out
-    assert leaving is not None and leaving["metadata"]["deletionGracePeriodSeconds"] == 1
-    assert run("delete", objects)[0] == 0
 
 
 def test_what_others_applied_stays(control_plane: Cluster, namespace: str, run: RunCommand, tmp_path: Path) -> None:
