@@ -1,6 +1,7 @@
 """Who imports whom: each room stays usable without what only another one needs."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -111,3 +112,15 @@ def test_every_test_file_has_a_name_of_its_own() -> None:
     what passes room by room would not pass whole."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_folder_is_a_drawer() -> None:
+    """A folder is a concept: about a dozen files, besides its __init__."""
+    counts = Counter(path.parent for path in (ROOT / "apps").rglob("*.py"))
+    assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > 13} == {}
+
+
+def test_rays_private_api_is_used_in_one_place() -> None:
+    private = re.compile(r"ray\.\w*\.?_private|ray\.core\.generated|_get_global_client|_internal=True|_blocking=False")
+    users = [path for path in (ROOT / "apps").rglob("*.py") if private.search(path.read_text())]
+    assert users == [ROOT / "apps" / "serving" / "private_ray.py"]

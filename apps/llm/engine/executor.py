@@ -192,7 +192,7 @@ class LocalExecutor:
                 readout = Readout.everything(shape) if shape in self.readable else None
                 self.read(self.launch(shape.host(), readout=readout))
                 advance()
-            self.start_row(self.config.max_batch_size, [0], [0])
+            self.start_slot(self.config.max_batch_size, [0], [0])
             advance()
         self._programs_when_ready = self.compiles.programs
 
@@ -233,15 +233,15 @@ class LocalExecutor:
         """Wait for a launched step and unpack its results."""
         return Tokens.unpack(*(None if part is None else np.asarray(part) for part in launched))
 
-    def start_row(self, row: int, prompt: list[int], answer: list[int]) -> None:
+    def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
         padded = np.full((2, self.max_pages * self.config.page_size), -1, np.int32)
         padded[0, : len(prompt)], padded[1, : len(answer)] = prompt, answer
-        self.state = self._start_row(self.state, np.int32(row), padded[0], padded[1])
+        self.state = self._start_slot(self.state, np.int32(slot), padded[0], padded[1])
 
     @cached_property
-    def _start_row(self):
-        return jax.jit(sampling.start_row, donate_argnums=0, out_shardings=self._everywhere)
+    def _start_slot(self):
+        return jax.jit(sampling.start_slot, donate_argnums=0, out_shardings=self._everywhere)
 
     def close(self) -> None:
         """Nothing is held beyond this process."""

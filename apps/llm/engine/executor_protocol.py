@@ -67,7 +67,7 @@ class Executor(Protocol[LaunchedT]):
         """Wait for a launched step's results."""
         ...
 
-    def start_row(self, row: int, prompt: list[int], answer: list[int]) -> None:
+    def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
         ...
 

@@ -175,7 +175,7 @@ class Loop(Generic[LaunchedT]):
             self._leave_queue(self._answers[seq])
             if self._answers[seq].penalized:
                 known = [token for token in seq.tokens if token >= 0]
-                executor.start_row(seq.row, known[: seq.prompt_len], known[seq.prompt_len :])
+                executor.start_slot(seq.slot, known[: seq.prompt_len], known[seq.prompt_len :])
         self._scheduler.entered.clear()
         tokens = sum(item.stop - item.start for item in work)
         reads = any(self._answers[item.seq].reads for item in work if not item.decoding)
@@ -184,9 +184,9 @@ class Loop(Generic[LaunchedT]):
         for i, item in enumerate(work):
             seq, answer = item.seq, self._answers[item.seq]
             known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
-            # What a chunk short of the prompt's end samples means nothing: it is noted in the row that is nobody's.
-            row = seq.row if item.samples else self.config.max_batch_size
-            start = step.add(known, item.stop, seq.pages, item.decoding, row=row, seed=seq.seed, **answer.rows)
+            # What a chunk short of the prompt's end samples means nothing: it is noted in the slot that is nobody's.
+            slot = seq.slot if item.samples else self.config.max_batch_size
+            start = step.add(known, item.stop, seq.pages, item.decoding, row=slot, seed=seq.seed, **answer.rows)
             if answer.reads:
                 answer.want(readout, shape, start, i, item)
         self._steps += 1

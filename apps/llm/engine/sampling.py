@@ -26,7 +26,7 @@ PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the promp
 
 
 class SamplingState(NamedTuple):
-    """What outlives a step, one row for each place in the batch."""
+    """What outlives a step, one row for each slot of the batch."""
 
     last_token: jax.Array  # [rows] int32, the token that a decoding sequence continues from
     counts: jax.Array  # [rows, vocab] int16: how often the answer has the token, and PROMPT_BIT
@@ -282,10 +282,10 @@ def pack(sampled: Sampled) -> jax.Array:
     return jnp.concatenate(columns, axis=1)
 
 
-def start_row(state: SamplingState, row: jax.Array, prompt: jax.Array, answer: jax.Array) -> SamplingState:
+def start_slot(state: SamplingState, slot: jax.Array, prompt: jax.Array, answer: jax.Array) -> SamplingState:
     """Counts of a sequence that enters the batch: tokens of `prompt` and `answer`, both `[n]`, padded with -1."""
     vocab = state.counts.shape[1]
     # Negative indices would wrap round: send padding past the end, where scatter drops it.
     prompt, answer = (jnp.where(ids < 0, vocab, ids) for ids in (prompt, answer))
     counts = jnp.zeros(vocab, jnp.int16).at[prompt].set(PROMPT_BIT, mode="drop").at[answer].add(1, mode="drop")
-    return state._replace(counts=state.counts.at[row].set(counts))
+    return state._replace(counts=state.counts.at[slot].set(counts))

@@ -30,8 +30,8 @@ class Sequence:
     pages: list[int] = field(default_factory=list)
     hashes: list[PageHash] = field(default_factory=list)  # names of its full pages, as far as known
     published: int = 0  # full pages that others may find
-    row: int | None = None  # its place in the batch
-    on_device: bool = False  # its last token was sampled in `row`: the device has it
+    slot: int | None = None  # its place in the batch
+    on_device: bool = False  # its last token was sampled in `slot`: the device has it
     lockstep: bool = False  # what it may sample hangs on the token before (structured output)
     done: bool = False
 
@@ -73,10 +73,10 @@ class Scheduler:
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
     prefix_hit_tokens: int = 0
-    entered: list[Sequence] = field(default_factory=list)  # got a row since the engine last looked
+    entered: list[Sequence] = field(default_factory=list)  # got a slot since the engine last looked
 
     def __post_init__(self) -> None:
-        self._rows = list(reversed(range(self.max_batch)))
+        self._slots = list(reversed(range(self.max_batch)))
 
     def add(self, seq: Sequence) -> None:
         self.waiting.append(seq)
@@ -94,13 +94,13 @@ class Scheduler:
         # Oldest first: only younger sequences than the one that needs pages are preempted, none already planned.
         decodes = [seq for seq in self.running if seq.decoding]
         for seq in decodes:
-            if budget and seq.row is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
+            if budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
                 plan(seq, len(seq.tokens))
         for seq in [seq for seq in self.running if not seq.decoding]:
             stop = min(len(seq.tokens), seq.computed + budget)
-            if stop > seq.computed and seq.row is not None and self._make_room(seq, stop):
+            if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
                 plan(seq, stop)
-        while budget and self.waiting and self._rows and not self.waiting[0].unread:
+        while budget and self.waiting and self._slots and not self.waiting[0].unread:
             seq = self.waiting[0]
             if not self._enter(seq, budget):
                 break
@@ -116,7 +116,7 @@ class Scheduler:
         """Take a sequence out, wherever it is. Its pages are free at once: a step already launched that still
         writes to them runs before any step that a new owner may launch."""
         seq.done = True
-        if seq.row is not None:
+        if seq.slot is not None:
             self._leave(seq)
         elif seq in self.waiting:
             self.waiting.remove(seq)
@@ -165,8 +165,8 @@ class Scheduler:
         self.running.remove(seq)
         if seq in self.entered:
             self.entered.remove(seq)
-        self._rows.append(seq.row)
-        seq.row, seq.on_device = None, False
+        self._slots.append(seq.slot)
+        seq.slot, seq.on_device = None, False
         self._drop_pages(seq)
 
     def _drop_pages(self, seq: Sequence) -> None:
@@ -185,7 +185,7 @@ class Scheduler:
             self._drop_pages(seq)
             return False
         self.waiting.popleft()
-        seq.row = self._rows.pop()
+        seq.slot = self._slots.pop()
         self.running.append(seq)
         self.entered.append(seq)
         self.prefix_hit_tokens += seq.computed

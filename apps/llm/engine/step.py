@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     kv_lens: jax.Array  # [S] tokens in the sequence's KV cache once this step has run; 0: padding
     pages: jax.Array  # [S, max_pages] page of each run of page_size positions; 0: none
     num_seqs: jax.Array  # [1]
-    rows: jax.Array  # [S] the sequence's row in the state that outlives the step (last token, penalties)
+    rows: jax.Array  # [S] the sequence's slot: its row in the state that outlives the step (last token, penalties)
     decoding: jax.Array  # [S] 1: its only token is the one it sampled in an earlier step, still on the device
     sampling: "SamplingRows"
 

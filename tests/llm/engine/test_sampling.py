@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.sampling import Extras, SamplingState, sample, start_row, weighted_choice
+from apps.llm.engine.sampling import Extras, SamplingState, sample, start_slot, weighted_choice
 from apps.llm.engine.step import StepShape
 
 SEQS, VOCAB, ROWS = 16, 50, 20
@@ -173,7 +173,7 @@ def test_penalties() -> None:
     state = SamplingState.empty(ROWS, VOCAB)
     prompt, answer = np.full(40, -1, np.int32), np.full(40, -1, np.int32)
     prompt[:5], answer[:6] = [1, 2, 2, 3, 49], [3, 3, 3, 4, 0, 49]
-    state = start_row(state, np.int32(2), prompt, answer)
+    state = start_slot(state, np.int32(2), prompt, answer)
     settings = {"presence": 0.7, "frequency": 0.4, "repetition": 1.3, "row": 2, "temperature": 1.0, "top_k": 1}
     count = np.bincount(answer[:6], minlength=VOCAB)
     known = (count > 0) | np.isin(np.arange(VOCAB), prompt[:5])

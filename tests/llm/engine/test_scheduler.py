@@ -30,7 +30,7 @@ class Device:
     def launch(self, work: list[Work]) -> list[tuple[Work, int]]:
         for item in work:
             seq, tokens = item.seq, self.truth[item.seq]
-            known = [self.last_token[seq.row]] if item.decoding else seq.tokens[item.start : item.stop]
+            known = [self.last_token[seq.slot]] if item.decoding else seq.tokens[item.start : item.stop]
             assert known == tokens[item.start : item.stop]
             for position in range(item.start, item.stop):
                 slot = seq.pages[position // PAGE], position % PAGE
@@ -46,7 +46,7 @@ class Device:
             if item.samples:
                 assert len(tokens) == item.stop, "each token is sampled once"
                 tokens.append(token)
-                self.last_token[seq.row] = token
+                self.last_token[seq.slot] = token
             samples.append((item, token))
         return samples
 
@@ -105,7 +105,7 @@ class Serving(RuleBasedStateMachine):
         kinds = [item.decoding for item in work]
         assert kinds == sorted(kinds, reverse=True), "decodes come first"
         assert sum(item.stop - item.start for item in work) <= self.scheduler.max_step_tokens
-        rows = [item.seq.row for item in work]
+        rows = [item.seq.slot for item in work]
         assert len(set(rows)) == len(rows) <= self.scheduler.max_batch and None not in rows
         planned = {item.seq for item in work}
         assert preempted or set(expected) <= planned, "whoever can decode does"

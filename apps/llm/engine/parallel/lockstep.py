@@ -252,8 +252,8 @@ class LockstepExecutor:
     def read(self, launched: None = None) -> Tokens:
         return self.hosts.tokens()
 
-    def start_row(self, row: int, prompt: list[int], answer: list[int]) -> None:
-        self.hosts.tell(message(Kind.START_ROW, (row, len(prompt), len(answer)), _bytes(prompt) + _bytes(answer)))
+    def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
+        self.hosts.tell(message(Kind.START_SLOT, (slot, len(prompt), len(answer)), _bytes(prompt) + _bytes(answer)))
 
     @property
     def compiles_after_ready(self) -> int:

@@ -31,7 +31,7 @@ class Kind(IntEnum):
     # StepShape's tokens and seqs, used columns of the page table, bytes of extras, which parts of a readout; then the
     # step, the extras, the readout.
     STEP = 3
-    START_ROW = 4  # row, length of the prompt, length of the answer; then both
+    START_SLOT = 4  # slot, length of the prompt, length of the answer; then both
     DONE = 5  # a number to report: from every host after loading, MAKE_CACHE and WARM_UP
     # Programs compiled since ready, rows, columns, number of scores, width of pooled vectors; then the samples, the
     # scores and a pooled vector for each row.

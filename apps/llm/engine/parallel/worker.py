@@ -125,10 +125,10 @@ class Worker:
             extras = _extras(content[end:wanted], seqs, executor.arch.vocab_size) if more else None
             readout = Readout.of(kinds, content[wanted:]) if kinds else None
             self._launched.put(executor.launch(step, extras, readout))
-        elif kind is Kind.START_ROW:
-            row, prompt, *_ = numbers
+        elif kind is Kind.START_SLOT:
+            slot, prompt, *_ = numbers
             ids = np.frombuffer(content, np.int32)
-            executor.start_row(row, ids[:prompt], ids[prompt:])
+            executor.start_slot(slot, ids[:prompt], ids[prompt:])
         elif kind is Kind.MAKE_CACHE:
             ids = np.frombuffer(content, np.int32).tolist()
             self._connection.send(message(Kind.DONE, (executor.make_cache(ids),)))
