@@ -104,6 +104,7 @@ def test_the_kernels_work_by_hand() -> None:
 
 
 @pytest.mark.tpu_compile
+@pytest.mark.timeout(900)
 def test_a_plan(checkpoint) -> None:
     pytest.importorskip("libtpu")
     root = str(Path(__file__).parents[3])
