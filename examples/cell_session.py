@@ -23,7 +23,7 @@ name = f"{call('GET', '/cell')['sax_cell']}/example"
 small = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 64}  # few programs to compile
 call("POST", "/publish", model=name, model_path="catalog.local", replicas=1, overrides=small)
 while (entry := call("GET", "/listcell", model=name))["active_replicas"] == 0:
-    print(f"{name} is {entry['state']} {entry['reason']}")
+    print(f"{name} is {entry['state']}: {entry['reason'] or 'wait'}")
     time.sleep(2)
 answer = call(
     "POST",
