@@ -164,7 +164,7 @@ def deployed(
         cluster.kubectl("apply", "--server-side", "-f", "-", input=text)
         running = Deployed(cluster, name, namespace, objects)
         yield running
-        cluster.kubectl("-n", namespace, "delete", "rayservice", name, "--wait=false")
+        cluster.kubectl("-n", namespace, "delete", "rayservice", name, "--wait=false", "--ignore-not-found")
         running._until("all its Pods are told to end", lambda: not running.pods)
         # Nobody asks any more: the minutes that they may take to finish would be a test's for nothing.
         cluster.kubectl("-n", namespace, "delete", "pods", "-l", "ray.io/cluster", "--grace-period=1", "--wait=false")

@@ -88,5 +88,14 @@ def test_another_environment_comes_with_a_new_cluster(service: Deployed, model: 
     assert count(40, model.complete, model.stream) == {"200": 40}
 
 
+def test_deleted_it_is_gone(service: Deployed, tmp_path: Path) -> None:
+    """The head has minutes for what runs on its workers; without any, it is not waited for."""
+    file = tmp_path / "changed.yaml"
+    file.write_text(to_yaml(manifest_of(CONFIG, tiny=False)))
+    said = service.cluster.podslice("delete", str(file), timeout=SERVICE_S).stdout
+    assert "its workers are gone, and its head goes now" in said
+    assert not service.items("pods", "-l", "ray.io/cluster") and not names(service)
+
+
 def names(service: Deployed) -> list[str]:
     return [item["metadata"]["name"] for item in service.items("rayclusters")]
