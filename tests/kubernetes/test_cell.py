@@ -18,7 +18,7 @@ PATH = "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd175B32Test"
 CURL = """\
 curl --request {method} --header "Content-type: application/json" -s ${{LB_IP}}:${{PORT}}/{path} --data '{body}'
 """
-pytestmark = pytest.mark.timeout(2 * SERVICE_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SERVICE_S)]
 
 
 @pytest.fixture(scope="module")

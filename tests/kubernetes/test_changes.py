@@ -24,7 +24,7 @@ CONFIG = Service(
     cloud=GoogleCloud(project="some-project"),
     upgrade=NewCluster(),
 )
-pytestmark = pytest.mark.timeout(2 * SERVICE_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SERVICE_S)]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from ray_configs.cloud import HUGGING_FACE_TOKEN
 NAMESPACE, PUBLISHED = "graph-test", "/sax/test/small"
 PATH = "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd2BTest"
 SD_REQ = Path(__file__).parents[2] / "clients" / "sd_req.py"
-pytestmark = pytest.mark.timeout(2 * SERVICE_S)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SERVICE_S)]
 
 
 @pytest.fixture(scope="module")
