@@ -2,12 +2,12 @@
 
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ports import SERVE_PORTS, free_port
 
 # Read when Ray is imported. Ray 2.60 guards a new local cluster with a token that it writes into the home directory.
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -21,18 +21,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """Address of a Ray cluster on this machine, with this process connected. Logical CPUs are plenty."""
-    # Beside a server that someone runs on this machine, on the usual ports.
-    for name in ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT"):
-        os.environ[f"RAY_SERVE_{name}"] = str(free_port())
+    for name in SERVE_PORTS:
+        os.environ[name] = str(free_port())
     import ray
 
     from apps.serving.ingress.direct_ingress import prefer_direct_ingress

@@ -1,0 +1,112 @@
+"""Each use of Ray's private API against the Ray that is installed, the one that pyproject.toml's bound allows.
+
+Run by test_private_ray.py.
+"""
+
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from packaging.requirements import Requirement
+from packaging.version import Version
+from ray import serve
+from ray.util.placement_group import placement_group, placement_group_table
+
+from apps.serving import private_ray
+
+ROOT = Path(__file__).parents[2]
+
+
+@serve.deployment
+class Echo:
+    def __call__(self) -> str:
+        return "here"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=2,
+        resources={"TPU": 4},
+        labels={"kind": "test"},
+        include_dashboard=False,
+        log_to_driver=False,
+    )
+    serve.start(http_options={"port": 18765})
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+def test_the_bound_is_the_version_that_these_tests_run_with() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    every = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    bounds = [Requirement(one).specifier for one in every if Requirement(one).name == "ray"]
+    major, minor = Version(ray.__version__).release[:2]
+    assert len(bounds) == 2  # serve, data
+    for bound in bounds:
+        assert bound.contains(ray.__version__) and bound.contains(f"{major}.{minor}.99")
+        assert not bound.contains(f"{major}.{minor + 1}.0")
+
+
+def test_nodes() -> None:
+    (node,) = private_ray.nodes()
+    assert node.id == ray.get_runtime_context().get_node_id()
+    assert node.alive and not node.given_back and node.tpus == 4 and node.labels["kind"] == "test"
+    assert 0 <= time.time() - node.began < 600
+
+
+def test_draining_nodes() -> None:
+    assert private_ray.draining_nodes() == set()
+
+
+def test_free_resources_leave_out_what_is_used_up() -> None:
+    node = ray.get_runtime_context().get_node_id()
+    assert private_ray.free_resources()[node]["TPU"] == 4
+    group = placement_group([{"TPU": 4}], name="test:all")
+    assert group.wait(30)
+    assert "TPU" not in private_ray.free_resources()[node]
+    private_ray.remove_placement_groups("test:")
+    deadline = time.monotonic() + 30
+    while private_ray.free_resources()[node].get("TPU") != 4:
+        assert time.monotonic() < deadline
+
+
+def test_remove_placement_groups() -> None:
+    groups = [placement_group([{"CPU": 0.1}], name=name) for name in ("test:a", "other:b")]
+    assert all(group.wait(30) for group in groups)
+    private_ray.remove_placement_groups("test:")
+    states = {group["name"]: group["state"] for group in placement_group_table().values()}
+    assert (states["test:a"], states["other:b"]) == ("REMOVED", "CREATED")
+    private_ray.remove_placement_groups("other:")
+
+
+def test_cluster_id() -> None:
+    assert len(bytes.fromhex(private_ray.cluster_id())) == ray.NodeID.size()
+
+
+def test_applications_with_versions() -> None:
+    deployment = private_ray.with_version(Echo, "one", num_replicas=1)
+    for version in ("one", "one", "two"):
+        deployment = private_ray.with_version(Echo, version, num_replicas=1)
+        serve.run(deployment.bind(), name="echo", route_prefix="/echo")
+        application = private_ray.applications()["echo"]
+        assert application["status"] == "RUNNING" and application["route_prefix"] == "/echo"
+        assert private_ray.versions() == {"echo": version}
+        replicas = [one["replica_id"] for one in application["deployments"]["Echo"]["replicas"]]
+        if version == "one":
+            first = replicas
+        assert (replicas == first) == (version == "one")
+    private_ray.delete_application("echo")
+    deadline = time.monotonic() + 60
+    while "echo" in private_ray.applications():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_http_port() -> None:
+    assert private_ray.http_port() == 18765
