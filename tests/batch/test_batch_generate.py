@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from apps.batch import generate
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).parents[2]
 SMALL = ["--set", "max_batch_size=4", "--set", "max_step_tokens=64"]  # few programs to compile
 

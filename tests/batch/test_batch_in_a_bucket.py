@@ -30,6 +30,7 @@ def job(name: str, *arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_prepare(storage: Storage, tiny_llama: Path, tmp_path: Path) -> None:
     for file in tiny_llama.iterdir():
         storage.put("a-bucket", f"models/llama/{file.name}", file.read_bytes())

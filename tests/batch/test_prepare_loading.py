@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import tiny_models
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def found(tiny_llama: Path, tiny_gemma: Path) -> dict:

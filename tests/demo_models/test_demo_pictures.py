@@ -27,6 +27,8 @@ from tools.demo_models.pictures.scenes import (
 )
 from tools.demo_models.pictures.tokenizer import words
 
+pytestmark = pytest.mark.slow
+
 
 def scenes(count: int, seed: int = 0) -> list[Scene]:
     rng = random.Random(seed)

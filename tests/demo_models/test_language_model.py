@@ -28,6 +28,8 @@ from tools.demo_models.language.model import ModelConfig, exact, fast, load_mode
 from tools.demo_models.language.tokenizer import encode_document, encode_prompt
 from tools.demo_models.language.train import TrainConfig, packed, train
 
+pytestmark = pytest.mark.slow
+
 MODEL = Path(DEMO_MODEL)
 # Compiled whole: each operation on its own would be a compilation of its own.
 forward, init_params = jax.jit(model.forward, static_argnums=1), jax.jit(model.init_params, static_argnums=0)

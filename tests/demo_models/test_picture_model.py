@@ -26,6 +26,8 @@ from tools.demo_models.pictures.tokenizer import make_tokenizer, words  # noqa: 
 from tools.demo_models.pictures.train import MODEL, train  # noqa: E402
 from tools.demo_models.pictures.training import Clock, Threads, TrainConfig  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TINY = ModelConfig(
     vae_channels=(8, 8, 8), unet_channels=(8, 16, 16), unet_heads=2, text_width=16, text_layers=1, text_heads=2
 )

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from ports import SERVE_PORTS, free_port
+
+pytestmark = pytest.mark.slow
 
 
 def test_each_use() -> None:

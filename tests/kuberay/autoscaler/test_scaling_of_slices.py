@@ -18,6 +18,8 @@ from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
 
+pytestmark = pytest.mark.slow
+
 SLICE, TPU, CPU = "v5e:2x4:4t", "tpu-v5e-2x4-4t", "cpu-v5e-2x4-4t"
 """Two hosts."""
 LATER_S = 400

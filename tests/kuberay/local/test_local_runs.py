@@ -76,6 +76,7 @@ def test_a_drained_host_ends_what_has_begun(local_run, config_file):
     wait_until(lambda: run.ask().status_code == 200, 120, lambda: run.process.poll() is not None, run)
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_supervisor_leaves_no_process(local_run):
     run = local_run(LOCAL)
     run.wait_for("CPU worker 0 cpu-0: 1 of 1 hosts up|Ray sees")

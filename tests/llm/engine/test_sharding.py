@@ -12,6 +12,8 @@ import tiny_models
 from apps.llm.engine.model.architecture import from_hf_config
 from apps.llm.engine.model.params import HeadLayout
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def loaded(folder: Path, kind: str) -> dict:

@@ -60,6 +60,7 @@ def test_what_cannot_be_split_is_refused_with_the_whole_ones_sizes() -> None:
         tiny(WHOLE["lm_cloud"][0], 64)
 
 
+@pytest.mark.slow
 def test_a_checkpoints_double_speaks_with_its_tokenizer(llama: Path, compile_cache: str) -> None:
     engine = Engine.load(str(llama), **tiny_models.SMALL, tiny=True, compile_cache=compile_cache)
     assert engine.tokenizer.fast.to_str() == Tokenizer.from_file(str(llama / "tokenizer.json")).to_str()

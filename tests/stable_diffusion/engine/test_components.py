@@ -17,6 +17,8 @@ from apps.stable_diffusion.engine.model import text_encoder, unet, vae, weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.weights import Weights
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = ("sd1", "sd2", "sdxl")
 
 

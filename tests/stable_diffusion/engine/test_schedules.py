@@ -14,6 +14,8 @@ from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Row, 
 from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
 from apps.stable_diffusion.engine.request import SCHEDULERS
 
+pytestmark = pytest.mark.slow
+
 CLASSES = {
     "ddim": diffusers.DDIMScheduler,
     "euler": diffusers.EulerDiscreteScheduler,
