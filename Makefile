@@ -23,7 +23,7 @@ serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://l
 	@echo "== serving the Stable Diffusion demo model on http://localhost:8000 (Ctrl-C stops it)"
 	@. $(VENV)/bin/activate && serve run apps.stable_diffusion:app
 
-test: $(TEST_STAMP) ## Run the tests that take less than eight minutes together
+test: $(TEST_STAMP) ## Run the quick tests: all but what test-all adds
 	@echo "== running the tests"
 	@. $(VENV)/bin/activate && python -m pytest $(PYTEST_ARGS)
 
