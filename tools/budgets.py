@@ -1,15 +1,16 @@
-"""Lines of Python in each room against its budget: `python -m tools.budgets`. Fails where a room is over by a tenth.
+"""Lines of Python in each room against its budget: `python -m tools.budgets`. Fails if one is over by more than 10 %.
 
-A line is a line: code, comment, docstring or blank. Tests, documentation and `tools/` itself are not counted.
+All lines count: code, comments, docstrings and blank ones. Tests, documentation and `tools/` itself are not counted.
 """
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SPARE = 1.1
-"""How far over its budget a room may go before the check fails."""
+"""Factor by which a room may exceed its budget before the check fails."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,19 @@ class Room:
     budget: int
     paths: tuple[str, ...]
     without: tuple[str, ...] = ()
-    """Parts of `paths` that another room counts."""
+    """Parts of `paths` that count in another room."""
     ceiling: int = 0
-    """For a room that is still over: what it may hold until it is smaller. Lower it with the room; never raise it."""
+    """Temporary limit of a room that is over its budget. Lower it as the room shrinks; never raise it."""
+    features: Mapping[str, int] = field(default_factory=dict)
+    """What came since the budget was set, and the lines that it is worth: they are on top."""
+
+    @property
+    def allowed(self) -> int:
+        return round(self.budget * SPARE) + sum(self.features.values())
 
     @property
     def limit(self) -> int:
-        return max(round(self.budget * SPARE), self.ceiling)
+        return max(self.allowed, self.ceiling + sum(self.features.values()))
 
     def lines(self) -> int:
         return sum(count_lines(path) for path in self.paths) - sum(count_lines(path) for path in self.without)
@@ -34,21 +41,44 @@ PLAN = ("apps/plan", "apps/llm/plan.py")
 PICTURES_PLAN = ("apps/stable_diffusion/plan.py",)
 BESIDE = ("ray_configs", "kuberay/render", "podslice")
 JOBS = ("apps/batch",)
+SINCE = {
+    "core": {
+        "tools and reasoning": 1_850,
+        "a start that shows how it goes": 690,
+        "steps split by token": 60,
+        "Anthropic's messages": 580,
+        "scores of prompts, tokens and reranking": 374,
+    },
+    "plan": {"the attention kernel's instructions": 130},
+}
 ROOMS = (
-    Room("core", 13_000, ("apps", *BESIDE), ("apps/stable_diffusion", *JOBS, *PLAN), ceiling=14_700),
+    Room(
+        "core",
+        13_000,
+        ("apps", *BESIDE),
+        ("apps/stable_diffusion", *JOBS, *PLAN),
+        ceiling=14_530,
+        features=SINCE["core"],
+    ),
     Room("pictures", 4_300, ("apps/stable_diffusion",), PICTURES_PLAN),
-    Room("plan", 2_200, (*PLAN, *PICTURES_PLAN)),
-    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=10_050),
+    Room("plan", 2_200, (*PLAN, *PICTURES_PLAN), features=SINCE["plan"]),
+    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=9_782),
     Room("batch and clients", 3_600, (*JOBS, "clients")),
 )
-PRODUCT = Room("together", 30_000, ("apps", "ray_configs", "kuberay", "podslice", "clients"), ceiling=35_500)
+PRODUCT = Room(
+    "together",
+    30_000,
+    ("apps", "ray_configs", "kuberay", "podslice", "clients"),
+    ceiling=35_500,
+    features={name: lines for room in SINCE.values() for name, lines in room.items()},
+)
 
 
 def count_lines(path: str) -> int:
     """Lines of one file, or of all Python files under a folder.
 
     Raises:
-        FileNotFoundError: there is none: the room has moved, and its path in ROOMS has not.
+        FileNotFoundError: there is none; the room has probably moved, and its path in ROOMS is out of date.
     """
     where = ROOT / path
     if not where.exists():
@@ -65,9 +95,9 @@ def main() -> int:
         if lines > room.limit:
             over.append(room.name)
             note = f"OVER its limit of {room.limit:,}"
-        elif lines > room.budget * SPARE:
+        elif lines > room.allowed:
             note = f"to shrink; for now at most {room.limit:,}"
-        elif room.ceiling > room.budget * SPARE:
+        elif room.limit > room.allowed:
             note = "within a tenth of its budget: take its ceiling out"
         print(f"{room.name:24}{lines:8,} of {room.budget:7,}  {note}".rstrip())
     if over:

@@ -1,6 +1,6 @@
-"""Does a config fit its slice, and how fast can it be: answered by TPU's compiler, without a TPU.
+"""Plans: whether a config fits its slice and how fast it can be, from the TPU compiler's output, without a TPU.
 
-`topology` finds the devices of a slice that is not there. `llm` and `stable_diffusion` build the programs that their
-engines would run on it, and compile them. `hlo` and `traffic` count what a compiled program moves, `measured` adds
-the compiler's own figures, and the least time that they allow.
+`topology` describes the devices of a slice to the compiler. `llm` and `stable_diffusion` build the programs that their
+engines would run on it, and compile them. `hlo` and `traffic` count the bytes that a compiled program moves; `measured`
+adds the compiler's own figures and derives a lower bound on the run time.
 """

@@ -1,4 +1,4 @@
-"""Does a config fit its slice, and how fast can it be? Answered without a TPU: `python -m apps.plan CONFIG`."""
+"""The command `python -m apps.plan CONFIG`: whether a config fits its slice, and how fast it can be."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ PICTURES = "Stable Diffusion"
 
 
 def _changed(config: Planned, pairs: Sequence[str], options: Mapping[str, Any], source: str) -> Planned:
-    """With the fields that --set and other options change."""
+    """The config with the changes of --set and the other options."""
     settable = EngineConfig if isinstance(config, LLMConfig) else StableDiffusionConfig
     given = {field: value for field, value in options.items() if value is not None}
     config = changed(config, assignments(pairs, settable) | given, source)
@@ -34,7 +34,7 @@ def _changed(config: Planned, pairs: Sequence[str], options: Mapping[str, Any], 
 
 
 def command(*kinds: type[Planned]) -> typer.Typer:
-    """The command line that plans applications of these kinds."""
+    """Builds the command for applications of these kinds."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     def option(text: str, panel: str | None = None, name: str | None = None) -> Any:
@@ -125,7 +125,7 @@ def _plan_images(config: StableDiffusionConfig, counts: tuple[int, ...]) -> tupl
 
 
 def _keep_off_tpus() -> None:
-    """To be called before JAX is imported: planning must not take a TPU from who uses it."""
+    """Restricts JAX to the CPU, so that planning does not take a TPU that is in use. Call it before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

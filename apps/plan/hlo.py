@@ -1,7 +1,7 @@
-"""Reads the text of a compiled HLO module: its computations, instructions and the shapes of what they make.
+"""Parses the text of a compiled HLO module: computations, instructions and the shapes of their results.
 
-Only what a count of bytes, cycles and collectives needs. The text is what `jax.stages.Compiled.as_text()` gives; its
-grammar is XLA's (xla/hlo/parser/hlo_parser.cc), layouts as in xla/layout.h.
+Only as far as counting bytes, cycles and collectives requires. The text is that of `jax.stages.Compiled.as_text()`; its
+grammar is XLA's (xla/hlo/parser/hlo_parser.cc), with layouts as in xla/layout.h.
 """
 
 import re
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 HBM = 0
-"""Memory space of a TPU's main memory, the one that a layout leaves out; S(1) is VMEM, on the chip."""
+"""Memory space of HBM, the default of a layout; S(1) is VMEM, on the chip."""
 
 BITS = {"pred": 8, "token": 0, "opaque": 0}
-"""Of types whose name does not end in their width."""
+"""Widths of types whose name does not end in their width."""
 
 _TYPE = re.compile(r"([a-z][a-z0-9]*)\[([0-9,<=]*)\](?:\{([^{}]*)\})?")
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -34,7 +34,7 @@ class Array:
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes in memory: the minor axes are padded to whole tiles."""
+        """Bytes in memory, with the minor axes padded to whole tiles."""
         dims = list(self.dims)
         order = self.minor_to_major or tuple(reversed(range(len(dims))))
         for axis, width in zip(order, reversed(self.tile)):
@@ -50,7 +50,7 @@ class Instruction:
     name: str
     opcode: str
     arrays: tuple[Array, ...]
-    """What it makes; a tuple's leaves in their order."""
+    """Its results; of a tuple, the leaves in order."""
     operands: tuple[str, ...]
     line: str
     root: bool
@@ -63,12 +63,12 @@ class Instruction:
         return _balanced(self.line, start + len(name) + 3)
 
     def called(self, *names: str) -> list[str]:
-        """Computations that it names in these attributes."""
+        """The computations that the instruction names in these attributes."""
         found = (self.attribute(name) for name in names)
         return [name for text in found if text is not None for name in _OPERAND.findall(text)]
 
     def number(self, key: str) -> int | None:
-        """`"key":"123"`, as the backend's own config has it."""
+        """The number in `"key":"123"`, the format of backend_config."""
         found = re.search(rf'"{key}":\{{?"?(?:n":")?(\d+)', self.line)
         return int(found.group(1)) if found else None
 
@@ -84,7 +84,7 @@ class Computation:
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
-        """By their number."""
+        """The computation's parameters by number."""
         return {
             int(instruction.line.partition(" parameter(")[2].partition(")")[0]): instruction
             for instruction in self.instructions
@@ -104,7 +104,7 @@ class Computation:
         return next((i for i in self.instructions if i.root), self.instructions[-1])
 
     def operand_arrays(self, instruction: Instruction) -> Iterator[tuple[int, str, Array]]:
-        """Each operand's arrays: its place, its name and the array."""
+        """(operand index, operand name, array) for each array of each operand."""
         for place, name in enumerate(instruction.operands):
             if name in self.by_name:
                 for array in self.by_name[name].arrays:
@@ -118,10 +118,10 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """The module of a compiled program's text.
+    """Parses the text of a compiled program.
 
     Raises:
-        ValueError: it has no ENTRY computation.
+        ValueError: the text has no ENTRY computation.
     """
     computations: dict[str, Computation] = {}
     lines: list[Instruction] = []

@@ -1,5 +1,6 @@
-"""What the compiler says of a program, and from it the least time that one run of it can take."""
+"""The compiler's figures for a program, and the least time that one run of it can take."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Self
@@ -12,9 +13,9 @@ from ray_configs.tpu_peaks import Peaks
 
 @dataclass(frozen=True)
 class Measured:
-    """What the compiler says of a program, on each device. Bytes unless said otherwise.
+    """The compiler's figures for a program on each device, in bytes unless noted.
 
-    Linear in the number of layers, but for `seconds`.
+    All but `seconds` are linear in the number of layers.
     """
 
     arguments: float
@@ -24,19 +25,21 @@ class Measured:
     peak: float
     flops: float
     bytes_accessed: float
-    """The compiler's own count; see `traffic` for why it is not what crosses HBM."""
+    """The compiler's own count; `traffic` explains why it is not the HBM traffic."""
     hbm_read: float
     hbm_written: float
     cycles: float
     ici_sent: float
+    collectives: float
+    """Number of exchanges between devices."""
     kernels: float
     """Number of Pallas calls."""
     seconds: float
-    """That compiling took."""
+    """Compile time."""
 
     @classmethod
     def of(cls, compiled: jax.stages.Compiled, module: hlo.Module, seconds: float, **more: float) -> Self:
-        """Everything that is read off a compiled program, and `more` that a subclass reads off it."""
+        """Reads all figures off a compiled program; `more` has those that a subclass adds."""
         memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
         counted = traffic.count(module)
         return cls(
@@ -51,6 +54,7 @@ class Measured:
             hbm_written=counted.hbm_written,
             cycles=counted.cycles,
             ici_sent=counted.ici_sent,
+            collectives=sum(counted.collectives.values()),
             kernels=counted.kernels,
             seconds=seconds,
             **more,
@@ -58,7 +62,7 @@ class Measured:
 
 
 def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, hlo.Module, float]:
-    """The program, its text as a module, and the seconds that compiling it took."""
+    """(program, parsed module, seconds that compiling took)."""
     began = time.monotonic()
     program = lowered.compile()
     seconds = time.monotonic() - began
@@ -67,30 +71,32 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, hlo.Modu
 
 @dataclass(frozen=True)
 class KernelCost:
-    """What the compiler cannot see into: the Pallas kernels of one run, on each device, by hand."""
+    """Analytic cost of one run's Pallas kernels on each device, which the compiler cannot analyse."""
 
     hbm_bytes: float
     flops: float
-    """As the kernel computes: whole blocks."""
+    """Operations that the kernel executes: whole blocks, masked positions included."""
     useful_flops: float
-    """For the positions that a token may see; 0 where the kernel tells the compiler its own."""
+    """Operations for unmasked positions only; 0 if the kernel has a cost estimate of its own."""
+    cycles: float
+    """Of the instructions that the compiler made, without waiting for memory; 0 if they were not counted."""
 
 
 @dataclass(frozen=True)
 class RunTime:
-    """Seconds of one run. `floor` is what no implementation of this program can beat on those chips; `estimate` adds
-    up what this one does one after another, with nothing overlapped but each fusion's own reads."""
+    """Times of one run, in seconds. `floor` is a lower bound for this program on those chips. `estimate` adds up the
+    program's parts one after another; only each fusion's own reads overlap with its computation."""
 
     compute: float
     hbm: float
     ici: float
     compiler: float | None
-    """The compiler's cycles over the clock: its fusions alone. Copies from HBM, collectives and the attention kernel
-    have no cycles in the compiled program."""
+    """The compiler's cycle estimate divided by the clock rate: fusions only. Copies from HBM, collectives and the
+    attention kernel have no cycle estimate."""
     kernel: float
-    """The attention kernel, by hand: the longer of its reads and its products."""
+    """The attention kernel: the longest of its HBM time and compute time, by hand, and its instructions' cycles."""
     xla_hbm: float
-    """Of `hbm`, all but the kernel."""
+    """`hbm` without the attention kernel."""
 
     @property
     def floor(self) -> float:
@@ -109,6 +115,6 @@ def run_time(measured: Measured, kernel: KernelCost, peaks: Peaks) -> RunTime:
         hbm=read / peaks.hbm_bytes_per_s + kernel_hbm,
         ici=measured.ici_sent / peaks.ici_bytes_per_s,
         compiler=measured.cycles / peaks.cycles_per_s if peaks.cycles_per_s else None,
-        kernel=max(kernel_hbm, kernel.flops / peaks.flops_per_s),
+        kernel=max(kernel_hbm, kernel.flops / peaks.flops_per_s, kernel.cycles / (peaks.cycles_per_s or math.inf)),
         xla_hbm=read / peaks.hbm_bytes_per_s,
     )

@@ -1,6 +1,6 @@
-"""Slices without TPUs: their devices as the compiler sees them, and how much memory it may use on each.
+"""Compile-only devices of a slice, and how much HBM the compiler may use on each.
 
-The compiler is libtpu's own, on any Linux machine (see jax.experimental.topologies).
+The compiler is libtpu's own, which runs on any Linux machine (see jax.experimental.topologies).
 """
 
 import os
@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 from ray_configs.tpu import TpuSlice
 
 HOST_SHAPES = {1: [1, 1, 1], 4: [2, 2, 1], 8: [2, 4, 1]}
-"""Chips of a host along each axis, by their number."""
+"""Chips of a host -> their arrangement along each axis."""
 COMPILER_NAMES = {"7x": "tpu7x"}
-"""Where libtpu names a generation otherwise than Google Cloud does."""
+"""Generations for which libtpu and Google Cloud have different names."""
 WITHOUT_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",  # there is no Google metadata server to ask which slice this is
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -28,12 +28,12 @@ WITHOUT_TPU = {
 
 
 class NoCompiler(RuntimeError):
-    """The TPU compiler cannot be had, or does not know the slice."""
+    """libtpu is not installed, or does not know the slice."""
 
 
 @cache
 def devices(slice: TpuSlice) -> tuple[jax.Device, ...]:
-    """The slice's devices, to compile for. v3, v4 and 7x list two for each chip: one a TensorCore.
+    """The slice's devices, to compile for. v3, v4 and 7x have two per chip, one for each TensorCore.
 
     Raises:
         NoCompiler: libtpu is not installed, or does not know the slice.
@@ -56,7 +56,7 @@ def devices(slice: TpuSlice) -> tuple[jax.Device, ...]:
 
 
 def mesh(slice: TpuSlice, axis: str, count: int) -> Mesh:
-    """The slice's first `count` devices on one axis; all of them as JAX would lay them out there."""
+    """A one-axis mesh of the slice's first `count` devices; if all, in the order that JAX would choose."""
     every = devices(slice)
     # JAX lays no mesh over a v4's TensorCores apart: there they stay in the compiler's order.
     if count == len(every) > 1 and not (slice.generation == "v4" and count > slice.chips):
@@ -66,9 +66,9 @@ def mesh(slice: TpuSlice, axis: str, count: int) -> Mesh:
 
 @cache
 def usable_hbm(slice: TpuSlice) -> int:
-    """Bytes of HBM that the compiler lets a program use on each device: less than is there, the rest is the system's.
+    """Bytes of HBM that the compiler lets a program use on each device, which is less than the device has.
 
-    Asked of the compiler by giving it what no chip can hold; where it does not say, the published figure.
+    Read from the compiler's error for a program that fits no chip; if the error does not say, the published figure.
     """
     every = devices(slice)
     everywhere = NamedSharding(Mesh(np.array(every), ("all",)), P())

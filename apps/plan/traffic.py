@@ -1,9 +1,9 @@
-"""What one run of a compiled program moves and costs on a device: bytes to and from HBM, between chips, cycles.
+"""Cost of one run of a compiled program on a device: HBM traffic, bytes sent between chips, cycles.
 
-The compiler's own `bytes accessed` is no count of HBM traffic on TPU: what is first copied into VMEM is counted on
-the way in and again when it is used there, and of two branches the dearer counts. So the traffic is counted here, over
-the instructions that run: an array counts where its layout says HBM, a gather or slice by what it takes, an update in
-place by what it writes.
+The compiler's own `bytes accessed` is not the HBM traffic on TPU: data copied into VMEM is counted on the way in and
+again on each use, and of two branches the more expensive counts. So traffic is counted here, over the instructions that
+run: an array counts if its layout is in HBM, a gather or slice by the bytes it takes, an in-place update by the bytes
+it writes.
 """
 
 import re
@@ -14,7 +14,7 @@ from apps.plan.hlo import HBM, Array, Computation, Instruction, Module
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 KERNEL = "tpu_custom_call"
-"""How a Pallas kernel is named in the text; what it moves hangs on its inputs' values, not their shapes."""
+"""Name of a Pallas kernel in the text. Its traffic depends on the values of its inputs, not their shapes."""
 
 _FREE = {
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
@@ -22,7 +22,7 @@ _FREE = {
 }
 _SLICES = {"slice", "dynamic-slice", "gather"}
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
-"""In-place updates, and which operand holds what is written."""
+"""In-place updates -> the operand that holds the written data."""
 _SAME_DATA = {"bitcast", "reshape", "copy", "transpose", "convert"}
 
 
@@ -32,28 +32,28 @@ class Collective:
 
     kind: str
     group: int
-    """Devices that take part in it together."""
+    """Number of devices that take part."""
     payload: int
-    """Bytes of its result on each device (of its input, where it scatters)."""
+    """Bytes of its result on each device; of its input, for a reduce-scatter."""
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends at least: the ring algorithms' count, which no other beats for all-reduce."""
+        """Least bytes that each device sends: the count of the ring algorithms, which is optimal for all-reduce."""
         share = (self.group - 1) / self.group
         return {"all-reduce": 2 * share, "collective-permute": 1.0}.get(self.kind, share) * self.payload
 
 
 @dataclass
 class Traffic:
-    """Totals on one device. `extrapolated` and `+` work on them as on vectors."""
+    """Totals on one device. Adds and extrapolates like a vector."""
 
     hbm_read: float = 0
     hbm_written: float = 0
     cycles: float = 0
-    """The compiler's estimates of the fusions that run. Copies from HBM, collectives and kernels have none."""
+    """The compiler's cycle estimates of the fusions. Copies from HBM, collectives and kernels have none."""
     ici_sent: float = 0
     kernels: float = 0
-    """Pallas calls, whose traffic is not among the rest."""
+    """Number of Pallas calls, whose traffic is not included."""
     collectives: dict[Collective, float] = field(default_factory=dict)
 
     @property
@@ -62,10 +62,10 @@ class Traffic:
 
 
 def count(module: Module, branch: int = 0) -> Traffic:
-    """One run of the program, taking the branch of that number at each condition.
+    """Counts one run of the program that takes branch number `branch` at each conditional.
 
-    The steps' conditions skip what no request asks for (penalties, sampling, log probabilities): 0 is a batch of
-    greedy requests, 1 one that asks for everything.
+    A step's conditionals skip what no request asks for (penalties, sampling, log probabilities): branch 0 is a batch
+    of greedy requests, branch 1 one that uses all of them.
     """
     total = Traffic()
     for computation, instruction, times in _running(module, module.entry, branch, 1):
@@ -83,7 +83,7 @@ def count(module: Module, branch: int = 0) -> Traffic:
 def _running(
     module: Module, computation: Computation, branch: int, times: int
 ) -> Iterator[tuple[Computation, Instruction, int]]:
-    """Every instruction that runs, and how often; loops whose count the compiler does not know run once."""
+    """(instruction, count) for all that runs; loops with an unknown trip count run once."""
     for instruction in computation.instructions:
         if instruction.opcode == "conditional":
             branches = instruction.called("branch_computations")
@@ -141,7 +141,7 @@ def _copied(opcode: str, instruction: Instruction) -> tuple[int, int]:
 
 
 def _taken(module: Module, fused: Computation, place: int) -> int | None:
-    """Bytes that a fusion reads of its operand; None: all of it."""
+    """Bytes of the operand that a fusion reads; None means all."""
     parameter = fused.parameters.get(place)
     return _taken_of(module, fused, parameter) if parameter is not None else None
 
@@ -171,7 +171,7 @@ def _taken_of(module: Module, fused: Computation, value: Instruction) -> int | N
 
 
 def _made(made: tuple[Array, ...], fused: Computation) -> int:
-    """Bytes that a fusion writes: an update in place counts by what is updated."""
+    """Bytes that a fusion writes; an in-place update counts only what it updates."""
     root = fused.root
     leaves = [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     if len(leaves) != len(made):
@@ -205,7 +205,7 @@ def _collectives(module: Module, instruction: Instruction) -> Iterator[Collectiv
 
 
 def group_size(instruction: Instruction) -> int:
-    """Devices in each group of a collective, in any of the ways in which XLA writes `replica_groups`."""
+    """Number of devices in each group of a collective, for all syntaxes of `replica_groups`."""
     if instruction.opcode.startswith("collective-permute"):
         return 2
     text = instruction.attribute("replica_groups") or ""

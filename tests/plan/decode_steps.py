@@ -7,7 +7,6 @@ import dataclasses
 import json
 import sys
 
-from apps.plan.llm import kernel
 from apps.plan.llm.planner import Sized, Workload
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
@@ -31,7 +30,7 @@ if __name__ == "__main__":
         sized = Sized.of(Workload(EngineConfig(**fields), slice))
         measured = sized.programs.measure(sized.decode_shape)
         batch, programs = sized.workload.config.max_batch_size, sized.programs
-        cost = kernel.attention(programs.decoder, programs.layer_cache(), [(1, sized.context)] * batch)
+        cost = sized.kernel(sized.decode_shape, [(1, sized.context)] * batch)
         live = measured.kv_cache * batch * sized.context / (programs.pages * sized.workload.config.page_size)
         rest = {
             "kernel": cost.hbm_bytes,

@@ -92,7 +92,7 @@ def test_two_devices_on_a_chip_share_it() -> None:
 
 def test_the_floor_is_the_longest_and_the_estimate_the_sum() -> None:
     step = measured(flops=197e12 * 0.002, hbm_read=819e9 * 0.004, ici_sent=100e9 * 0.003, cycles=1.5e9 * 0.005)
-    time = run_time(step, KernelCost(819e9 * 0.001, 0, 0), Peaks.of(TpuSlice("v5e", "4x8"), 32))
+    time = run_time(step, KernelCost(819e9 * 0.001, 0, 0, 0), Peaks.of(TpuSlice("v5e", "4x8"), 32))
     assert time.floor == pytest.approx(0.005)  # HBM, with the kernel's millisecond
     assert time.estimate == pytest.approx(0.005 + 0.001 + 0.003)  # cycles outlast the reads, then kernel and ring
 

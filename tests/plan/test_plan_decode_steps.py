@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import decode_steps
 import pytest
-from decode_steps import EIGHT_HOSTS
 
 from apps.llm.engine.model import lm_cloud
+from tests.plan import decode_steps
+from tests.plan.decode_steps import EIGHT_HOSTS
 
 pytestmark = pytest.mark.tpu_compile
 

@@ -1,5 +1,7 @@
 """One answer in progress: turns its tokens into text and checks its stop conditions."""
 
+import logging
+
 import numpy as np
 
 from apps.llm.api import FinishReason, Output, TokenLogprob
@@ -9,6 +11,8 @@ from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.text.detokenizer import Detokenizer
 from apps.llm.engine.text.structured import Matcher
 from apps.llm.engine.text.tokenizer import ModelTokenizer
+
+log = logging.getLogger("podslice")
 
 
 class Answer:
@@ -20,7 +24,9 @@ class Answer:
         self.params = params = seq.generation.params
         self.entered = False  # has left the queue at least once
         self._seq, self._tokenizer, self._matcher = seq, tokenizer, matcher
-        self._text = Detokenizer(tokenizer.fast, seq.generation.prompt_ids, params.stop, params.include_stop_text)
+        self._text = Detokenizer(
+            tokenizer.fast, seq.generation.prompt_ids, params.stop, params.include_stop_text, params.shown_tokens
+        )
         self._stops = frozenset(params.stop_token_ids)
         self._eos = frozenset() if params.ignore_eos else frozenset(arch.eos_token_ids)
         self._vocab_size = arch.vocab_size
@@ -59,7 +65,10 @@ class Answer:
         text = ""
         if self._matcher is not None and not self._matcher.consume(token):
             reason = "stop"
-        if token in self._eos:
+            if failure := self._matcher.failure:  # what there is follows the grammar, as far as it goes
+                log.warning("an answer is cut short where its grammar cannot go on: %s", failure[:500])
+                reason = "length"
+        if token in self._eos and reason != "length":
             reason = "stop"
         elif token in self._stops:
             reason, stopped_by = "stop", token

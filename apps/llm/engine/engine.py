@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ import numpy as np
 from apps.llm.api import (
     MAX_CHOICES,
     EngineStats,
-    EngineStopped,
     Generation,
     Output,
     Pool,
@@ -34,9 +34,11 @@ from apps.llm.api import (
     RequestError,
     SamplingParams,
 )
+from apps.llm.chat.conversation import ChatRequest
+from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor import ThisProcess
-from apps.llm.engine.executor_protocol import Executor, Place
+from apps.llm.engine.executor_protocol import DevicePlace, Executor
 from apps.llm.engine.loop import Loop, Member
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import layout
@@ -69,12 +71,19 @@ class Engine:
     ):
         self.config, self.tokenizer, self.max_model_len = config, tokenizer, max_model_len
         self.loops, self._grammars = loops, grammars
+        format_ = ModelFormat.of(tokenizer.chat_template, config.tool_call_format, config.reasoning_format)
+        self.format = replace(format_, tokens=grammars.tokens(format_.marks))
+        """How the model writes tool calls and reasoning."""
         self._arch = loops[0].executor.arch
         self._places = threading.Lock()  # between looking for a free place and taking it
 
     @classmethod
     def load(
-        cls, config: EngineConfig | str, place: Place | None = None, slice: TpuSlice | None = None, **settings: Any
+        cls,
+        config: EngineConfig | str,
+        place: DevicePlace | None = None,
+        slice: TpuSlice | None = None,
+        **settings: Any,
     ) -> "Engine":
         """Read the model, compile every step and start the loop. Takes seconds to minutes; shows progress.
 
@@ -133,8 +142,10 @@ class Engine:
         generation = Generation(prompt_ids, params)
         first_seed = random.getrandbits(63) if params.seed is None else params.seed
         answers = []
+        held = params.json_schema if params.grammar is None else params.grammar
+        first = None if held is None else self._grammars.matcher(held)
         for index in range(params.n):
-            matcher = None if params.json_schema is None else self._grammars.matcher(params.json_schema)
+            matcher = None if first is None else first.copy() if index else first
             # Folded to 31 bits, the width of the device's seeds; each answer of a request draws its own numbers.
             seed = (first_seed + index * 0x9E3779B1) % (2**31 - 1)
             seq = Sequence(generation, index, limit, seed, list(prompt_ids), len(prompt_ids))
@@ -165,6 +176,22 @@ class Engine:
         generation = Generation(prefix_ids, None, len(suffix_ids))
         tasks = [Scoring(generation, i, prefix_ids, suffix) for i, suffix in enumerate(suffix_ids)]
         return self._queue(generation, [(task.seq, task) for task in tasks], loop)
+
+    def submit_prompt_scores(self, prompt: Ids[int], params: SamplingParams, loop: Any = None) -> Generation:
+        """Queue the scoring of a prompt's own tokens, all but the first; as `submit`, but with one output.
+
+        Args:
+            params: of the request that it is the prompt of; only checked. `max_tokens` may be 0.
+
+        Raises:
+            RequestError, QueueFull, EngineStopped: as `submit`.
+        """
+        check_params(replace(params, max_tokens=1) if params.max_tokens == 0 else params, self._arch.vocab_size)
+        ids = self._ids_of("prompt", prompt)
+        check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
+        generation = Generation(ids, None)
+        task = Scoring(generation, 0, ids[:1], ids[1:])
+        return self._queue(generation, [(task.seq, task)], loop)
 
     def submit_embedding(self, prompt: str | Ids[int], pooling: Pool = "mean", loop: Any = None) -> Generation:
         """Queue the embedding of a prompt; as `submit`, but with one output.
@@ -202,7 +229,7 @@ class Engine:
         """Log probability of each token of each suffix after the prefix, by the model's own distribution; see
         `submit_score`. Saxml's score of a suffix is the sum of its tokens'."""
         parts = _whole(_patiently(self.submit_score, prefix, suffixes))
-        return [list(part.scores) for part in sorted(parts, key=lambda part: part.index)]
+        return [[score.logprob for score in part.scores] for part in sorted(parts, key=lambda part: part.index)]
 
     def embed(self, prompts: Ids[str | Ids[int]], pooling: Pool = "mean") -> np.ndarray:
         """A vector of length 1 for each prompt, `[prompts, hidden]` float32: the model's hidden states after its final
@@ -210,9 +237,20 @@ class Engine:
         generations = [_patiently(self.submit_embedding, prompt, pooling) for prompt in prompts]
         return np.stack([_whole(generation)[0].embedding for generation in generations])
 
+    def chat(self, request: ChatRequest) -> tuple[list[int], Turn]:
+        """Ids of a chat's prompt, ready to submit with `turn.held(params)`, and the turn, which reads the answers.
+
+        Raises:
+            RequestError: the model's chat template refuses it, or has no place for tools.
+        """
+        self.format.check(request)
+        tools = [tool.card() for tool in request.tools.tools] if request.tools.offered else None
+        prompt = self.tokenizer.render(self.format.messages(request), tools, request.template_fields)
+        return self.tokenizer.encode_suffix(prompt), self.format.turn(request, prompt)
+
     def chat_prompt(self, messages: Ids[dict]) -> list[int]:
         """Ids of a conversation, ready to submit; RequestError when the model's chat template refuses it."""
-        return self.tokenizer.chat(messages)
+        return self.chat(ChatRequest(messages))[0]
 
     def stats(self) -> EngineStats:
         return EngineStats.together([loop.stats() for loop in self.loops])
@@ -245,7 +283,11 @@ class Engine:
     def _ids_of(self, field: str, text: str | Ids[int]) -> list[int]:
         if isinstance(text, str):
             return self.tokenizer.encode(text)
-        ids = list(text)
+        return self.checked(field, text)
+
+    def checked(self, field: str, token_ids: Ids[int]) -> list[int]:
+        """The ids, if all are the model's. Raises RequestError."""
+        ids = list(token_ids)
         if not all(isinstance(token, int) and 0 <= token < self._arch.vocab_size for token in ids):
             raise RequestError(field, f"{field}: token ids must be integers from 0 to {self._arch.vocab_size - 1}")
         return ids
@@ -263,9 +305,8 @@ def _patiently(submit: Callable[..., Generation], *request: Any) -> Generation:
 def _whole(generation: Generation) -> list[Output]:
     """All outputs of a request. Raises EngineStopped."""
     parts = list(generation)
-    failed = next((part.error for part in parts if part.error), None)
-    if failed:
-        raise EngineStopped(failed)
+    for part in parts:
+        part.raise_failure()
     return parts
 
 

@@ -24,19 +24,17 @@ from apps.llm.engine.attention import choice, sharded
 from apps.llm.engine.attention.spec import KVScales, LayerCache
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model import params, prepared
-from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.prepared import Prepared
-from apps.llm.engine.model.progress import bar
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.readout import BLOCK, Launched, Readout, ReadoutPrograms
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
 from apps.serving.compilation import CompileCount, warming_up
+from apps.serving.progress import bar
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
@@ -45,31 +43,30 @@ T = TypeVar("T")
 
 
 class ThisProcess:
-    """The place of a model on the devices that this process sees. See `Place`."""
+    """The place of a model on the devices that this process sees. See `DevicePlace`."""
 
     def devices(self, config: EngineConfig) -> Devices:
         return distributed.here()
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LocalExecutor]":
-        return [LocalExecutor.on(mesh, layout.of_dp_rank(config), model) for mesh in distributed.meshes(layout)]
+        return [LocalExecutor(mesh, layout.of_dp_rank(config), model) for mesh in distributed.meshes(layout)]
 
 
 class LocalExecutor:
-    """The model on the devices of this process. See `Executor`."""
+    """The model on the devices of this process. See `Executor`.
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        arch: Architecture,
-        checkpoint: Checkpoint | None,
-        max_len: int,
-        mesh: Mesh,
-    ):
+    Args:
+        mesh: the devices of one DP rank.
+        config: that rank's.
+    """
+
+    def __init__(self, mesh: Mesh, config: EngineConfig, model: Model):
+        arch = model.arch
         self.config, self.arch, self.mesh = config, arch, mesh
         self.spans_hosts = distributed.spans_hosts(mesh)
         self.compiles = CompileCount()
         self.dtype = jnp.dtype(config.dtype)
-        self.shapes = step_shapes(config, max_len)
+        self.shapes = step_shapes(config, model.max_len(config))
         self.readable = readable(self.shapes)
         self.max_pages = self.shapes[0].max_pages
         platform = self.mesh.devices.flat[0].platform
@@ -80,11 +77,11 @@ class LocalExecutor:
         self.int8_kv = config.quantize_kv_cache == "int8"
         self.declared = params.declare(arch, heads)
         started = time.monotonic()
-        if checkpoint is None or config.random_weights:
+        if model.checkpoint is None or model.random_weights:
             self.params = params.random(self.declared, self.mesh, self.dtype, self.int8_weights)
         else:
-            load = prepared.load if isinstance(checkpoint, Prepared) else params.load
-            self.params = load(self.declared, checkpoint, self.mesh, self.dtype, self.int8_weights, True)
+            load = prepared.load if isinstance(model.checkpoint, Prepared) else params.load
+            self.params = load(self.declared, model.checkpoint, self.mesh, self.dtype, self.int8_weights)
         jax.block_until_ready(self.params)
         log.info(
             "%.1f M parameters, %.2f GiB, on %d %s device(s) after %.1f s",
@@ -97,12 +94,6 @@ class LocalExecutor:
         self.kv_scales: list[KVScales] | None = None
         self.pages = 0
         self.caches: list[LayerCache] = []
-
-    @classmethod
-    def on(cls, mesh: Mesh, config: EngineConfig, model: Model) -> "LocalExecutor":
-        """One DP rank on the mesh's devices; the config is that rank's."""
-        weights = None if model.random_weights else model.checkpoint
-        return cls(config, model.arch, weights, model.max_len(config), mesh)
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -187,7 +178,7 @@ class LocalExecutor:
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need; afterwards nothing compiles."""
-        with warming_up(), bar("compiling steps", len(self.shapes) + 1) as advance:
+        with warming_up(), bar("compiling programs", len(self.shapes) + 1) as advance:
             for shape in self.shapes:
                 readout = Readout.everything(shape) if shape in self.readable else None
                 self.read(self.launch(shape.host(), readout=readout))

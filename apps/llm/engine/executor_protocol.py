@@ -8,6 +8,7 @@ import numpy as np
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
+from apps.llm.engine.parallel.products import splits_by_token
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
@@ -25,7 +26,7 @@ class Tokens(NamedTuple):
     logprob: np.ndarray  # [S] float32; only those of sequences that wanted them count
     top_ids: np.ndarray  # [S, TOP_LOGPROBS]
     top_logprobs: np.ndarray
-    scores: np.ndarray | None = None  # [T] float32, log probabilities of the readout's targets
+    scores: np.ndarray | None = None  # [SCORE_ROWS, T] int32, of the readout's targets
     pooled: np.ndarray | None = None  # [S, hidden] float32, sums of hidden states
 
     @classmethod
@@ -79,7 +80,7 @@ class Executor(Protocol[LaunchedT]):
         ...
 
 
-class Place(Protocol):
+class DevicePlace(Protocol):
     """Where a model's devices are."""
 
     def devices(self, config: EngineConfig) -> Devices:
@@ -97,9 +98,17 @@ class Place(Protocol):
 
 
 def token_buckets(config: EngineConfig) -> list[int]:
-    """Step sizes to compile: powers of two, from 128 on also halfway between them, up to the token budget."""
+    """Step sizes to compile, up to the token budget: powers of two, from 128 on also halfway between them.
+
+    Not halfway where the devices cannot split the tokens: such a step takes as long as the next larger one.
+
+    Args:
+        config: of a DP rank.
+    """
+    devices = config.tensor_parallel or 1
     sizes = [SMALLEST_STEP << i for i in range(32)]
-    sizes += [size * 3 // 2 for size in sizes if size >= 128]
+    halfway = [size * 3 // 2 for size in sizes if size >= 128]
+    sizes += [size for size in halfway if devices == 1 or splits_by_token(size, devices)]
     return [*sorted(size for size in sizes if size < config.max_step_tokens), config.max_step_tokens]
 
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from apps.llm.api import Generation, Output, Pool
+from apps.llm.api import Generation, Output, Pool, TokenScore
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.readout import Readout
+from apps.llm.engine.readout import SCORE_ROWS, Readout
 from apps.llm.engine.scheduler import Sequence, Work
 from apps.llm.engine.step import StepShape
 
@@ -47,20 +47,21 @@ class PromptTask(ABC):
 
 
 class Scoring(PromptTask):
-    """Log probabilities of a suffix after a prefix."""
+    """How likely each token of a suffix is after a prefix."""
 
     def __init__(self, generation: Generation, index: int, prefix: list[int], suffix: list[int]):
-        """Both have at least one token."""
+        """The prefix has at least one token; without a suffix it is only read."""
         tokens = prefix + suffix[:-1]  # nothing follows the last one: it need not be computed
         super().__init__(_sequence(generation, index, tokens))
         self.seq.reusable = len(prefix) - 1  # of the last one the hidden state is wanted
         self._suffix, self._first = suffix, len(prefix) - 1
-        self._logprobs = np.zeros(len(suffix), np.float32)
+        self._scores = np.zeros((SCORE_ROWS, len(suffix)), np.int32)
         self._wanted: deque[tuple[int, slice]] = deque()  # by step: place in it, part of the suffix
 
     def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
         skipped = max(self._first - item.start, 0)
-        part = slice(item.start + skipped - self._first, max(item.stop - self._first, 0))
+        stop = min(max(item.stop - self._first, 0), len(self._suffix))
+        part = slice(item.start + skipped - self._first, stop)
         if part.stop:
             readout.score(shape, start + skipped, self._suffix[part])
         self._wanted.append((start + skipped, part))
@@ -68,10 +69,13 @@ class Scoring(PromptTask):
     def note(self, step: Tokens) -> None:
         start, part = self._wanted.popleft()
         if part.stop:
-            self._logprobs[part] = step.scores[start : start + part.stop - part.start]
+            self._scores[:, part] = step.scores[:, start : start + part.stop - part.start]
 
     def take(self, token: int, step: Tokens, i: int) -> Output:
-        return Output(self.seq.index, "", (), finish_reason="stop", scores=tuple(self._logprobs.tolist()))
+        own, rank, likeliest, top = self._scores
+        columns = own.view(np.float32), rank, likeliest, top.view(np.float32)
+        scores = tuple(map(TokenScore, *(column.tolist() for column in columns)))
+        return Output(self.seq.index, "", (), finish_reason="stop", scores=scores)
 
 
 class Pooling(PromptTask):

@@ -1,4 +1,4 @@
-"""Looking at a step's hidden states: log probabilities of given tokens, and hidden states summed to vectors.
+"""Looking at a step's hidden states: how likely given tokens are, and hidden states summed to vectors.
 
 The step's program is the same whether anyone looks or not: it leaves its hidden states on the device. Two small
 programs look at them, and run only after steps of which some sequence wants them. So requests that only decode pay
@@ -16,6 +16,9 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.params import Params
 from apps.llm.engine.step import StepShape
+
+SCORE_ROWS = 4
+"""Of `scores`: log probability of the target, its rank, the likeliest token, its log probability."""
 
 BLOCK = 64
 """Tokens whose logits exist at once: 32 MiB for a vocabulary of 128 thousand."""
@@ -65,7 +68,7 @@ class Launched(NamedTuple):
     """A launched step's results on their way to the host."""
 
     samples: jax.Array  # as `sampling.pack` lays them out
-    scores: jax.Array | None = None  # [T] float32
+    scores: jax.Array | None = None  # [SCORE_ROWS, T] int32, floats as their bits
     pooled: jax.Array | None = None  # [S, hidden] float32
 
 
@@ -80,9 +83,10 @@ class ReadoutPrograms:
         self._pooled = jax.jit(self._compute_pooled, static_argnames="count", out_shardings=everywhere)
 
     def scores(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """Log probability of each target after its token, `[T]` float32; 0 where none is wanted.
+        """How likely each target is after its token, `[SCORE_ROWS, T]` int32, floats as their bits; 0: none is wanted.
 
-        Of the model's own distribution: after its soft cap, if it has one, and before any temperature.
+        Of the model's own distribution: after its soft cap, if it has one, and before any temperature. The likeliest
+        token costs nothing beside the logits; more of them would take a sort.
 
         Args:
             hidden: the step's, `[T, hidden]`, before the final norm.
@@ -108,12 +112,19 @@ class ReadoutPrograms:
                 logits = self._decoder.logits(head, x)
                 # A sum, not a gather: where the vocabulary is split over devices each looks at its own part.
                 here = jnp.arange(logits.shape[1]) == wanted[:, None]
-                chosen = jnp.sum(jnp.where(here, logits, 0.0), axis=1)
-                return jnp.where(wanted >= 0, chosen - jax.nn.logsumexp(logits, axis=1), 0.0)
+                chosen, most = jnp.sum(jnp.where(here, logits, 0.0), axis=1), jnp.max(logits, axis=1)
+                rank = 1 + jnp.sum(logits > chosen[:, None], axis=1, dtype=jnp.int32)
+                # The first of equals, as argmax has it: also a reduction that a split vocabulary does in parts.
+                place = jnp.arange(logits.shape[1], dtype=jnp.int32)
+                likeliest = jnp.min(jnp.where(logits == most[:, None], place, logits.shape[1] - 1), axis=1)
+                total = jax.nn.logsumexp(logits, axis=1)
+                own, top = (jax.lax.bitcast_convert_type(x - total, jnp.int32) for x in (chosen, most))
+                return jnp.where(wanted >= 0, jnp.stack([own, rank, likeliest, top]), 0)
 
-            return jax.lax.cond(jnp.any(wanted >= 0), compute, lambda: jnp.zeros(size, jnp.float32))
+            return jax.lax.cond(jnp.any(wanted >= 0), compute, lambda: jnp.zeros((SCORE_ROWS, size), jnp.int32))
 
-        return jax.lax.map(of_block, (hidden, targets)).reshape(-1)[:count]
+        blocks = jax.lax.map(of_block, (hidden, targets))
+        return jnp.moveaxis(blocks, 1, 0).reshape(SCORE_ROWS, -1)[:, :count]
 
     def _compute_pooled(self, head: Params, hidden: jax.Array, rows: jax.Array, count: int) -> jax.Array:
         x = self._decoder.final(head, hidden).astype(jnp.float32)

@@ -57,7 +57,7 @@ class Extras(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A step's result, as it is packed for the host: see `pack` and `unpack`."""
+    """A step's result, as it is packed for the host: see `pack`, and `executor_protocol.Tokens`."""
 
     tokens: jax.Array  # [S]
     logprob: jax.Array  # [S] of the sampled token

@@ -1,5 +1,5 @@
 """The plan of a language model.
 
-`program` compiles the engine's own steps, `kernel` adds the attention kernel's share, `capacity` works out what fits,
-`planner` puts it together, `search` tries other slices.
+`program` compiles the engine's own steps, `kernel` adds the cost of the attention kernel, `capacity` computes what
+fits, `planner` combines them into a plan, and `search` tries other slices.
 """

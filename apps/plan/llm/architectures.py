@@ -1,4 +1,4 @@
-"""Which architecture a config means, without its weights, and where that was learnt."""
+"""Finds the architecture of a config's model without its weights, and records where it was found."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ class Planned:
     """A model without its weights.
 
     Args:
-        config: with what a prepared checkpoint has settled: int8 weights.
-        source: a sentence that says what this was taken from.
+        config: updated with what a prepared checkpoint determines: int8 weights.
+        source: a sentence that says where the architecture was found.
     """
 
     arch: Architecture
@@ -27,14 +27,14 @@ class Planned:
 
 
 def find(config: EngineConfig) -> Planned:
-    """The config's model.
+    """Looks up the config's model.
 
     In this order: Saxml's registered models; a folder on this machine; the hub's cache; the table of public models;
     and only then the network, which a machine that plans may not have.
 
     Raises:
-        CheckpointError: there is none of these.
-        UnsupportedModel: its config.json describes what the decoder does not know.
+        CheckpointError: none of these has it.
+        UnsupportedModel: its config.json describes a model that the decoder does not support.
         ValueError: it was prepared with another dtype than the config's.
     """
     registered = lm_cloud.find(config.model)
@@ -64,7 +64,7 @@ def _read(folder: Checkpoint, config: EngineConfig) -> Planned:
 
 
 def _local(model: str) -> Path | None:
-    """A folder of this machine with a config.json: the one of that name, or the hub's cache."""
+    """A local folder with a config.json: the model itself, or its snapshot in the hub's cache."""
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
         return folder

@@ -1,26 +1,27 @@
-"""What fits: the KV cache beside everything else in a device's HBM, and the batches of each length that it holds."""
+"""What fits into a device's HBM: the KV cache, and the largest batch of each sequence length."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from apps.llm.engine.executor_protocol import step_shapes
+from apps.llm.engine.step import StepShape
 from apps.plan.llm.program import MeasuredStep
-from ray_configs.llm import EngineConfig
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device."""
+    """Memory in use, in bytes on each device."""
 
     weights: float
     kv_cache: float
     other: float
     """Sampling state and the step's inputs."""
     temporaries: float
-    """Of the step that needs most."""
+    """Temporaries of the step that needs most."""
     programs: float
-    """The code of all steps that the engine compiles, the largest standing for each."""
+    """Code of all steps that the engine compiles: see `code_bytes`."""
     peak_by_compiler: float
-    """The compiler's own figure for the largest step, KV cache included, the other steps' code not."""
+    """The compiler's own figure for the largest step: with the KV cache, without the other steps' code."""
     usable: float
 
     @property
@@ -29,7 +30,7 @@ class Memory:
         return max(parts, self.peak_by_compiler) + self.programs
 
     def with_cache(self, kv_cache: float) -> "Memory":
-        """The same with another KV cache."""
+        """A copy with another size of KV cache."""
         peak = self.peak_by_compiler + kv_cache - self.kv_cache
         return replace(self, kv_cache=kv_cache, peak_by_compiler=peak)
 
@@ -40,32 +41,50 @@ class Memory:
 
 @dataclass(frozen=True)
 class Beside:
-    """What grows with the batch besides its KV cache: the steps are of `batch` sequences, at `each` bytes."""
+    """Memory besides the KV cache that grows with the batch: `each` bytes for each of `batch` sequences."""
 
     batch: int
     each: float
 
 
-def memory(config: EngineConfig, max_len: int, steps: list[MeasuredStep], usable: int) -> Memory:
+def memory(
+    shapes: Sequence[StepShape], decode: tuple[StepShape, MeasuredStep], most: MeasuredStep, usable: int
+) -> Memory:
+    """Of an engine that compiles `shapes`, smallest first. Measured: the decode step among them, and the largest."""
+    shape, step = decode
     return Memory(
-        weights=steps[0].weights,
-        kv_cache=steps[0].kv_cache,
-        other=max(step.other_arguments for step in steps),
-        temporaries=max(step.temporaries for step in steps),
-        programs=max(step.code for step in steps) * len(step_shapes(config, max_len)),
-        peak_by_compiler=max(step.peak for step in steps),
+        weights=step.weights,
+        kv_cache=step.kv_cache,
+        other=max(step.other_arguments, most.other_arguments),
+        temporaries=max(step.temporaries, most.temporaries),
+        programs=code_bytes([each.tokens for each in shapes], shape.tokens, step.code, most.code),
+        peak_by_compiler=max(step.peak, most.peak),
         usable=usable,
     )
 
 
+def code_bytes(tokens: Sequence[int], decode_tokens: int, decode: float, most: float) -> float:
+    """Code of steps of so many tokens, from the decode step's and the largest's.
+
+    Between the two, code grows about with the logarithm of the tokens; a smaller step counts as the decode step. Held
+    against every step's own code in tests/plan/expected.
+    """
+    span = math.log(tokens[-1] / decode_tokens)
+
+    def share(count: int) -> float:
+        return math.log(count / decode_tokens) / span if count > decode_tokens else 0.0
+
+    return sum(decode + (most - decode) * share(count) for count in tokens)
+
+
 def most_pages(memory: Memory, page_bytes: float, fraction: float) -> int:
-    """Pages for which there is room when the cache takes `fraction` of what the rest leaves free."""
+    """Number of pages that fit if the cache takes `fraction` of the memory that the rest leaves free."""
     rest = memory.total - memory.kv_cache
     return max(0, int((memory.usable - rest) * fraction / page_bytes))
 
 
 def batches(room: float, page_bytes: float, page_size: int, max_len: int, beside: Beside) -> list[tuple[int, int]]:
-    """(context, batch) for which `room` bytes have space: the longest sequence, its half, and so on.
+    """(context, batch) pairs that fit into `room` bytes, for the longest sequence, half of it, and so on.
 
     Page 0 belongs to no sequence. Sequences beyond the config's batch need more state and working memory too.
     """

@@ -1,4 +1,4 @@
-"""Configs of public models, for planning where their config.json cannot be read: gated, offline, in a mounted bucket.
+"""Configs of public models, for planning without access to their config.json: gated, offline, in a mounted bucket.
 
 The fields are those of each model's config.json on the Hugging Face hub, as far as the decoder asks for them.
 """
@@ -103,5 +103,5 @@ _BY_NAME = {_plain(name): name for name in MODELS}
 
 
 def find(model: str) -> str | None:
-    """The entry of MODELS that a hub id, folder or URL names by its last part; None: none."""
+    """The entry of MODELS that the last part of a hub id, folder or URL names, or None."""
     return _BY_NAME.get(_plain(model))

@@ -1,4 +1,4 @@
-"""Makes the plan of one engine config on one slice: compile, count, divide by the slice's peaks."""
+"""Plans one engine config on one slice: compiles its steps, counts their work, divides by the slice's peak rates."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,28 +8,28 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Devices, Layout, choose
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
-from apps.plan.llm import architectures, capacity, kernel
+from apps.plan.llm import architectures, bundles, capacity, kernel
 from apps.plan.llm.capacity import Beside, Memory
 from apps.plan.llm.program import FEW_LAYERS, MeasuredStep, Programs, extrapolated
 from apps.plan.llm.report import Batches, LLMPlan, MemoryOfChip, Serving, Step
-from apps.plan.measured import run_time
+from apps.plan.measured import KernelCost, run_time
 from apps.plan.report import core_notes, run_fields
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 from ray_configs.tpu_peaks import Peaks
 
 Sequences = list[tuple[int, int]]
-"""Of a step: each sequence's tokens in it, and its tokens in the KV cache after it."""
+"""For each sequence of a step: its tokens in the step, and its tokens in the KV cache after it."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What the plan is asked for."""
+    """The workload to plan for."""
 
     config: EngineConfig
     slice: TpuSlice
     prompt: int | None = None
-    """Tokens of the prompt whose time to first token is worked out; default: a step's budget, or half a sequence."""
+    """Length of the prompt for the time to first token; default: a step's token budget, or half a sequence."""
     context: int | None = None
     """Tokens in each sequence's KV cache at the decode step; default: the longest sequence."""
     whole: bool = False
@@ -38,11 +38,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Sized:
-    """The programs of one of the model's copies on the slice, with as many pages as there may be room for."""
+    """The programs of one DP rank on the slice, with as many pages as may fit."""
 
     workload: Workload
     config: EngineConfig
-    """That copy's own: its share of the batch."""
+    """The DP rank's own config, with its share of the batch."""
     layout: Layout
     arch: Architecture
     source: str
@@ -52,11 +52,11 @@ class Sized:
 
     @classmethod
     def of(cls, workload: Workload) -> "Sized":
-        """Nothing is compiled yet.
+        """Lays the model over the slice, without compiling.
 
         Raises:
             ValueError: the model does not split over the slice, or a length is beyond the model's.
-            CheckpointError, UnsupportedModel: the architecture cannot be had.
+            CheckpointError, UnsupportedModel: the architecture cannot be found or is not supported.
             NoCompiler: there is no TPU compiler, or it does not know the slice.
         """
         model = architectures.find(workload.config)
@@ -90,6 +90,12 @@ class Sized:
         batch = self.config.max_batch_size
         return fitting(self.shapes, batch, batch)
 
+    def kernel(self, shape: StepShape, sequences: Sequences) -> KernelCost:
+        """The attention kernel's cost in a step of this shape."""
+        programs = self.programs
+        loops = bundles.of_kernel(programs.decoder, programs.kv_dtype, self.workload.slice, shape)
+        return kernel.attention(programs.decoder, programs.layer_cache(), sequences, shape.max_pages, loops)
+
     @property
     def context(self) -> int:
         return self.workload.context or self.max_len
@@ -100,9 +106,9 @@ class Sized:
 
 
 def plan(workload: Workload) -> LLMPlan:
-    """Compile the decode step and the largest prefill step, and work the rest out from them.
+    """Compiles the decode step and the largest prefill step, and derives the plan from them.
 
-    Raises: what `Sized.of` does.
+    Raises what `Sized.of` does.
     """
     sized = Sized.of(workload)
     decode = sized.programs.measure(sized.decode_shape, workload.whole)
@@ -114,14 +120,14 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
     config, slice, programs, copies = sized.config, sized.workload.slice, sized.programs, sized.layout.data
     peaks = Peaks.of(slice, len(topology.devices(slice)))
     page_bytes = decode.kv_cache / programs.pages
-    memory = capacity.memory(config, sized.max_len, [decode, prefill], sized.usable)
+    memory = capacity.memory(sized.shapes, (sized.decode_shape, decode), prefill, sized.usable)
     pages = min(programs.pages, capacity.most_pages(memory, page_bytes, config.memory_fraction))
     memory = memory.with_cache(pages * page_bytes)
     each = -(-sized.context // config.page_size)
     batch = min(config.max_batch_size, max(1, (pages - 1) // each))
 
     def step(shape: StepShape, measured: MeasuredStep, sequences: Sequences) -> Step:
-        cost = kernel.attention(programs.decoder, programs.layer_cache(), sequences)
+        cost = sized.kernel(shape, sequences)
         run = run_fields(measured, cost, run_time(measured, cost, peaks))
         least = measured.weights - measured.lookup + sum(n for _, n in sequences) * page_bytes / config.page_size
         return Step(
@@ -179,9 +185,9 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
 def _prefills(
     sized: Sized, decode: MeasuredStep, prefill: MeasuredStep
 ) -> list[tuple[StepShape, MeasuredStep, tuple[int, int]]]:
-    """The steps that a lone prompt takes: whole budgets, then the rest in the smallest step that holds it.
+    """The prefill steps of a single prompt: full token budgets, then the rest in the smallest step that holds it.
 
-    What such a smaller step costs is put between the two that were compiled, by its tokens.
+    The cost of that smaller step is interpolated, by tokens, between the two that were compiled.
     """
     small, large = sized.decode_shape.tokens, sized.shapes[-1].tokens
     steps, done = [], 0

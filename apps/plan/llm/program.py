@@ -1,4 +1,4 @@
-"""The engine's own step programs, lowered from abstract arrays and compiled for a mesh of devices that need not exist.
+"""The engine's own step programs, lowered from abstract arrays and compiled for devices that need not exist.
 
 A decoder's layers are alike, so a program of few layers and one of a few more say what each further layer adds:
 memory, bytes and cycles of the whole are extrapolated from the two. Only the layer count changes; widths, vocabulary,
@@ -30,24 +30,24 @@ from apps.plan.measured import Measured, compiled
 from ray_configs.llm import EngineConfig
 
 FEW_LAYERS = (2, 4)
-"""Compiled for extrapolation; even, for models whose windows alternate from layer to layer."""
+"""Layer counts compiled for extrapolation; even, since the windows of some models alternate from layer to layer."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep(Measured):
-    """What the compiler says of a step, on each device, with what its arguments are."""
+    """The compiler's figures for a step on each device, with the sizes of its arguments."""
 
     weights: float
     lookup: float
-    """Of the weights, a table that is only looked up in: a step reads a few rows of it."""
+    """The part of the weights that is only a lookup table, of which a step reads a few rows."""
     kv_cache: float
-    """All pages, as they lie in memory."""
+    """All pages, with the padding of their layout."""
     cycles_everything: float
     """Cycles when requests ask for sampling, penalties and log probabilities."""
 
     @property
     def other_arguments(self) -> float:
-        """Sampling state, KV scales, the step's own inputs."""
+        """Bytes of the sampling state, KV scales and the step's own inputs."""
         return self.arguments - self.weights - self.kv_cache
 
 
@@ -79,16 +79,16 @@ class Programs:
         return replace(self, arch=arch)
 
     def layer_cache(self) -> LayerCache:
-        """Shapes of one layer's KV cache, of all devices together."""
+        """Global shapes of one layer's KV cache."""
         return self.decoder.impl.cache(self.decoder.attention_spec(0), self.pages, self.kv_dtype)
 
     def page_bytes(self) -> float:
-        """Of a page of all layers, on each device; layouts may pad it."""
+        """Bytes of a page, all layers together, on each device; layouts may pad it."""
         layer = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.layer_cache()))
         return layer * self.arch.num_layers / self.pages / self.mesh.size
 
     def weight_bytes(self) -> int:
-        """On each device; layouts may pad them."""
+        """Bytes of the weights on each device; layouts may pad them."""
         int8 = self.config.quantize_weights == "int8"
         tree = params.abstract(params.declare(self.arch, self.decoder.heads), self.mesh, self.decoder.dtype, int8)
         return sum(
@@ -96,7 +96,7 @@ class Programs:
         )
 
     def arguments(self, shape: StepShape) -> tuple[Any, ...]:
-        """Shapes, types and shardings of everything that a step is called with."""
+        """Shapes, dtypes and shardings of a step's arguments."""
         decoder, rows = self.decoder, self.config.max_batch_size + 1
 
         def abstract(shape: tuple[int, ...], dtype: jnp.dtype, spec: P = P()) -> jax.ShapeDtypeStruct:  # noqa: B008
@@ -125,14 +125,14 @@ class Programs:
         )
 
     def lowered(self, shape: StepShape) -> jax.stages.Lowered:
-        """The step's program, as the engine would have it compiled on those devices."""
+        """Lowers the step as the engine would on those devices."""
         return compiled_step(self.decoder).lower(*self.arguments(shape), shape)
 
     def measure(self, shape: StepShape, whole: bool = False) -> MeasuredStep:
-        """The whole model's program: compiled (`whole`, or a model of few layers), or extrapolated from two short ones.
+        """Figures for the whole model: compiled (`whole`, or few layers), or extrapolated from two smaller ones.
 
         Raises:
-            jax.errors.JaxRuntimeError: a program that is compiled whole does not fit the devices' memory.
+            jax.errors.JaxRuntimeError: a whole program does not fit into the devices' memory.
         """
         few, more = FEW_LAYERS
         if whole or self.arch.num_layers <= more:
@@ -142,7 +142,7 @@ class Programs:
 
 
 def extrapolated(short: MeasuredStep, longer: MeasuredStep, few: int, more: int, layers: int) -> MeasuredStep:
-    """What a program of `layers` would be, from one of `few` layers and one of `more`."""
+    """Extrapolates to `layers` layers from programs of `few` and `more`."""
     values = {}
     for field in fields(MeasuredStep):
         a, b = getattr(short, field.name), getattr(longer, field.name)
@@ -165,9 +165,9 @@ def measured_step(lowered: jax.stages.Lowered) -> MeasuredStep:
 
 
 def argument_bytes(module: hlo.Module) -> dict[str, int]:
-    """Bytes on each device of the step's arguments, by the argument's name, padding of layouts included.
+    """Bytes of the step's arguments on each device, by name, with the padding of their layouts.
 
-    `lookup` is the embedding table, of the weights, where the logits come from another.
+    `lookup` is the embedding table, if the logits are computed from another one.
     """
     sizes: dict[str, int] = defaultdict(int)
     tied = True

@@ -1,4 +1,4 @@
-"""The plan of a language model as it is written as JSON."""
+"""The plan of a language model, in the form of its JSON."""
 
 from typing import Self
 
@@ -16,7 +16,7 @@ class MemoryOfChip(Part):
     kv_cache: float
     other: float = Field(description="sampling state and the step's inputs")
     temporaries: float = Field(description="of the step that needs most")
-    programs: float = Field(description="code of all compiled steps, the largest standing for each")
+    programs: float = Field(description="code of all compiled steps, most of it interpolated")
     total: float
     peak_by_compiler: float = Field(description="the compiler's own figure for the largest step alone")
     usable: float = Field(description="what the compiler lets programs use of the chip's HBM")
@@ -37,7 +37,7 @@ class Step(Run):
 
 
 class Serving(Part):
-    """What follows from the steps, `at_floor` and `estimate`."""
+    """Serving rates that follow from the step times, `at_floor` and `estimate`."""
 
     time_per_token_ms: float
     tokens_per_s_per_slice: float
@@ -46,7 +46,7 @@ class Serving(Part):
 
     @classmethod
     def of(cls, step_s: float, first_token_s: float, batch: int, chips: int) -> Self:
-        """From the time of a decode step of `batch` sequences, on a slice of one replica."""
+        """Computed from the time of a decode step of `batch` sequences, for one replica's slice."""
         tokens = batch / step_s
         return cls(
             time_per_token_ms=step_s * 1e3,

@@ -1,7 +1,7 @@
-"""Tries the catalogue of slices for a config, and finds the cheapest that holds it and meets a time per token.
+"""Finds the cheapest slice that holds a config and meets a time per token.
 
-Most slices are ruled out by arithmetic: weights and KV cache that do not fit, or cannot be read in the time. What is
-left is compiled, cheapest first, until one holds.
+Arithmetic rules out most slices: weights and KV cache do not fit, or cannot be read in the time. The rest are compiled,
+cheapest first, until one passes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ from ray_configs.tpu_peaks import Peaks
 
 
 class Candidate(Part):
-    """A slice and the mesh on it."""
+    """A slice and a mesh over it."""
 
     slice: str
     data_parallel: int
@@ -45,20 +45,20 @@ class Found(Part):
 
 @dataclass(frozen=True)
 class Limits:
-    """Where to look, and what for."""
+    """Which slices to consider, and what they must achieve."""
 
     generations: tuple[str, ...]
     most_chips: int
     ms_per_token: float | None
     prices: Mapping[str, float]
-    """Dollars for a chip and hour, by generation. Where all are given, slices of different ones are compared."""
+    """Dollars per chip-hour by generation. Generations are compared with each other only if all have a price."""
 
 
 def search(workload: Workload, limits: Limits, tell: Callable[[str], None] = lambda _: None) -> Found:
-    """Compile candidates, cheapest first, until one will do: of all, or of each generation where prices are missing.
+    """Compiles candidates, cheapest first, until one passes: overall, or in each generation if prices are missing.
 
     Raises:
-        ValueError: a generation or price is of no known generation.
+        ValueError: a generation is unknown.
     """
     for name in (*limits.generations, *limits.prices):
         if name not in GENERATIONS:
@@ -96,10 +96,10 @@ GOOD = "fits and is quick enough"
 
 
 def layouts(arch: Architecture, limits: Limits) -> Iterator[tuple[TpuSlice, Devices, Layout]]:
-    """Slices that Ray can place, and the ways in which the engine can lay the model over each.
+    """The slices that Ray can place, with the meshes over which the engine can split the model on each.
 
-    One host may leave chips idle, where the model does not split over all; several hosts must all take part. Of two
-    sizes of host for a topology the larger stands for both: the compiled program is the same.
+    On a single host chips may stay idle if the model does not split over all; in a multi-host slice all take part. If
+    a topology comes with two sizes of host, only the larger is tried: the compiled program is the same.
     """
     for name in limits.generations:
         for topology_name in GENERATIONS[name].topologies:
@@ -118,7 +118,7 @@ TWO_DEVICES = ("v3", "v4", "7x")
 
 
 def _by_arithmetic(workload: Workload, limits: Limits, layout: Layout, devices: Devices) -> Candidate | None:
-    """A verdict where there is one without compiling, else an empty one; None: the model does not split so."""
+    """A candidate, with a verdict if arithmetic alone rules it out; None if the model does not split this way."""
     slice = workload.slice
     try:
         sized = Sized.of(workload)

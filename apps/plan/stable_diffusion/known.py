@@ -1,4 +1,4 @@
-"""Configs of the published models, for planning where a checkpoint cannot be read: offline, gated, in a mounted bucket.
+"""Configs of the published models, for planning without access to a checkpoint: offline, gated, in a mounted bucket.
 
 The fields are those of each component's config.json on the Hugging Face hub, as far as the programs ask for them.
 """
@@ -39,7 +39,7 @@ CLIP_G = CLIP_L | {
 
 
 def _unet(levels: tuple[bool, ...], width: int, **more: Any) -> dict[str, Any]:
-    """`levels`: whether each resolution has attentions, from the finest."""
+    """A UNet's config. `levels`: whether each resolution has attention, from the finest."""
     return {
         "block_out_channels": [320, 640, 1280, 1280][: len(levels)],
         "down_block_types": [CROSS[0] if attends else PLAIN[0] for attends in levels],
@@ -94,5 +94,5 @@ _BY_NAME = {name.rsplit("/", 1)[-1].lower(): name for name in MODELS}
 
 
 def find(model: str) -> str | None:
-    """The entry of MODELS that a hub id, folder or URL names by its last part; None: none."""
+    """The entry of MODELS that the last part of a hub id, folder or URL names, or None."""
     return _BY_NAME.get(model.rstrip("/").rsplit("/", 1)[-1].lower())

@@ -1,4 +1,4 @@
-"""Makes the plan of one Stable Diffusion config on one slice: compile its own programs, count, divide by the peaks."""
+"""Plans one Stable Diffusion config on one slice: compiles its programs, counts their work, divides by peak rates."""
 
 import math
 from collections.abc import Callable
@@ -30,20 +30,20 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Workload:
-    """What the plan is asked for."""
+    """The workload to plan for."""
 
     config: StableDiffusionConfig
     slice: TpuSlice
     size: str
     pictures: tuple[int, ...] = (1, 2, 4, 8)
-    """Pictures at once on each chip. A UNet takes the compiler minutes."""
+    """Batch sizes per chip to compile. Each UNet takes minutes to compile."""
 
 
 def find_configs(model: str) -> tuple[Configs, str]:
-    """The components' configs, and where they are from.
+    """The components' configs, and a sentence that says where they were found.
 
     Raises:
-        CheckpointError: neither can the model be read nor is it a known one.
+        CheckpointError: the model cannot be read and is not a known one.
     """
     name = known.find(model)
     try:
@@ -58,11 +58,11 @@ def find_configs(model: str) -> tuple[Configs, str]:
 
 
 def plan(workload: Workload, tell: Tell = lambda _: None) -> ImagePlan:
-    """Compiles the denoising step for each number of pictures, the decoder and the text encoder.
+    """Compiles the denoising step for each batch size, the decoder and the text encoder.
 
     Raises:
-        CheckpointError: the model cannot be had, or is of another kind.
-        ValueError: the size is not one that the model makes.
+        CheckpointError: the model cannot be found, or is of another kind.
+        ValueError: the model cannot make pictures of this size.
         NoCompiler: there is no TPU compiler, or it does not know the slice.
     """
     config, slice = workload.config, workload.slice
@@ -73,8 +73,8 @@ def plan(workload: Workload, tell: Tell = lambda _: None) -> ImagePlan:
     programs = Programs(
         mesh=topology.mesh(slice, "data", len(devices)),
         text_configs=tuple(configs[name] for name in TEXT_ENCODERS if name in configs),
-        unet=unet.Architecture.of(configs["unet"]),
-        vae=vae.Architecture.of(configs["vae"]),
+        unet=unet.UNetArchitecture.of(configs["unet"]),
+        vae=vae.VaeArchitecture.of(configs["vae"]),
         attention="flash",
         dtype=jnp.dtype(config.dtype),
         guided=guided,
@@ -147,10 +147,10 @@ def _nbytes(tree: Any) -> int:
 
 
 def flash_kernels(module: Module) -> KernelCost:
-    """What all flash attention calls of a program move and compute (jax's kernel, jax 0.10).
+    """Analytic cost of all flash attention calls in a program (JAX's kernel, jax 0.10).
 
-    For each block of queries the kernel walks over all keys and values, which it reads again each time; a head's
-    width fills whole vector registers, whatever it is.
+    For each block of queries the kernel reads all keys and values again; the head dimension is padded to whole vector
+    registers.
     """
     moved = computed = 0.0
     for computation in module.computations.values():
@@ -163,7 +163,7 @@ def flash_kernels(module: Module) -> KernelCost:
             block = attention.block(positions)
             moved += 2 * size + 2 * size * positions / block
             computed += 4 * batch * heads * positions**2 * (-(-dim // attention.LANES) * attention.LANES)
-    return KernelCost(moved, computed, 0.0)
+    return KernelCost(moved, computed, 0.0, 0.0)
 
 
 def _rate(
@@ -176,7 +176,7 @@ def _rate(
     usable: float,
     cores: int,
 ) -> Rate:
-    """Text and decoding one picture after the other on each device, the steps together."""
+    """Text encoding and VAE decoding run one picture at a time on each device, denoising steps batched."""
     steps, texts = workload.config.num_inference_steps, count * (2 if workload.config.guidance_scale > 1 else 1)
 
     def seconds(part: str) -> float:

@@ -17,7 +17,7 @@ class Program(Run):
 
 
 class Rate(Part):
-    """Pictures from prompt to pixels, with that many at once on each device."""
+    """Rate of whole pictures, from prompt to pixels, at one batch size per device."""
 
     pictures: float
     seconds: float = Field(description="for all of them, at the estimate")

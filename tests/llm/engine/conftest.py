@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from jax.experimental import pallas as pl
 
 from apps.llm.engine import Engine, EngineConfig
+from tests.llm.engine import tiny_models
 
 
 @pytest.fixture(scope="session")

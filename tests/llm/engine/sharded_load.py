@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model import architecture, params
 from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.model import Model
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
 
@@ -64,7 +65,7 @@ arch = architecture.from_hf_config(checkpoint.json("config.json"))
 for devices in (1, 4):
     mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
     checkpoint.rows.clear()
-    executor = LocalExecutor(EngineConfig(**SETTINGS), arch, checkpoint, 64, mesh)
+    executor = LocalExecutor(mesh, EngineConfig(**SETTINGS), Model(arch, checkpoint, False))
     found[devices] = logits(executor)
     rows = dict(checkpoint.rows)
     layer = executor.params["layers"][0]

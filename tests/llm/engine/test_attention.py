@@ -167,6 +167,7 @@ def test_pallas_kernel_agrees(name: str, changes: dict, interpreted: None) -> No
     assert_close(kernel, paged(case, XLA, spec, SHAPES[name]), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_pallas_kernel_agrees_in_the_types_of_a_tpu(int8: bool, interpreted: None) -> None:
     case, scale = make(BATCHES["mixed"]), np.full((SPEC.kv_heads, SPEC.head_dim), 0.05, np.float32)

@@ -43,6 +43,7 @@ def two_steps(impl: Any, int8: bool) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_wide_heads_agree_with_xla(int8: bool, interpreted: None) -> None:
     caches = PallasAttention().cache(SPECS[int8], 8, jnp.dtype(jnp.int8 if int8 else jnp.bfloat16))

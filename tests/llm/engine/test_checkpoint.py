@@ -13,13 +13,13 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-import tiny_models
 from safetensors.numpy import load_file
 
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
 from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError
 from apps.llm.engine.model.params import HeadLayout
+from tests.llm.engine import tiny_models
 
 
 @pytest.fixture
@@ -197,6 +197,8 @@ class Hub(SimpleHTTPRequestHandler):
 def test_hub_id(llama: Path, tmp_path: Path) -> None:
     repository = shutil.copytree(llama, tmp_path / "repository")
     shutil.copy(repository / "model.safetensors", repository / "consolidated.safetensors")  # the same weights again
+    (repository / "large.json").write_text(" " * 3_500_000)
+    (events := tmp_path / "events").touch()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(repository)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
@@ -213,7 +215,7 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     found = subprocess.run(
         [sys.executable, "-c", script],
-        env=tiny_models.environment(**hub, HF_HUB_DISABLE_XET="1", NO_PROXY="*"),
+        env=tiny_models.environment(**hub, HF_HUB_DISABLE_XET="1", NO_PROXY="*", PODSLICE_EVENTS=str(events)),
         capture_output=True,
         text=True,
         timeout=120,
@@ -225,3 +227,6 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     assert fetched == "False", "who leads a slice of several hosts needs its config and tokenizer alone"
     assert json.loads(weights) == load_file(llama / "model.safetensors")["model.norm.weight"][:3].tolist()
     assert "someone/else: neither a local folder nor a model" in error
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert {event["part"] for event in told} == {"downloading, MB"}
+    assert 3 <= told[-1]["done"] == told[-1]["total"] and len(told) < 20

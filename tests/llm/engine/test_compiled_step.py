@@ -8,12 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import tiny_models
-import tpu_step
 from jax.sharding import Mesh
 
 from apps.llm.engine.model.architecture import from_hf_config
 from apps.llm.engine.step import StepShape
+from tests.llm.engine import tiny_models, tpu_step
 
 NO_TPU_HERE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
@@ -46,7 +45,7 @@ def test_the_whole_step_compiles_for_tpu_slices() -> None:
 
 
 @pytest.mark.parametrize("attention", ["auto", "xla"])
-@pytest.mark.parametrize("tokens", [64, 128])
+@pytest.mark.parametrize("tokens", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_the_cpu_keeps_one_cache(attention: str, tokens: int) -> None:
     arch = from_hf_config(tpu_step.LLAMA3 | tiny_models.SIZES | {"head_dim": 64})
     mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))

@@ -8,13 +8,13 @@ import jax
 import numba
 import numpy as np
 import pytest
-import tiny_models
 from jax.sharding import Mesh
 
 from apps.llm.engine.attention import choice
 from apps.llm.engine.attention.cpu import calls as cpu_calls
 from apps.llm.engine.attention.cpu.attention import CpuAttention
 from apps.llm.engine.attention.xla import XlaAttention
+from tests.llm.engine import tiny_models
 
 REGISTER = """
 from apps.llm.engine.attention.cpu import calls as cpu_calls

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from asking import ask, ids, read, settled, text
 from transformers import AutoModelForCausalLM
 
 from apps.llm.api import Generation
 from apps.llm.engine import Engine, SamplingParams
+from tests.llm.engine.asking import ask, ids, read, settled, text
 
 Load = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -47,7 +47,7 @@ CONFIGS = {
 }
 
 
-QUICK = ("few pages, reused", "two at a time")
+QUICK = ("few pages, reused",)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from asking import ask, ids, read, settled
 
 from apps.llm.engine import (
     Engine,
@@ -18,6 +17,7 @@ from apps.llm.engine import (
     RequestError,
     SamplingParams,
 )
+from tests.llm.engine.asking import ask, ids, read, settled
 
 Load = Callable[..., Engine]
 

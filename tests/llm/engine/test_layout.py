@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 
+from apps.llm.engine.executor_protocol import token_buckets
 from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.parallel.layout import Cost, Devices, Layout, choose, misfit, possible, shortest_step
 from apps.plan.llm.known import MODELS
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
+from tests.llm.engine import tiny_models
 
 LARGE = lm_cloud.find("lm_cloud.LmCloudSpmd175B32Test")
 V5E_8 = TpuSlice("v5e", "2x4", "ct5lp-hightpu-8t")
@@ -148,3 +149,12 @@ def test_copies_in_one_process_answer_as_one_engine(llama: Path, compile_cache: 
     assert found["ends"] == ["length", failed], "the first copy answers what it has"
     assert found["refused"] == found["checked"] == failed
     assert found["threads"] == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "sizes"), [(1, [128, 192, 256, 384, 512]), (8, [128, 192, 256, 384, 512]), (32, [128, 256, 512])]
+)
+def test_step_sizes_are_such_as_the_devices_can_split(devices: int, sizes: list[int]) -> None:
+    found = token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=512))
+    assert found == [8, 16, 32, 64, *sizes]
+    assert token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=300))[-1] == 300

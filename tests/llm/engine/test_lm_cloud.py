@@ -8,12 +8,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import lm_cloud_reference as reference
 import numpy as np
 import pytest
-import tiny_models
 from jax.sharding import AbstractMesh
-from test_models import IDS, Stepper, worst_error
 
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.model import lm_cloud, params
@@ -21,6 +18,9 @@ from apps.llm.engine.model.architecture import UnsupportedModel
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout
 from ray_configs.catalog import spmd_175b
+from tests.llm.engine import lm_cloud_reference as reference
+from tests.llm.engine import tiny_models
+from tests.llm.engine.test_models import IDS, Stepper, worst_error
 
 LARGE = "lm_cloud.LmCloudSpmd175B32Test"
 
@@ -85,7 +85,7 @@ def test_sizes() -> None:
     assert (large.num_layers, large.num_heads, large.head_dim, large.intermediate_size) == (96, 96, 128, 49152)
 
 
-@pytest.mark.parametrize(("int8", "gigabytes"), [(True, 5.4), (False, 10.9)])
+@pytest.mark.parametrize(("int8", "gigabytes"), [(True, 5.5), (False, 10.93)])
 def test_each_of_32_chips_holds_its_32nd(int8: bool, gigabytes: float) -> None:
     arch, mesh = lm_cloud.find(LARGE), AbstractMesh((32,), ("tensor",))
     tree = params.abstract(params.declare(arch, HeadLayout.of(arch, 32)), mesh, jnp.bfloat16, int8)
@@ -97,7 +97,7 @@ def test_each_of_32_chips_holds_its_32nd(int8: bool, gigabytes: float) -> None:
     assert shards == {"qkv": (9 * 128, 12288), "out": (12288, 3 * 128), "up": (1536, 12288), "down": (12288, 1536)}
     leaves = jax.tree.leaves(tree)
     held = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
-    assert held / 1e9 == pytest.approx(gigabytes, abs=0.08)
+    assert held / 1e9 == pytest.approx(gigabytes, abs=0.02)
 
 
 @pytest.mark.parametrize("name", [LARGE, f"saxml.server.pax.lm.params.{LARGE}"])
@@ -131,6 +131,7 @@ def test_the_catalog_names_one() -> None:
     assert Model.open(application.config).arch.num_layers == 96
 
 
+@pytest.mark.slow
 def test_text(compile_cache: str) -> None:
     small = tiny_models.SMALL | {"compile_cache": compile_cache, "quantize_weights": "int8", "tiny": True}
     engine = Engine.load("lm_cloud.LmCloudSpmd2BTest", **small)

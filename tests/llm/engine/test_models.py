@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import tiny_models
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
@@ -15,13 +14,16 @@ from transformers import AutoModelForCausalLM
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.step import StepShape
 from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
+from tests.llm.engine import tiny_models
 
 CHUNKS, DECODES = (90, 60), 16  # tokens: more than one block of keys, more than the sliding windows
+PREFILL = 96  # tokens of a step: enough that four devices split them (see products.splits_by_token)
 IDS = torch.randint(2, tiny_models.VOCAB, (sum(CHUNKS) + DECODES,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -35,7 +37,7 @@ class Stepper:
         checkpoint = Checkpoint(config.model)
         arch = arch or from_hf_config(checkpoint.json("config.json"))
         (mesh,) = distributed.meshes(Layout(1, config.tensor_parallel or 1))
-        self.executor = LocalExecutor(config, arch, checkpoint, config.max_model_len, mesh)
+        self.executor = LocalExecutor(mesh, config, Model(arch, checkpoint, config.random_weights))
         self.executor.make_cache(list(range(2, tiny_models.VOCAB)))
         self._run = jax.jit(self._step, static_argnames="shape", donate_argnums=1)
         self.kv_len = 0
@@ -47,7 +49,7 @@ class Stepper:
 
     def __call__(self, tokens: list[int]) -> np.ndarray:
         """`[tokens, vocab]` for the next tokens, which follow those of the calls before."""
-        size = 8 if len(tokens) == 1 else max(CHUNKS)
+        size = 8 if len(tokens) == 1 else PREFILL
         shape = StepShape(size, 8, self.executor.max_pages)
         self.kv_len += len(tokens)
         step = shape.host()

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_models
 import torch
-from asking import read, settled
 from transformers import AutoModelForCausalLM
 
 from apps.llm.engine import (
@@ -21,6 +19,8 @@ from apps.llm.engine import (
     RequestError,
     SamplingParams,
 )
+from tests.llm.engine import tiny_models
+from tests.llm.engine.asking import read, settled
 
 Load = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -72,6 +72,24 @@ def test_scores_and_embeddings_are_those_of_transformers(load: Load, reference: 
         check(engine, reference)
     assert engine.stats().compiles_after_ready == compiled
     check(load(pages=12), reference)  # too few for all at once
+
+
+def test_a_prompts_own_tokens(load: Load, reference: Reference) -> None:
+    """Log probability, rank and the likeliest token at each place; nothing of the first, and so none of one token."""
+    engine = load()
+    compiled = engine.stats().compiles_after_ready
+    for prompt in PROMPTS:
+        (output,) = read(engine.submit_prompt_scores(prompt, SamplingParams(max_tokens=0)))[0]
+        logprobs = tiny_models.logits(reference.model, prompt).log_softmax(-1)
+        assert len(output.scores) == len(prompt) - 1
+        for score, at, token in zip(output.scores, logprobs, prompt[1:], strict=False):
+            assert score.logprob == pytest.approx(float(at[token]), abs=2e-4)
+            assert score.likeliest_logprob == pytest.approx(float(at.max()), abs=2e-4)
+            assert score.likeliest == int(at.argmax()) or at.max() - at[score.likeliest] < 2e-4
+            assert (at > at[token] + 2e-4).sum() < score.rank <= 1 + (at >= at[token] - 2e-4).sum()
+    with pytest.raises(RequestError, match="prompt is empty"):
+        engine.submit_prompt_scores([], SamplingParams())
+    assert engine.stats().compiles_after_ready == compiled
 
 
 @pytest.mark.slow
@@ -134,7 +152,7 @@ def test_others_never_notice(load: Load, pages: int) -> None:
 
     def results(generations: list[Generation]) -> np.ndarray:
         outputs = [answer[0] for generation in generations for answer in read(generation)]
-        return np.concatenate([out.scores if out.embedding is None else out.embedding for out in outputs])
+        return np.concatenate([np.ravel(out.scores) if out.embedding is None else out.embedding for out in outputs])
 
     alone, read_alone = answers([engine.submit(p, GREEDY) for p in prompts]), results(readings())
     before = engine.stats()

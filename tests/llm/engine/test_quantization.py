@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_models
 from jax.sharding import Mesh
-from test_models import Stepper
 
 from apps.llm.engine.model.params import nbytes
 from apps.llm.engine.model.quantization import QuantArray, linear, quantize
 from apps.llm.engine.parallel.products import rows
+from tests.llm.engine import tiny_models
+from tests.llm.engine.test_models import Stepper
 
 
 def test_rounding() -> None:

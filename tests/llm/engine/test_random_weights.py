@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_models
+
+from tests.llm.engine import tiny_models
 
 
 def draw(kind: str, devices: int, *hosts: str) -> subprocess.Popen:

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny_models
 from jax.sharding import Mesh
 
 from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
 from apps.llm.engine.executor_protocol import Tokens
 from apps.llm.engine.sampling import Extras, SamplingState, sample, start_slot, weighted_choice
 from apps.llm.engine.step import StepShape
+from tests.llm.engine import tiny_models
 
 SEQS, VOCAB, ROWS = 16, 50, 20
 LARGER = 300  # a vocabulary of two blocks and a part of one

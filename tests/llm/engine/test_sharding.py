@@ -7,10 +7,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import tiny_models
 
 from apps.llm.engine.model.architecture import from_hf_config
 from apps.llm.engine.model.params import HeadLayout
+from tests.llm.engine import tiny_models
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +45,15 @@ def test_each_device_reads_its_own_rows(llama: Path) -> None:
     assert found["heads"] == [4, 2]
     assert found["shards"] == {"qkv": [(1 + 2) * 16, 64], "out": [64, 16], "down": [64, 24]}
     assert found["cache"] == [8, 1, 16, 16]
+
+
+def test_exchanges_by_doubling() -> None:
+    script = Path(__file__).with_name("exchanges_on_devices.py")
+    environment = tiny_models.environment(XLA_FLAGS=tiny_models.xla_flags(8))
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    right = {"total": True, "scattered": True, "gathered": True}
+    assert json.loads(done.stdout.splitlines()[-1]) == {"XLA's": right, "by doubling": right}
 
 
 def test_layouts() -> None:

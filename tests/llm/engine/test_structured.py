@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable
 
 import pytest
-from asking import ask, ids, read, settled, text
 
 from apps.llm.engine import Engine, SamplingParams
+from tests.llm.engine.asking import ask, ids, read, settled, text
 
 Load = Callable[..., Engine]
 PERSON = {

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_models
-from asking import ask, text
 from tokenizers import Tokenizer
 
 from apps.llm.engine import Engine, EngineConfig
@@ -16,6 +14,8 @@ from apps.llm.engine.model.architecture import Architecture, UnsupportedModel, f
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout, Param, declare
 from apps.llm.engine.model.tiny import generic, tiny
+from tests.llm.engine import tiny_models
+from tests.llm.engine.asking import ask, text
 
 GEMMA2 = {"hidden_size": 3584, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256}
 WHOLE = {

@@ -23,7 +23,7 @@ def test_there_and_back(text: str) -> None:
 
 
 def test_every_id_is_readable_and_none_like_another() -> None:
-    assert TOKENIZER.vocab_size == VOCAB and TOKENIZER.eos_token_id == 1
+    assert TOKENIZER.fast.get_vocab_size() == VOCAB and TOKENIZER.fast.token_to_id("</s>") == 1
     texts = [TOKENIZER.token_text(token) for token in range(258, VOCAB)]
     assert texts[0] == " t258" and texts[-1] == " t31999" and len(set(texts)) == len(texts)
     assert TOKENIZER.decode([0, 31999, 2 + ord("!"), 258, 1]) == " t31999! t258"

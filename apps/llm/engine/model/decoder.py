@@ -14,7 +14,7 @@ from apps.llm.engine.attention.spec import AttentionSpec, Implementation, KVScal
 from apps.llm.engine.model.architecture import Architecture, sinusoid_frequencies
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.quantization import linear, product
-from apps.llm.engine.parallel.products import row_parallel, rows
+from apps.llm.engine.parallel.products import row_parallel, rows, splits_by_token, whole
 from apps.llm.engine.step import Batch
 
 
@@ -56,7 +56,8 @@ class Decoder:
             observe: when given, each layer's keys and values `[T, kv_heads, head_dim]` are appended (calibration).
         """
         arch = self.arch
-        x = rows(params["embed"], tokens, self.dtype, self.mesh)
+        by_token = splits_by_token(len(tokens), self.mesh.size)
+        x = rows(params["embed"], tokens, self.dtype, self.mesh, by_token)
         if arch.scaled_embeddings:
             # Rounded to the model's type first, as the reference does.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
@@ -76,7 +77,7 @@ class Decoder:
         def run_layer(
             x: jax.Array, layer: Params, cache: LayerCache, plan: Any, scales: KVScales | None, spec: AttentionSpec
         ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array]]:
-            y = self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias"))
+            y = whole(self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
             qkv = linear(y, layer["qkv"], layer.get("qkv_bias"))
             qkv = qkv.reshape(len(y), self.heads.kv_heads, self.heads.group + 2, arch.head_dim)
             qk, v = qkv[:, :, :-1], qkv[:, :, -1]  # query heads and their key head turn by the same angles
@@ -87,11 +88,12 @@ class Decoder:
                 qk = _rotate(qk, cos, sin)
             q, k = qk[:, :, :-1], qk[:, :, -1]
             y, cache = attend(self.impl, q, k, v, cache, plan, batch, spec, self.mesh, scales)
-            y = row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), self.mesh)
+            y = row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), self.mesh, by_token)
             if arch.post_norms:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
             x = x + y
-            y = self._feed_forward(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), layer)
+            y = whole(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), self.mesh, by_token)
+            y = self._feed_forward(y, layer, by_token)
             if arch.post_norms:
                 y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
             return x + y, cache, (k, v)
@@ -104,7 +106,7 @@ class Decoder:
             x, caches[i], seen = run_layer(x, layer, caches[i], plans[spec], scales, spec)
             if observe is not None:
                 observe.append(seen)
-        return x, caches
+        return whole(x, self.mesh, by_token), caches
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """`[rows, hidden]` -> `[rows, vocab]` float32."""
@@ -123,16 +125,16 @@ class Decoder:
 
         Gemma multiplies by 1 + weight before rounding, the other RMSNorms after.
         """
-        wide = x.astype(jnp.float32)
+        wide, share = x.astype(jnp.float32), 1 / x.shape[-1]  # TPUs fuse a product with what follows, but no division
         if self.arch.norm == "layer":
-            wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.arch.norm_eps)
+            wide = wide - jnp.sum(wide, axis=-1, keepdims=True) * share
+        wide = wide * jax.lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) * share + self.arch.norm_eps)
         if bias is None and not self.arch.norm_plus_one:
             return wide.astype(x.dtype) * weight
-        wide = wide * (weight.astype(jnp.float32) + (1.0 if self.arch.norm_plus_one else 0.0))
-        return (wide if bias is None else wide + bias.astype(jnp.float32)).astype(x.dtype)
+        wide = wide * weight + (wide if self.arch.norm_plus_one else 0.0)
+        return (wide if bias is None else wide + bias).astype(x.dtype)
 
-    def _feed_forward(self, x: jax.Array, layer: Params) -> jax.Array:
+    def _feed_forward(self, x: jax.Array, layer: Params, by_token: bool) -> jax.Array:
         activation = _silu if self.arch.activation == "silu" else partial(jax.nn.gelu, approximate=True)
         if self.arch.gated_mlp:
             shares = self.heads.devices
@@ -141,7 +143,8 @@ class Decoder:
             y = activation(gate) * up
         else:
             y = activation(product(x, layer["up"], layer.get("up_bias")))
-        return row_parallel(y.astype(x.dtype).reshape(len(x), -1), layer["down"], layer.get("down_bias"), self.mesh)
+        y = y.astype(x.dtype).reshape(len(x), -1)
+        return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token)
 
 
 def _silu(x: jax.Array) -> jax.Array:

@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.progress import bar
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
 from apps.llm.engine.model.source import Rows, Source, clipped
+from apps.serving.progress import bar
 
 Params = dict[str, Any]
 
@@ -35,6 +35,11 @@ class Param:
     source: Source
     matrix: bool = False  # `[out, in]`, which int8 quantization applies to
     constant: float | None = None  # random weights fill it with this; None: normal noise
+    wide: bool = False  # kept in float32 whatever the model's type, for it is only used in float32
+
+    def dtype(self, model: jnp.dtype) -> jnp.dtype:
+        """That it is kept in, before any quantization."""
+        return jnp.dtype(jnp.float32) if self.wide else model
 
     def spec(self, mesh: Mesh) -> PartitionSpec:
         """Split an axis where its size allows; an axis that does not divide is replicated."""
@@ -88,8 +93,10 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
     hidden, mlp, dim = arch.hidden_size, arch.intermediate_size, arch.head_dim
 
     def vector(name: str, size: int = hidden) -> Param:
-        fill = 0.0 if arch.norm_plus_one or name.endswith("bias") else 1.0
-        return Param((size,), (None,), _plain(name, size), constant=fill)
+        bias = name.endswith("bias")
+        fill = 0.0 if arch.norm_plus_one or bias else 1.0
+        wide = bias or arch.norm_plus_one or arch.norm == "layer"  # see Decoder._norm
+        return Param((size,), (None,), _plain(name, size), constant=fill, wide=wide)
 
     def norm(key: str, name: str) -> Params:
         """One of the residual stream's norms: its weight under `key`, a LayerNorm's bias beside it."""
@@ -106,7 +113,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             into, bias = _plain(f"{feed}.up_proj.weight", mlp, hidden), _plain(f"{feed}.up_proj.bias", mlp)
         params = {key: Param((rows, hidden), ("mlp", "embed"), into, matrix=True), "down": down}
         if arch.mlp_bias:
-            params[f"{key}_bias"] = Param((rows,), ("mlp",), bias, constant=0.0)
+            params[f"{key}_bias"] = Param((rows,), ("mlp",), bias, constant=0.0, wide=True)
             params["down_bias"] = vector(f"{feed}.down_proj.bias")
         return params
 
@@ -144,6 +151,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
                 ("kv_heads",),
                 _fused_qkv(attention, "bias", heads, dim),
                 constant=0.0,
+                wide=True,
             )
         if arch.output_bias:
             params["out_bias"] = vector(f"{attention}.o_proj.bias")
@@ -162,7 +170,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight", *table), matrix=True)
     if arch.head_bias:
         size = arch.vocab_size
-        tree["lm_head_bias"] = Param((size,), ("vocab",), _plain("lm_head.bias", size), constant=0.0)
+        tree["lm_head_bias"] = Param((size,), ("vocab",), _plain("lm_head.bias", size), constant=0.0, wide=True)
     return tree
 
 
@@ -206,20 +214,22 @@ def _abstract(param: Param, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> jax.Sha
             jax.ShapeDtypeStruct(param.shape, jnp.int8, sharding=NamedSharding(mesh, spec)),
             jax.ShapeDtypeStruct(param.shape[:1], jnp.float32, sharding=NamedSharding(mesh, PartitionSpec(spec[0]))),
         )
-    return jax.ShapeDtypeStruct(param.shape, dtype, sharding=NamedSharding(mesh, spec))
+    return jax.ShapeDtypeStruct(param.shape, param.dtype(dtype), sharding=NamedSharding(mesh, spec))
 
 
-def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int8: bool, progress: bool) -> Params:
+def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
     """Read every parameter onto its devices, one at a time, each device's shard by itself.
 
     Files lie row by row. Where a matrix is split by columns over several hosts, each of them reads its share of the
     rows instead, and the devices exchange: else every host would have to read the whole matrix.
     """
-    with bar("reading weights", _count(tree), progress) as advance:
+    with bar("reading weights", _count(tree)) as advance:
 
         def read(param: Param) -> Weight:
             def shard(index: tuple[slice, ...]) -> np.ndarray:
-                return np.ascontiguousarray(param.read(checkpoint, index)).astype(dtype, copy=False)
+                # Through the model's type, which is what `prepare` stores.
+                values = np.ascontiguousarray(param.read(checkpoint, index)).astype(dtype, copy=False)
+                return values.astype(param.dtype(dtype), copy=False)
 
             array = placed(param.shape, NamedSharding(mesh, param.spec(mesh)), shard, exchange=True)
             weight = quantize(array) if int8 and param.matrix else array

@@ -35,10 +35,10 @@ from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, placed
-from apps.llm.engine.model.progress import bar
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
 from apps.llm.engine.model.source import clipped, positions
 from apps.serving.model_folder import DTYPES, CheckpointError, TensorEntry
+from apps.serving.progress import bar
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig
 
@@ -50,7 +50,7 @@ UNFINISHED = "preparing.json"
 """Stands in for the manifest until every file is there: see `apps.batch.preparation.output`."""
 SCALE = ".scale"
 OPTIONS = "dtype", "quantize_weights", "tensor_parallel"
-"""Of the command: fields of a Request."""
+"""Of the command: fields of a PreparationRequest."""
 STORED_DTYPES = DTYPES | {"I8": np.dtype(np.int8)}
 
 
@@ -71,7 +71,7 @@ class StoredFile(Config):
     sha256: str
 
 
-class Request(Config):
+class PreparationRequest(Config):
     """What is to be prepared, and how."""
 
     source: str
@@ -82,15 +82,15 @@ class Request(Config):
     quantize_weights: Literal["none", "int8"]
     tensor_parallel: int = Field(ge=1)
 
-    def same_as(self, other: "Request") -> bool:
+    def same_as(self, other: "PreparationRequest") -> bool:
         """Whether both make the same files: a model may be named in two ways."""
         return self._made_from() == other._made_from()
 
     def _made_from(self) -> dict[str, Any]:
-        return self.model_dump(include=set(Request.model_fields) - {"source"})
+        return self.model_dump(include=set(PreparationRequest.model_fields) - {"source"})
 
 
-class Manifest(Request):
+class PreparedManifest(PreparationRequest):
     """What `manifest.json` says."""
 
     format: Literal["podslice-prepared"] = FORMAT
@@ -118,7 +118,7 @@ class Manifest(Request):
         return config.model_copy(update={"quantize_weights": self.quantize_weights})
 
     @classmethod
-    def parse(cls, content: Any, location: str) -> "Manifest":
+    def parse(cls, content: Any, location: str) -> "PreparedManifest":
         """Raises CheckpointError: made by a newer Podslice, or damaged."""
         version = content.get("version")
         if isinstance(version, int) and version > VERSION:
@@ -134,7 +134,7 @@ class Manifest(Request):
             raise CheckpointError(f"{location}/{MANIFEST} is damaged: {field}: {first['msg']}") from error
 
 
-def manifest_of(folder: Checkpoint) -> Manifest | None:
+def manifest_of(folder: Checkpoint) -> PreparedManifest | None:
     """What the folder was prepared as; None: it was not, or not to the end.
 
     Raises:
@@ -142,7 +142,7 @@ def manifest_of(folder: Checkpoint) -> Manifest | None:
     """
     content = folder.json(MANIFEST, required=False)
     if isinstance(content, dict) and content.get("format") == FORMAT:
-        return Manifest.parse(content, folder.location)
+        return PreparedManifest.parse(content, folder.location)
     return None
 
 
@@ -193,7 +193,7 @@ def _is_param(leaf: Any) -> bool:
 class Prepared(Checkpoint):
     """A prepared checkpoint. `tensors` and `read` know it by the engine's own names."""
 
-    def __init__(self, location: str, manifest: Manifest):
+    def __init__(self, location: str, manifest: PreparedManifest):
         super().__init__(location)
         self.manifest = manifest
 
@@ -259,7 +259,7 @@ def size_problem(file: str, stored: StoredFile | None, size: int | None) -> str:
     return "" if size == stored.size else f"{file} has {size} bytes where {MANIFEST} says {stored.size}"
 
 
-def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8: bool, progress: bool) -> Params:
+def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
     """As `params.load`. Weights that are int8 already stay so whatever `int8` says; others become it if it is set."""
 
     def read(name: str, param: Param) -> Weight:
@@ -270,7 +270,8 @@ def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8:
         exchange = by_columns(param) and checkpoint.manifest.tensor_parallel % mesh.size != 0
 
         def values(index: tuple[slice, ...]) -> np.ndarray:
-            return np.ascontiguousarray(checkpoint.values(name, param, index))
+            found = np.ascontiguousarray(checkpoint.values(name, param, index))
+            return found if quantized else found.astype(wanted.dtype, copy=False)
 
         def scale(index: tuple[slice, ...]) -> np.ndarray:
             return checkpoint.scale(name, param, index)
@@ -281,7 +282,7 @@ def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8:
         array = placed(param.shape, shardings, values, exchange)
         return quantize(array) if int8 and param.matrix else array
 
-    with bar("reading weights", len(list(_named(tree))), progress) as advance:
+    with bar("reading weights", len(list(_named(tree)))) as advance:
 
         def ready(path: tuple[Any, ...], param: Param) -> Weight:
             weight = jax.block_until_ready(read(_name(path), param))  # see `params.load`

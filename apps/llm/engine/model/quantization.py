@@ -30,13 +30,14 @@ def product(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.
 
     Weights keep Hugging Face's `[out, in]` order: nothing is transposed on loading. XLA:CPU reaches its matrix unit
     (AMX) only for plain two-dimensional bf16 x bf16 -> float32; it would copy a weight of more axes in every step.
+    Biases are float32: see `Param.wide`.
     """
     y = jax.lax.dot_general(
         x, values(weight).astype(x.dtype), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
     if isinstance(weight, QuantArray):
         y = y * weight.scale
-    return y if bias is None else y + bias.astype(jnp.float32)
+    return y if bias is None else y + bias
 
 
 def linear(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:

@@ -23,6 +23,17 @@ def total(x: jax.Array, mesh: Mesh) -> jax.Array:
     return x
 
 
+def scattered(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """This device's share of the rows of the sum of each device's x: `[devices * rows, ...]` -> `[rows, ...]`."""
+    if not _by_doubling(mesh):
+        return jax.lax.psum_scatter(x, AXIS, tiled=True)
+    for distance in reversed(_distances(mesh)):
+        low, high = jnp.split(x, 2)
+        first = jax.lax.axis_index(AXIS) & distance == 0
+        x = jnp.where(first, low, high) + _exchanged(jnp.where(first, high, low), distance, mesh)
+    return x
+
+
 def gathered(x: jax.Array, mesh: Mesh) -> jax.Array:
     """Each device's `[rows, ...]`, one after another: `[devices * rows, ...]`."""
     if not _by_doubling(mesh):

@@ -146,7 +146,7 @@ class Cost:
     def of(cls, config: EngineConfig, arch: Architecture, layout: Layout, devices: Devices, slice: TpuSlice) -> "Cost":
         peaks = Peaks.of(slice, devices.count)
         share, context = layout.of_dp_rank(config), config.max_model_len or arch.max_position
-        weights = Weights.of(share, arch, layout.tensor)
+        weights = DeviceWeights.of(share, arch, layout.tensor)
         cache = share.max_batch_size * context * token_bytes(share, arch, layout.tensor)
         compute = 2 * weights.elements * share.max_batch_size / peaks.flops_per_s
         # Each layer adds up two of its products over the rank's devices, by rings.
@@ -159,7 +159,7 @@ class Cost:
         )
 
 
-class Weights(NamedTuple):
+class DeviceWeights(NamedTuple):
     """On each device of a DP rank."""
 
     stored: int  # bytes
@@ -167,7 +167,7 @@ class Weights(NamedTuple):
     elements: int  # of the matrices
 
     @classmethod
-    def of(cls, config: EngineConfig, arch: Architecture, tensor: int) -> "Weights":
+    def of(cls, config: EngineConfig, arch: Architecture, tensor: int) -> "DeviceWeights":
         mesh = AbstractMesh((tensor,), ("tensor",))
         declared = params.declare(arch, HeadLayout.of(arch, tensor))
         looked_up = None if arch.tied_embeddings else declared["embed"]
@@ -175,7 +175,7 @@ class Weights(NamedTuple):
         for param in jax.tree.leaves(declared, is_leaf=lambda leaf: isinstance(leaf, Param)):
             own = math.prod(param.shape) // math.prod(mesh.shape[axis] for axis in param.spec(mesh) if axis)
             int8 = param.matrix and config.quantize_weights == "int8"
-            size = own * (1 if int8 else jnp.dtype(config.dtype).itemsize)
+            size = own * (1 if int8 else param.dtype(jnp.dtype(config.dtype)).itemsize)
             stored += size
             if param is not looked_up:
                 read += size

@@ -25,8 +25,8 @@ import numpy as np
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
-from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Kind, Listener, message
-from apps.llm.engine.readout import Readout
+from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Listener, MessageKind, message
+from apps.llm.engine.readout import SCORE_ROWS, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from ray_configs.llm import EngineConfig
@@ -66,12 +66,12 @@ class SliceWorkers:
         return self._devices
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LockstepExecutor]":
-        """The hosts load their parts of the model; see `Place.load`. After `devices`.
+        """The hosts load their parts of the model; see `DevicePlace.load`. After `devices`.
 
         Raises:
             SliceFailed, TimeoutError: a host could not.
         """
-        self._hosts.tell(message(Kind.LAYOUT, (layout.data, layout.tensor)))
+        self._hosts.tell(message(MessageKind.LAYOUT, (layout.data, layout.tensor)))
         ranks = [layout.hosts_of(dp_rank, self._devices) for dp_rank in range(layout.data)]
         places = [(rank, dp_rank) for dp_rank, own in enumerate(ranks) for rank in own]
         connections = iter(self._listener.accept(places, self._timeout_s, self._deadline_s))
@@ -195,12 +195,12 @@ class RankWorkers:
                 raise SliceFailed(self.failure)
             try:
                 for kind, numbers, content in self._connections[key.data].receive():
-                    if kind is Kind.TOKENS:
+                    if kind is MessageKind.TOKENS:
                         self.compiles_after_ready = numbers[0]
                         self._tokens.append(_tokens(numbers[1:], content))
-                    elif kind is Kind.DONE:
+                    elif kind is MessageKind.DONE:
                         self._reports[key.data].append(numbers[0])
-                    elif kind is Kind.FAILED:
+                    elif kind is MessageKind.FAILED:
                         troubles.append(f"{self._names[key.data]} failed: {content.decode()}")
             except OSError as error:
                 # First: the others' own failures are mostly that this one is gone.
@@ -228,7 +228,7 @@ class LockstepExecutor:
         return self
 
     def make_cache(self, calibration_ids: list[int]) -> int:
-        self.hosts.tell(message(Kind.MAKE_CACHE, (len(calibration_ids),), _bytes(calibration_ids)))
+        self.hosts.tell(message(MessageKind.MAKE_CACHE, (len(calibration_ids),), _bytes(calibration_ids)))
         pages = self.hosts.reports()
         if len(set(pages)) > 1:
             raise SliceFailed(f"the hosts disagree about the number of KV cache pages: {pages}")
@@ -236,7 +236,7 @@ class LockstepExecutor:
         return self.pages
 
     def warm_up(self) -> None:
-        self.hosts.tell(message(Kind.WARM_UP))
+        self.hosts.tell(message(MessageKind.WARM_UP))
         self.hosts.reports()
 
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
@@ -247,13 +247,15 @@ class LockstepExecutor:
         more = b"" if extras is None else b"".join(part.tobytes() for part in extras)
         kinds, wanted = (0, b"") if readout is None else readout.content()
         numbers = step.shape.tokens, step.shape.seqs, used, len(more), kinds
-        self.hosts.tell(message(Kind.STEP, numbers, content + more + wanted))
+        self.hosts.tell(message(MessageKind.STEP, numbers, content + more + wanted))
 
     def read(self, launched: None = None) -> Tokens:
         return self.hosts.tokens()
 
     def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
-        self.hosts.tell(message(Kind.START_SLOT, (slot, len(prompt), len(answer)), _bytes(prompt) + _bytes(answer)))
+        self.hosts.tell(
+            message(MessageKind.START_SLOT, (slot, len(prompt), len(answer)), _bytes(prompt) + _bytes(answer))
+        )
 
     @property
     def compiles_after_ready(self) -> int:
@@ -267,7 +269,11 @@ def _tokens(numbers: tuple[int, ...], content: bytes) -> Tokens:
     """From a TOKENS message: the samples, and the scores and pooled vectors where there are any."""
     rows, columns, scored, width = numbers
     parts = np.split(np.frombuffer(content, np.int32), np.cumsum([rows * columns, scored]))
-    samples, scores, pooled = parts[0].reshape(rows, columns), parts[1].view(np.float32), parts[2].view(np.float32)
+    samples, scores, pooled = (
+        parts[0].reshape(rows, columns),
+        parts[1].reshape(SCORE_ROWS, -1),
+        parts[2].view(np.float32),
+    )
     return Tokens.unpack(samples, scores if scored else None, pooled.reshape(rows, width) if width else None)
 
 

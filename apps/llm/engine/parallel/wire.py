@@ -22,7 +22,7 @@ NO_DP_RANK = -1
 """A host's first connection: it is there, and waits to hear the layout."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Messages and their five numbers."""
 
     HELLO = 0  # host's rank, the DP rank that this is for or NO_DP_RANK; then the secret
@@ -40,7 +40,7 @@ class Kind(IntEnum):
     LAYOUT = 8  # DP ranks, devices of each
 
 
-def message(kind: Kind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:
+def message(kind: MessageKind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:
     numbers = (*numbers, 0, 0, 0, 0, 0)[:5]
     return HEADER.pack(kind, NUMBERS.size + len(content)) + NUMBERS.pack(*numbers) + content
 
@@ -62,7 +62,7 @@ class Connection:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def receive_first(self, most: int) -> tuple[Kind, tuple[int, ...], bytes]:
+    def receive_first(self, most: int) -> tuple[MessageKind, tuple[int, ...], bytes]:
         """Waits for one message, and takes not a byte of the next: whoever waits for that one waits on the socket.
 
         Raises:
@@ -73,7 +73,7 @@ class Connection:
         if not NUMBERS.size <= size <= most:
             raise ValueError(f"a first message of {size} bytes")
         content = self._exactly(size)
-        return Kind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :]
+        return MessageKind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :]
 
     def _exactly(self, size: int) -> bytes:
         data = b""
@@ -84,7 +84,7 @@ class Connection:
             data += part
         return data
 
-    def receive(self) -> Iterator[tuple[Kind, tuple[int, ...], bytes]]:
+    def receive(self) -> Iterator[tuple[MessageKind, tuple[int, ...], bytes]]:
         """Waits until something comes, and yields the messages (perhaps none) that are complete by then.
 
         Raises:
@@ -100,7 +100,7 @@ class Connection:
                 return
             content = bytes(self._received[HEADER.size : HEADER.size + size])
             del self._received[: HEADER.size + size]
-            yield Kind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :]
+            yield MessageKind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :]
 
 
 class Listener:
@@ -132,7 +132,7 @@ class Listener:
             except (OSError, ValueError):
                 connection.socket.close()
                 continue
-            if kind is Kind.HELLO and hmac.compare_digest(secret, self.secret):
+            if kind is MessageKind.HELLO and hmac.compare_digest(secret, self.secret):
                 connection.socket.settimeout(step_deadline_s)
                 found[rank, dp_rank] = connection
             else:

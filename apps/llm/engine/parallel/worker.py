@@ -22,7 +22,7 @@ from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
-from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Kind, message
+from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, MessageKind, message
 from apps.llm.engine.readout import Launched, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
@@ -41,7 +41,7 @@ class Leader:
 
     def connect(self, rank: int, dp_rank: int = NO_DP_RANK) -> Connection:
         connection = Connection(socket.create_connection(self.address, timeout=60))
-        connection.send(message(Kind.HELLO, (rank, dp_rank), self.secret))
+        connection.send(message(MessageKind.HELLO, (rank, dp_rank), self.secret))
         return connection
 
 
@@ -69,7 +69,7 @@ def work(leader: Leader, connection: Connection, config: EngineConfig, coordinat
     with _telling(connection, rank):
         use_compile_cache(config.compile_cache)
         distributed.join(coordinator, rank, hosts)
-        connection.send(message(Kind.DONE, (distributed.here().count,)))
+        connection.send(message(MessageKind.DONE, (distributed.here().count,)))
         layout = _layout(connection)
         model = Model.open(config)
         config = model.settle(config)
@@ -87,7 +87,7 @@ def work(leader: Leader, connection: Connection, config: EngineConfig, coordinat
 def _layout(connection: Connection) -> Layout:
     while True:
         for kind, (data, tensor, *_), _ in connection.receive():
-            if kind is not Kind.LAYOUT:
+            if kind is not MessageKind.LAYOUT:
                 raise ValueError(f"the engine says {kind.name} before the layout")
             return Layout(data, tensor)
 
@@ -102,8 +102,8 @@ class Worker:
     def run(self, mesh: Mesh, config: EngineConfig, model: Model) -> None:
         """Loads its part of the model, and obeys until the connection ends."""
         with _telling(self._connection, self._rank):
-            executor = LocalExecutor.on(mesh, config, model)
-            self._connection.send(message(Kind.DONE))
+            executor = LocalExecutor(mesh, config, model)
+            self._connection.send(message(MessageKind.DONE))
             self.obey(executor)
 
     def obey(self, executor: LocalExecutor) -> None:
@@ -114,9 +114,9 @@ class Worker:
             for kind, numbers, content in self._connection.receive():
                 self._obey(kind, numbers, content)
 
-    def _obey(self, kind: Kind, numbers: tuple[int, ...], content: bytes) -> None:
+    def _obey(self, kind: MessageKind, numbers: tuple[int, ...], content: bytes) -> None:
         executor = self._executor
-        if kind is Kind.STEP:
+        if kind is MessageKind.STEP:
             tokens, seqs, used, more, kinds = numbers
             shape = StepShape(tokens, seqs, executor.max_pages)
             wanted = len(content) - 4 * tokens * kinds.bit_count()  # where the readout begins
@@ -125,16 +125,16 @@ class Worker:
             extras = _extras(content[end:wanted], seqs, executor.arch.vocab_size) if more else None
             readout = Readout.of(kinds, content[wanted:]) if kinds else None
             self._launched.put(executor.launch(step, extras, readout))
-        elif kind is Kind.START_SLOT:
+        elif kind is MessageKind.START_SLOT:
             slot, prompt, *_ = numbers
             ids = np.frombuffer(content, np.int32)
             executor.start_slot(slot, ids[:prompt], ids[prompt:])
-        elif kind is Kind.MAKE_CACHE:
+        elif kind is MessageKind.MAKE_CACHE:
             ids = np.frombuffer(content, np.int32).tolist()
-            self._connection.send(message(Kind.DONE, (executor.make_cache(ids),)))
-        elif kind is Kind.WARM_UP:
+            self._connection.send(message(MessageKind.DONE, (executor.make_cache(ids),)))
+        elif kind is MessageKind.WARM_UP:
             executor.warm_up()
-            self._connection.send(message(Kind.DONE))
+            self._connection.send(message(MessageKind.DONE))
         else:
             raise ValueError(f"the engine does not say {kind.name}")
 
@@ -150,7 +150,7 @@ class Worker:
                 numbers = [self._executor.compiles_after_ready, *samples.shape]
                 numbers += [0 if scores is None else scores.size, 0 if pooled is None else pooled.shape[1]]
                 content = b"".join(part.tobytes() for part in (samples, scores, pooled) if part is not None)
-                self._connection.send(message(Kind.TOKENS, tuple(numbers), content))
+                self._connection.send(message(MessageKind.TOKENS, tuple(numbers), content))
 
 
 def _extras(content: bytes, seqs: int, vocab: int) -> Extras:
@@ -172,6 +172,6 @@ def _telling(connection: Connection, rank: int) -> Iterator[None]:
     except BaseException as error:
         log.exception("host %d failed", rank)
         try:
-            connection.send(message(Kind.FAILED, (), f"{type(error).__name__}: {error}".encode()))
+            connection.send(message(MessageKind.FAILED, (), f"{type(error).__name__}: {error}".encode()))
         except OSError:
             log.info("the engine is gone")

@@ -1,6 +1,6 @@
 """From token ids to text that can be shown: whole characters only, nothing that a stop string may take back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -11,8 +11,15 @@ CONTEXT = 8  # prompt tokens that tell the decoder what the answer continues (sp
 class Detokenizer:
     """The text of one answer, token by token."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str], keep_stop: bool):
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stop: Sequence[str],
+        keep_stop: bool,
+        shown: Collection[int] = (),
+    ):
+        self._tokenizer, self._shown = tokenizer, shown  # special tokens have no text, but for those that are shown
         self._stream = DecodeStream(ids=_context(tokenizer, prompt_ids), skip_special_tokens=True)
         self._stop, self._keep_stop = [s for s in stop if s], keep_stop
         self._longest = max(map(len, self._stop), default=0)
@@ -34,6 +41,8 @@ class Detokenizer:
         return shown, None
 
     def _step(self, token: int) -> str:
+        if token in self._shown:
+            return self._tokenizer.id_to_token(token) or ""
         try:
             return self._stream.step(self._tokenizer, token) or ""
         except Exception as error:

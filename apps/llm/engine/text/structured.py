@@ -1,16 +1,16 @@
-"""Structured output: which tokens keep an answer within a JSON schema, by llguidance."""
+"""Structured output: which tokens keep an answer within a JSON schema or a grammar, by llguidance."""
 
-import json
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 import llguidance
 import llguidance.numpy
 import numpy as np
 
-from apps.llm.api import RequestError
+from apps.llm.api import Grammar, RequestError
+from apps.llm.chat.grammar import JSON_OPTIONS, loaded_schema
 from apps.llm.engine.text.tokenizer import ModelTokenizer
-
-WHITESPACE = r"\n?[ ]{0,16}"  # between JSON's parts: a small model may otherwise write line breaks for ever
 
 
 class Grammars:
@@ -25,24 +25,33 @@ class Grammars:
             self._tokenizer.fast.to_str(), n_vocab=self._vocab_size, eos_token=list(self._eos) or None
         )
 
-    def matcher(self, schema: str | dict) -> "Matcher":
-        """A matcher of a JSON schema; an empty one matches any JSON object.
+    def tokens(self, marks: Iterable[str]) -> dict[str, int]:
+        """Those marks that are one special token, with their ids."""
+        ids = {mark: self._tokenizer.fast.token_to_id(mark) for mark in marks}
+        return {mark: id for mark, id in ids.items() if id is not None and self._ll_tokenizer.is_special_token(id)}
+
+    def matcher(self, held: str | Mapping[str, Any] | Grammar) -> "Matcher":
+        """A matcher of a JSON schema (an empty one matches any JSON object) or of a grammar.
 
         Raises:
             RequestError: the schema is not valid, or asks for what llguidance does not support.
         """
-        if isinstance(schema, str):
-            try:
-                schema = json.loads(schema)
-            except ValueError as error:
-                raise RequestError("response_format", f"the JSON schema is not valid JSON: {error}") from error
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(
-            schema or {"type": "object"}, defaults={"whitespace_pattern": WHITESPACE}
-        )
-        problem = llguidance.LLMatcher.validate_grammar(grammar, self._ll_tokenizer)
-        if problem:
-            raise RequestError("response_format", f"the JSON schema cannot be followed: {problem}")
+        if isinstance(held, Grammar):
+            grammar = held.lark
+            if problem := self._problem(grammar):
+                for field, schema in held.schemas:
+                    if in_it := self._problem(_of_schema(schema)):
+                        raise RequestError(field, f"{field}: the JSON schema cannot be followed: {in_it}")
+                raise RequestError("tools", f"tools: they cannot be followed together: {problem}")
+        else:
+            grammar = _of_schema(loaded_schema(held))
+            if problem := self._problem(grammar):
+                raise RequestError("response_format", f"the JSON schema cannot be followed: {problem}")
         return Matcher(llguidance.LLMatcher(self._ll_tokenizer, grammar), self._vocab_size)
+
+    def _problem(self, grammar: str) -> str:
+        """What is wrong with a grammar; "" if nothing is."""
+        return llguidance.LLMatcher.validate_grammar(grammar, self._ll_tokenizer)
 
     def warm_up(self) -> None:
         self.matcher({})
@@ -52,8 +61,17 @@ class Matcher:
     """Follows one answer through its grammar."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int):
-        self._matcher = matcher
+        self._matcher, self._vocab_size = matcher, vocab_size
         self._bits = llguidance.numpy.allocate_token_bitmask(1, vocab_size)
+
+    def copy(self) -> "Matcher":
+        """Another one in the same state: cheaper than to compile the grammar again."""
+        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+
+    @property
+    def failure(self) -> str:
+        """Why it cannot go on (a grammar too complex for llguidance's limits, say); "" if it can."""
+        return self._matcher.get_error() if self._matcher.is_error() else ""
 
     def allowed(self) -> np.ndarray:
         """Bits of the tokens that may come next, `[ceil(vocab / 32)]` uint32."""
@@ -64,3 +82,7 @@ class Matcher:
         """Take note of the token; False when the answer is complete."""
         self._matcher.consume_token(token)
         return not self._matcher.is_stopped()
+
+
+def _of_schema(schema: Mapping[str, Any]) -> str:
+    return llguidance.LLMatcher.grammar_from_json_schema({**schema, "x-guidance": JSON_OPTIONS})

@@ -1,8 +1,9 @@
 """The model's tokenizer and chat template: from the files beside its weights, or of plain bytes where it has none."""
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,34 +73,51 @@ class ModelTokenizer:
         """Ids of a text that continues another one: no special tokens round it, and no token spans the two."""
         return self.fast.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.fast.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of ids; `special`: with that of special tokens."""
+        return self.fast.decode(list(ids), skip_special_tokens=not special)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a conversation up to where the assistant's next turn begins.
+    @property
+    def chat_template(self) -> str:
+        """The Jinja source, of all templates where there are several; "": there is none."""
+        template = self._hf.chat_template or ""
+        return template if isinstance(template, str) else "\n".join(template.values())
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A conversation up to where the assistant's next turn begins, special tokens written out.
+
+        Args:
+            tools: as OpenAI has them.
+            fields: further variables of the chat template.
 
         Raises:
             RequestError: the model has no chat template, or its template refuses the messages.
         """
         if not self._hf.chat_template:
             raise RequestError("messages", "this model has no chat template: use /v1/completions instead")
+        fields = fields or {}
+        if taken := fields.keys() & _arguments_of_rendering():
+            name = min(taken)
+            raise RequestError("chat_template_kwargs", f"chat_template_kwargs: {name} is not the request's to set")
         try:
-            text = self._hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            return self._hf.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=True, **fields
+            )
         except Exception as error:  # a template is the model's own program: it raises what it likes
             raise RequestError("messages", f"the model's chat template refuses these messages: {error}") from error
-        return self.fast.encode(text, add_special_tokens=False).ids
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation up to where the assistant's next turn begins. Raises RequestError, as `render`."""
+        return self.encode_suffix(self.render(messages))
 
     @lru_cache(maxsize=4096)  # noqa: B019 - one tokenizer for the life of its engine
     def token_text(self, token: int) -> str:
         return self.fast.decode([token], skip_special_tokens=False)
-
-    @cached_property
-    def eos_token_id(self) -> int | None:
-        return self._hf.eos_token_id
-
-    @property
-    def vocab_size(self) -> int:
-        return self.fast.get_vocab_size()
 
     def warm_up(self) -> None:
         """Compile the chat template now: the first chat should not wait for jinja2."""
@@ -108,3 +126,11 @@ class ModelTokenizer:
                 self.chat([{"role": "user", "content": "Hello"}])
             except RequestError as error:
                 log.warning("chat template: %s", error)
+
+
+@cache
+def _arguments_of_rendering() -> frozenset[str]:
+    """What transformers itself takes beside a template's variables."""
+    from transformers import PreTrainedTokenizerBase
+
+    return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}

@@ -1,0 +1,47 @@
+"""Tiny random models whose chat templates show tools as the known families' do."""
+
+from pathlib import Path
+
+import transformers
+from tokenizers import AddedToken
+
+from tests.llm.engine import tiny_models
+
+TURNS = "{% for m in messages %}[{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}] {{ m.content }}"
+OFFER = "{% if tools %}Tools:{% for t in tools %} {{ t.function.name }}{% endfor %}\n{% endif %}"
+THINKING = "[assistant]{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+OPENED = "[assistant]<think>\n"
+
+
+def calls(opens: str, key: str, closes: str = "") -> str:
+    """The part of a template that writes earlier calls."""
+    body = f'{{"name": {{{{ c.function.name | tojson }}}}, "{key}": {{{{ c.function.arguments | tojson }}}}}}'
+    return f"{{% for c in m.tool_calls or [] %}}{opens}{body}{closes}{{% endfor %}}\n{{% endfor %}}"
+
+
+TEMPLATES = {
+    "hermes": OFFER + TURNS + calls("<tool_call>\n", "arguments", "\n</tool_call>") + "[assistant]",
+    "qwen3": OFFER + TURNS + calls("<tool_call>\n", "arguments", "\n</tool_call>") + THINKING,
+    "thinking": OFFER + TURNS + calls("<tool_call>\n", "arguments", "\n</tool_call>") + OPENED,
+    "llama": OFFER + TURNS + calls("<|start_header_id|>", "parameters") + "[assistant]",
+    "pythonic": OFFER + "Write [func_name(key=value)]\n" + TURNS + "\n{% endfor %}[assistant]",
+    "mistral": OFFER + TURNS + calls("[TOOL_CALLS]", "arguments") + "[assistant]",
+    "mistral named": OFFER + "[ARGS]" + TURNS + calls("[TOOL_CALLS]", "arguments") + "[assistant]",
+    "gemma": OFFER + TURNS + calls("<start_function_call>call:", "arguments") + "[assistant]",
+    "json": OFFER + TURNS + calls("", "arguments") + "[assistant]",
+    "unknown": OFFER + "<function=f>" + TURNS + "\n{% endfor %}[assistant]",
+    "none": TURNS + "\n{% endfor %}[assistant]",
+}
+SPECIAL = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<start_function_call>", "<end_function_call>"]
+
+
+def save(folder: Path, template: str, special: bool = True) -> Path:
+    """A checkpoint with one of the templates. `special`: its marks are tokens of their own."""
+    tiny_models.save(tiny_models.make("llama3"), folder)
+    tiny_models.save_tokenizer(folder)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    if special:
+        tokenizer.add_tokens([AddedToken(mark, special=True) for mark in SPECIAL], special_tokens=True)
+    tokenizer.chat_template = TEMPLATES[template]
+    tokenizer.save_pretrained(folder)
+    return folder

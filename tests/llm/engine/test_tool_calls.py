@@ -1,0 +1,238 @@
+"""Tool calls that a request forces: whatever the weights, the arguments are valid. One engine, every way of writing."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import llguidance
+import pytest
+from jsonschema import Draft202012Validator
+
+from apps.batch.generation import requests as batch
+from apps.llm.api import Generation, RequestError
+from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
+from apps.llm.chat.model_format import ModelFormat, Turn
+from apps.llm.chat.tools import Tool, ToolUse
+from apps.llm.engine import Engine, EngineConfig, SamplingParams
+from apps.llm.engine.text.structured import Matcher
+from tests.llm.chat.written import Understood, pieces_of, understood
+from tests.llm.engine import chat_models, schemas, tiny_models
+from tests.llm.engine.asking import read
+
+HELLO = [{"role": "user", "content": "hi"}]
+FORMATS = [name for name in chat_models.TEMPLATES if name not in ("unknown", "none", "thinking", "qwen3")]
+DAYS = {"days": {"type": "integer", "minimum": 0, "maximum": 99}}
+CLOSED = {"type": "object", "additionalProperties": False}
+ASK = Tool("ask", "tools[0].function", parameters=CLOSED | {"properties": DAYS, "required": ["days"]})
+
+
+SETTINGS = tiny_models.SMALL | {"pages": 160, "max_model_len": 512}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["marks are tokens", "marks are text"])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: str
+) -> Iterator[Engine]:
+    folder = chat_models.save(tmp_path_factory.mktemp("chat"), "hermes", special=request.param)
+    engine = Engine.load(EngineConfig(model=str(folder), compile_cache=compile_cache, **SETTINGS))
+    yield engine
+    engine.shutdown()
+
+
+def turn_of(engine: Engine, template: str, request: ChatRequest) -> Turn:
+    """A turn of a model with that template."""
+    format_ = ModelFormat.of(chat_models.TEMPLATES[template])
+    format_ = replace(format_, tokens=engine._grammars.tokens(format_.marks))
+    format_.check(request)
+    return format_.turn(request, "")
+
+
+def submitted(engine: Engine, turn: Turn, **params: Any) -> Generation:
+    settings = {"max_tokens": 300, "temperature": 1.5} | params
+    return engine.submit("hello", turn.held(SamplingParams(**settings)))
+
+
+def answered(turn: Turn, generation: Generation) -> tuple[Understood, str]:
+    """What the reader makes of it, and how it ended."""
+    outputs = [output for answer in read(generation) for output in answer]
+    reader = turn.reader()
+    events = [event for output in outputs for event in reader.feed(output.text)] + reader.finish()
+    return understood(events), outputs[-1].finish_reason or ""
+
+
+def every_call_is_valid(engine: Engine, seeds: Sequence[int], formats: Sequence[str]) -> None:
+    checker = Draft202012Validator.FORMAT_CHECKER
+    open_ = []
+    for seed in seeds:
+        schema = schemas.drawn(seed)
+        Draft202012Validator.check_schema(schema)
+        use = ToolUse([replace(ASK, name="plan", parameters=schema), ASK], "required", parallel=seed % 2 == 0)
+        turn = turn_of(engine, formats[seed % len(formats)], ChatRequest(HELLO, use))
+        open_.append((schema, turn, submitted(engine, turn, seed=seed)))
+    ended = 0
+    for schema, turn, generation in open_:
+        found, reason = answered(turn, generation)
+        if reason == "length":
+            continue
+        ended += 1
+        assert reason == "stop" and found.calls and not found.text
+        assert not turn.request.tools.one_call or len(found.calls) == 1
+        for name, arguments in found.loaded():
+            wanted = {"plan": schema, "ask": ASK.parameters}[name]
+            Draft202012Validator(wanted, format_checker=checker).validate(arguments)
+    assert ended > 0.8 * len(seeds)
+
+
+def test_forced_arguments_are_valid(engine: Engine) -> None:
+    every_call_is_valid(engine, range(36), FORMATS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", FORMATS)
+def test_forced_arguments_are_valid_for_a_hundred_schemas(engine: Engine, template: str) -> None:
+    every_call_is_valid(engine, range(1000, 1100), [template])
+
+
+@pytest.mark.parametrize("template", ["hermes", "mistral", "mistral named", "gemma", "llama", "pythonic", "json"])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_strict_tool_is_held_from_where_its_call_begins(engine: Engine, template: str, parallel: bool) -> None:
+    """After free text and a mark, or the first character of a call, a walk through what is allowed ends in a call."""
+    turn = turn_of(engine, template, ChatRequest(HELLO, ToolUse([replace(ASK, strict=True)], parallel=parallel)))
+    format_, grammar = turn.model.calls, turn.held(SamplingParams()).grammar
+    assert format_ is not None and grammar is not None
+    begun = f"fox {format_.mark}" if format_.mark else format_.leads[0]
+    end = engine._arch.eos_token_ids[0]
+    for seed in range(6):
+        dice, matcher = random.Random(seed), engine._grammars.matcher(grammar)
+        ids = engine.tokenizer.encode_suffix(begun)
+        for token in ids:
+            assert matcher.consume(token)
+        while len(ids) < 200:
+            words = matcher.allowed()
+            tokens = [t for t in range(tiny_models.VOCAB) if words[t // 32] >> t % 32 & 1]
+            assert tokens and not matcher.failure
+            ids.append(end if end in tokens else dice.choice(tokens))
+            if not matcher.consume(ids[-1]):
+                break
+        found = understood(pieces_of(turn.reader(), [engine.tokenizer._hf.decode(ids).removesuffix("</s>")]))
+        assert found.text == ("fox" if format_.mark else "")
+        for _, arguments in found.loaded():
+            Draft202012Validator(ASK.parameters).validate(arguments)
+        assert len(found.calls) == 1 or (parallel and found.calls)
+
+
+def test_text_is_free_beside_a_strict_tool(engine: Engine) -> None:
+    for template in FORMATS:
+        turn = turn_of(engine, template, ChatRequest(HELLO, ToolUse([replace(ASK, strict=True)])))
+        found, _ = answered(turn, submitted(engine, turn, seed=1, max_tokens=8))
+        assert found.text and not found.calls
+
+
+def test_a_tool_that_is_not_strict_leaves_the_answer_free(engine: Engine) -> None:
+    turn = turn_of(engine, "hermes", ChatRequest(HELLO, ToolUse([ASK])))
+    held = turn.held(SamplingParams())
+    assert held.grammar is None and held.shown_tokens == set(turn.model.tokens.values())
+
+
+def test_with_a_response_format_an_answer_is_a_call_or_follows_it(engine: Engine) -> None:
+    content = CLOSED | {"properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    texts, called = 0, 0
+    for template in ("hermes", "llama", "json"):
+        turn = turn_of(engine, template, ChatRequest(HELLO, ToolUse([replace(ASK, strict=True)], parallel=False)))
+        for seed in range(6):
+            found, reason = answered(turn, submitted(engine, turn, seed=seed, json_schema=content))
+            assert reason == "stop"
+            if found.calls:
+                Draft202012Validator(ASK.parameters).validate(found.loaded()[0][1])
+                called += 1
+            else:
+                Draft202012Validator(content).validate(json.loads(found.text))
+                texts += 1
+    assert texts and called
+
+
+def test_reasoning_stays_free_before_a_forced_call(engine: Engine) -> None:
+    format_ = ModelFormat.of(chat_models.TEMPLATES["thinking"])
+    request = ChatRequest(HELLO, ToolUse([ASK], "required", only="ask"))
+    turn = format_.turn(request, "[assistant]<think>\n")
+    assert turn.opened
+    closes = engine.tokenizer.encode_suffix(">")[0]
+    generation = submitted(engine, turn, seed=3, logit_bias={closes: 4.0}, max_tokens=400, stop=["</tool_call>"])
+    found, _ = answered(turn, generation)
+    assert found.reasoning  # a random model seldom ends it
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"type": "string"}, "object"),
+        ({"type": "object", "properties": {"a": {"type": "no"}}}, "cannot be followed"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, "cannot be followed"),
+        ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, "cannot be followed"),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}, "cannot be followed"),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_by_its_field(
+    engine: Engine, parameters: dict[str, Any], says: str
+) -> None:
+    bad = Tool("bad", "tools[1].function", parameters=parameters, strict=True)
+    turn = turn_of(engine, "hermes", ChatRequest(HELLO, ToolUse([ASK, bad])))
+    with pytest.raises(RequestError, match=says) as refused:
+        submitted(engine, turn)
+    assert refused.value.field == "tools[1].function.parameters"
+    lax = turn_of(engine, "hermes", ChatRequest(HELLO, ToolUse([ASK, replace(bad, strict=False)])))
+    submitted(engine, lax, max_tokens=1).wait()
+
+
+def test_a_line_of_a_batch_may_have_tools(engine: Engine) -> None:
+    offer = {"type": "function", "function": {"name": "ask", "parameters": ASK.parameters}}
+    body = {"messages": HELLO, "tools": [offer], "tool_choice": "required", "parallel_tool_calls": False, "seed": 1}
+    line = batch.read(0, json.dumps(body | {"max_tokens": 200}).encode())
+    answer = json.loads(batch.collect(batch.submit(line, engine, "tiny")).text)
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls" and call["function"]["name"] == "ask"
+    Draft202012Validator(ASK.parameters).validate(json.loads(call["function"]["arguments"]))
+    free = batch.read(1, json.dumps(body | {"tool_choice": "none", "max_tokens": 4}).encode())
+    answer = json.loads(batch.collect(batch.submit(free, engine, "tiny")).text)
+    assert answer["text"] and "choices" not in answer
+    with pytest.raises(batch.BadLine, match="line 3: tool_choice"):
+        batch.submit(batch.read(2, json.dumps(body | {"tools": []}).encode()), engine, "tiny")
+
+
+def test_an_answer_whose_grammar_cannot_go_on_is_cut_short(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past llguidance's limits, made low here, what there is follows the grammar, and does not pass for the whole."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema({"type": "array", "items": ASK.parameters})
+    low = llguidance.LLMatcher(
+        engine._grammars._ll_tokenizer, grammar, limits=llguidance.LLParserLimits(step_max_items=3)
+    )
+    monkeypatch.setattr(engine._grammars, "matcher", lambda held: Matcher(low, tiny_models.VOCAB))
+    outputs = read(engine.submit("x", SamplingParams(json_schema={}, max_tokens=50, n=2)))
+    assert [answer[-1].finish_reason for answer in outputs] == ["length", "length"]
+    assert all(len(answer) < 50 for answer in outputs)
+
+
+def test_special_tokens_of_calls_are_read_and_others_are_not(engine: Engine) -> None:
+    turn = turn_of(engine, "hermes", ChatRequest(HELLO, ToolUse([ASK], "required")))
+    outputs = read(submitted(engine, turn, seed=5))[0]
+    text = "".join(output.text for output in outputs)
+    assert text.startswith("<tool_call>\n{") and "</tool_call>" in text and "</s>" not in text
+
+
+def test_the_prompt_shows_tools_calls_and_results(engine: Engine) -> None:
+    conversation = Conversation()
+    conversation.say("user", "Rain?")
+    conversation.answer("", None, [PastCall("call_1", "ask", '{"days": 2}', "messages[1]")])
+    conversation.result("call_1", "no", "messages[2].tool_call_id")
+    request = ChatRequest(conversation.messages, ToolUse([ASK]))
+    ids, _ = engine.chat(request)
+    prompt = engine.tokenizer._hf.decode(ids)
+    assert prompt.startswith("Tools: ask[user] Rain?")
+    assert '<tool_call>\n{"name": "ask", "arguments": {"days": 2}}\n</tool_call>' in prompt
+    assert "[tool ask] no" in prompt and prompt.endswith("[assistant]")
+    if mark := engine.tokenizer.fast.token_to_id("<tool_call>"):
+        assert mark in ids
+    without, _ = engine.chat(replace(request, tools=ToolUse([ASK], "none")))
+    assert "Tools:" not in engine.tokenizer._hf.decode(without)

@@ -1,0 +1,47 @@
+"""The attention kernel's instructions are found, by the loop that they are in."""
+
+import os
+
+import pytest
+
+from apps.llm.engine.step import StepShape
+from apps.plan.llm import bundles
+from apps.plan.llm.kernel import Loops
+from apps.plan.llm.planner import Sized, Workload
+from ray_configs.llm import EngineConfig
+from ray_configs.tpu import TpuSlice
+
+
+def kernel(loops: list[int]) -> str:
+    """As libtpu writes one, with so many bundles at each depth."""
+    lines = ["= control target key start", "LB: loop body", ""]
+    for depth, count in enumerate(loops):
+        for i in range(count):
+            lines.append(f"  0x{len(lines):x} {'LB' if depth and not i else '  '}: {'>' * depth} {{ %s1 = smov 0 }}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("loops", [[5, 40, 3, 90], [40, 3, 90]], ids=["blocks of queries", "one block"])
+def test_bundles_are_counted_by_depth(loops: list[int]) -> None:
+    assert bundles.parsed(kernel(loops)) == Loops(40, 3, 90)
+
+
+def test_other_loops_are_refused() -> None:
+    with pytest.raises(ValueError, match="depth 1"):
+        bundles.parsed(kernel([5, 40]))
+
+
+@pytest.mark.slow
+def test_a_decode_step_takes_fewer_than_a_prefill() -> None:
+    pytest.importorskip("libtpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    slice = TpuSlice("v5e", "2x2")
+    sized = Sized.of(Workload(EngineConfig(model="meta-llama/Meta-Llama-3-8B", max_model_len=2048), slice))
+
+    def loops(tokens: int) -> Loops | None:
+        shape = StepShape(tokens, 64, sized.shapes[0].max_pages)
+        return bundles.of_kernel(sized.programs.decoder, sized.programs.kv_dtype, slice, shape)
+
+    decode, prefill = loops(64), loops(512)
+    assert decode is not None and prefill is not None
+    assert 0 < decode.positions < 0.8 * prefill.positions

@@ -1,0 +1,118 @@
+"""What `make plan-check` compares, and the comparison itself of every case."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = ROOT / "tests" / "plan" / "expected"
+NAMES = sorted(file.stem for file in EXPECTED.glob("*.json"))
+
+
+def plan_check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tools.plan_check", *arguments]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_what_grew_is_worse_and_what_shrank_is_said() -> None:
+    from tools.plan_check import compare
+
+    before = {"decode": {"hbm_mb": 100.0, "collectives": 7.0, "compile_s": 3.0}, "prefill": {"hbm_mb": 5.0}}
+    assert compare(before, before) == ([], False)
+    slower = {"decode": before["decode"] | {"compile_s": 300.0}, "prefill": before["prefill"]}
+    assert compare(before, slower) == ([], False)
+    better = {"decode": before["decode"] | {"hbm_mb": 50.0}, "prefill": {"hbm_mb": 5.1}}
+    lines = ["decode: hbm_mb 100 -> 50, -50.0 %", "prefill: hbm_mb 5 -> 5.1, +2.0 %"]
+    assert compare(before, better) == (lines, False)
+    assert compare(before, {"decode": before["decode"] | {"collectives": 8.0}, "prefill": {"hbm_mb": 5.0}}) == (
+        ["decode: collectives 7 -> 8, +14.3 %  WORSE"],
+        True,
+    )
+    lines, worse = compare(before, {"decode": before["decode"] | {"spilled": 1.0}, "verify": {"hbm_mb": 1.0}})
+    assert worse and lines == [
+        "prefill: is not compiled any more",
+        "verify: is not expected",
+        "decode: spilled 0 -> 1  WORSE",
+    ]
+
+
+def test_every_case_has_expectations_of_one_compiler() -> None:
+    from tools.plan_check import cases
+
+    assert sorted(cases()) == NAMES
+    assert len({json.loads((EXPECTED / f"{name}.json").read_text())["compiler"] for name in NAMES}) == 1
+
+
+LANGUAGE = ["llama3_8b_v5e", "llama3_8b_v5e_int8", "gemma_7b_it_v5e", "spmd_175b", "whole_graph_llm"]
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_the_plans_size_of_all_programs_is_theirs(name: str) -> None:
+    """Worked out from two of them; rather too much than too little."""
+    from apps.plan.llm.capacity import code_bytes
+
+    steps = json.loads((EXPECTED / f"{name}.json").read_text())["programs"]
+    code = {int(step.split()[0]): numbers["code_mib"] for step, numbers in steps.items()}
+    decode = max(int(step.split()[0]) for step in steps if "decode" in step)
+    said = code_bytes(list(code), decode, code[decode], code[max(code)])
+    assert 0.94 < said / sum(code.values()) < 1.25
+
+
+def test_expectations_of_another_compiler_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tools import plan_check as checking
+
+    monkeypatch.setattr(checking, "EXPECTED", tmp_path)
+    with pytest.raises(checking.NotComparable, match="make it with --write llama3_8b_v5e"):
+        checking.expected("llama3_8b_v5e")
+    (tmp_path / "llama3_8b_v5e.json").write_text('{"compiler": "jax 0.1, libtpu 0.0.1", "programs": {}}')
+    with pytest.raises(checking.NotComparable, match=r"is of jax 0.1, libtpu 0.0.1, and this is jax"):
+        checking.expected("llama3_8b_v5e")
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    done = plan_check("llama")
+    assert done.returncode == 2
+    assert "there is no llama; there are llama3_8b_v5e, " in done.stderr
+
+
+SMALL = """
+import sys
+from pathlib import Path
+from ray_configs.choosing import changed
+from tools import plan_check
+
+small = {"max_batch_size": 8, "max_step_tokens": 8, "max_model_len": 128}
+llama = changed(plan_check.cases()["llama3_8b_v5e"], small, "small")
+plan_check.cases = lambda: {"small": llama}
+plan_check.EXPECTED = Path(sys.argv.pop(1))
+sys.exit(plan_check.main())
+"""
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.timeout(600)
+def test_a_program_that_got_worse_fails(tmp_path: Path) -> None:
+    """Written, the same again, and then against a file that says it was better."""
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", SMALL, str(tmp_path), *options]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    assert "there is no" in run().stderr
+    assert run("--write").returncode == 0
+    same = run()
+    assert (same.returncode, same.stdout) == (0, "== small\nas expected: 1 programs\n"), same.stderr
+    file = tmp_path / "small.json"
+    content = json.loads(file.read_text())
+    (program,) = content["programs"].values()
+    program["hbm_mb"] /= 2
+    file.write_text(json.dumps(content))
+    worse = run()
+    assert worse.returncode == 1
+    assert "8 tokens: decode 8 x 128: hbm_mb" in worse.stdout and "+100.0 %  WORSE" in worse.stdout

@@ -1,0 +1,190 @@
+"""Holds what the TPU compiler says of our programs against what is committed: `python -m tools.plan_check [NAME ...]`.
+
+Every step of the catalog's language models is compiled for its slice without a TPU; a model of many layers is
+extrapolated from two short ones. tests/plan/expected/ has, for each, what one run of a step holds, moves and costs on a
+device; less is better. A number that grew by more than 2 % fails. --write makes the expectations anew: their diff is
+what a change did.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: a TPU that is here stays free
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from apps.llm.engine.step import StepShape
+from apps.plan import topology
+from apps.plan.llm import planner
+from apps.plan.llm.program import MeasuredStep
+from apps.plan.measured import KernelCost, run_time
+from ray_configs.catalog import gemma_7b_it_v5e, llama3_8b_v5e, spmd_175b, whole_graph
+from ray_configs.choosing import changed
+from ray_configs.llm import EngineConfig, LLMConfig
+from ray_configs.tpu import TpuSlice
+from ray_configs.tpu_peaks import Peaks
+
+EXPECTED = Path(__file__).parents[1] / "tests" / "plan" / "expected"
+SPARE = 1.02
+TIMED = "compile_s"
+"""Of the machine that wrote it; shown, not judged."""
+Program = Mapping[str, float]
+Tell = Callable[[str], None]
+
+
+class NotComparable(Exception):
+    """Why, and what to do."""
+
+
+def cases() -> dict[str, LLMConfig]:
+    """What is held, by name. No images: their UNets take the compiler up to ten minutes each."""
+    llama = llama3_8b_v5e.service.applications[0].config
+    int8 = {"quantize_weights": "int8", "quantize_kv_cache": "int8"}
+    return {
+        "llama3_8b_v5e": llama,
+        "llama3_8b_v5e_int8": changed(llama, int8, "llama3_8b_v5e"),
+        "gemma_7b_it_v5e": gemma_7b_it_v5e.service.applications[0].config,
+        "spmd_175b": spmd_175b.service.applications[0].config,
+        "whole_graph_llm": whole_graph.llm,
+    }
+
+
+def compiled(config: LLMConfig, tell: Tell) -> Iterator[tuple[str, Program]]:
+    """Each step's name and numbers."""
+    slice = config.slice
+    assert slice is not None
+    engine = EngineConfig(**{field: getattr(config, field) for field in EngineConfig.model_fields})
+    sized = planner.Sized.of(planner.Workload(engine, slice))
+
+    def measure(shape: StepShape) -> MeasuredStep:
+        tell(f"compiling a step of {shape.tokens} tokens")
+        return sized.programs.measure(shape)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        every = list(pool.map(measure, sized.shapes))
+    for shape, measured in zip(sized.shapes, every):
+        sequences = _sequences(shape, sized.context)
+        cost = sized.kernel(shape, sequences)
+        tokens, length = sequences[0]
+        name = f"decode {len(sequences)} x {length}" if tokens == 1 else f"prefill {len(sequences)} x {tokens}"
+        yield f"{shape.tokens} tokens: {name}", numbers(measured, cost, slice)
+
+
+def _sequences(shape: StepShape, context: int) -> list[tuple[int, int]]:
+    """What the step is worked out for: as many whole sequences that decode as it can have, or prompts that fill it."""
+    if shape.tokens == shape.seqs:
+        return [(1, context)] * shape.seqs
+    prompt = min(shape.tokens, context)
+    return [(prompt, prompt)] * (shape.tokens // prompt)
+
+
+def numbers(measured: MeasuredStep, kernel: KernelCost, slice: TpuSlice) -> dict[str, float]:
+    """Of one run on one device, to four digits. The kernel's share in bytes and operations is worked out by hand."""
+    peaks = Peaks.of(slice, len(topology.devices(slice)))
+    by_hand = replace(kernel, cycles=0)
+    exact = {
+        "estimate_ms": run_time(measured, kernel, peaks).estimate * 1e3,
+        "estimate_by_hand_ms": run_time(measured, by_hand, peaks).estimate * 1e3,
+        "kcycles": measured.cycles / 1e3,
+        "kcycles_all_options": measured.cycles_everything / 1e3,  # sampling, penalties, log probabilities
+        "hbm_mb": (measured.hbm_read + measured.hbm_written) / 1e6,
+        "kernels": measured.kernels,
+        "kernel_kcycles": kernel.cycles / 1e3,
+        "kernel_hbm_mb": kernel.hbm_bytes / 1e6,
+        "kernel_gflop": kernel.flops / 1e9,
+        "collectives": measured.collectives,
+        "ici_mb": measured.ici_sent / 1e6,
+        "temporaries_mib": measured.temporaries / 2**20,
+        "peak_mib": measured.peak / 2**20,
+        "code_mib": measured.code / 2**20,
+        TIMED: measured.seconds,
+    }
+    return {name: float(f"{value:.4g}") for name, value in exact.items()}
+
+
+def compare(expected: Mapping[str, Program], found: Mapping[str, Program]) -> tuple[list[str], bool]:
+    """What changed, a line each, and whether anything is worse. Times of compiling are not compared."""
+    lines, worse = [], False
+    for name in sorted(expected.keys() ^ found.keys()):
+        lines.append(f"{name}: {'is not expected' if name in found else 'is not compiled any more'}")
+        worse = True
+    for name in (name for name in found if name in expected):
+        for quantity in sorted(expected[name].keys() | found[name].keys()):
+            before, now = expected[name].get(quantity, 0), found[name].get(quantity, 0)
+            if quantity == TIMED or before == now:
+                continue
+            is_worse = now > before * SPARE
+            worse = worse or is_worse
+            by = f", {(now / before - 1) * 100:+.1f} %" if before else ""
+            lines.append(f"{name}: {quantity} {before:g} -> {now:g}{by}{'  WORSE' if is_worse else ''}")
+    return lines, worse
+
+
+def compiler() -> str:
+    """Raises NotComparable: it is not installed."""
+    try:
+        return f"jax {version('jax')}, libtpu {version('libtpu')}"
+    except PackageNotFoundError as error:
+        raise NotComparable(f"{error.name} is not installed: pip install 'jax[tpu]' has the compiler") from error
+
+
+def expected(name: str) -> dict[str, Program]:
+    """Raises NotComparable: there are no expectations, or another compiler made them."""
+    file = EXPECTED / f"{name}.json"
+    if not file.exists():
+        raise NotComparable(f"there is no {file}: make it with --write {name}")
+    content = json.loads(file.read_text())
+    if content["compiler"] != compiler():
+        raise NotComparable(
+            f"{file} is of {content['compiler']}, and this is {compiler()}: install those, or --write all anew first"
+        )
+    return content["programs"]
+
+
+def main() -> int:
+    every = cases()
+    parser = argparse.ArgumentParser(prog="python -m tools.plan_check", description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(every)}; default: all")
+    parser.add_argument("--write", action="store_true", help="make the expectations anew")
+    parser.add_argument("--list", action="store_true", help="print the names")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in every]:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(every)}")
+
+    if arguments.list:
+        print("\n".join(every))
+        return 0
+
+    def tell(line: str) -> None:
+        print(f"  {line}", file=sys.stderr, flush=True)
+
+    status = 0
+    for name in arguments.names or every:
+        print(f"== {name}", flush=True)
+        try:
+            before = {} if arguments.write else expected(name)
+            made_by = compiler()
+        except NotComparable as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 2
+            continue
+        found = dict(compiled(every[name], tell))
+        if arguments.write:
+            EXPECTED.mkdir(exist_ok=True)
+            text = json.dumps({"compiler": made_by, "programs": found}, indent=1)
+            (EXPECTED / f"{name}.json").write_text(text + "\n")
+            continue
+        lines, worse = compare(before, found)
+        status = max(status, int(worse))
+        print("\n".join(lines) or f"as expected: {len(found)} programs", flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
