@@ -2,12 +2,10 @@
 
 from pydantic import Field, model_validator
 
-from ray_configs.base import Config, Name
 from ray_configs.capacity import Capacity, OnDemand
-from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
+from ray_configs.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
 from ray_configs.observability import Observability
-from ray_configs.release import RAY_VERSION, image
-from ray_configs.service import MAX_NAME, MAX_NAME_MULTI_HOST, Head
+from ray_configs.release import image
 from ray_configs.tpu import SliceField
 from ray_configs.workers import WorkerGroup, group_name, refuse_unsold
 
@@ -15,11 +13,9 @@ MAX_INDEXED_JOB_NAME = 57
 """Host names of an Indexed Job's Pods are NAME-INDEX, a DNS label of 63 characters at most."""
 
 
-class Job(Config):
+class Job(Deployed):
     """Rendered as a Job (one host), an Indexed Job with a headless Service (several), or a RayJob (`ray=True`)."""
 
-    name: Name
-    """Name of the Job or RayJob."""
     command: tuple[str, ...] = Field(min_length=1)
     """Program and arguments; every host runs it. With `ray`, the driver: it runs once, on the head."""
     slice: SliceField | None = None
@@ -45,24 +41,8 @@ class Job(Config):
     """Memory of a Pod without TPUs, 10^9 bytes."""
     scratch_gb: int = Field(10, ge=1)
     """Local disk that a Pod may fill, 10^9 bytes."""
-    cloud: GoogleCloud = GoogleCloud()
-    """The project and the cluster that it runs in."""
-    namespace: Name = "default"
-    """Kubernetes namespace of all its objects."""
-    identity: Identity | None = None
-    """Workload Identity; None: made where `bucket` needs it."""
-    bucket: Bucket | None = None
-    """Bucket of checkpoints and state; None: none is mounted, and no right to one is asked for."""
-    hugging_face_token: SecretKey | None = None
-    """Secret entry that becomes HF_TOKEN: needed for gated models."""
     observability: Observability = Observability(pod_monitoring=False)
     """Metrics and logs of a Ray job's cluster."""
-    head: Head = Head()
-    """Size of the head's Pod, of a Ray job's cluster."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """More environment variables. Secrets do not belong here."""
-    ray_version: str = RAY_VERSION
-    """Ray's version in the image."""
 
     @model_validator(mode="after")
     def _placeable(self) -> "Job":
@@ -101,10 +81,6 @@ class Job(Config):
     @property
     def container_image(self) -> str:
         return self.image or image("llm", self.cloud.project)
-
-    @property
-    def service_account(self) -> Identity | None:
-        return self.identity or (Identity() if self.bucket else None)
 
     @property
     def worker_groups(self) -> tuple[WorkerGroup, ...]:

@@ -11,6 +11,9 @@ from ray_configs.replicas import AppConfig
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 
+ToolCallFormat = Literal["auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "json"]
+ReasoningFormat = Literal["auto", "none", "think", "mistral"]
+
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
 """Largest batch, step and sequence of a tiny model. The step is the smallest there is, so that it is the only one."""
 
@@ -65,6 +68,12 @@ class EngineConfig(Config):
     """auto: the Pallas kernel on TPU, native kernels on CPU (if head_dim is a multiple of 16), plain XLA elsewhere."""
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache, so that a second start compiles nothing. None: no cache."""
+    tool_call_format: ToolCallFormat = "auto"
+    """How the model writes tool calls: `hermes` (Qwen's too), `llama` (Llama 3's JSON), `pythonic`, `mistral`, `gemma`,
+    or `json`, plain. auto: as its chat template shows it; none: requests with tools are refused."""
+    reasoning_format: ReasoningFormat = "auto"
+    """The marks round the model's reasoning, which is told apart from its answer: `think` (`<think>`) or `mistral`
+    (`[THINK]`). auto: those that its chat template has; none: whatever stands there is part of the answer."""
     max_waiting: int = Field(256, ge=1)
     """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After."""
 

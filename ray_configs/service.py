@@ -8,23 +8,19 @@ from pydantic import Field, field_validator, model_validator
 from ray_configs.base import Config, Name
 from ray_configs.capacity import Capacity, OnDemand, Queued
 from ray_configs.cell import CellConfig
-from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
+from ray_configs.cloud import SecretKey
+from ray_configs.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
 from ray_configs.exposure import ClusterIP, Exposure
 from ray_configs.llm import LLMConfig
 from ray_configs.model_size import fetched_gb
 from ray_configs.observability import Observability
-from ray_configs.release import RAY_VERSION, image
+from ray_configs.release import image
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.upgrade import Incremental, Upgrade
 from ray_configs.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, process_group_name, refuse_unsold
 
-MAX_NAME = 47
-"""KubeRay appends a random part and the service's kind to the name."""
 TPU_SCRATCH_GB = 40
 """Room for hub models of unknown size, such as Stable Diffusion's."""
-MAX_NAME_MULTI_HOST = 35
-"""GKE's TPU webhook truncates NAME-xxxxx-headless at 50 characters; past that, hosts of a slice would not find each
-other."""
 
 
 class Application(Config):
@@ -95,15 +91,6 @@ class Application(Config):
         return 0 if fetched is None else math.ceil(fetched * 1.1) + PROCESS_SCRATCH_GB
 
 
-class Head(Config):
-    """The Ray head's Pod, which runs GCS, the dashboard and Serve's controller; no replica runs on it."""
-
-    cpus: int = Field(2, ge=1)
-    """CPUs, as request and limit."""
-    memory_gb: int = Field(8, ge=4)
-    """10^9 bytes, as request and limit; Ray's own processes take 2 to 4."""
-
-
 class GcsFaultTolerance(Config):
     """A Redis of your own that keeps the head's state, so that the service goes on answering while a lost head returns.
 
@@ -116,23 +103,11 @@ class GcsFaultTolerance(Config):
     """Secret entry with its password; None: it has none."""
 
 
-class Service(Config):
+class Service(Deployed):
     """One Ray cluster and its applications: rendered as a RayService and the objects that it needs."""
 
-    name: Name
-    """Name of the RayService: at most 47 characters, 35 with slices of several hosts."""
     applications: tuple[Application, ...] = Field(min_length=1)
     """What it serves, each under a route of its own."""
-    cloud: GoogleCloud = GoogleCloud()
-    """The project and the cluster that it runs in."""
-    namespace: Name = "default"
-    """Kubernetes namespace of all its objects."""
-    identity: Identity | None = None
-    """Workload Identity; None: made where `bucket` needs it."""
-    bucket: Bucket | None = None
-    """Bucket of checkpoints and state; None: none is mounted, and no right to one is asked for."""
-    hugging_face_token: SecretKey | None = None
-    """Secret entry that becomes HF_TOKEN: needed for gated models."""
     api_keys: SecretKey | None = None
     """Secret entry that becomes PODSLICE_API_KEYS: KEY or NAME=KEY, comma-separated. None: everyone who reaches the
     service may use it. A cell's ACLs and `admins` tell callers apart by NAME."""
@@ -140,10 +115,6 @@ class Service(Config):
     """How clients outside the cluster reach it."""
     observability: Observability = Observability()
     """Metrics, logs, and who may see the dashboard."""
-    head: Head = Head()
-    """Size of the head's Pod."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """More environment variables of every Ray container. Secrets do not belong here."""
     upgrade: Upgrade | None = None
     """How a change of image, slices or environment reaches the running service: `NewCluster()` or `Incremental(...)`.
 
@@ -163,8 +134,6 @@ class Service(Config):
 
     Some of Google's guides for v6e do this (`ulimit -l`), others do not. Set it if libtpu reports that it cannot lock
     memory."""
-    ray_version: str = RAY_VERSION
-    """Ray's version in the images; KubeRay picks features of the cluster by it."""
 
     @model_validator(mode="after")
     def _names_and_routes_differ(self) -> "Service":
@@ -278,10 +247,6 @@ class Service(Config):
     def head_image(self) -> str:
         """The head builds every application, so any application's image will do: they differ in heavy packages only."""
         return self._image(self.applications[0])
-
-    @property
-    def service_account(self) -> Identity | None:
-        return self.identity or (Identity() if self.bucket else None)
 
     @property
     def drain_s(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from apps.cell import acl, bodies
-from apps.cell.errors import CellError, Conflict, NotAllowed, NotPublished, Unavailable
+from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.names import ModelName, check_cell
 from apps.cell.registry import Registry
 from apps.cell.state import CellState, Published
@@ -79,7 +79,7 @@ class Admin:
         self.registry.config(name, model)
         with self._changing():
             if name in self.state.models:
-                raise Conflict(f"{name} is published already; PUT /update changes it, /unpublish ends it")
+                raise AlreadyTaken(f"{name} is published already; PUT /update changes it, /unpublish ends it")
             model = model.model_copy(update={"order": self.state.published})
             self._write(self.state.with_model(name, model))
         log.info("published %s: %s, %d replicas", name, model.model_path, model.replicas)
@@ -126,7 +126,7 @@ class Admin:
         admins = acl.parse(body.get("admin_acl", ""))
         with self._changing():
             if not acl.allows(self.admin_acl, principal):
-                raise Conflict(f"/sax/{self._config.name} has admins already: {self.admin_acl}")
+                raise AlreadyTaken(f"/sax/{self._config.name} has admins already: {self.admin_acl}")
             self._not_locking_out(principal, admins)
             self._write(self.state.model_copy(update={"admin_acl": admins}))
         return {"sax_cell": f"/sax/{self._config.name}", "fs_root": self._config.state_uri, "admin_acl": admins}

@@ -15,7 +15,7 @@ from apps.cell import acl
 from apps.cell.admin import Admin
 from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
-from apps.cell.reconcile import App, Delete, Target, assign, steps, surge_percent
+from apps.cell.reconcile import Delete, ServeApp, Target, assign, steps, surge_percent
 from apps.cell.serve_apps import ServeApps, config_digest
 from apps.cell.state import Published
 from ray_configs.cell import CellConfig
@@ -29,23 +29,23 @@ REASON_CHARACTERS = 1000
 
 
 @dataclass
-class Seen:
+class LastRound:
     """What the last round of the loop found."""
 
     models: dict[str, Published] = field(default_factory=dict)
-    apps: dict[str, App] = field(default_factory=dict)
+    apps: dict[str, ServeApp] = field(default_factory=dict)
     assigned: dict[str, int] = field(default_factory=dict)
     unservable: dict[str, str] = field(default_factory=dict)
     """Why a model that was published cannot be served by this version and config of the cell."""
 
 
-class Cell:
+class CellReconciler:
     """The body of the reconcile loop, and the models' state as clients see it."""
 
     def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, keys: bool):
         self._config, self._admin, self._apps, self._keys = config, admin, apps, keys
         self._failed_since: dict[str, float] = {}
-        self.seen = Seen()
+        self.seen = LastRound()
 
     @property
     def slices(self) -> int | None:
@@ -59,7 +59,7 @@ class Cell:
         servable, unservable = self._servable(models)
         placed = {name: apps[name].wanted for name in servable if name in apps and apps[name].status != "DELETING"}
         assigned = assign({name: models[name] for name in servable}, self.slices, placed)
-        self.seen = Seen(models, apps, assigned, unservable)
+        self.seen = LastRound(models, apps, assigned, unservable)
         self._note_failures(apps)
         spare = None if self.slices is None else self.slices - sum(assigned.values())
         relay_key = self._admin.state.relay_key if self._keys else None
@@ -118,13 +118,13 @@ class Cell:
                 refusals[name] = str(error)
         return configs, refusals
 
-    def _note_failures(self, apps: dict[str, App]) -> None:
+    def _note_failures(self, apps: dict[str, ServeApp]) -> None:
         now = time.monotonic()
         self._failed_since = {
             name: self._failed_since.get(name, now) for name, app in apps.items() if app.status == "DEPLOY_FAILED"
         }
 
-    def _state(self, name: str, model: Published, app: App | None) -> tuple[str, str | None]:
+    def _state(self, name: str, model: Published, app: ServeApp | None) -> tuple[str, str | None]:
         if name in self.seen.unservable:
             return "FAILED", self.seen.unservable[name]
         given = self.seen.assigned.get(name, 0)
@@ -150,7 +150,7 @@ def _served(model: Published | None) -> tuple[Any, ...] | None:
     return None if model is None else (model.model_path, model.checkpoint, model.overrides, model.replicas)
 
 
-def _failure(app: App) -> str | None:
+def _failure(app: ServeApp) -> str | None:
     """Why replicas did not start, as Serve tells it; None while nothing has failed.
 
     Of a traceback, its first line (Serve's) and the exception: the rest is in the replica's log.

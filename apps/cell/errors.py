@@ -23,7 +23,7 @@ class NotPublished(CellError):
     status = 404
 
 
-class Conflict(CellError):
+class AlreadyTaken(CellError):
     """The name is taken, or the cell belongs to others already."""
 
     status = 409

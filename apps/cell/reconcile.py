@@ -23,7 +23,7 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True)
-class App:
+class ServeApp:
     """A Serve application of the cell, as Serve has it."""
 
     status: str
@@ -117,7 +117,7 @@ def surge_percent(replicas: int, spare: int | None) -> int:
 
 
 def steps(
-    targets: Mapping[str, Target], apps: Mapping[str, App], failed_for_s: Mapping[str, float]
+    targets: Mapping[str, Target], apps: Mapping[str, ServeApp], failed_for_s: Mapping[str, float]
 ) -> Iterator[Deploy | Delete]:
     """What to ask of Serve now. What is being deleted is waited for.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import serve
 
-from apps.cell.reconcile import App, ReplicaStatus, Version
+from apps.cell.reconcile import ReplicaStatus, ServeApp, Version
 from apps.llm.server import LLMServer
 from apps.serving import private_ray
 from apps.serving.ingress.api_keys import OPEN, digest
@@ -32,7 +32,7 @@ class ServeApps:
     def route(self, model: str) -> str:
         return f"{self._prefix}{model}"
 
-    def observe(self) -> dict[str, App]:
+    def observe(self) -> dict[str, ServeApp]:
         """The cell's applications, by the names of their models."""
         applications, versions = private_ray.applications(), private_ray.versions()
         return {
@@ -74,14 +74,14 @@ def config_digest(config: LLMConfig, relay_key: str | None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _app(app: Mapping[str, Any], version: str) -> App:
+def _app(app: Mapping[str, Any], version: str) -> ServeApp:
     deployment = next(iter(app["deployments"].values()), None)
     if deployment is None:
-        return App(app["status"], app["message"], version, 0, 0, ())
+        return ServeApp(app["status"], app["message"], version, 0, 0, ())
     replicas = tuple(
         ReplicaStatus(each["replica_id"], each["state"], each.get("node_id") or "", each.get("node_ip") or "")
         for each in deployment["replicas"]
     )
     surge = deployment["deployment_config"].get("max_surge_percent", 0)
     message = app["message"] or deployment["message"]
-    return App(app["status"], message, version, deployment["target_num_replicas"], surge, replicas)
+    return ServeApp(app["status"], message, version, deployment["target_num_replicas"], surge, replicas)

@@ -19,7 +19,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from apps.cell.admin import Admin
-from apps.cell.cell import Cell
+from apps.cell.cell import CellReconciler
 from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
 from apps.cell.http.caller import View
@@ -79,7 +79,7 @@ class CellAdmin:
         self._admin = Admin(self._config, store, store.lease(me))
         self._admin.open()
         self._apps = ServeApps(self._config.name, private_ray.applications()[app]["route_prefix"] or "/")
-        self._cell = Cell(self._config, self._admin, self._apps, self._keys)
+        self._cell = CellReconciler(self._config, self._admin, self._apps, self._keys)
 
     async def _work_forever(self) -> None:
         """Reconciles every second, and at once after a change; renews the lease."""

@@ -8,9 +8,9 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,13 +22,16 @@ __all__ = [
     "EngineStopped",
     "FinishReason",
     "Generation",
+    "Grammar",
     "Output",
     "Pool",
+    "PromptToken",
     "PromptTooLong",
     "QueueFull",
     "RequestError",
     "SamplingParams",
     "TokenLogprob",
+    "TokenScore",
 ]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -46,6 +49,19 @@ class PromptTooLong(RequestError):
     """The prompt (with room for one token of answer) is longer than the model's context or the KV cache."""
 
     code = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer is held to, beyond a single JSON schema.
+
+    Args:
+        lark: the grammar in llguidance's dialect of Lark.
+        schemas: the JSON schemas in it, each with the field of the request that has it: for a message that names it.
+    """
+
+    lark: str
+    schemas: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +87,8 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_text: bool = False
     json_schema: str | dict[str, Any] | None = None  # a JSON schema; {} or "{}" means any JSON object
+    grammar: Grammar | None = None  # what the answer is held to; instead of json_schema
+    shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is part of the answer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,26 @@ class TokenLogprob:
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...]  # the likeliest tokens: (id, text, logprob), likeliest first
+
+
+class TokenScore(NamedTuple):
+    """How likely a given token is after those before it, by the model's own distribution."""
+
+    logprob: float
+    rank: int  # 1: no token is likelier
+    likeliest: int  # id of the likeliest token there
+    likeliest_logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of a prompt."""
+
+    token_id: int
+    text: str
+    shown: int  # characters of it in the prompt's text: none of a special token's
+    score: TokenScore | None = None  # None: of the first, which nothing precedes
+    likeliest_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +132,13 @@ class Output:
     finish_reason: FinishReason | None = None  # set once, in the sequence's last output
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     error: str | None = None  # with finish_reason "error": what went wrong
-    scores: tuple[float, ...] = ()  # of a scored suffix: each token's log probability
+    scores: tuple[TokenScore, ...] = ()  # of a scored suffix: each token's
     embedding: np.ndarray | None = None  # of an embedded prompt: [hidden] float32, of length 1
+
+    def raise_failure(self) -> None:
+        """Raises EngineStopped if the sequence ended before its answer did."""
+        if self.finish_reason == "error" or self.finish_reason == "abort":
+            raise EngineStopped(self.error or "the request was aborted")
 
 
 class Generation:

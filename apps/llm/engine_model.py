@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apps.llm.api import EngineStats, EngineStopped, Generation, Output, Pool, QueueFull, SamplingParams
+from apps.llm.api import EngineStats, Generation, Output, Pool, PromptToken, QueueFull, SamplingParams, TokenScore
+from apps.llm.chat.conversation import ChatRequest
 from apps.llm.metrics import LanguageMetrics
 
 if TYPE_CHECKING:
+    from apps.llm.chat.model_format import Turn
     from apps.llm.engine import Engine
 
 LONG_TEXT = 20_000
@@ -31,26 +33,38 @@ class EngineModel:
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._metrics = LanguageMetrics(name)
 
-    async def encode(self, text: str) -> list[int]:
-        if len(text) > LONG_TEXT:
-            return await asyncio.to_thread(self._engine.tokenizer.encode, text)
-        return self._engine.tokenizer.encode(text)
+    async def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of a text, with the special tokens round a prompt or without any."""
+        encode = self._engine.tokenizer.encode if special else self._engine.tokenizer.encode_suffix
+        return await asyncio.to_thread(encode, text) if len(text) > LONG_TEXT else encode(text)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
-        return self._engine.tokenizer.decode(token_ids)
+    async def decode(self, token_ids: Sequence[int], special: bool = False) -> str:
+        """The text of ids. Raises RequestError (field `tokens`) where one is not the model's."""
+        ids, decode = self._engine.checked("tokens", token_ids), self._engine.tokenizer.decode
+        return await asyncio.to_thread(decode, ids, special) if len(ids) > LONG_TEXT else decode(ids, special)
 
-    async def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation; RequestError if the chat template refuses it or there is none."""
-        if sum(len(message["content"]) for message in messages) > LONG_TEXT:
-            return await asyncio.to_thread(self._engine.chat_prompt, messages)
-        return self._engine.chat_prompt(messages)
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary writes them."""
+        name = self._engine.tokenizer.fast.id_to_token
+        return [name(token) or "" for token in token_ids]
+
+    async def chat(self, request: ChatRequest) -> "tuple[list[int], Turn]":
+        """A chat's prompt as token ids, and what reads its answers.
+
+        Raises:
+            RequestError: the chat template refuses it, there is none, or it has no place for tools.
+        """
+        length = sum(len(message["content"]) for message in request.messages)
+        if length + sum(len(str(tool.parameters)) for tool in request.tools.tools) > LONG_TEXT:
+            return await asyncio.to_thread(self._engine.chat, request)
+        return self._engine.chat(request)
 
     async def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> "EngineStream":
         began = time.monotonic()
         if isinstance(prompt, str):
             prompt = await self.encode(prompt)
         loop = asyncio.get_running_loop()
-        if params.json_schema is None:
+        if params.json_schema is None and params.grammar is None:
             generation = self._engine.submit(prompt, params, loop)
         else:  # compiling a schema can take long
             submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop)
@@ -72,7 +86,38 @@ class EngineModel:
             encode = self._engine.tokenizer.encode_suffix
             suffixes = [await asyncio.to_thread(encode, s) if isinstance(s, str) else s for s in suffixes]
         outputs = await _whole(self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop()))
-        return [list(output.scores) for output in sorted(outputs, key=lambda output: output.index)]
+        outputs.sort(key=lambda output: output.index)
+        return [[score.logprob for score in output.scores] for output in outputs]
+
+    async def prompt_tokens(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[PromptToken]]:
+        """How likely each token of each prompt is after those before it. Cancelling frees what is held.
+
+        Args:
+            params: of the request; see `Engine.submit_prompt_scores`.
+        """
+        loop = asyncio.get_running_loop()
+        open_: list[Generation] = []
+        try:
+            for prompt in prompts:
+                open_.append(self._engine.submit_prompt_scores(prompt, params, loop))
+            read = [(await _whole(generation))[0].scores for generation in open_]
+        finally:
+            for generation in open_:
+                generation.abort()
+        return await asyncio.to_thread(lambda: list(map(self._prompt_tokens, prompts, read)))
+
+    def _prompt_tokens(self, prompt: Sequence[int], scores: Sequence[TokenScore]) -> list[PromptToken]:
+        tokenizer = self._engine.tokenizer
+        return [
+            PromptToken(
+                token,
+                tokenizer.token_text(token),
+                len(tokenizer.decode([token])),
+                score,
+                tokenizer.token_text(score.likeliest) if score else "",
+            )
+            for token, score in zip(prompt, [None, *scores], strict=True)
+        ]
 
     async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool) -> list[np.ndarray]:
         """A vector of length 1 for each prompt, `[embedding_size]` float32: mean or last hidden state.
@@ -141,8 +186,7 @@ async def _whole(generation: Generation) -> list[Output]:
     outputs: list[Output] = []
     try:
         async for output in generation:
-            if output.finish_reason in ("error", "abort"):
-                raise EngineStopped(output.error or "the request was aborted")
+            output.raise_failure()
             outputs.append(output)
     finally:
         generation.abort()
@@ -167,7 +211,11 @@ class EngineStream:
         return self._generation.cached_tokens
 
     async def batches(self) -> AsyncIterator[list[Output]]:
-        """All outputs that wait, oldest first: one list a step; ends when each of the n answers has ended."""
+        """All outputs that wait, oldest first: one list a step; ends when each of the n answers has ended.
+
+        Raises:
+            EngineStopped: the engine has failed, or the request was aborted.
+        """
         first = last = None
         tokens = 0
         async for outputs in self._generation.batches():
@@ -176,6 +224,7 @@ class EngineStream:
                 first = last
                 self._metrics.observe("ttft", first - self._began)
             for output in outputs:
+                output.raise_failure()
                 tokens += len(output.token_ids)
             yield outputs
         answers = self._generation.n

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from apps.llm.slice_reservation import Reservation, reserve
+from apps.llm.slice_reservation import ReservedSlice, reserve
 from apps.serving import private_ray
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
@@ -102,9 +102,9 @@ class SliceHost:
 
 
 class SliceHosts:
-    """All hosts of one slice, for one replica. A `Place` for `Engine.load`. See the module's head."""
+    """All hosts of one slice, for one replica. A `DevicePlace` for `Engine.load`. See the module's head."""
 
-    def __init__(self, reservation: Reservation, actors: list[Any]):
+    def __init__(self, reservation: ReservedSlice, actors: list[Any]):
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
         self._slice: SliceWorkers | None = None  # once the hosts have come
@@ -157,7 +157,7 @@ class SliceHosts:
         nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=ACTORS_S)
         threading.Thread(target=self._watch, args=(nodes,), name="podslice-drains", daemon=True).start()
 
-    # -- Place --------------------------------------------------------------------------------------------------
+    # -- DevicePlace --------------------------------------------------------------------------------------------------
 
     def devices(self, config: "EngineConfig") -> "Devices":
         return self._here.devices()

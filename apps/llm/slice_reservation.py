@@ -11,19 +11,18 @@ not all of one slice: then it is removed, and one of the whole slices taken.
 """
 
 import logging
-import math
 import os
 import random
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.tpu import SlicePlacementGroup, slice_placement_group
 
 from apps.serving import private_ray
+from apps.serving.private_ray import RayNode
 from ray_configs.labels import TPU_POD_TYPE, TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.tpu import TpuSlice
 from ray_configs.workers import SLICES_KEPT
@@ -54,14 +53,15 @@ def slices(wanted: TpuSlice) -> Slices:
 
     Ray's own count, get_num_ready_tpu_slices, takes a host without a single free chip for a free one.
     """
-    there: dict[str, list[_Host]] = defaultdict(list)
-    gone: dict[str, dict[str, _Host]] = defaultdict(dict)
+    there: dict[str, list[RayNode]] = defaultdict(list)
+    gone: dict[str, dict[str, RayNode]] = defaultdict(dict)
     draining = private_ray.draining_nodes()
-    for host in sorted(_hosts(wanted), key=lambda host: host.ended):
-        if host.ended == math.inf and host.id not in draining:
-            there[host.slice].append(host)
+    for host in _hosts(wanted):
+        name = host.labels.get(TPU_SLICE_NAME, "")
+        if host.alive and host.id not in draining:
+            there[name].append(host)
         else:
-            gone[host.slice][host.worker] = host  # the last one of many
+            gone[name][host.labels.get(TPU_WORKER_ID, "")] = host  # the last one of many
     left = private_ray.free_resources()
     free, busy = [], []
     for name, hosts in there.items():
@@ -74,7 +74,7 @@ def slices(wanted: TpuSlice) -> Slices:
     return Slices(tuple(sorted(free)), tuple(sorted(busy)), tuple(sorted(lost)))
 
 
-def _is_lost(gone: "list[_Host]", there: "list[_Host]", wanted: TpuSlice) -> bool:
+def _is_lost(gone: list[RayNode], there: list[RayNode], wanted: TpuSlice) -> bool:
     """Whether a slice whose last hosts are `gone` will come again by itself, and none of the next one's is there."""
     end = max(host.ended for host in gone)
     return (
@@ -85,34 +85,15 @@ def _is_lost(gone: "list[_Host]", there: "list[_Host]", wanted: TpuSlice) -> boo
     )
 
 
-@dataclass(frozen=True)
-class _Host:
-    """A node of Ray's, alive or not."""
-
-    id: str
-    slice: str
-    worker: str
-    began: float
-    """Seconds since 1970."""
-    ended: float
-    """Infinite while it is alive."""
-    given_back: bool
-    """Nobody needed it, and the autoscaler took it away."""
-
-
-def _hosts(wanted: TpuSlice) -> Iterator[_Host]:
-    """Those of such slices, also dead ones, as far as Ray remembers them."""
-    for node in private_ray.nodes():
-        if node.labels.get(TPU_POD_TYPE) != wanted.ray_pod_type:
-            continue
-        if not node.alive or node.tpus == wanted.chips_per_host:
-            name, worker = node.labels.get(TPU_SLICE_NAME, ""), node.labels.get(TPU_WORKER_ID, "")
-            ended = math.inf if node.alive else node.ended
-            yield _Host(node.id, name, worker, node.began, ended, node.given_back)
+def _hosts(wanted: TpuSlice) -> list[RayNode]:
+    """Those of such slices, also dead ones, as far as Ray remembers them: in the order in which they ended."""
+    ours = [node for node in private_ray.nodes() if node.labels.get(TPU_POD_TYPE) == wanted.ray_pod_type]
+    fitting = (node for node in ours if not node.alive or node.tpus == wanted.chips_per_host)
+    return sorted(fitting, key=lambda node: node.ended)
 
 
 @dataclass(frozen=True)
-class Reservation:
+class ReservedSlice:
     """One slice. Bundle i of `group` is all chips of the host with TPU_WORKER_ID i."""
 
     slice_name: str
@@ -126,7 +107,7 @@ class Reservation:
         remove_placement_group(self._head)
 
 
-def reserve(wanted: TpuSlice, owner: str) -> Reservation:
+def reserve(wanted: TpuSlice, owner: str) -> ReservedSlice:
     """Waits, for as long as it takes, until a whole slice is free, and takes it.
 
     Args:
@@ -150,7 +131,7 @@ class Waiting:
         self._wish: PlacementGroup | None = None
         self._asks_from = self._told = 0.0
 
-    def look(self) -> Reservation | None:
+    def look(self) -> ReservedSlice | None:
         """Takes a slice if one is free; else asks for one, unless it comes anyway."""
         if self._wish is not None and placement_group_table(self._wish)["state"] == "CREATED":
             self.end()
@@ -194,7 +175,7 @@ def give_back_all(owner: str) -> None:
     private_ray.remove_placement_groups(f"podslice:{owner}:")
 
 
-def _take(wanted: TpuSlice, name: str, owner: str) -> Reservation | None:
+def _take(wanted: TpuSlice, name: str, owner: str) -> ReservedSlice | None:
     """That very slice; None: it could not be had in time."""
     label = f"podslice:{owner}:{uuid.uuid4().hex[:8]}"
     head = placement_group(
@@ -215,7 +196,7 @@ def _take(wanted: TpuSlice, name: str, owner: str) -> Reservation | None:
         name=label,
         bundle_label_selector=[{TPU_SLICE_NAME: name, TPU_WORKER_ID: str(i)} for i in range(wanted.hosts)],
     )
-    reservation = Reservation(name, whole.placement_group, whole, head)
+    reservation = ReservedSlice(name, whole.placement_group, whole, head)
     if not whole.placement_group.wait(PLACING_S):
         reservation.release()
         return None

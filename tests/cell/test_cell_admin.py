@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from apps.cell.admin import Admin
-from apps.cell.errors import CellError, Conflict, NotAllowed, NotPublished
+from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished
 from apps.cell.store import Store
 from apps.serving.files import Holder
 from ray_configs.cell import CellConfig
@@ -29,7 +29,7 @@ def admin(tmp_path: Path) -> Admin:
 def test_a_life(admin: Admin) -> None:
     name, model = admin.publish(None, MODEL)
     assert name == "/sax/test/m" and (model.replicas, model.checkpoint) == (2, "None")
-    with pytest.raises(Conflict, match="published already"):
+    with pytest.raises(AlreadyTaken, match="published already"):
         admin.publish(None, MODEL)
     _, model = admin.update(None, {"model": name, "replicas": 3})
     assert (model.replicas, model.checkpoint, model.overrides) == (3, "None", {})
@@ -144,7 +144,7 @@ def test_saxmls_create_takes_the_cell_that_is_there(tmp_path: Path) -> None:
             admin.create("alice", body)
     body = {"sax_cell": "/sax/test", "fs_root": str(tmp_path), "admin_acl": "acl/alice"}
     assert admin.create("alice", body)["admin_acl"] == "alice"
-    with pytest.raises(Conflict, match="has admins already: alice"):
+    with pytest.raises(AlreadyTaken, match="has admins already: alice"):
         admin.create("bob", body | {"admin_acl": "bob"})
 
 

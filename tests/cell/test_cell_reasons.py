@@ -3,7 +3,7 @@
 import pytest
 
 from apps.cell.cell import _failure
-from apps.cell.reconcile import App
+from apps.cell.reconcile import ServeApp
 
 TRACE = """A replica failed to start with exception. Retrying 17 more time(s). Error:
 Traceback (most recent call last):
@@ -37,4 +37,4 @@ apps.serving.model_folder.CheckpointError: /models/x: no such folder
     ],
 )
 def test_the_exception_of_a_traceback(status: str, message: str, reason: str | None) -> None:
-    assert _failure(App(status, message, "one.0", 1, 0, ())) == reason
+    assert _failure(ServeApp(status, message, "one.0", 1, 0, ())) == reason

@@ -2,11 +2,11 @@
 
 import pytest
 
-from apps.cell.reconcile import App, Delete, Deploy, Target, Version, steps, surge_percent
+from apps.cell.reconcile import Delete, Deploy, ServeApp, Target, Version, steps, surge_percent
 
 
-def app(status: str = "RUNNING", version: str = "one.0", wanted: int = 1, surge: int = 0) -> App:
-    return App(status, "", version, wanted, surge, ())
+def app(status: str = "RUNNING", version: str = "one.0", wanted: int = 1, surge: int = 0) -> ServeApp:
+    return ServeApp(status, "", version, wanted, surge, ())
 
 
 ONE = Target("one", 1, 0)
@@ -37,7 +37,7 @@ ONE = Target("one", 1, 0)
     ],
 )
 def test_table(
-    targets: dict[str, Target], apps: dict[str, App], failed_for_s: dict[str, float], expected: list[object]
+    targets: dict[str, Target], apps: dict[str, ServeApp], failed_for_s: dict[str, float], expected: list[object]
 ) -> None:
     assert list(steps(targets, apps, failed_for_s)) == expected
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -112,6 +113,20 @@ def test_openais_client_by_either_name(cell: Client) -> None:
     with pytest.raises(openai.BadRequestError) as refusal:  # the model's own refusals come through as they are
         client.completions.create(model="demo", prompt="x", temperature=-1)
     assert refusal.value.param == "temperature"
+
+
+def test_anthropics_client_by_either_name(cell: Client) -> None:
+    client = anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0)
+    asked: Any = {"messages": [{"role": "user", "content": QUESTION}]}
+    greedy: Any = asked | {"max_tokens": 16, "extra_body": {"temperature": 0}}
+    for name in ("demo", "/sax/small/demo"):
+        answer = client.messages.create(model=name, **greedy)
+        assert answer.content[0].text == "There are seven days in a week." and answer.model == "/sax/small/demo"
+        assert client.messages.count_tokens(model=name, **asked).input_tokens > 5
+    with client.messages.stream(model="demo", **greedy) as stream:
+        assert stream.get_final_text() == "There are seven days in a week."
+    with pytest.raises(anthropic.NotFoundError, match="'other' is not published"):
+        client.messages.create(model="other", **greedy)
 
 
 def test_saxmls_generate_and_jetstreams(cell: Client) -> None:

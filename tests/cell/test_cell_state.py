@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from killed_cell import opened
 
-from apps.cell.errors import Conflict, Unavailable
+from apps.cell.errors import AlreadyTaken, Unavailable
 from apps.cell.store import LEASE_S, StateError, StateTaken, Store
 from apps.serving import files
 from apps.serving.files import Holder
+from tests.cell.killed_cell import opened
 
 MODEL = {"model": "/sax/test/m", "model_path": "catalog.local", "checkpoint": "None", "replicas": 2}
 KILLS = 120
@@ -83,7 +83,7 @@ def test_two_writers_of_one_version_and_nothing_of_the_first_is_lost(tmp_path: P
     one.publish(None, MODEL)
     with pytest.raises(Unavailable, match="another cell"):
         other.publish(None, MODEL | {"model": "/sax/test/n"})
-    with pytest.raises(Conflict):
+    with pytest.raises(AlreadyTaken):
         other.publish(None, MODEL)  # it has looked meanwhile
     other.publish(None, MODEL | {"model": "/sax/test/n"})
     assert list(opened(str(tmp_path)).state.models) == ["/sax/test/m", "/sax/test/n"]

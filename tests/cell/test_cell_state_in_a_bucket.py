@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-from cloud_storage import Storage, cloud_storage
-from killed_cell import opened
 
 from apps.cell.errors import Unavailable
 from apps.cell.store import StateError, StateTaken, Store
+from tests.cell.killed_cell import opened
+from tests.cloud_storage import Storage, cloud_storage
 
 MODEL = {"model": "/sax/test/m", "model_path": "catalog.local", "replicas": 2}
 URI = "gs://a-bucket/cells/mine"

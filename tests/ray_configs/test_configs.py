@@ -15,12 +15,13 @@ from ray_configs.base import Config
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
+from ray_configs.deployed import Head
 from ray_configs.exposure import ClusterIP, Exposure, Gateway, LoadBalancer
 from ray_configs.job import Job
 from ray_configs.llm import EngineConfig, LLMConfig
 from ray_configs.loading import catalog, load
 from ray_configs.observability import Observability
-from ray_configs.service import Application, GcsFaultTolerance, Head, Service
+from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
 from ray_configs.upgrade import Incremental, NewCluster

@@ -1,6 +1,7 @@
 """The front's HTTP application: the dialects, and what belongs to none of them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -10,10 +11,12 @@ from apps.cell.errors import CellError, NotPublished
 from apps.cell.http.caller import Caller, Front
 from apps.cell.http.openai import openai_router
 from apps.cell.http.relay import Relay
-from apps.cell.http.saxml import failure, saxml_router
+from apps.cell.http.saxml import saxml_router
+from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import RequireKey
 from apps.serving.ingress.application import unknown_path
 from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.saxml_answers import failed, failure
 
 
 def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -> FastAPI:
@@ -21,7 +24,7 @@ def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -
     caller = Caller(cell, front, relay)
     app = FastAPI(title="Podslice cell", description="Models published at run time on Cloud TPU slices.")
     app.include_router(saxml_router(cell, front, caller), tags=["Saxml"])
-    app.include_router(openai_router(caller), tags=["OpenAI"])
+    app.include_router(openai_router(caller))
 
     @app.get("/health", tags=["Server"])
     @app.get("/healthz", include_in_schema=False)
@@ -36,32 +39,32 @@ def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -
 
     @app.exception_handler(CellError)
     async def refused(request: Request, error: CellError) -> Response:
-        """In both of Saxml's generations, or as OpenAI's clients expect it."""
+        """In both of Saxml's generations, or as OpenAI's or Anthropic's clients expect it."""
         if "/v1/" in request.url.path:
             code = "model_not_found" if isinstance(error, NotPublished) else None
-            return OpenAIError(error.status, str(error), None, code, error.retry_after_s).response()
-        return failure(error)
+            refusal = OpenAIError(error.status, str(error), None, code, error.retry_after_s)
+            return anthropic_errors.by_path(request.scope, refusal)
+        return failed(str(error), error.status, error.retry_after_s)
 
     @app.exception_handler(OpenAIError)
     async def openai_refused(request: Request, error: OpenAIError) -> Response:
-        return error.response()
+        return anthropic_errors.by_path(request.scope, error)
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
         # Saxml's HTTP server says just this, with 400; a status of its own helps more.
         sentence = unknown_path(request, error)
-        content = {"message": "Invalid Request", "Error": sentence, "detail": sentence}
+        content = {"message": "Invalid Request", **failure(sentence)}
         return JSONResponse(content, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Response:
-        sentence = "The server failed; its log says why."
-        return JSONResponse({"Error": sentence, "detail": sentence}, 500)
+    async def broken(request: Request, error: Exception) -> Response:
+        return failed("The server failed; its log says why.", 500)
+
+    def refused_key(scope: Mapping[str, Any], message: str) -> Response:
+        spoken = anthropic_errors.spoken_at(scope)
+        return anthropic_errors.response(OpenAIError(401, message)) if spoken else failed(message, 401)
 
     if keys:
-        app.add_middleware(
-            RequireKey,
-            principals=keys,
-            refused=lambda message: JSONResponse({"Error": message, "detail": message}, 401),
-        )
+        app.add_middleware(RequireKey, principals=keys, refused=refused_key)
     return app

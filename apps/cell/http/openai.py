@@ -1,4 +1,4 @@
-"""The OpenAI dialect of a cell: every published model by its name, `/sax/test/m` or `m`."""
+"""The OpenAI dialect of a cell, and Anthropic's: every published model by its name, `/sax/test/m` or `m`."""
 
 import json
 from typing import Any
@@ -9,14 +9,18 @@ from starlette.responses import Response
 from apps.cell.bodies import Entry
 from apps.cell.http.caller import Caller
 from apps.cell.http.saxml import RELAYED
+from apps.serving.ingress.anthropic_errors import PATHS
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED
 
+COUNT = f"{PATHS}/count_tokens"
 METHODS = {
     "/v1/completions": "lm.generate",
     "/v1/chat/completions": "lm.generate",
     "/v1/embeddings": "lm.embed",
+    PATHS: "lm.generate",
+    COUNT: "lm.generate",
 }
 
 
@@ -24,12 +28,12 @@ def openai_router(caller: Caller) -> APIRouter:
     """The dialect's routes. The models' own applications understand the bodies; here only `model` is read."""
     router = APIRouter()
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> Any:
         """What is published."""
         return {"object": "list", "data": [_card(entry) for entry in caller.view().entries.values()]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get("/v1/models/{name:path}", tags=["OpenAI"])
     async def get_model(name: str) -> Any:
         """One published model, by either of its names."""
         entries = caller.view().entries
@@ -38,9 +42,11 @@ def openai_router(caller: Caller) -> APIRouter:
                 return _card(entries[known])
         return _card(entries[await caller.full_name(name)])
 
-    @router.post("/v1/completions", openapi_extra=RELAYED, responses=STREAMED)
-    @router.post("/v1/chat/completions", openapi_extra=RELAYED, responses=STREAMED)
-    @router.post("/v1/embeddings", openapi_extra=RELAYED)
+    @router.post("/v1/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
+    @router.post("/v1/chat/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
+    @router.post("/v1/embeddings", openapi_extra=RELAYED, tags=["OpenAI"])
+    @router.post(PATHS, openapi_extra=RELAYED, responses=STREAMED, tags=["Anthropic"])
+    @router.post(COUNT, openapi_extra=RELAYED, tags=["Anthropic"])
     async def call(request: Request) -> Response:
         """A published model's own: the body is relayed as it is."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
@@ -49,7 +55,7 @@ def openai_router(caller: Caller) -> APIRouter:
             body = json.loads(data)
         except BodyTooLarge as error:
             raise OpenAIError(413, str(error), None, "request_too_large") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OpenAIError(
                 400, f"The body of the request is not valid JSON: {error}", None, "invalid_json"
             ) from error

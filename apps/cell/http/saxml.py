@@ -10,12 +10,11 @@ and /score, which `clients/saxutil.py` uses.
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from apps.cell import bodies
 from apps.cell.bodies import Entry
@@ -24,25 +23,11 @@ from apps.cell.http.caller import Caller, Front, principal_of
 from apps.cell.names import ModelName, check_cell
 from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
 from apps.serving.ingress.openapi import STREAMED, json_object, query
+from apps.serving.ingress.saxml_answers import SaxmlJSON
 
 WATCH_S = 0.5
 RELAYED = json_object(bodies.RELAYED, closed=False)
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-
-
-class Indented(JSONResponse):
-    """As json.dumps(indent=4) and a newline, which is how Saxml's server wrote."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, indent=4).encode() + b"\n"
-
-
-def failure(error: CellError) -> Response:
-    """`Error` is the first generation's key, `detail` the second's."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    return Indented({"Error": str(error), "detail": str(error)}, error.status, headers)
 
 
 def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
@@ -52,7 +37,7 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
     @router.get("/")
     async def root() -> Response:
         """A greeting."""
-        return Indented({"message": "HTTP Server for SAX Client"})
+        return SaxmlJSON({"message": "HTTP Server for SAX Client"})
 
     @router.post("/publish", openapi_extra=json_object(bodies.PUBLISH, ["model", "model_path"]))
     async def publish(request: Request) -> Response:
@@ -68,7 +53,7 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
     async def unpublish(request: Request) -> Response:
         """Takes a model out; its replicas finish the requests that they have."""
         entry = await front.ask("unpublish", principal_of(request), await _body(request))
-        return Indented({"model": entry["model"]})
+        return SaxmlJSON({"model": entry["model"]})
 
     @router.get("/listcell", openapi_extra=query(bodies.ONE_MODEL, ["model"]))
     async def list_model(request: Request) -> Response:
@@ -77,21 +62,21 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
         if "model" not in body:
             raise CellError("Provide model for list cell")
         name = str(ModelName.parse(body["model"], cell))
-        return Indented((await front.ask("listed", None, {"model": name}))[0])
+        return SaxmlJSON((await front.ask("listed", None, {"model": name}))[0])
 
     @router.get("/listall", openapi_extra=query(bodies.ONE_CELL))
     async def list_all(request: Request) -> Response:
         """Names of the published models."""
         check_cell((await _arguments(request)).get("sax_cell", f"/sax/{cell}"), cell)
         listed = await front.ask("listed", None, {})
-        return Indented([entry["model"] for entry in listed])
+        return SaxmlJSON([entry["model"] for entry in listed])
 
     @router.get("/cell")
     async def whole_cell(request: Request) -> Response:
         """The cell: its slices, who is asking, and all models as `listcell` shows them."""
         view = caller.view()
         models = await front.ask("listed", None, {})
-        return Indented(view.cell | {"principal": principal_of(request), "models": models})
+        return SaxmlJSON(view.cell | {"principal": principal_of(request), "models": models})
 
     @router.get("/watch", openapi_extra=query(bodies.ONE_MODEL), responses=EVENTS)
     async def watch(request: Request) -> Response:
@@ -99,23 +84,22 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
         wanted = (await _arguments(request)).get("model")
         if wanted is not None:
             wanted = await caller.full_name(wanted)
-        pieces = _changes(caller, wanted)
-        return EventStream(await anext(pieces), pieces)
+        return await EventStream(_changes(caller, wanted)).begun()
 
     @router.post("/create", openapi_extra=json_object(bodies.CREATE, ["sax_cell"]))
     async def create(request: Request) -> Response:
         """Takes the cell's admin ACL, if nobody else has it; the cell itself is there already."""
-        return Indented(await front.ask("create", principal_of(request), await _body(request)))
+        return SaxmlJSON(await front.ask("create", principal_of(request), await _body(request)))
 
     @router.put("/acl", openapi_extra=json_object(bodies.SET_ACL, ["acl"]))
     async def set_acl(request: Request) -> Response:
         """Sets who may change the cell or a model, or call one of a model's methods."""
-        return Indented(await front.ask("set_acl", principal_of(request), await _body(request)))
+        return SaxmlJSON(await front.ask("set_acl", principal_of(request), await _body(request)))
 
     @router.get("/acl", openapi_extra=query(bodies.GET_ACL))
     async def get_acl(request: Request) -> Response:
         """Who may change the cell or a model, or call a model's methods."""
-        return Indented(await front.ask("get_acl", principal_of(request), await _arguments(request)))
+        return SaxmlJSON(await front.ask("get_acl", principal_of(request), await _arguments(request)))
 
     @router.post("/generate", openapi_extra=RELAYED, responses=STREAMED)
     async def generate(request: Request) -> Response:
@@ -143,7 +127,7 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
 
 def _echo(entry: Entry) -> Response:
     """`path` is the first generation's key, `model_path` the second's."""
-    return Indented(
+    return SaxmlJSON(
         {
             "model": entry["model"],
             "path": entry["model_path"],
@@ -161,7 +145,7 @@ async def _body(request: Request) -> dict[str, Any]:
         too_large = CellError(str(error))
         too_large.status = 413
         raise too_large from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CellError(f"The body of the request is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise CellError("The body of the request must be a JSON object")

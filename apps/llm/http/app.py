@@ -5,9 +5,12 @@ from starlette.responses import Response
 
 from apps.llm.engine_model import Models
 from apps.llm.http import jetstream, saxml
+from apps.llm.http.anthropic import anthropic_router
 from apps.llm.http.openai import openai_router
+from apps.llm.http.vllm import vllm_router
+from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import OPEN, Principals
-from apps.serving.ingress.application import answer_as_openai, models_router
+from apps.serving.ingress.application import answer_errors, models_router
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openapi import STREAMED, json_body
 
@@ -17,13 +20,15 @@ def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:
     app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.")
     app.include_router(models_router(models))
     app.include_router(openai_router(models), tags=["OpenAI"])
+    app.include_router(anthropic_router(models), tags=["Anthropic"])
+    app.include_router(vllm_router(models), tags=["vLLM"])
     app.include_router(jetstream.jetstream_router(models), tags=["JetStream"])
     app.include_router(saxml.saxml_router(models), tags=["Saxml"])
 
     @app.post(
         "/generate",
         tags=["JetStream", "Saxml"],
-        openapi_extra=json_body(jetstream.GenerateBody, saxml.GenerateBody),
+        openapi_extra=json_body(jetstream.JetStreamBody, saxml.SaxmlBody),
         responses=STREAMED,
     )
     async def generate(request: Request) -> Response:
@@ -34,5 +39,5 @@ def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:
             return saxml.refusal(error)
         return await (saxml if saxml.is_saxml(body) else jetstream).generate(models, body)
 
-    answer_as_openai(app, keys)
+    answer_errors(app, keys, anthropic_errors.by_path)
     return app

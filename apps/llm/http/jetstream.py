@@ -7,20 +7,20 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
+from apps.llm.api import EngineError, EngineStopped, SamplingParams
 from apps.llm.engine_model import EngineModel, EngineStream, Models
 from apps.serving.ingress.bodies import EventStream
-from apps.serving.ingress.openai_errors import retry_after
+from apps.serving.ingress.openai_errors import of_stream, retry_after
 
 
-class GenerateBody(BaseModel):
+class JetStreamBody(BaseModel):
     """JetStream's. Every field is optional. `server`, `port`, `session_cache` and `priority` are accepted and ignored:
     the engine is in this server, and takes requests in the order in which they come."""
 
@@ -66,14 +66,16 @@ async def generate(models: Models, content: bytes) -> Response:
     """POST /generate, a body of JetStream's. Greedy: its sampling was the server's affair, and greedy by default."""
     model = _only(models)
     try:
-        body = GenerateBody.model_validate_json(content or b"{}")
+        body = JetStreamBody.model_validate_json(content or b"{}")
         # JetStream ends an answer at the end of the context; it does not refuse to begin.
         params = SamplingParams(max_tokens=body.max_tokens, within_context=True, temperature=0.0)
         stream = await model.submit(body.prompt, params)
         try:
             if body.stream:
-                pieces = _pieces(stream)
-                return EventStream(await anext(pieces), pieces, "application/json")
+                name = f"generate-{uuid.uuid4().hex}"
+                return await EventStream(
+                    _pieces(stream, name), lambda error: _piece(name, error=_failure(error)), "application/json"
+                ).begun()
             return Indented({"response": "".join([text async for text in _texts(stream)])})
         except BaseException:
             stream.abort()
@@ -92,26 +94,21 @@ def _only(models: Models) -> EngineModel:
 
 async def _texts(stream: EngineStream) -> AsyncIterator[str]:
     async for outputs in stream.batches():
-        yield "".join(map(_text, outputs))
+        yield "".join(output.text for output in outputs)
 
 
-def _text(output: Output) -> str:
-    if output.finish_reason in ("error", "abort"):
-        raise EngineStopped(output.error or "the request was aborted")
-    return output.text
-
-
-async def _pieces(stream: EngineStream) -> AsyncIterator[bytes]:
+async def _pieces(stream: EngineStream, name: str) -> AsyncGenerator[bytes, None]:
     """JSON objects one after the other, one for what each step brings."""
-    name = f"generate-{uuid.uuid4().hex}"
-    begun = False
     try:
         async for text in _texts(stream):
-            begun = True
-            yield json.dumps({"id": name, "time_created": time.time(), "text": text}).encode()
-    except EngineStopped as error:
-        if not begun:
-            raise
-        yield json.dumps({"id": name, "time_created": time.time(), "error": str(error)}).encode()
+            yield _piece(name, text=text)
     finally:
         stream.abort()
+
+
+def _piece(name: str, **told: str) -> bytes:
+    return json.dumps({"id": name, "time_created": time.time(), **told}).encode()
+
+
+def _failure(error: Exception) -> str:
+    return str(error) if isinstance(error, EngineError) else of_stream(error).message

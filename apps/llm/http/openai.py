@@ -1,13 +1,14 @@
 """The OpenAI dialect: /v1/completions, /v1/chat/completions and /v1/embeddings."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
+from apps.llm.api import EngineError, Output, PromptToken, SamplingParams
+from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_model import EngineModel, EngineStream, Models
 from apps.llm.http.openai_answers import DONE, ChatWriter, Choice, CompletionWriter, embeddings, usage
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
@@ -27,22 +28,31 @@ def openai_router(models: Models) -> APIRouter:
         body = await parsed(CompletionBody, request, UNIONS)
         model = find_model(models, body.model)
         prompts, params = each(body.prompt), body.params()
-        echoes = [p if isinstance(p, str) else await model.decode(p) for p in prompts] if body.echo else []
-        writer = CompletionWriter(model.name, params.logprobs is not None, body.include_usage)
-        return await _answer(model, prompts, params, body, writer, echoes)
+        writer = CompletionWriter(model.name, params.logprobs is not None, body.include_usage, body.prompt_logprobs)
+        try:
+            echoes = [p if isinstance(p, str) else await model.decode(p) for p in prompts] if body.echo else []
+            read: list[list[PromptToken]] = []
+            if body.reads_prompt or body.only_prompt:
+                prompts = [await model.encode(p) if isinstance(p, str) else p for p in prompts]
+                read = await model.prompt_tokens(prompts, params)
+        except EngineError as error:
+            raise from_engine(error, body.names) from error
+        if body.only_prompt:
+            return _only_prompts(prompts, params.n, echoes, read, body, writer)
+        return await _answer(model, prompts, params, body, writer, echoes, read=read)
 
     @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=STREAMED)
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions: the model's own chat template makes the prompt."""
         body = await parsed(ChatBody, request, UNIONS)
         model = find_model(models, body.model)
-        params = body.params()
         try:
-            prompt = await model.chat_prompt([message.plain() for message in body.messages])
+            prompt, turn = await model.chat(body.request())
+            params = turn.held(body.params())
         except EngineError as error:
             raise from_engine(error, body.names) from error
         writer = ChatWriter(model.name, params.logprobs is not None, body.include_usage)
-        return await _answer(model, [prompt], params, body, writer, [])
+        return await _answer(model, [prompt], params, body, writer, [], None if turn.is_plain else turn.reader)
 
     @router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingBody))
     async def embed(request: Request) -> Response:
@@ -70,6 +80,8 @@ async def _answer(
     body: CompletionBody | ChatBody,
     writer: CompletionWriter,
     echoes: Sequence[str],
+    reader: Callable[[], AnswerReader] | None = None,
+    read: Sequence[Sequence[PromptToken]] = (),
 ) -> Response:
     """Submits all prompts (one that is refused takes the others with it) and answers whole or as a stream."""
     streams: list[EngineStream] = []
@@ -77,12 +89,17 @@ async def _answer(
         for prompt in prompts:
             streams.append(await model.submit(prompt, params))
         choices = [
-            Choice(index, echoes[index // params.n] if echoes else "") for index in range(len(prompts) * params.n)
+            Choice(
+                index,
+                echoes[index // params.n] if echoes else "",
+                reader() if reader else None,
+                read[index // params.n] if read else (),
+            )
+            for index in range(len(prompts) * params.n)
         ]
         if body.stream:
             events = _events(streams, choices, params.n, writer, body.include_usage)
-            # The status is sent with the first token: a failure until then still gets its own.
-            return EventStream(await anext(events), events)
+            return await EventStream(events, lambda error: of_stream(error).event() + DONE).begun()
         tokens = await _collect(streams, choices, params.n)
         return JSONResponse(writer.whole(choices, _usage(streams, tokens)))
     except EngineError as error:
@@ -91,6 +108,27 @@ async def _answer(
     except BaseException:  # above all: cancelled, because the client has left
         _abort(streams)
         raise
+
+
+def _only_prompts(
+    prompts: Sequence[Sequence[int]],
+    n: int,
+    echoes: Sequence[str],
+    read: Sequence[Sequence[PromptToken]],
+    body: CompletionBody,
+    writer: CompletionWriter,
+) -> Response:
+    """What is known of the prompts, without an answer: `max_tokens` is 0."""
+    choices = [Choice(i, echoes[i // n] if echoes else "", prompt=read[i // n]) for i in range(len(prompts) * n)]
+    counts = usage(sum(map(len, prompts)), 0, 0)
+    end = Output(0, "", (), finish_reason="length")
+    if body.stream:
+        events = "".join(writer.events(choice, [end]) for choice in choices)
+        last = writer.usage_event(counts) if body.include_usage else ""
+        return Response(events.encode() + last.encode() + DONE, media_type="text/event-stream")
+    for choice in choices:
+        choice.take(end)
+    return JSONResponse(writer.whole(choices, counts))
 
 
 def _abort(streams: Sequence[EngineStream]) -> None:
@@ -107,7 +145,6 @@ async def _collect(streams: Sequence[EngineStream], choices: Sequence[Choice], n
     tokens = 0
     async for first, outputs in _merged(streams, n):
         for output in outputs:
-            _raise_failure(output)
             choices[first + output.index].take(output)
             tokens += len(output.token_ids)
     return tokens
@@ -115,38 +152,26 @@ async def _collect(streams: Sequence[EngineStream], choices: Sequence[Choice], n
 
 async def _events(
     streams: Sequence[EngineStream], choices: Sequence[Choice], n: int, writer: CompletionWriter, include_usage: bool
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Server-sent events: one piece of bytes for all that a step brings. Aborts what is unread when it is closed."""
-    begun, tokens = False, 0
+    tokens = 0
     try:
         async for first, outputs in _merged(streams, n):
             if len(outputs) == 1:
-                _raise_failure(outputs[0])
                 tokens += len(outputs[0].token_ids)
                 text = writer.events(choices[first + outputs[0].index], outputs)
             else:
                 by_choice: dict[int, list[Output]] = {}
                 for output in outputs:
-                    _raise_failure(output)
                     tokens += len(output.token_ids)
                     by_choice.setdefault(first + output.index, []).append(output)
                 text = "".join(writer.events(choices[index], news) for index, news in by_choice.items())
             if text:
-                begun = True
                 yield text.encode()
         end = writer.usage_event(_usage(streams, tokens)).encode() if include_usage else b""
         yield end + DONE
-    except Exception as error:
-        if not begun:
-            raise  # no byte is out: the caller answers with a status
-        yield of_stream(error).event() + DONE
     finally:
         _abort(streams)
-
-
-def _raise_failure(output: Output) -> None:
-    if output.finish_reason == "error" or output.finish_reason == "abort":
-        raise EngineStopped(output.error or "the request was aborted")
 
 
 async def _merged(streams: Sequence[EngineStream], n: int) -> AsyncIterator[tuple[int, list[Output]]]:

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from apps.llm.api import Output, TokenLogprob
+from apps.llm.api import Output, PromptToken, TokenLogprob
+from apps.llm.chat.events import ArgumentsPiece, CallBegins, ChatEvent, Reasoned, SaidText
+from apps.llm.chat.reader import AnswerReader
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,8 +45,15 @@ def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as
 class Choice:
     """One answer of a request: what has come of it so far."""
 
-    def __init__(self, index: int, echo: str = ""):
-        self.index, self.echo = index, echo
+    def __init__(
+        self,
+        index: int,
+        echo: str = "",
+        reader: AnswerReader | None = None,
+        prompt: Sequence[PromptToken] = (),
+    ):
+        self.index, self.echo, self.reader = index, echo, reader  # None: the answer is text, and nothing else
+        self.prompt = prompt  # empty: nobody asked how likely it is
         self.texts: list[str] = [echo] if echo else []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
@@ -66,18 +75,22 @@ class CompletionWriter:
     KIND, EVENT_KIND, ID = "text_completion", "text_completion", "cmpl-"
     OPEN, CLOSE = '"text":', ""  # around an event's text
 
-    def __init__(self, model: str, with_logprobs: bool, include_usage: bool):
+    def __init__(self, model: str, with_logprobs: bool, include_usage: bool, prompt_logprobs: int | None = None):
         name, now = self.ID + uuid.uuid4().hex, int(time.time())
         self._head = {"id": name, "object": self.KIND, "created": now, "model": model}
         self._event = "data: " + json.dumps(self._head | {"object": self.EVENT_KIND})[:-1] + ',"choices":['
         self._end = ('],"usage":null' if include_usage else "]") + "}\n\n"
-        self._with_logprobs = with_logprobs
+        self._with_logprobs, self._prompt_logprobs = with_logprobs, prompt_logprobs
 
     # -- streamed -----------------------------------------------------------------------------------------------
 
     def begin(self, choice: Choice) -> str:
         """What a choice's first event needs before it."""
-        return self._choice_event(choice, choice.echo, (), None, None) if choice.echo else ""
+        if not self._echoes_logprobs(choice):
+            return self._text_event(choice, choice.echo, (), None, None) if choice.echo else ""
+        text, written = json.dumps(choice.echo), json.dumps(prompt_scores(choice.prompt, choice.echo))
+        event = f'"index":{choice.index},"text":{text},"logprobs":{written},"finish_reason":null'
+        return f"{self._event}{{{event}}}{self._end}"
 
     def events(self, choice: Choice, outputs: Sequence[Output]) -> str:
         """The server-sent event of a choice's news, "" if there is nothing to see yet."""
@@ -91,12 +104,15 @@ class CompletionWriter:
         begin = ""
         if not choice.started:
             choice.started, begin = True, self.begin(choice)
-        return begin + self._choice_event(choice, text, logprobs, last.finish_reason, last.stop_reason)
+        return begin + self._text_event(choice, text, logprobs, last.finish_reason, last.stop_reason)
+
+    def _text_event(self, choice: Choice, text: str, *rest: Any) -> str:
+        return self._choice_event(choice, f"{self.OPEN}{json.dumps(text)}{self.CLOSE}", *rest)
 
     def _choice_event(
         self,
         choice: Choice,
-        text: str,
+        news: str,
         logprobs: Sequence[TokenLogprob],
         finish_reason: str | None,
         stop_reason: str | int | None,
@@ -106,8 +122,7 @@ class CompletionWriter:
         if stop_reason is not None:
             reason += f',"stop_reason":{json.dumps(stop_reason)}'
         return (
-            f'{self._event}{{"index":{choice.index},{self.OPEN}{json.dumps(text)}{self.CLOSE},'
-            f'"logprobs":{written},"finish_reason":{reason}}}{self._end}'
+            f'{self._event}{{"index":{choice.index},{news},"logprobs":{written},"finish_reason":{reason}}}{self._end}'
         )
 
     def usage_event(self, counts: dict[str, Any]) -> str:
@@ -119,18 +134,28 @@ class CompletionWriter:
         return self._head | {"choices": [self._whole_choice(choice) for choice in choices], "usage": counts}
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        return {
+        logprobs = self.logprobs(choice, choice.logprobs) if self._with_logprobs else None
+        if logprobs is not None and self._echoes_logprobs(choice):
+            echoed = prompt_scores(choice.prompt, choice.echo)
+            logprobs = {name: echoed[name] + of_answer for name, of_answer in logprobs.items()}
+        whole = {
             "index": choice.index,
-            **self.message("".join(choice.texts)),
-            "logprobs": self.logprobs(choice, choice.logprobs) if self._with_logprobs else None,
-            "finish_reason": choice.finish_reason,
+            **self.message(choice),
+            "logprobs": logprobs,
+            "finish_reason": _finish_reason(choice, choice.finish_reason),
             "stop_reason": choice.stop_reason,
         }
+        if self._prompt_logprobs is not None:
+            whole["prompt_logprobs"] = prompt_logprobs(choice.prompt, self._prompt_logprobs)
+        return whole
+
+    def _echoes_logprobs(self, choice: Choice) -> bool:
+        return self._with_logprobs and bool(choice.echo and choice.prompt)
 
     # -- where the endpoints differ -----------------------------------------------------------------------------
 
-    def message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def message(self, choice: Choice) -> dict[str, Any]:
+        return {"text": "".join(choice.texts)}
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The legacy form: parallel lists, with each token's place in the text."""
@@ -148,6 +173,40 @@ class CompletionWriter:
         }
 
 
+def prompt_scores(prompt: Sequence[PromptToken], text: str) -> dict[str, list[Any]]:
+    """The legacy form of an echoed prompt's log probabilities; null for the first token, which nothing precedes.
+
+    Of several tokens with the same text (halves of characters) the likeliest one's is told.
+    """
+    offsets, offset = [], 0
+    for token in prompt:
+        offsets.append(min(offset, len(text)))
+        offset += token.shown
+    scores = [token.score for token in prompt]
+    return {
+        "tokens": [token.text for token in prompt],
+        "token_logprobs": [score and score.logprob for score in scores],
+        "top_logprobs": [
+            token.score and {token.text: token.score.logprob, token.likeliest_text: token.score.likeliest_logprob}
+            for token in prompt
+        ],
+        "text_offset": offsets,
+    }
+
+
+def prompt_logprobs(prompt: Sequence[PromptToken], count: int) -> list[dict[str, Any] | None]:
+    """vLLM's form: for each token but the first a map from token id to its log probability, rank and text."""
+    told: list[dict[str, Any] | None] = []
+    for token in prompt:
+        if (score := token.score) is None:
+            told.append(None)
+            continue
+        likeliest = {"logprob": score.likeliest_logprob, "rank": 1, "decoded_token": token.likeliest_text}
+        own = {"logprob": score.logprob, "rank": score.rank, "decoded_token": token.text}
+        told.append(({str(score.likeliest): likeliest} if count else {}) | {str(token.token_id): own})
+    return told
+
+
 class ChatWriter(CompletionWriter):
     """/v1/chat/completions."""
 
@@ -158,8 +217,33 @@ class ChatWriter(CompletionWriter):
         delta = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         return f'{self._event}{{"index":{choice.index},{delta}{self._end}'
 
-    def message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def events(self, choice: Choice, outputs: Sequence[Output]) -> str:
+        if choice.reader is None:
+            return super().events(choice, outputs)
+        ended, stop_reason = outputs[-1].finish_reason, outputs[-1].stop_reason
+        news = choice.reader.feed("".join(output.text for output in outputs))
+        if ended is not None:
+            news += choice.reader.finish()
+        logprobs = [logprob for output in outputs for logprob in output.logprobs]
+        deltas = [delta for event in news if (delta := _delta(event)) is not None] or [{}] * bool(logprobs)
+        if not deltas and ended is None:
+            return ""
+        begin = ""
+        if not choice.started:
+            choice.started, begin = True, self.begin(choice)
+        written = [
+            self._choice_event(choice, f'"delta":{json.dumps(delta)}', () if i else logprobs, None, None)
+            for i, delta in enumerate(deltas)
+        ]
+        if ended is not None:
+            written.append(self._choice_event(choice, '"delta":{}', (), _finish_reason(choice, ended), stop_reason))
+        return begin + "".join(written)
+
+    def message(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
+        if choice.reader is not None:
+            message |= _told(choice.reader.feed(message["content"]) + choice.reader.finish())
+        return {"message": message}
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
@@ -170,6 +254,47 @@ class ChatWriter(CompletionWriter):
             ],
             "refusal": None,
         }
+
+
+def _delta(event: ChatEvent) -> dict[str, Any] | None:
+    """What a chunk says of an event."""
+    match event:
+        case SaidText(text):
+            return {"content": text}
+        case Reasoned(text):
+            return {"reasoning_content": text}
+        case CallBegins(index, name):
+            call = {"index": index, "id": _call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case ArgumentsPiece(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case _:
+            return None
+
+
+def _told(events: Sequence[ChatEvent]) -> dict[str, Any]:
+    """What a message says of all events of an answer."""
+    content = "".join(event.text for event in events if isinstance(event, SaidText))
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoned))
+    calls: list[dict[str, Any]] = []
+    for event in events:
+        if isinstance(event, CallBegins):
+            calls.append({"id": _call_id(), "type": "function", "function": {"name": event.name, "arguments": ""}})
+        elif isinstance(event, ArgumentsPiece):
+            calls[event.index]["function"]["arguments"] += event.text
+    told: dict[str, Any] = {"content": None if calls and not content else content}
+    if reasoning:
+        told["reasoning_content"] = reasoning
+    return told | ({"tool_calls": calls} if calls else {})
+
+
+def _finish_reason(choice: Choice, reason: str | None) -> str | None:
+    called = choice.reader is not None and choice.reader.called
+    return "tool_calls" if called and reason == "stop" else reason
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex}"
 
 
 def _chat_token(text: str, logprob: float) -> dict[str, Any]:

@@ -5,9 +5,13 @@ Types are strict, as OpenAI's are ("0.5" is no number); null means absent; field
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from apps.llm.api import SamplingParams
+from apps.llm.chat.conversation import ChatRequest, Conversation, thinking_fields
+from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
+from apps.serving.ingress.bodies import Body
+from apps.serving.ingress.openai_errors import OpenAIError
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat goes on as far as the context allows
 MAX_PROMPTS = 256
@@ -21,6 +25,7 @@ UNIONS = {
     "input": "input must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "prompt": "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "stop": "stop must be a string or a list of strings",
+    "tool_choice": 'tool_choice must be none, auto, required or {"type": "function", "function": {"name": ...}}',
 }
 """What to say of a field that may be of several types, instead of one complaint for each."""
 
@@ -29,10 +34,6 @@ def each(texts: Texts) -> list[str | list[int]]:
     """One entry for each text."""
     one = isinstance(texts, str) or not texts or isinstance(texts[0], int)
     return cast(list[str | list[int]], [texts] if one else texts)
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class StreamOptions(Body):
@@ -130,8 +131,12 @@ SAME_NAME = tuple(
 class CompletionBody(SamplingBody):
     prompt: Texts
     logprobs: int | None = None
+    """The chosen tokens' log probabilities, and those of so many likeliest ones."""
     echo: bool | None = None
-    """The prompt before the answer."""
+    """The prompt before the answer; with `logprobs` its tokens' log probabilities too, and at each place the likeliest
+    token's. With `max_tokens` 0 there is nothing else."""
+    prompt_logprobs: int | None = None
+    """vLLM's: 0 for the log probabilities of the prompt's tokens, 1 for the likeliest token's too."""
     suffix: str | None = None
     """Not supported."""
     best_of: int | None = None
@@ -151,14 +156,37 @@ class CompletionBody(SamplingBody):
             raise ValueError("suffix is not supported: this server continues a text, it does not insert into it")
         if info.field_name == "best_of" and value not in (None, info.data.get("n") or 1):
             raise ValueError("best_of is not supported: ask for n answers and choose")
-        if info.field_name == "echo" and value and info.data.get("logprobs") is not None:
-            raise ValueError("echo is not supported together with logprobs")
         return value
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _known(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, 0, 1):
+            raise ValueError("must be 0 or 1: of a prompt's places only the likeliest token is known")
+        if value is not None and info.data.get("stream"):
+            raise ValueError("prompt_logprobs is not part of a stream: ask with stream: false")
+        return value
+
+    @model_validator(mode="after")
+    def _one_answer(self) -> "CompletionBody":
+        if self.reads_prompt and (self.n or 1) > 1:
+            raise OpenAIError(400, "n must be 1 where the prompt's log probabilities are wanted", "n", "invalid_value")
+        return self
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the prompt's own log probabilities are wanted."""
+        return self.prompt_logprobs is not None or bool(self.echo and self.logprobs is not None)
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether no answer is wanted."""
+        return self.max_tokens == 0 and bool(self.echo or self.reads_prompt)
 
     @property
     def names(self) -> dict[str, str]:
         """Engine's field -> the client's, where they differ."""
-        return {"json_schema": "response_format"}
+        return {"json_schema": "response_format", "tokens": "prompt"}
 
     def params(self) -> SamplingParams:
         if self.max_tokens is not None:
@@ -167,37 +195,27 @@ class CompletionBody(SamplingBody):
         return self.sampling(logprobs=self.logprobs, max_tokens=default, within_context=True)
 
 
-class TextPart(Body):
-    type: Literal["text"]
-    text: str
-
-
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-
-    def plain(self) -> dict[str, str]:
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        # OpenAI's newer name for the system role; chat templates know the old one.
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
 class ChatBody(SamplingBody):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     """OpenAI's newer name of `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    """Not supported."""
+    tools: list[ToolBody] | None = None
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """none, auto (the default), required, or the tool that must be called. Its arguments are held to its schema."""
+    parallel_tool_calls: bool | None = None
+    """false: at most one call in an answer."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """For chat templates that know it; `none` is also `enable_thinking: false` for them, the others are `true`."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Not OpenAI's: further variables of the chat template, such as `enable_thinking`."""
 
-    @field_validator("tools", "top_logprobs")
+    @field_validator("top_logprobs")
     @classmethod
     def _offered(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.field_name == "tools" and value:
-            raise ValueError("tools are not supported")
-        if info.field_name == "top_logprobs" and value is not None and not info.data.get("logprobs"):
+        if value is not None and not info.data.get("logprobs"):
             raise ValueError("top_logprobs may only be given with logprobs: true")
         return value
 
@@ -206,6 +224,18 @@ class ChatBody(SamplingBody):
         """Engine's field -> the client's, where they differ."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"json_schema": "response_format", "prompt": "messages", "logprobs": "top_logprobs", "max_tokens": limit}
+
+    def request(self) -> ChatRequest:
+        """The chat. Raises RequestError where messages or tools do not fit each other."""
+        conversation = Conversation()
+        for i, message in enumerate(self.messages):
+            message.join(conversation, f"messages[{i}]")
+        fields: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            thinks = thinking_fields(self.reasoning_effort != "none")
+            fields = {"reasoning_effort": self.reasoning_effort, **thinks}
+        use = tool_use(self.tools or [], self.tool_choice, self.parallel_tool_calls)
+        return ChatRequest(conversation.messages, use, fields | (self.chat_template_kwargs or {}))
 
     def params(self) -> SamplingParams:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

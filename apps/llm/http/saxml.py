@@ -8,19 +8,20 @@ second knew, the bare list; without, the first one's object. Errors have both ge
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.responses import Response
 
-from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
+from apps.llm.api import EngineError, Output, SamplingParams
 from apps.llm.engine_model import EngineStream, Models
 from apps.serving.ingress.application import find_model
 from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
-from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, retry_after
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import json_body
+from apps.serving.ingress.saxml_answers import SaxmlJSON, failed, failure
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,7 +43,7 @@ class ExtraInputs(BaseModel):
         return value
 
 
-class GenerateBody(BaseModel):
+class SaxmlBody(BaseModel):
     """Saxml's."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
@@ -88,7 +89,9 @@ def saxml_router(models: Models) -> APIRouter:
             logprobs = await model.score(body.prefix, suffixes)
         except (EngineError, OpenAIError, ValidationError, BodyTooLarge) as error:
             return refusal(error)
-        return _json({"model": model.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs})
+        return SaxmlJSON(
+            {"model": model.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs}
+        )
 
     return router
 
@@ -96,7 +99,7 @@ def saxml_router(models: Models) -> APIRouter:
 async def generate(models: Models, content: bytes) -> Response:
     """POST /generate with a body of Saxml's. A text's score is the sum of its tokens' log probabilities."""
     try:
-        body = GenerateBody.model_validate_json(content)
+        body = SaxmlBody.model_validate_json(content)
         model, extra = find_model(models, body.model), body.extra_inputs or ExtraInputs()
         params = SamplingParams(
             # Saxml ends an answer where the model's room ends; it does not refuse to begin.
@@ -110,8 +113,7 @@ async def generate(models: Models, content: bytes) -> Response:
         stream = await model.submit(body.query, params)
         try:
             if body.stream:
-                events = _events(stream)
-                return EventStream(await anext(events), events)
+                return await EventStream(_events(stream), _last_event).begun()
             text, score = "", 0.0
             async for outputs in stream.batches():
                 piece, gained = _news(outputs)
@@ -122,51 +124,34 @@ async def generate(models: Models, content: bytes) -> Response:
     except (EngineError, OpenAIError, ValidationError) as error:
         return refusal(error)
     answer = [[text, score]]
-    return _json({"generate_response": answer} if body.extra_inputs is None else answer)
+    return SaxmlJSON({"generate_response": answer} if body.extra_inputs is None else answer)
 
 
 def refusal(error: Exception) -> Response:
     """Any error that a dialect may meet, in both of Saxml's forms at once; the status is the one of OpenAI's form."""
-    known = _known(error)
-    return _json(_both(known), known.status, retry_after(known.retry_after_s))
-
-
-def _known(error: Exception) -> OpenAIError:
-    if isinstance(error, OpenAIError):
-        return error
-    return from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error)
-
-
-def _both(error: OpenAIError) -> Mapping[str, str]:
-    return {"Error": error.message, "detail": error.message}
-
-
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(json.dumps(content, indent=4) + "\n", status, headers, "application/json")
+    if not isinstance(error, OpenAIError):
+        error = from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error)
+    return failed(error.message, error.status, error.retry_after_s)
 
 
 def _news(outputs: list[Output]) -> tuple[str, float]:
     """Text and log probability that a step brings."""
-    for output in outputs:
-        if output.finish_reason in ("error", "abort"):
-            raise EngineStopped(output.error or "the request was aborted")
     logprobs = [entry.logprob for output in outputs for entry in output.logprobs]
     return "".join(output.text for output in outputs), sum(logprobs)
 
 
-async def _events(stream: EngineStream) -> AsyncIterator[bytes]:
+async def _events(stream: EngineStream) -> AsyncGenerator[bytes, None]:
     """Server-sent events, one for each step: [[what is new of the text, the score so far]]."""
-    begun, score = False, 0.0
+    score = 0.0
     try:
         async for outputs in stream.batches():
             text, gained = _news(outputs)
             score += gained
-            begun = True
             yield f"data: {json.dumps([[text, score]])}\n\n".encode()
         yield DONE
-    except EngineStopped as error:
-        if not begun:
-            raise  # no byte is out: the answer can still be a status
-        yield f"data: {json.dumps(_both(_known(error)))}\n\n".encode() + DONE
     finally:
         stream.abort()
+
+
+def _last_event(error: Exception) -> bytes:
+    return f"data: {json.dumps(failure(of_stream(error).message))}\n\n".encode() + DONE

@@ -1,4 +1,4 @@
-"""Optional API keys: `Authorization: Bearer KEY`, as OpenAI's clients send it.
+"""Optional API keys: `Authorization: Bearer KEY`, as OpenAI's clients send it, or `x-api-key: KEY`, as Anthropic's do.
 
 A key may have a name, `alice=KEY`: the principal that it speaks for, by which a cell's ACLs and logs know the caller.
 Several keys may share a name, so that a new one can be handed out before the old one is taken back.
@@ -79,28 +79,27 @@ def _parsed(written: str, where: str) -> tuple[str, str]:
 
 
 class RequireKey:
-    """ASGI middleware: a request without a known key gets `refused(message)`, and the application never sees it.
+    """ASGI middleware: a request without a known key gets `refused(scope, message)`, and the application never sees it.
 
     To the application, `scope["podslice.principal"]` says whose key it was.
     """
 
-    def __init__(self, app: Asgi, principals: Principals, refused: Callable[[str], Response]):
+    def __init__(self, app: Asgi, principals: Principals, refused: Callable[[dict[str, Any], str], Response]):
         self._app, self._principals, self._refused = app, principals, refused
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            scheme, _, key = _authorization(scope).partition(" ")
-            given = key.strip() if scheme.lower() == "bearer" else ""
-            principal = self._of(given) if given else None
+            given = _keys(scope)
+            principal = next(filter(None, map(self._of, given)), None)
             if principal is not None:
                 scope = scope | {SCOPE_PRINCIPAL: principal}
             elif scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
                 problem = (
                     "Incorrect API key given."
                     if given
-                    else "No API key given: send it in the header 'Authorization: Bearer KEY'."
+                    else "No API key given: send it in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
                 )
-                await self._refused(problem)(scope, receive, send)
+                await self._refused(scope, problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -113,5 +112,9 @@ class RequireKey:
         return found
 
 
-def _authorization(scope: dict[str, Any]) -> str:
-    return next((value for name, value in scope["headers"] if name == b"authorization"), b"").decode("latin-1")
+def _keys(scope: dict[str, Any]) -> list[str]:
+    """The keys that a request gives, one for each header."""
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    scheme, _, key = headers.get(b"authorization", "").partition(" ")
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return [key for key in (bearer, headers.get(b"x-api-key", "").strip()) if key]

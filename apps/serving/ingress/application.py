@@ -1,6 +1,6 @@
 """What every application answers, whatever it serves: its health, its models, and errors where no route is."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
@@ -76,26 +76,37 @@ def unknown_path(request: Request, error: HTTPException) -> str:
     return hint.get(error.status_code, str(error.detail))
 
 
-def answer_as_openai(app: FastAPI, keys: Principals) -> None:
-    """Adds the handlers of errors; with keys, lets only those in who hold one."""
+def as_openai(scope: Mapping[str, Any], error: OpenAIError) -> Response:
+    return error.response()
+
+
+def answer_errors(
+    app: FastAPI, keys: Principals, written: Callable[[Mapping[str, Any], OpenAIError], Response] = as_openai
+) -> None:
+    """Adds the handlers of errors; with keys, lets only those in who hold one.
+
+    Args:
+        written: an error as the clients of a path expect it.
+    """
 
     @app.exception_handler(OpenAIError)
     async def refused(request: Request, error: OpenAIError) -> Response:
-        return error.response()
+        return written(request.scope, error)
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
-        response = OpenAIError(error.status_code, unknown_path(request, error)).response()
+        response = written(request.scope, OpenAIError(error.status_code, unknown_path(request, error)))
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return OpenAIError(500, "The server failed; its log says why.", None, "internal_error").response()
+        broken = OpenAIError(500, "The server failed; its log says why.", None, "internal_error")
+        return written(request.scope, broken)
 
     if keys:
         app.add_middleware(
             RequireKey,
             principals=keys,
-            refused=lambda message: OpenAIError(401, message, None, "invalid_api_key").response(),
+            refused=lambda scope, message: written(scope, OpenAIError(401, message, None, "invalid_api_key")),
         )

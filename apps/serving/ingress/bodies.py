@@ -1,12 +1,19 @@
 """A request's body, bounded; an answer's, streamed with as little as possible between a token and its socket."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 MAX_BYTES = 32 * 2**20
+
+
+class Body(BaseModel):
+    """Strict types ("0.5" is no number); unknown fields are ignored; a docstring under a field is its description."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class BodyTooLarge(ValueError):
@@ -27,23 +34,46 @@ async def read_body(request: Request) -> bytes:
 class EventStream(Response):
     """Sends each piece of bytes in one write. Closes `pieces` however it ends, so that they free what they hold.
 
+    Answer with `await EventStream(pieces).begun()`: the status is sent with the first piece, so that a failure until
+    then is raised and can have a status of its own.
+
+    Args:
+        failed: the last piece of a stream that fails later; None: the connection is closed in the middle.
+
     (Starlette's StreamingResponse runs a task group beside each stream to notice a client that leaves. Serve
     notices that itself and cancels the whole request, this response included.)
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, pieces: AsyncGenerator[bytes, None], media_type: str | None = None):
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        failed: Callable[[Exception], bytes] | None = None,
+        media_type: str | None = None,
+    ):
         super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._first, self._pieces = first, pieces
+        self._pieces, self._failed = pieces, failed
         self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+
+    async def begun(self) -> "EventStream":
+        self._first = await anext(self._pieces)
+        return self
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for piece in self._pieces:
+            while (piece := await self._next()) is not None:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._pieces.aclose()
+
+    async def _next(self) -> bytes | None:
+        try:
+            return await anext(self._pieces, None)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            return self._failed(error)  # the generator has ended: the next time there is nothing

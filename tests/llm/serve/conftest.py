@@ -6,7 +6,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from serving import MODEL, SMALL, serve_cli
+
+from apps.llm.chat.model_format import ModelFormat
+from tests.llm.engine import chat_models
+from tests.llm.serve.serving import MODEL, SMALL, LocalServer, local_server, serve_cli
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +30,24 @@ def client(llm_url: str) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def stats(llm_url: str) -> Callable[[], dict[str, Any]]:
     return lambda: httpx.get(f"{llm_url}/health").json()["models"][MODEL]
+
+
+@pytest.fixture(scope="session")
+def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """A tiny random model that has tools and thinks, as Qwen3 does; without Ray."""
+    folder = chat_models.save(tmp_path_factory.mktemp("chat"), "qwen3")
+    sizes = {"dtype": "float32", "pages": 128, "page_size": 16, "max_model_len": 512}
+    with local_server(model=str(folder), **sizes) as server:
+        yield server
+
+
+@pytest.fixture
+def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Gives the model another chat template."""
+
+    def change(name: str) -> None:
+        template = chat_models.TEMPLATES[name]
+        monkeypatch.setattr(chat_server.engine.tokenizer._hf, "chat_template", template)
+        monkeypatch.setattr(chat_server.engine, "format", ModelFormat.of(template))
+
+    return change

@@ -6,11 +6,11 @@ import sys
 import urllib.request
 
 import pytest
-from serving import REPOSITORY, serve_cli, wait_until
 
 from apps.llm.server import build
 from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
+from tests.llm.serve.serving import REPOSITORY, serve_cli, wait_until
 
 
 @pytest.mark.parametrize(

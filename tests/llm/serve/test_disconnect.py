@@ -7,6 +7,13 @@ import time
 import httpx
 import pytest
 
+FORMAT = {"type": "object", "properties": {"a": {"type": "array", "minItems": 400}}, "required": ["a"]}
+MESSAGE = {
+    "model": "podslice-demo",
+    "max_tokens": 900,
+    "messages": [{"role": "user", "content": "x"}],
+    "output_config": {"format": {"type": "json_schema", "schema": FORMAT}},  # long: there is no ignore_eos
+}
 LONG = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
 # JetStream's and Saxml's bodies have no ignore_eos. Greedily answered, this goes on and on; sampled, as Saxml's is
 # by default, it may end before anybody sees it run.
@@ -35,12 +42,14 @@ def leave(url: str, path: str, body: dict, split: bool) -> None:
         ("/v1/completions", {"stream": True}),
         ("/v1/completions", {"stream": False}),
         ("/v1/completions", {"n": 2, "prompt": ["x", "y"]}),
+        ("/v1/messages", MESSAGE | {"stream": True}),
+        ("/v1/messages", MESSAGE),
         ("/generate", {"prompt": LAUGH, "stream": False}),
         ("/generate", {"query": LAUGH, "stream": True, "extra_inputs": GOES_ON}),
         ("/v1/embeddings", {"input": [[token % 200 + 10] * 500 for token in range(300)]}),
         ("/score", {"prefix": "x", "suffix": ["ha" * (300 + more) for more in range(100)]}),
     ],
-    ids=["stream", "whole", "many", "jetstream", "saxml", "embeddings", "score"],
+    ids=["stream", "whole", "many", "messages stream", "messages", "jetstream", "saxml", "embeddings", "score"],
 )
 def test_leaving_frees_the_request(llm_url, stats, path, extra, split):
     leave(llm_url, path, LONG | extra, split)

@@ -6,12 +6,17 @@ import json
 import httpx
 import openai
 import pytest
-from serving import MODEL, local_server, wait_until
 
 from apps.llm.engine import EngineStopped
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
+from tests.llm.serve.serving import MODEL, local_server, wait_until
 
+HELLO = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
+LONG_ANSWER = {
+    "type": "json_schema",
+    "schema": {"type": "object", "properties": {"a": {"type": "array", "minItems": 400}}, "required": ["a"]},
+}
 ENDLESS = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
 
@@ -21,7 +26,7 @@ def server():
         yield server
 
 
-def test_a_full_queue_answers_429(server):
+def test_a_full_queue_answers_429_or_as_its_dialect_has_it(server):
     url = f"{server.url}/v1/completions"
     with httpx.stream("POST", url, json=ENDLESS | {"n": 4}) as running:
         next(running.iter_lines())
@@ -35,6 +40,8 @@ def test_a_full_queue_answers_429(server):
                 paths = {
                     "/v1/completions": ENDLESS,
                     "/v1/embeddings": {"input": "x"},
+                    "/v1/messages": HELLO,
+                    "/v1/messages?beta=true": HELLO | {"stream": True},
                     "/generate": {},
                     "/generate?saxml": {"query": "x"},
                     "/score": {"prefix": "x", "suffix": "y"},
@@ -43,11 +50,14 @@ def test_a_full_queue_answers_429(server):
                 queued.cancel()
                 return replies
 
-        openai_reply, embeddings, jetstream, *saxml = asyncio.run(overload())
+        openai_reply, embeddings, *anthropic, jetstream, saxml, score = asyncio.run(overload())
     assert openai_reply.status_code == 429 and int(openai_reply.headers["retry-after"]) >= 1
     assert openai_reply.json()["error"]["code"] == "rate_limit_exceeded"
     assert embeddings.status_code == 429 and embeddings.json()["error"]["code"] == "rate_limit_exceeded"
-    for reply in saxml:
+    for reply in anthropic:
+        assert reply.status_code == 529 and int(reply.headers["retry-after"]) >= 1
+        assert reply.json()["error"]["type"] == "overloaded_error" and "busy" in reply.json()["error"]["message"]
+    for reply in (saxml, score):
         assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1
         assert "busy" in reply.json()["Error"] == reply.json()["detail"]
     assert jetstream.status_code == 429 and jetstream.json()["detail"] and "retry-after" in jetstream.headers
@@ -76,10 +86,10 @@ def test_many_embeddings_wait_for_room_and_leave_with_their_reader(server):
 def test_keys(server):
     app = http_app({MODEL: server.model}, principals(["right", "also right"]))
 
-    def ask(key: str | None, path: str = "/v1/models") -> httpx.Response:
+    def ask(key: str | None, path: str = "/v1/models", header: str = "Authorization") -> httpx.Response:
         async def call() -> httpx.Response:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-                return await client.get(path, headers={"Authorization": key} if key else {})
+                return await client.get(path, headers={header: key} if key else {})
 
         return asyncio.run(call())
 
@@ -88,22 +98,35 @@ def test_keys(server):
         reply = ask(refused)
         assert reply.status_code == 401 and reply.headers["www-authenticate"] == "Bearer"
         assert reply.json()["error"]["code"] == "invalid_api_key"
+        reply = ask(refused, "/v1/messages")
+        assert reply.status_code == 401 and reply.json()["error"]["type"] == "authentication_error"
+        assert reply.json()["type"] == "error" and reply.json()["request_id"] == reply.headers["request-id"]
+    assert ask("right", "/v1/messages", "x-api-key").status_code == 405  # a GET, by one who may
+    assert ask("wrong", "/v1/messages", "x-api-key").status_code == 401
     assert ask(None, "/generate").status_code == 401  # not even which methods there are
     assert ask(None, "/healthcheck").status_code == ask(None, "/health").status_code == 200
 
 
 def test_an_engine_that_fails_says_so_to_everyone():
+    def broken(*_):
+        raise RuntimeError("the device is gone")
+
     with local_server() as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         stream = client.completions.create(
             model=MODEL, prompt="x", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
         )
         assert next(stream).choices[0] is not None
+        long = HELLO | {"max_tokens": 900, "stream": True, "output_config": {"format": LONG_ANSWER}}
+        with httpx.stream("POST", f"{server.url}/v1/messages", json=long) as messages:
+            lines = messages.iter_lines()
+            assert next(lines) == "event: message_start"
+            server.engine.loops[0].executor.launch = broken
+            last = list(lines)
+        failed = json.loads(last[last.index("event: error") + 1].removeprefix("data: "))
+        assert failed["type"] == "error" and failed["error"]["type"] == "api_error"
+        assert "the device is gone" in failed["error"]["message"] and "event: message_stop" not in last
 
-        def broken(*_):
-            raise RuntimeError("the device is gone")
-
-        server.engine.loops[0].executor.launch = broken
         with pytest.raises(openai.APIError, match="the device is gone"):  # an event, not silence
             list(stream)
         with pytest.raises(EngineStopped, match="the device is gone"):
@@ -118,5 +141,7 @@ def test_an_engine_that_fails_says_so_to_everyone():
             reply = httpx.post(server.url + path, json=body)
             assert reply.status_code == 503 and "the device is gone" in reply.json()["Error"]
             assert int(reply.headers["retry-after"]) >= 1
+        reply = httpx.post(f"{server.url}/v1/messages", json=HELLO)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (503, "api_error") and reply.headers["retry-after"]
         assert httpx.post(f"{server.url}/v1/embeddings", json={"input": "x"}).status_code == 503
         assert httpx.post(f"{server.url}/generate", json={}).status_code == 503

@@ -1,12 +1,9 @@
 """Slices for tests: of plain processes, and of a Ray cluster that pretends to have TPUs."""
 
 import os
-import sys
-from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
-sys.path.append(str(Path(__file__).parents[1] / "engine"))  # tiny_models
 
 import pytest
 

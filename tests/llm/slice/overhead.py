@@ -21,17 +21,16 @@ import numpy as np
 os.environ["RAY_AUTH_MODE"] = "disabled"
 sys.path.append(str(Path(__file__).parents[3]))
 
-from processes import Processes, free_port
-
 from apps.llm.engine.executor import ThisProcess
-from apps.llm.engine.executor_protocol import Executor, Place, step_shapes
+from apps.llm.engine.executor_protocol import DevicePlace, Executor, step_shapes
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import choose
 from apps.llm.engine.parallel.lockstep import RankWorkers
-from apps.llm.engine.parallel.wire import NO_DP_RANK, Kind, Listener, message
+from apps.llm.engine.parallel.wire import NO_DP_RANK, Listener, MessageKind, message
 from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
 from ray_configs.llm import EngineConfig
+from tests.llm.slice.processes import Processes, free_port
 
 STEPS = 400
 DEVICE_S = 0.004  # of a decode step on a TPU, about
@@ -121,7 +120,7 @@ def over_tcp(count: int, step_s: float) -> float:
 
     def launch() -> None:
         used, content = step.trimmed()
-        hosts.tell(message(Kind.STEP, (SHAPE.tokens, SHAPE.seqs, used, 0), content))
+        hosts.tell(message(MessageKind.STEP, (SHAPE.tokens, SHAPE.seqs, used, 0), content))
 
     found = milliseconds(launch, lambda _: hosts.tokens())
     hosts.close()
@@ -199,7 +198,7 @@ def model_step(config: EngineConfig) -> HostStep:
     return step
 
 
-def loaded(config: EngineConfig, place: Place) -> Executor:
+def loaded(config: EngineConfig, place: DevicePlace) -> Executor:
     model = Model.open(config)
     layout = choose(config, model.arch, place.devices(config), None)
     (executor,) = place.load(config, model.at_size(config, layout.tensor), layout)

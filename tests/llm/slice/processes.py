@@ -8,13 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import tiny_models
-
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.parallel.lockstep import LockstepExecutor, SliceWorkers
 from apps.llm.engine.parallel.wire import Listener
 from ray_configs.llm import EngineConfig
+from tests.llm.engine import tiny_models
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -26,7 +25,7 @@ def free_port() -> int:
 
 
 class Processes:
-    """A `Place`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
+    """A `DevicePlace`: `Engine.load(config, Processes(2, 4))`. Hosts go wrong by `trouble`: see host_process."""
 
     def __init__(
         self,

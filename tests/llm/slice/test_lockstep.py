@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny_models
-from processes import Processes
 
 from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
 from apps.llm.engine.model.checkpoint import Checkpoint
+from tests.llm.engine import tiny_models
+from tests.llm.slice.processes import Processes
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -214,10 +214,11 @@ def test_too_little_memory_on_one_host_is_said(config: Callable[..., EngineConfi
     ("kind", "said"),
     [
         ("raise", "host 1 failed: RuntimeError: this host's chip is gone"),
-        pytest.param("die", "host 1 has died", marks=pytest.mark.slow),
-        pytest.param("hang", "a step has not ended after 3 s", marks=pytest.mark.slow),
+        ("die", "host 1 has died"),
+        ("hang", "a step has not ended after 3 s"),
     ],
 )
+@pytest.mark.slow
 def test_one_host_in_trouble_fails_all(kind: str, said: str, config: Callable[..., EngineConfig]) -> None:
     # Three steps warm up; the trouble comes in the middle of the answers.
     trouble = {"kind": kind, "rank": 1, "step": 12}

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from emulated import Emulated
-from load import Load, ask, longest_silence
+
+from tests.llm.slice.emulated import Emulated
+from tests.llm.slice.load import Load, ask, longest_silence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -1,0 +1,49 @@
+"""Gemma's: `<start_function_call>call:f{city:<escape>Paris<escape>}<end_function_call>`; Gemma 4 has other marks."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from apps.llm.chat.call_format import CallFormat, literal, mark
+from apps.llm.chat.literals import members
+from apps.llm.chat.reader import END, AnswerReader, Machine, Unfit
+from apps.llm.chat.values import blank, closing, exactly, word
+
+
+class GemmaMarks(NamedTuple):
+    opens: str
+    closes: str
+    quote: str  # round strings
+
+
+FUNCTION_GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
+
+
+class Gemma(CallFormat):
+    joint = ""
+
+    def __init__(self, marks: GemmaMarks = FUNCTION_GEMMA):
+        self.marks, self.mark, self.other_marks = marks, marks.opens, marks[1:]
+
+    def read(self, reader: AnswerReader, char: str) -> Machine:
+        while True:
+            char = yield from reader.text_before(char, self.marks.opens)
+            if not reader.at_mark:
+                return END
+            char = yield from reader.attempt(self.marks.opens, char, self._call)
+
+    def _call(self, reader: AnswerReader, char: str) -> Machine:
+        char = yield from blank(char)
+        char = yield from exactly(char, "call:")
+        char = yield from blank(char)
+        name, char = yield from word(char)
+        char = yield from exactly(char, "{")
+        if name not in reader.names:
+            raise Unfit(char)
+        reader.begin(name)
+        char = yield from members(char, reader.piece, "}", quote=self.marks.quote)
+        reader.end()
+        return (yield from closing(char, self.marks.closes))
+
+    def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
+        return literal(f"call:{name}"), mark(self.marks.closes, tokens)

@@ -1,0 +1,33 @@
+"""Llama 3's JSON: the answer is `{"name": "f", "parameters": {...}}`, or has it after `<|python_tag|>`.
+
+Further calls follow after a semicolon or in lines of their own.
+"""
+
+from collections.abc import Mapping
+
+from apps.llm.chat.call_format import TaggedCalls, listed, literal
+from apps.llm.chat.reader import AnswerReader, Machine
+from apps.llm.chat.values import blank, call_object
+
+TAG = "<|python_tag|>"
+
+
+class Llama(TaggedCalls):
+    tag, leads = TAG, "{"
+
+    def _calls(self, reader: AnswerReader, char: str) -> Machine:
+        char = yield from blank(char)
+        while True:
+            char = yield from call_object(reader, char, arguments_needed=True)
+            char = yield from blank(char)
+            if char == ";":
+                char = yield
+                char = yield from blank(char)
+            if char != "{":
+                return char
+
+    def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
+        return literal(f'{{"name": "{name}", "parameters": '), literal("}")
+
+    def calls(self, tokens: Mapping[str, int], one: bool) -> str:
+        return listed(one, "", "; ", "")

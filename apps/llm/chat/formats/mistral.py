@@ -1,0 +1,80 @@
+"""Mistral's: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`, since 2025 `[TOOL_CALLS]f[ARGS]{...}`."""
+
+import hashlib
+from collections.abc import Mapping
+
+from apps.llm.chat.call_format import CallFormat, listed, literal, mark
+from apps.llm.chat.reader import END, AnswerReader, Machine, Unfit
+from apps.llm.chat.values import blank, call_object, exactly, json_value, word
+
+MARK, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+ID_LENGTH = 9
+
+
+class Mistral(CallFormat):
+    """Reads both forms.
+
+    Args:
+        named: the newer one is what calls are held to.
+    """
+
+    mark, other_marks = MARK, (ID, ARGS)
+
+    def __init__(self, named: bool = False):
+        self.named = named
+        self.joint = "" if named else None
+
+    def read(self, reader: AnswerReader, char: str) -> Machine:
+        while True:
+            char = yield from reader.text_before(char, MARK)
+            if not reader.at_mark:
+                return END
+            char = yield from reader.attempt(MARK, char, self._calls)
+
+    def _calls(self, reader: AnswerReader, char: str) -> Machine:
+        char = yield from blank(char)
+        return (yield from (self._list if char == "[" else self._named)(reader, char))
+
+    def _list(self, reader: AnswerReader, char: str) -> Machine:
+        char = yield from exactly(char, "[")
+        while True:
+            char = yield from blank(char)
+            char = yield from call_object(reader, char)
+            char = yield from blank(char)
+            if char == "]":
+                return (yield)
+            char = yield from exactly(char, ",")
+
+    def _named(self, reader: AnswerReader, char: str) -> Machine:
+        name, char = yield from word(char)
+        if name not in reader.names:
+            raise Unfit(char)
+        char = yield from blank(char)
+        if char == "[":
+            char = yield
+            if char == "C":
+                char = yield from exactly(char, ID[1:])
+                _, char = yield from word(char)
+                char = yield from exactly(char, "[")
+            char = yield from exactly(char, ARGS[1:])
+            char = yield from blank(char)
+        if char != "{":
+            raise Unfit(char)
+        reader.begin(name)
+        char = yield from json_value(char, reader.piece)
+        reader.end()
+        return char
+
+    def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
+        if self.named:
+            return f"{literal(name)} {mark(ARGS, tokens)}", ""
+        return literal(f'{{"name": "{name}", "arguments": '), literal("}")
+
+    def calls(self, tokens: Mapping[str, int], one: bool) -> str:
+        return "call" if self.named else listed(one)
+
+    def call_id(self, call_id: str) -> str:
+        """Mistral's templates refuse ids of any other length than nine."""
+        if len(call_id) == ID_LENGTH and call_id.isalnum():
+            return call_id
+        return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:ID_LENGTH]

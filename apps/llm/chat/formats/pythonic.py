@@ -1,0 +1,51 @@
+"""Python calls, Llama 3.2's and 4's other way: the answer is `[f(city="Paris", days=3), g()]`."""
+
+from collections.abc import Mapping
+
+from apps.llm.chat.call_format import TaggedCalls, listed, literal
+from apps.llm.chat.literals import members
+from apps.llm.chat.reader import AnswerReader, Machine, Unfit
+from apps.llm.chat.values import blank, exactly, word
+
+TAG = "<|python_start|>"
+
+
+class Pythonic(TaggedCalls):
+    tag, leads = TAG, "["
+
+    def _calls(self, reader: AnswerReader, char: str) -> Machine:
+        char = yield from blank(char)
+        char = yield from exactly(char, "[")
+        while True:
+            char = yield from blank(char)
+            if char == "]" and reader.called:
+                return (yield)
+            char = yield from self._call(reader, char)
+            char = yield from blank(char)
+            if char == ",":
+                char = yield
+            elif char != "]":
+                raise Unfit(char)
+
+    def _call(self, reader: AnswerReader, char: str) -> Machine:
+        name, char = yield from word(char)
+        char = yield from exactly(char, "(")
+        if name not in reader.names:
+            raise Unfit(char)
+        reader.begin(name)
+        char = yield from blank(char)
+        if char == "*":  # f(**{"city": "Paris"})
+            char = yield from exactly(char, "**{")
+            char = yield from members(char, reader.piece, "}")
+            char = yield from blank(char)
+            char = yield from exactly(char, ")")
+        else:
+            char = yield from members(char, reader.piece, ")", "=")
+        reader.end()
+        return char
+
+    def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
+        return literal(f"{name}(**"), literal(")")
+
+    def calls(self, tokens: Mapping[str, int], one: bool) -> str:
+        return listed(one)

@@ -1,0 +1,163 @@
+"""Arguments that are written in almost JSON, as JSON: Python's literals, and Gemma's strings between marks."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from apps.llm.chat.reader import END, Machine, Unfit
+from apps.llm.chat.values import Say, blank, exactly
+
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+WORDS = {word: json_word for json_word in ("true", "false", "null") for word in (json_word, json_word.capitalize())}
+WORDS["None"] = "null"
+ESCAPES = {c: "\\" + c for c in 'nrtbf"\\'} | {"'": "'", "/": "/", "0": "\\u0000", "a": "\\u0007", "v": "\\u000b"}
+HEX = {"x": 2, "u": 4, "U": 8}
+
+
+@dataclass
+class Nest:
+    """An object or an array that is open."""
+
+    closes: str
+    after_key: str  # "": an array
+    filled: bool = False
+
+
+def members(char: str, say: Say, closes: str, after_key: str = ":", quote: str = "") -> Machine:
+    """The members of an object, from the character after its opening bracket to the one after its closing bracket.
+
+    Args:
+        after_key: what stands between a key and its value; inside values it is ":".
+        quote: a mark that stands round strings in which nothing is escaped.
+    """
+    say("{")
+    nests = [Nest(closes, after_key)]
+    while nests:
+        nest = nests[-1]
+        char = yield from blank(char)
+        if nest.filled and char == ",":  # one more may stand before the end
+            char = yield
+            char = yield from blank(char)
+        elif nest.filled and char != nest.closes:
+            raise Unfit(char)
+        if char == nest.closes:
+            nests.pop()
+            say("}" if nest.after_key else "]")
+            char = yield
+            continue
+        if nest.filled:
+            say(", ")
+        nest.filled = True
+        if nest.after_key:
+            char = yield from _key(char, nest.after_key, quote, say)
+            char = yield from blank(char)
+        if char is not END and char in "{[(":
+            nests.append(Nest({"{": "}", "[": "]", "(": ")"}[char], ":" if char == "{" else ""))
+            say("{" if char == "{" else "[")
+            char = yield
+        elif char in ('"', "'") or (quote and char == quote[0]):
+            char = yield from _text(char, say, quote)
+        else:
+            written, char = yield from _bare(char, ",)]}")
+            say(_scalar(written))
+    return char
+
+
+def _key(char: str, after: str, quote: str, say: Say) -> Machine:
+    if char in ('"', "'") or (quote and char == quote[0]):
+        raw: list[str] = []
+        char = yield from _text(char, raw.append, quote)
+        key = "".join(raw)
+    else:
+        written, char = yield from _bare(char, after + ",)]}")
+        key = json.dumps(written, ensure_ascii=False)
+    char = yield from blank(char)
+    char = yield from exactly(char, after)
+    say(key + ": ")
+    return char
+
+
+def _bare(char: str, ends: str) -> Generator[None, str, tuple[str, str]]:
+    letters = []
+    while char is not END and char not in ends and not char.isspace():
+        letters.append(char)
+        char = yield
+    if not letters or char is END:
+        raise Unfit(char)
+    return "".join(letters), char
+
+
+def _scalar(written: str) -> str:
+    """A number or a word as JSON; what is neither is a string that lacks its quotes."""
+    if written in WORDS:
+        return WORDS[written]
+    if NUMBER.fullmatch(written):
+        return written
+    try:
+        return str(int(written, 0))
+    except ValueError:
+        pass
+    try:
+        number = float(written)
+        if math.isfinite(number):
+            return repr(number)
+    except ValueError:
+        pass
+    return json.dumps(written, ensure_ascii=False)
+
+
+def _text(char: str, say: Say, quote: str) -> Machine:
+    """A string, as JSON's."""
+    marked = char not in ('"', "'")
+    closes = quote if marked else char
+    char = yield from exactly(char, closes)
+    say('"')
+    while True:
+        if char is END:
+            raise Unfit(END)
+        if char == closes[0]:
+            found = 0
+            while found < len(closes) and char == closes[found]:
+                found += 1
+                char = yield
+            if found == len(closes):
+                say('"')
+                return char
+            if char is not END:
+                say(_escaped(closes[:found]))
+        elif char == "\\" and not marked:
+            char = yield
+            char = yield from _escape(char, say)
+        else:
+            say(_escaped(char))
+            char = yield
+
+
+def _escape(char: str, say: Say) -> Machine:
+    """What follows a backslash, as JSON writes it."""
+    if char is END:
+        raise Unfit(END)
+    if char in HEX:
+        digits = ""
+        letter = char
+        char = yield
+        while len(digits) < HEX[letter] and char is not END and char in "0123456789abcdefABCDEF":
+            digits += char
+            char = yield
+        if char is END:
+            raise Unfit(END)
+        if len(digits) < HEX[letter] or int(digits, 16) > sys.maxunicode:
+            say("\\\\" + letter + digits)
+        else:  # halves of surrogate pairs stay as they are written
+            say("\\u" + digits.zfill(4) if letter != "U" else _escaped(chr(int(digits, 16))))
+        return char
+    if char != "\n":  # Python's strings go on after a line's end that is escaped
+        say(ESCAPES.get(char) or "\\\\" + _escaped(char))
+    return (yield)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

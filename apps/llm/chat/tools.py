@@ -1,0 +1,105 @@
+"""Tools that a request offers, and how free the model is to call them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from apps.llm.api import RequestError
+from apps.llm.chat.grammar import HeldCall, arguments_schema
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+
+CallMode = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Args:
+        field: where the client has it: `tools[0].function`.
+        parameters: JSON schema of its arguments, which are an object; None: it takes none.
+        strict: its arguments are held to the schema wherever it is called.
+        schema_field: the dialect's name of `parameters`.
+    """
+
+    name: str
+    field: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+    schema_field: str = "parameters"
+
+    def card(self) -> dict[str, Any]:
+        """As chat templates want it."""
+        about = {} if self.description is None else {"description": self.description}
+        parameters = NO_ARGUMENTS if self.parameters is None else self.parameters
+        return {"type": "function", "function": {"name": self.name, **about, "parameters": parameters}}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request.
+
+    Args:
+        only: with mode "required", the one tool that must be called.
+        parallel: whether an answer may have several calls.
+        longest_name: characters of a tool's name.
+    """
+
+    tools: Sequence[Tool] = ()
+    mode: CallMode = "auto"
+    only: str | None = None
+    parallel: bool = True
+    longest_name: int = 64
+
+    def check(self) -> None:
+        """Raises RequestError, naming the client's field."""
+        seen: dict[str, Tool] = {}
+        for tool in self.tools:
+            field = f"{tool.field}.name"
+            if not NAME.fullmatch(tool.name) or len(tool.name) > self.longest_name:
+                rule = f"1 to {self.longest_name} letters, digits, _ and -"
+                raise RequestError(field, f"{field} must be {rule}, not {tool.name!r}")
+            if tool.name in seen:
+                raise RequestError(field, f"{field}: {seen[tool.name].field} is named {tool.name} too")
+            seen[tool.name] = tool
+        if self.only is not None and self.only not in seen:
+            known = ", ".join(seen) or "there are none"
+            raise RequestError("tool_choice", f"tool_choice: no tool is named {self.only!r}; known: {known}")
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """What may be called."""
+        if self.mode == "none":
+            return ()
+        return tuple(tool for tool in self.tools if self.only in (None, tool.name))
+
+    @property
+    def one_call(self) -> bool:
+        return self.only is not None or not self.parallel
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anything of a call is enforced."""
+        return self.mode == "required" or any(tool.strict for tool in self.offered)
+
+    def held_calls(self) -> list[HeldCall]:
+        """What each tool's arguments are held to. Raises RequestError, naming the tool's schema."""
+        held = []
+        for tool in self.offered:
+            schema: Mapping[str, Any] = ANY_ARGUMENTS
+            if tool.strict or self.mode == "required":
+                try:
+                    schema = arguments_schema(tool.parameters)
+                except ValueError as error:
+                    field = f"{tool.field}.{tool.schema_field}"
+                    raise RequestError(field, f"{field}: {error}") from None
+            held.append(HeldCall(tool.name, schema))
+        return held
+
+
+NO_TOOLS = ToolUse()

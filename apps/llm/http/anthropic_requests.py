@@ -1,0 +1,243 @@
+"""Bodies of Anthropic's messages. Types are strict; null means absent; fields that are not named here are ignored."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from apps.llm.api import RequestError, SamplingParams
+from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall, thinking_fields
+from apps.llm.chat.tools import CallMode, Tool, ToolUse
+from apps.serving.ingress.bodies import Body
+
+UNIONS = {
+    "system": "system must be a string or a list of text blocks",
+    "tool_choice": 'tool_choice must be {"type": "auto"}, any, none, or tool with a name',
+}
+"""What to say of a field that may be of several types, instead of one complaint for each."""
+NAMES = {
+    "prompt": "messages",
+    "stop": "stop_sequences",
+    "json_schema": "output_config.format.schema",
+    "response_format": "output_config.format.schema",
+}
+"""Engine's field -> the client's, where they differ."""
+LONGEST_NAME = 128  # of a tool, Anthropic's limit
+NO_PICTURES = "this server's models read text: no images, no documents"
+PARAGRAPH = "\n\n"  # between the blocks of a turn
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: str
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        if value != "text":
+            raise ValueError(f"must be text; {NO_PICTURES}")
+        return value
+
+
+class ThinkingBlock(Body):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(Body):
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Body):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+def _tag(block: Any) -> str:
+    return f"a {block.get('type')} block" if isinstance(block, dict) else "no block"
+
+
+class ToolResultBlock(Body):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = None
+
+    def said(self) -> str:
+        """The result as the model reads it."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else PARAGRAPH.join(part.text for part in content)
+        return f"Error: {text}" if self.is_error else text
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("a text block")]
+    | Annotated[ToolUseBlock, Tag("a tool_use block")]
+    | Annotated[ToolResultBlock, Tag("a tool_result block")]
+    | Annotated[ThinkingBlock, Tag("a thinking block")]
+    | Annotated[RedactedThinkingBlock, Tag("a redacted_thinking block")],
+    Discriminator(
+        _tag,
+        custom_error_type="block",
+        custom_error_message="must be a block of type text, tool_use, tool_result, thinking or redacted_thinking; "
+        + NO_PICTURES,
+    ),
+]
+Placed = tuple[str, TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock]
+"""A block, and where the client has it."""
+
+
+class TurnBody(Body):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+    def blocks(self, field: str) -> Iterator[Placed]:
+        if isinstance(self.content, str):
+            yield f"{field}.content", TextBlock(type="text", text=self.content)
+        else:
+            for i, block in enumerate(self.content):
+                yield f"{field}.content[{i}]", block
+
+
+class OfferedTool(Body):
+    type: str | None = None
+    """custom: what Anthropic runs on its own servers is not here."""
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    """JSON schema of the input."""
+    strict: bool | None = None
+    """Holds the input to the schema wherever the tool is called."""
+
+    @model_validator(mode="after")
+    def _is_the_clients(self) -> "OfferedTool":
+        if self.type not in (None, "custom"):
+            raise ValueError(f"type {self.type} is not known: this server runs no tools, it offers the client's own")
+        if self.input_schema is None:
+            raise ValueError("input_schema is needed: the JSON schema of the tool's input")
+        return self
+
+
+class ToolChoiceBody(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _names_its_tool(self) -> "ToolChoiceBody":
+        if self.type == "tool" and self.name is None:
+            raise ValueError("tool_choice.name is needed with type tool")
+        return self
+
+
+class Thinking(Body):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: int | None = None
+    """Not enforced."""
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+
+
+class PromptBody(Body):
+    """What makes a prompt."""
+
+    model: str
+    messages: Annotated[list[TurnBody], Field(min_length=1)]
+    """Neighbours of one role are one turn; the last turn is the user's."""
+    system: str | list[TextBlock] | None = None
+    tools: list[OfferedTool] | None = None
+    """What the model may call."""
+    tool_choice: ToolChoiceBody | None = None
+    """auto (the default), any, none, or the tool that must be called. Its input is held to its schema."""
+    thinking: Thinking | None = None
+    """For chat templates that know it: `enable_thinking`, false where nothing is said. Others do as they do."""
+    output_config: OutputConfig | None = None
+    """`format`: the answer is JSON that follows the schema."""
+
+    def request(self) -> ChatRequest:
+        """The chat. Raises RequestError where messages or tools do not fit each other."""
+        conversation = Conversation()
+        if self.system:
+            system = self.system if isinstance(self.system, str) else PARAGRAPH.join(b.text for b in self.system)
+            conversation.say("system", system)
+        placed = [(message.role, list(message.blocks(f"messages[{i}]"))) for i, message in enumerate(self.messages)]
+        for role, turns in groupby(placed, key=lambda turn: turn[0]):
+            _join(conversation, role, [block for _, blocks in turns for block in blocks])
+        if placed[-1][0] == "assistant":
+            raise RequestError("messages", "messages must end with the user's: prefilled answers are not supported")
+        thinks = self.thinking is not None and self.thinking.type != "disabled"
+        return ChatRequest(conversation.messages, self._tool_use(), thinking_fields(thinks))
+
+    def _tool_use(self) -> ToolUse:
+        choice = self.tool_choice
+        if not self.tools and choice is not None and choice.type != "none":
+            raise RequestError("tool_choice", "tool_choice may only be given with tools")
+        offered = [
+            Tool(t.name, f"tools[{i}]", t.description, t.input_schema, bool(t.strict), "input_schema")
+            for i, t in enumerate(self.tools or ())
+        ]
+        if choice is None:
+            return ToolUse(offered, longest_name=LONGEST_NAME)
+        modes: dict[str, CallMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+        only = choice.name if choice.type == "tool" else None
+        return ToolUse(offered, modes[choice.type], only, not choice.disable_parallel_tool_use, LONGEST_NAME)
+
+
+class MessagesBody(PromptBody):
+    """Ranges are the engine's to check."""
+
+    max_tokens: int
+    """Longest answer. One that fills the context before ends there."""
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    """0: greedy. Default: 1."""
+    top_k: int | None = None
+    """Samples from the likeliest k tokens; 0: from all."""
+    top_p: float | None = None
+
+    def params(self) -> SamplingParams:
+        values: dict[str, Any] = {
+            name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(self, name)) is not None
+        }
+        if self.output_config is not None and self.output_config.format is not None:
+            values["json_schema"] = self.output_config.format.schema_
+        return SamplingParams(
+            max_tokens=self.max_tokens, within_context=True, stop=tuple(self.stop_sequences or ()), **values
+        )
+
+
+def _join(conversation: Conversation, role: str, blocks: Sequence[Placed]) -> None:
+    """Adds a turn. Raises RequestError: a block that is not this role's, or a result that was not asked for."""
+    texts, thoughts, calls, results = [], [], [], 0
+    for field, block in blocks:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolUseBlock() if role == "assistant":
+                calls.append(PastCall(block.id, block.name, json.dumps(block.input), f"{field}.input"))
+            case ThinkingBlock() if role == "assistant":
+                thoughts.append(block.thinking)
+            case ToolResultBlock() if role == "user":
+                conversation.result(block.tool_use_id, block.said(), f"{field}.tool_use_id")
+                results += 1
+            case RedactedThinkingBlock() if role == "assistant":
+                pass
+            case _:
+                raise RequestError(field, f"{field}: a {block.type} block has no place in a message of the {role}")
+    text = PARAGRAPH.join(texts)
+    if role == "assistant":
+        conversation.answer(text, PARAGRAPH.join(thoughts), calls)
+    elif texts or not results:
+        conversation.say(role, text)

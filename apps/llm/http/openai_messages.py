@@ -1,0 +1,105 @@
+"""Messages and tools in bodies of OpenAI's chat completions."""
+
+from typing import Any, Literal
+
+from apps.llm.api import RequestError
+from apps.llm.chat.conversation import Conversation, PastCall
+from apps.llm.chat.tools import Tool, ToolUse
+from apps.serving.ingress.bodies import Body
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class MessageCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def past(self, field: str) -> PastCall:
+        return PastCall(self.id, self.function.name, self.function.arguments, f"{field}.function.arguments")
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    reasoning_content: str | None = None
+    """Of the assistant: what it thought; the chat template decides how much of it the model sees again."""
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+    """Of a tool's result: the call that it answers."""
+
+    def text(self) -> str:
+        content = self.content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+    def join(self, conversation: Conversation, field: str) -> None:
+        """Adds the message. Raises RequestError, naming what of `field`, its place, is wrong."""
+        if self.role == "assistant":
+            calls = [
+                PastCall(
+                    call.id, call.function.name, call.function.arguments, f"{field}.tool_calls[{i}].function.arguments"
+                )
+                for i, call in enumerate(self.tool_calls or ())
+            ]
+            conversation.answer(self.text(), self.reasoning_content, calls)
+        elif self.role == "tool":
+            place = f"{field}.tool_call_id"
+            if self.tool_call_id is None:
+                raise RequestError(place, f"{place} is needed: the id of the call that this is the result of")
+            conversation.result(self.tool_call_id, self.text(), place)
+        else:  # OpenAI's newer name for the system role; chat templates know the old one
+            conversation.say("system" if self.role == "developer" else self.role, self.text())
+
+
+class FunctionBody(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments."""
+    strict: bool | None = None
+    """Holds the arguments to the schema wherever the tool is called."""
+
+
+class ToolBody(Body):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+def tool_use(tools: list[ToolBody], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
+    """Raises RequestError: a choice among no tools."""
+    if not tools and choice not in (None, "none"):
+        raise RequestError("tool_choice", "tool_choice may only be given with tools")
+    offered = [
+        Tool(
+            tool.function.name,
+            f"tools[{i}].function",
+            tool.function.description,
+            tool.function.parameters,
+            bool(tool.function.strict),
+        )
+        for i, tool in enumerate(tools)
+    ]
+    only = choice.function.name if isinstance(choice, NamedTool) else None
+    mode = "required" if isinstance(choice, NamedTool) else choice or "auto"
+    return ToolUse(offered, mode, only, parallel is not False)

@@ -1,0 +1,154 @@
+"""What vLLM's server has beside OpenAI's endpoints: /tokenize, /detokenize and /v1/rerank."""
+
+import uuid
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import Field, field_validator, model_validator
+from starlette.responses import JSONResponse, Response
+
+from apps.llm.api import EngineError, Pool
+from apps.llm.engine_model import Models
+from apps.llm.http.openai_messages import Message, ToolBody
+from apps.llm.http.openai_requests import MAX_INPUTS, ChatBody
+from apps.serving.ingress.application import find_model
+from apps.serving.ingress.bodies import Body
+from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
+from apps.serving.ingress.openapi import json_body
+
+UNIONS = {"documents": 'documents must be a list of strings or of {"text": string}'}
+
+
+class TokenizeBody(Body):
+    model: str | None = None
+    """Needed where more than one is served."""
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    """A chat instead of a prompt, as `/v1/chat/completions` would give it to the model."""
+    tools: list[ToolBody] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    """Of a prompt: the special tokens round it. Default: true. A chat template writes its own."""
+    add_generation_prompt: bool | None = None
+    """Of a chat: always true."""
+    return_token_strs: bool | None = None
+    """The tokens as the vocabulary writes them, too."""
+
+    @field_validator("add_generation_prompt")
+    @classmethod
+    def _always(cls, value: bool | None) -> bool | None:
+        if value is False:
+            raise ValueError("must be true: a chat's tokens are those that its answer follows")
+        return value
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise OpenAIError(400, "give either prompt or messages", "prompt", "invalid_value")
+        return self
+
+    def chat(self) -> ChatBody:
+        return ChatBody(messages=self.messages, tools=self.tools, chat_template_kwargs=self.chat_template_kwargs)
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    """Needed where more than one is served."""
+    tokens: list[int]
+
+
+class Document(Body):
+    text: str
+
+
+class RerankBody(Body):
+    model: str | None = None
+    """Needed where more than one is served."""
+    query: str
+    documents: Annotated[list[str] | list[Document], Field(min_length=1, max_length=MAX_INPUTS - 1)]
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    """How many results. Default, and 0: all."""
+    return_documents: bool | None = None
+    """Default: true."""
+    pooling: Pool | None = None
+    """Not vLLM's: which tokens' hidden states make the vectors. Default: mean."""
+
+    def texts(self) -> list[str]:
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+def vllm_router(models: Models) -> APIRouter:
+    """The routes over these models."""
+    router = APIRouter()
+
+    @router.post("/tokenize", openapi_extra=json_body(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a prompt or a chat, as vLLM answers."""
+        body = await parsed(TokenizeBody, request)
+        model = find_model(models, body.model)
+        if body.prompt is not None:
+            tokens = await model.encode(body.prompt, special=body.add_special_tokens is not False)
+        else:
+            chat = body.chat()
+            try:
+                tokens, _ = await model.chat(chat.request())
+            except EngineError as error:
+                raise from_engine(error, chat.names) from error
+        pieces = model.pieces(tokens) if body.return_token_strs else None
+        return JSONResponse(
+            {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": pieces}
+        )
+
+    @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids, special tokens included, as vLLM answers."""
+        body = await parsed(DetokenizeBody, request)
+        try:
+            text = await find_model(models, body.model).decode(body.tokens, special=True)
+        except EngineError as error:
+            raise from_engine(error) from error
+        return JSONResponse({"prompt": text})
+
+    @router.post("/v1/rerank", openapi_extra=json_body(RerankBody))
+    async def rerank(request: Request) -> Response:
+        """Documents in the order of their relevance to a query: the cosine of the model's embeddings, -1 to 1.
+
+        The form is Cohere's, Jina's and vLLM's.
+        """
+        body = await parsed(RerankBody, request, UNIONS)
+        model, documents = find_model(models, body.model), body.texts()
+        prompts = [await model.encode(text) for text in (body.query, *documents)]
+        for i, prompt in enumerate(prompts):
+            if not prompt:
+                raise OpenAIError(
+                    400, f"{_place(i)} is empty: it must have at least one token", _place(i), "invalid_value"
+                )
+            if len(prompt) > model.max_model_len:
+                message = f"{_place(i)} has {len(prompt)} tokens, but the model's context holds {model.max_model_len}"
+                raise OpenAIError(400, message, _place(i), "context_length_exceeded")
+        try:
+            query, *vectors = await model.embed(prompts, body.pooling or "mean")
+        except EngineError as error:
+            raise from_engine(error, {"prompt": "documents"}) from error
+        scores = np.stack(vectors) @ query  # of length 1: their product is the cosine
+        best = np.argsort(-scores, kind="stable")[: body.top_n or None]
+        results = [{"index": i, "relevance_score": float(scores[i])} for i in best.tolist()]
+        if body.return_documents is not False:
+            results = [result | {"document": {"text": documents[result["index"]]}} for result in results]
+        tokens = sum(map(len, prompts))
+        return JSONResponse(
+            {
+                "id": f"rerank-{uuid.uuid4().hex}",
+                "model": model.name,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+                "results": results,
+            }
+        )
+
+    return router
+
+
+def _place(index: int) -> str:
+    """Of a text of a rerank request."""
+    return f"documents[{index - 1}]" if index else "query"

@@ -1,0 +1,25 @@
+"""Answers as the HTTP proxy before Saxml's model servers wrote them, with the keys of both of its generations."""
+
+import json
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from apps.serving.ingress.openai_errors import retry_after
+
+
+class SaxmlJSON(JSONResponse):
+    """Indented by four, and a newline at the end."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, indent=4).encode() + b"\n"
+
+
+def failure(message: str) -> dict[str, str]:
+    """`Error` is the first generation's key, `detail` the second's."""
+    return {"Error": message, "detail": message}
+
+
+def failed(message: str, status: int, retry_after_s: float | None = None) -> Response:
+    """A refusal or failure as an answer."""
+    return SaxmlJSON(failure(message), status, retry_after(retry_after_s))

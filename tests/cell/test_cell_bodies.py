@@ -1,0 +1,52 @@
+"""Bodies that a cell's front cannot read are refused as the client's mistake, in each dialect's form."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from apps.cell.errors import CellError
+from apps.cell.http.app import http_app
+from apps.cell.http.relay import Relay
+from apps.serving.ingress.api_keys import principals
+
+
+class NobodyThere:
+    view = None
+
+    async def look(self) -> None: ...
+
+    async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
+        raise CellError(f"asked to {method}")
+
+
+@pytest.fixture
+def front() -> TestClient:
+    return TestClient(http_app("test", NobodyThere(), Relay("http://127.0.0.1:1"), {}))
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"model": ' + b"[" * 100_000, b"[1]"], ids=["cut short", "deep", "a list"])
+def test_a_body_that_is_no_json_object(front: TestClient, body: bytes):
+    saxml = front.post("/publish", content=body)
+    assert saxml.status_code == 400 and saxml.json()["Error"] == saxml.json()["detail"]
+    assert "JSON" in saxml.json()["Error"] and saxml.text.endswith("}\n")
+    openai = front.post("/v1/completions", content=body)
+    assert openai.status_code == 400 and "JSON" in openai.json()["error"]["message"]
+    anthropic = front.post("/v1/messages", content=body)
+    assert anthropic.status_code == 400 and anthropic.json()["type"] == "error"
+    assert "JSON" in anthropic.json()["error"]["message"]
+
+
+def test_anthropics_refusals(front: TestClient):
+    starting = front.post("/v1/messages/count_tokens", json={"model": "m"})
+    assert (starting.status_code, starting.json()["error"]["type"]) == (503, "api_error")
+    assert "starting" in starting.json()["error"]["message"] and starting.headers["retry-after"]
+    locked = TestClient(http_app("test", NobodyThere(), Relay("http://127.0.0.1:1"), principals(["key"])))
+    assert locked.post("/v1/messages", json={}).json()["error"]["type"] == "authentication_error"
+    assert locked.post("/v1/messages", json={}, headers={"x-api-key": "key"}).status_code == 503
+    assert "Error" in locked.post("/publish", json={}).json()
+
+
+def test_a_path_that_is_not_there(front: TestClient):
+    answer = front.get("/nowhere")
+    assert answer.status_code == 404 and answer.json()["detail"] == "There is nothing at /nowhere."

@@ -1,0 +1,143 @@
+"""Answers as models of each family write them, for the tests that read them again."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, ChatEvent, Reasoned, SaidText
+from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma, GemmaMarks
+from apps.llm.chat.formats.hermes import Hermes
+from apps.llm.chat.formats.llama import Llama
+from apps.llm.chat.formats.mistral import Mistral
+from apps.llm.chat.formats.plain import Plain
+from apps.llm.chat.formats.pythonic import Pythonic
+from apps.llm.chat.reader import AnswerReader, WritesCalls
+
+Call = tuple[str, dict[str, Any]]
+"""A tool's name and its arguments."""
+
+
+def gemma_value(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{gemma_value(one, quote)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(gemma_value(one, quote) for one in value) + "]"
+    return json.dumps(value)
+
+
+def gemma(marks: GemmaMarks) -> Callable[[Sequence[Call]], str]:
+    return lambda calls: "".join(
+        f"{marks.opens}call:{name}{gemma_value(arguments, marks.quote)}{marks.closes}" for name, arguments in calls
+    )
+
+
+def as_object(call: Call, key: str) -> str:
+    return json.dumps({"name": call[0], key: call[1]}, ensure_ascii=False)
+
+
+def python_call(call: Call) -> str:
+    return f"{call[0]}({', '.join(f'{key}={value!r}' for key, value in call[1].items())})"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A format, and how a model writes calls in it."""
+
+    calls: WritesCalls
+    write: Callable[[Sequence[Call]], str]
+    after_text: bool = True  # whether calls may follow text
+
+
+FAMILIES: dict[str, Family] = {
+    "hermes": Family(
+        Hermes(),
+        lambda calls: "\n".join(f"<tool_call>\n{as_object(call, 'arguments')}\n</tool_call>" for call in calls),
+    ),
+    "hermes, arguments first": Family(
+        Hermes(),
+        lambda calls: "".join(
+            "<tool_call>" + json.dumps({"arguments": arguments, "name": name}) + "</tool_call>"
+            for name, arguments in calls
+        ),
+    ),
+    "llama": Family(Llama(), lambda calls: "; ".join(as_object(call, "parameters") for call in calls), False),
+    "llama after its tag": Family(
+        Llama(), lambda calls: "<|python_tag|>" + "\n".join(as_object(call, "parameters") for call in calls)
+    ),
+    "pythonic": Family(Pythonic(), lambda calls: "[" + ", ".join(map(python_call, calls)) + "]", False),
+    "pythonic, as one mapping": Family(
+        Pythonic(), lambda calls: "[" + ",".join(f"{name}(**{json.dumps(a)})" for name, a in calls) + "]", False
+    ),
+    "mistral": Family(
+        Mistral(), lambda calls: "[TOOL_CALLS] [" + ", ".join(as_object(call, "arguments") for call in calls) + "]"
+    ),
+    "mistral, named": Family(
+        Mistral(named=True), lambda calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(a)}" for name, a in calls)
+    ),
+    "mistral, with ids": Family(
+        Mistral(named=True),
+        lambda calls: "".join(f"[TOOL_CALLS]{name}[CALL_ID]a1[ARGS] {json.dumps(a)}" for name, a in calls),
+    ),
+    "gemma": Family(Gemma(), gemma(FUNCTION_GEMMA)),
+    "gemma 4": Family(Gemma(GEMMA4), gemma(GEMMA4)),
+    "gemma, JSON inside": Family(
+        Gemma(),
+        lambda calls: "".join(f"<start_function_call>call:{n}{json.dumps(a)}<end_function_call>" for n, a in calls),
+    ),
+    "json": Family(
+        Plain(), lambda calls: "[\n" + ",\n".join(as_object(call, "arguments") for call in calls) + "]", False
+    ),
+}
+
+
+def pieces_of(reader: AnswerReader, pieces: Sequence[str]) -> list[ChatEvent]:
+    """All events, neighbours of one kind joined."""
+    events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+    whole: list[ChatEvent] = []
+    for event in events:
+        if whole and type(whole[-1]) is type(event) and isinstance(event, SaidText | Reasoned | ArgumentsPiece):
+            whole[-1] = replace(event, text=whole[-1].text + event.text)
+        else:
+            whole.append(event)
+    return whole
+
+
+@dataclass
+class Understood:
+    """What a client would make of the events."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] | None = None
+
+    def loaded(self) -> list[Call]:
+        return [(name, json.loads(arguments)) for name, arguments in self.calls or ()]
+
+
+def understood(events: Sequence[ChatEvent]) -> Understood:
+    """Fails where the events are not in an order that a dialect can write."""
+    found = Understood(calls=[])
+    within = False
+    for event in events:
+        match event:
+            case SaidText(text):
+                assert not within and text
+                found.text += text
+            case Reasoned(text):
+                assert not within and text and not found.text and not found.calls
+                found.reasoning += text
+            case CallBegins(index, name):
+                assert not within and index == len(found.calls)
+                found.calls.append((name, ""))
+                within = True
+            case ArgumentsPiece(index, text):
+                assert within and text and index == len(found.calls) - 1
+                found.calls[-1] = (found.calls[-1][0], found.calls[-1][1] + text)
+            case CallEnds(index):
+                assert within and index == len(found.calls) - 1
+                within = False
+    assert not within
+    return found
