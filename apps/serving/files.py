@@ -181,11 +181,13 @@ def leased(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float) -> Iterat
             with contextlib.suppress(Exception):  # what is written in vain now is written at the next beat
                 lease.renew()
 
-    threading.Thread(target=renew, name="podslice-lease", daemon=True).start()
+    beat = threading.Thread(target=renew, name="podslice-lease", daemon=True)
+    beat.start()
     try:
         yield
     finally:
         ended.set()
+        beat.join(lease_s)  # a beat that is under way would write the lease again after its release
         lease.release()
 
 

@@ -8,6 +8,7 @@ files only.
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ import ml_dtypes
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
+from apps.serving.progress import LEAST_S, tell
+
+MB = 10**6
 DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
@@ -159,9 +163,25 @@ def from_hub(repository: str, patterns: Sequence[str]) -> str:
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]  # the package comes without types
+        """The hub's own, of all files' bytes or of something else. What is in its cache does not count."""
+
+        def __init__(self, *args: Any, name: str | None = None, **options: Any):
+            super().__init__(*args, name=name, **options)
+            self._of_all, self._bytes, self._told = name == "huggingface_hub.snapshot_download", 0, 0.0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._bytes += int(n or 0)
+            done, total, now = self._bytes // MB, int(self.total or 0) // MB, time.monotonic()
+            if self._of_all and total and (now - self._told > LEAST_S or done == total):
+                self._told = now
+                tell({"part": "downloading, MB", "done": done, "total": total})
+            return super().update(n)
 
     try:
-        return snapshot_download(repository, allow_patterns=list(patterns))
+        return snapshot_download(repository, allow_patterns=list(patterns), tqdm_class=Bar)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(

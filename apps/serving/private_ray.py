@@ -4,6 +4,7 @@ Each function has a test, which ran with the minor version that pyproject.toml b
 tests pass with a newer one.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,13 +29,16 @@ class RayNode:
     labels: dict[str, str]
     tpus: float
     """Chips that it has; 0 of a dead one."""
-    alive: bool
     given_back: bool
     """Nobody needed it, and the autoscaler took it away."""
     began: float
     """Seconds since 1970."""
     ended: float
-    """Of a dead one."""
+    """Infinite while it is alive."""
+
+    @property
+    def alive(self) -> bool:
+        return self.ended == math.inf
 
 
 def nodes() -> Iterator[RayNode]:
@@ -44,10 +48,9 @@ def nodes() -> Iterator[RayNode]:
             node.node_id.hex(),
             dict(node.labels),
             node.resources_total.get("TPU", 0),
-            node.state == GcsNodeInfo.ALIVE,
             node.death_info.reason == NodeDeathInfo.AUTOSCALER_DRAIN_IDLE,
             node.start_time_ms / 1000,
-            node.end_time_ms / 1000,
+            math.inf if node.state == GcsNodeInfo.ALIVE else node.end_time_ms / 1000,
         )
 
 
@@ -95,6 +98,21 @@ def delete_application(name: str) -> None:
     serve.delete(name, _blocking=False)
 
 
+def controller_runs() -> bool:
+    """Whether applications can be deployed; `serve.start` returns only when the proxies run too."""
+    return _get_global_client(raise_if_no_controller_running=False) is not None
+
+
 def http_port() -> int:
     """The port of Serve's HTTP proxies."""
     return _get_global_client().http_config.port
+
+
+def logs() -> str:
+    """The folder in which all processes of the Ray node write their logs."""
+    return ray._private.worker.global_worker.node.get_logs_dir_path()
+
+
+def joined() -> bool:
+    """Whether `ray.init` found a cluster that ran already, instead of starting one that ends with this process."""
+    return not ray._private.worker.global_worker.node.head

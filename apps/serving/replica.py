@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from ray import serve
 from starlette.types import ASGIApp
 
+from apps.serving import progress
 from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.serving.replica_options import choose_platform, options
 from ray_configs.llm import LLMConfig
@@ -76,7 +77,12 @@ class EngineServer(ABC):
         log_as_serve_does()
         self._keys = principals_from_environment(keys)
         # In a thread: Serve's control calls share this event loop.
-        self._model: HostedModel = await asyncio.to_thread(host, config, self.load)
+        progress.app = serve.get_replica_context().app_name
+        try:
+            self._model: HostedModel = await asyncio.to_thread(host, config, self.load)
+        except Exception as error:
+            progress.tell({"failure": progress.reason(error)})
+            raise
         self._reports = asyncio.create_task(self._model.report_forever())
 
     @abstractmethod

@@ -109,4 +109,10 @@ def test_applications_with_versions() -> None:
 
 
 def test_http_port() -> None:
+    assert private_ray.controller_runs()
     assert private_ray.http_port() == 18765
+
+
+def test_logs_and_whose_cluster_it_is() -> None:
+    assert Path(private_ray.logs(), "raylet.out").is_file()
+    assert not private_ray.joined()

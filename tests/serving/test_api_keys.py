@@ -81,7 +81,7 @@ async def whoami(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 def ask(key: str | None, path: str = "/publish", root: str = "") -> Response:
     guarded = RequireKey(
-        whoami, principals(["alice=a-key", "other"]), lambda message: PlainTextResponse(message, status_code=401)
+        whoami, principals(["alice=a-key", "other"]), lambda scope, message: PlainTextResponse(message, status_code=401)
     )
 
     async def call() -> Any:

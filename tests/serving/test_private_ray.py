@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from ports import SERVE_PORTS, free_port
+
+from tests.ports import SERVE_PORTS, free_port
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,69 @@
+"""The command `podslice`: servers, and what `python -m kuberay`, `python -m apps.plan` and the jobs do, by one name."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import apps.batch.generate
+import apps.batch.prepare
+import apps.batch.smoke
+import apps.plan.commandline
+import kuberay.commandline
+
+app = typer.Typer(
+    help="Language models and Stable Diffusion on TPU slices, from one Python config.\n\n"
+    "CONFIG is a module such as ray_configs.catalog.llama3_8b_v5e or a file such as my_service.py. "
+    "`podslice catalog` lists the ready ones.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG | FIELD=VALUE...]", help="A service to run whole, or fields of a model's config."),
+]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Where it listens.  [8000]", show_default=False)]
+
+
+@app.command()
+def serve(arguments: Arguments = None, port: Port = None) -> None:
+    """Serve a language model on http://localhost:8000: the demo, one by its fields, or a whole CONFIG.
+
+    podslice serve model=google/gemma-2b max_batch_size=8
+    """
+    _serve("llm", arguments or [], port)
+
+
+@app.command()
+def serve_images(arguments: Arguments = None, port: Port = None) -> None:
+    """Serve Stable Diffusion on http://localhost:8000: the demo, one by its fields, or a whole CONFIG."""
+    _serve("images", arguments or [], port)
+
+
+# What is the whole command line of a module, and what `python -m kuberay` has.
+for name, module in (
+    ("plan", apps.plan.commandline),
+    ("prepare", apps.batch.prepare),
+    ("generate", apps.batch.generate),
+    ("smoke", apps.batch.smoke),
+):
+    (whole,) = module.app.registered_commands
+    app.command(name)(whole.callback)
+app.registered_commands += kuberay.commandline.app.registered_commands
+
+
+def _serve(kind: str, arguments: Sequence[str], port: int | None) -> None:
+    """In a process of its own; its end decides the exit status."""
+    from podslice.served import read
+    from podslice.supervisor import Failed, Supervisor
+
+    serving = read(kind, arguments, port)
+    try:
+        status = Supervisor(serving).run([sys.executable, "-m", "podslice.server", kind, str(serving.port), *arguments])
+    except Failed as failure:
+        typer.secho(f"podslice: {failure}", err=True, fg="red" if sys.stderr.isatty() else None)
+        status = 1
+    raise typer.Exit(status)

@@ -1,0 +1,123 @@
+"""The process that `podslice serve` looks after: starts Ray and Serve, deploys, and tells how that goes.
+
+    python -m podslice.server KIND PORT ARGUMENTS...
+
+The command sees of it its events (`apps.serving.progress`) and its exit status; what it prints is in the log. SIGINT
+stops it.
+"""
+
+import importlib
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
+
+from apps.serving import private_ray
+from apps.serving.progress import Event, reason, tell
+from podslice.served import Serving, read
+
+LOOK_S = 0.2
+"""Between two looks at how a start goes."""
+LOOK_LATER_S = 3.0
+"""Between two looks at what runs."""
+
+
+def main(kind: str, port: str, *arguments: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without one
+    serving = read(kind, arguments, int(port))
+    try:
+        targets = [
+            serve.RunTarget(_application(app.config), name=app.name, route_prefix=app.route_prefix)
+            for app in serving.applications
+        ]
+        tell({"stage": "starting Ray"})
+        # Its dashboard is eleven processes more, for a service that most look at through HTTP: `serve run` has it.
+        ray.init(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except Exception as error:
+        tell({"failure": reason(error)})
+        raise
+    try:
+        _serve(serving, targets)
+    except KeyboardInterrupt:
+        serve.shutdown()
+    except Exception as error:
+        tell({"failure": reason(error)})
+        serve.shutdown()
+        raise
+    finally:
+        ray.shutdown()
+
+
+def _serve(serving: Serving, targets: list[serve.RunTarget]) -> None:
+    tell({"stage": "starting Serve", "logs": private_ray.logs(), "joined": private_ray.joined()})
+    # The proxies start while the replicas do: nothing can be asked before both are there.
+    threading.Thread(target=_start_serve, args=[serving], daemon=True).start()
+    while not private_ray.controller_runs():
+        time.sleep(LOOK_S / 4)
+    tell({"stage": "starting the replicas"})
+    serve.run_many(targets, wait_for_applications_running=False)
+    told: Event = {}
+    while not all(map(_runs, apps := _status(serving))):
+        if (event := _trouble(apps)) != told:
+            tell(event)
+            told = event
+        time.sleep(LOOK_S)
+    tell({"port": private_ray.http_port()})
+    ill: set[str] = set()
+    while True:
+        time.sleep(LOOK_LATER_S)
+        for served, app in zip(serving.applications, _status(serving)):
+            if _runs(app) == (served.name in ill):
+                ill ^= {served.name}
+                tell({"app": served.name, "stage": "runs again" if _runs(app) else f"is {app.status.value.lower()}"})
+
+
+def _start_serve(serving: Serving) -> None:
+    logs = None if serving.logging is None else LoggingConfig(**serving.logging)
+    try:
+        serve.start(http_options=HTTPOptions(**serving.http), logging_config=logs)
+    except Exception as error:
+        tell({"failure": reason(error)})
+        raise
+
+
+def _application(config: Any) -> serve.Application:
+    """What the config's own builder makes of it."""
+    module, _, builder = config.import_path.partition(":")
+    application: serve.Application = getattr(importlib.import_module(module), builder)(config)
+    return application
+
+
+def _status(serving: Serving) -> list[ApplicationStatusOverview]:
+    found = serve.status().applications
+    return [found[app.name] for app in serving.applications]
+
+
+def _runs(app: ApplicationStatusOverview) -> bool:
+    return app.status == ApplicationStatus.RUNNING
+
+
+def _trouble(apps: Sequence[ApplicationStatusOverview]) -> Event:
+    """What Serve says of applications that do not run yet; empty if nothing is wrong so far."""
+    for app in apps:
+        for message in [app.message, *(deployment.message for deployment in app.deployments.values())]:
+            _, failed, error = message.partition("Error:\n")
+            if failed or app.status == ApplicationStatus.DEPLOY_FAILED:
+                # A traceback, whose end says what is wrong. Serve would try twice more, and fail the same way.
+                return {"failure": (error or message).strip().splitlines()[-1]}
+            if "to be scheduled" in message:
+                needed = message.partition("Resources required")[2]
+                return {"waiting": f"room for a replica: required{needed.partition('. Use')[0]}"}
+    return {}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,270 @@
+"""Runs a server in a process of its own, shows how its start goes, and leaves nothing behind, however it ends.
+
+Ctrl-C during the start ends it at once: there is no request to finish. Later Serve shuts down, and replicas finish what
+they have; a second Ctrl-C does not wait for that. SIGTERM is the same.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import FrameType
+
+from apps.serving.progress import EVENTS, Event
+from kuberay.options import Refusal
+from podslice.display import display
+from podslice.served import Serving
+from ray_configs.cell import CellConfig
+
+LOOK_S = 0.05
+ANSWER_S = 60
+"""For a port to answer once all replicas are ready."""
+KILL_S = 10
+TAIL = 15
+"""Lines of its log that are shown of a server that ended without a word."""
+INNER_PORTS = {
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
+}
+"""Serve's own, and where it wants them. Each would stop a second server on this machine."""
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Failed(Exception):
+    """The server did not start, or ended; the text says why."""
+
+
+class Server:
+    """The process, and all processes under it."""
+
+    def __init__(self, command: Sequence[str], folder: Path):
+        self.log = folder / "podslice-serve.log"
+        events = folder / "events"
+        events.touch()
+        self._events = events.open()
+        # Whatever loses its parent becomes a child of this process, and so can be found and ended.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | _inner_ports() | {EVENTS: str(events)},
+                start_new_session=True,  # a terminal's Ctrl-C is for the command, which knows what it means
+            )
+
+    def events(self) -> Iterator[Event]:
+        """Those that have come since the last call."""
+        while line := self._events.readline():
+            yield json.loads(line)
+
+    def keep_log(self, folder: str) -> None:
+        """Beside Ray's own logs: the folder that it is in goes when the command ends."""
+        self.log = Path(shutil.move(self.log, Path(folder, self.log.name)))
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends all that is left, and waits until it is gone."""
+        deadline = time.monotonic() + KILL_S
+        while (left := _descendants()) and time.monotonic() < deadline:
+            for process in left:
+                with suppress(OSError):  # it is gone, or not a child of this process yet
+                    os.kill(process, signal.SIGKILL)
+                    os.waitpid(process, os.WNOHANG)
+            time.sleep(0.01)
+
+
+class Supervisor:
+    """One run of a server, from its start to its end."""
+
+    def __init__(self, serving: Serving):
+        self._serving = serving
+        self._stops = 0
+        self._logs = ""
+        self._joined = False  # a cluster that was there before: what was deployed there must be taken away again
+
+    def run(self, command: Sequence[str]) -> int:
+        """Returns an exit status: 0 when it was stopped, 130 when that was during its start.
+
+        Raises:
+            Failed: it did not start, or ended by itself.
+            Refusal: its port is taken, or a model's folder is not there.
+        """
+        began = time.monotonic()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        if not _joins_a_cluster():
+            _refuse_taken(self._serving.port)
+            _refuse_absent(self._serving)
+        with tempfile.TemporaryDirectory(prefix="podslice-") as folder:
+            server = Server(command, Path(folder))
+            try:
+                port = self._start(server)
+                if port is None:
+                    if self._joined:
+                        self._shut_down(server)
+                    return 130
+                self._say_ready(port, time.monotonic() - began)
+                self._watch(server)
+                self._shut_down(server)
+                return 0
+            finally:
+                server.kill()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._stops += 1
+
+    def _start(self, server: Server) -> int | None:
+        """Until it answers: the port; None if it was stopped before."""
+        shown = display()
+        try:
+            while not self._stops:
+                for event in server.events():
+                    if "failure" in event:
+                        raise Failed(event["failure"] + self._see_logs())
+                    if "logs" in event:
+                        self._logs, self._joined = event["logs"], event["joined"]
+                        server.keep_log(self._logs)
+                    if "port" in event:
+                        return self._answering(event["port"])
+                    shown.show(event)
+                if server.ended:
+                    raise Failed(_last_words(server) + self._see_logs())
+                time.sleep(LOOK_S)
+            return None
+        except Failed:
+            if self._joined:
+                self._shut_down(server)
+            raise
+        finally:
+            shown.close()
+
+    def _answering(self, port: int) -> int | None:
+        """The port, once every application answers there: the proxy learns of replicas a moment after Serve does."""
+        deadline = time.monotonic() + ANSWER_S
+        for app in self._serving.applications:
+            while not _answers(f"{app.url(port)}/v1/models"):
+                if self._stops:
+                    return None
+                if time.monotonic() > deadline:
+                    raise Failed(f"all replicas are ready, but nothing answers at {app.url(port)}{self._see_logs()}")
+                time.sleep(LOOK_S)
+        return port
+
+    def _say_ready(self, port: int, seconds: float) -> None:
+        for app in self._serving.applications:
+            print(f"{app.title} answers at {app.url(port)} after {seconds:.1f} s. To try it:")
+            print(f"\n    {app.first_command(port)}\n")
+        print(f"Ctrl-C stops it. Logs: {self._logs}", flush=True)
+
+    def _watch(self, server: Server) -> None:
+        while not self._stops:
+            for event in server.events():
+                if what := event.get("failure") or event.get("stage"):
+                    print(f"{event.get('app') or 'podslice'}: {what}{self._see_logs()}", file=sys.stderr, flush=True)
+            if server.ended:
+                raise Failed(_last_words(server) + self._see_logs())
+            time.sleep(4 * LOOK_S)
+
+    def _shut_down(self, server: Server) -> None:
+        before = self._stops
+        print("stopping; Ctrl-C again does not wait for open requests", file=sys.stderr, flush=True)
+        server.interrupt()
+        while not server.ended and self._stops == before:
+            time.sleep(LOOK_S)
+
+    def _see_logs(self) -> str:
+        return f" (logs: {self._logs})" if self._logs else ""
+
+
+def _joins_a_cluster() -> bool:
+    """As `ray.init` decides it: what RAY_ADDRESS names, or what `ray start` has started here."""
+    return bool(os.environ.get("RAY_ADDRESS")) or Path("/tmp/ray/ray_current_cluster").exists()
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise Refusal(
+                f"port {port} cannot be used ({error.strerror}): choose another one, --port {port + 1}"
+            ) from error
+
+
+def _refuse_absent(serving: Serving) -> None:
+    """A local folder that is not there, before anything starts; what else is wrong with a model its replica finds."""
+    for app in serving.applications:
+        if isinstance(app.config, CellConfig) or getattr(app.config, "tiny", False) or "://" in app.config.model:
+            continue
+        if app.config.model.startswith(("/", ".", "~")) and not Path(app.config.model).expanduser().is_dir():
+            raise Refusal(f"{app.config.model}: no such folder")
+
+
+def _inner_ports() -> dict[str, str]:
+    """For the server's environment: each port of INNER_PORTS, as the environment or else Serve wants it, or another one
+    while something listens there, for instance the server that the environment's ports were chosen for."""
+    with ExitStack() as held:
+
+        def free(wanted: str | int) -> str:
+            probe = held.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", int(wanted)))
+            except OSError:
+                probe.bind(("", 0))
+            return str(probe.getsockname()[1])
+
+        return {name: free(os.environ.get(name, wanted)) for name, wanted in INNER_PORTS.items()}
+
+
+def _answers(url: str) -> bool:
+    """Whether an application does, though perhaps with a refusal of who has no key."""
+    try:
+        with urllib.request.urlopen(url, timeout=1):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code == 401
+    except OSError:
+        return False
+
+
+def _last_words(server: Server) -> str:
+    return "the server has ended. Its last words:\n" + "\n".join(
+        server.log.read_text(errors="replace").splitlines()[-TAIL:]
+    )
+
+
+def _descendants() -> set[int]:
+    """Processes under this one, ended ones that nobody has asked for included."""
+    children: dict[int, set[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, set()).add(int(stat.parent.name))
+    found: set[int] = set()
+    fresh = {os.getpid()}
+    while fresh := {child for process in fresh for child in children.get(process, ())}:
+        found |= fresh
+    return found

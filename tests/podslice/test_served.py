@@ -1,0 +1,80 @@
+"""What `podslice serve` makes of its arguments, and what it refuses before anything starts."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kuberay.options import Refusal
+from podslice.served import read
+from ray_configs.llm import LLMConfig
+from ray_configs.loading import ConfigError
+from tests.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+ASKED = """-d '{"prompt": "How many days are in a week?", "max_tokens": 50}'"""
+PICTURE = "curl -o picture.png 'localhost:8000{}/imagine?prompt=a+red+circle'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "commands"),
+    [
+        ("llm", (), {"podslice-demo": f"curl localhost:8000/generate {ASKED}"}),
+        ("llm", ("model=a/b", "max_batch_size=2"), {"b": f"curl localhost:8000/generate {ASKED}"}),
+        ("images", (), {"podslice-sd-demo": PICTURE.format("")}),
+        ("images", ("model_id=shapes",), {"shapes": PICTURE.format("")}),
+        (
+            "llm",
+            ("ray_configs.catalog.whole_graph",),
+            {
+                "Meta-Llama-3-8B": f"curl localhost:8000/generate {ASKED}",
+                "sdxl-turbo": PICTURE.format("/pictures"),
+                "/sax/test": "curl localhost:8000/cell/listall",
+            },
+        ),
+    ],
+)
+def test_each_application_has_a_first_command(kind: str, arguments: tuple[str, ...], commands: dict[str, str]) -> None:
+    serving = read(kind, arguments, None)
+    assert {app.title: app.first_command(serving.port) for app in serving.applications} == commands
+
+
+def test_fields_are_the_configs_own_and_a_config_brings_its_options() -> None:
+    serving = read("llm", ["model=a/b", "max_batch_size=2"], 8001)
+    assert serving.applications[0].config == LLMConfig(model="a/b", max_batch_size=2)
+    assert serving.http == {"host": "127.0.0.1", "port": 8001}
+    whole = read("llm", ["ray_configs.catalog.whole_graph"], 8001)
+    assert whole.http == {"host": "0.0.0.0", "port": 8001}
+    assert whole.logging == {"encoding": "JSON", "log_level": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["max_batch_size=x"], r"LLMConfig.max_batch_size: Input should be a valid integer.* \(got 'x'\)"),
+        (["ray_configs.catalog.local", "model=x"], "name nothing beside it"),
+        (["ray_configs.catalog.smoke_multi_host"], "only a service can be served"),
+        (["no.such.module"], "there is no module"),
+    ],
+)
+def test_bad_arguments(arguments: list[str], message: str) -> None:
+    with pytest.raises((Refusal, ConfigError), match=message):
+        read("llm", arguments, None)
+
+
+def test_what_cannot_start_is_refused_at_once(tmp_path: Path) -> None:
+    def serve(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "podslice", "serve", *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve("--port", str(port)) == (
+            2,
+            f"podslice: port {port} cannot be used (Address already in use): choose another one, --port {port + 1}\n",
+        )
+    absent = tmp_path / "absent"
+    assert serve(f"--port={free_port()}", f"model={absent}") == (2, f"podslice: {absent}: no such folder\n")

@@ -1,0 +1,225 @@
+"""A supervised process: what is shown of its start, and that nothing of it is left, however it ends."""
+
+import ast
+import os
+import pty
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+SUPERVISE = """
+import sys
+from podslice.served import read
+from podslice.supervisor import Failed, Supervisor
+try:
+    sys.exit(Supervisor(read("llm", [], int(sys.argv[1]))).run([sys.executable, "-c", sys.argv[2]]))
+except Failed as failure:
+    sys.exit(f"FAILED {failure}")
+"""
+PRELUDE = """
+import os, pathlib, signal, subprocess, sys, time
+from apps.serving.progress import tell
+marks = pathlib.Path(os.environ["MARKS"])
+def mark(name):
+    (marks / name).write_text(str(os.getpid()))
+"""
+ORPHAN = """
+# A process in a session of its own, whose parent has gone.
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        mark("orphan")
+        time.sleep(600)
+    os._exit(0)
+"""
+READY = """
+tell({"stage": "starting Serve", "logs": str(marks), "joined": False})
+tell({"part": "reading weights", "done": 1, "total": 3})
+tell({"part": "reading weights", "done": 3, "total": 3})
+tell({"port": int(os.environ["ANSWERING"])})
+"""
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[int]:
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+class Run:
+    """A supervised program that has begun; it leaves signs of life in a folder."""
+
+    def __init__(self, program: str, marks: Path, answering: int, stderr: int = subprocess.PIPE):
+        self.marks = marks
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SUPERVISE, str(free_port()), PRELUDE + program],
+            cwd=ROOT,
+            env=os.environ | {"MARKS": str(marks), "ANSWERING": str(answering), "TMPDIR": str(marks)},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+
+    def mark(self, name: str) -> int:
+        """Waits for a sign; the id of the process that left it."""
+        file = self.marks / name
+        while not (file.exists() and file.read_text()):
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        return int(file.read_text())
+
+    def end(self, *signals: signal.Signals) -> tuple[int, str, str]:
+        """Exit status, standard output, standard error."""
+        for number in signals:
+            self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=30)
+        assert not list(self.marks.glob("podslice-*/")), "its temporary folder is gone"
+        return self.process.returncode, out, err
+
+
+@contextmanager
+def ending(*processes: int) -> Iterator[None]:
+    """They are there before, and not afterwards."""
+    assert all(map(psutil.pid_exists, processes))
+    yield
+    assert not any(map(psutil.pid_exists, processes))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_during_its_start(tmp_path: Path, answering: int, number: signal.Signals) -> None:
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nmark('server')\ntime.sleep(600)"
+    run = Run(ORPHAN + deaf, tmp_path, answering)
+    with ending(run.mark("orphan"), run.mark("server")):
+        assert run.end(number) == (130, "", "")
+
+
+def test_ready_and_stopped(tmp_path: Path, answering: int) -> None:
+    serves = "try:\n    mark('server')\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    mark('shut-down')"
+    run = Run(ORPHAN + READY + serves, tmp_path, answering)
+    with ending(run.mark("orphan"), run.mark("server")):
+        lines = [run.process.stdout.readline() for _ in range(5)]
+        status, _, err = run.end(signal.SIGINT)
+    assert re.fullmatch(rf"podslice-demo answers at http://localhost:{answering} after \d+\.\d s\. .*\n", lines[0])
+    assert lines[2].startswith(f"    curl localhost:{answering}/generate ")
+    assert lines[4] == f"Ctrl-C stops it. Logs: {tmp_path}\n"
+    assert status == 0 and (tmp_path / "shut-down").exists(), "it is asked before it is ended"
+    assert [line.partition(" s  ")[2] for line in err.splitlines()[:2]] == ["starting Serve", "reading weights: 3 of 3"]
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, answering: int) -> None:
+    stubborn = "signal.signal(signal.SIGINT, lambda *_: mark('asked'))\nmark('server')\nwhile True: time.sleep(1)"
+    run = Run(READY + stubborn, tmp_path, answering)
+    with ending(run.mark("server")):
+        run.process.stdout.readline()
+        run.process.send_signal(signal.SIGINT)
+        run.mark("asked")
+        assert run.end(signal.SIGINT)[0] == 0
+
+
+def test_ports_that_another_server_listens_on(tmp_path: Path, answering: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's own ports are not the user's affair; those of the environment may be those of the server beside it."""
+    unused = free_port()
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_STATS_PORT", str(answering))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_METRICS_PORT", str(unused))
+    run = Run(
+        "sys.exit(repr({n: int(os.environ[f'RAY_SERVE_HAPROXY_{n}_PORT']) for n in ('STATS', 'METRICS')}))",
+        tmp_path,
+        answering,
+    )
+    ports = ast.literal_eval(run.end()[2].splitlines()[-1])
+    assert ports["STATS"] != answering and ports["METRICS"] == unused
+
+
+def test_a_failure_is_told_where_the_start_is_shown(tmp_path: Path, answering: int) -> None:
+    run = Run(ORPHAN + "tell({'failure': 'model.safetensors is cut short'})\ntime.sleep(600)", tmp_path, answering)
+    with ending(run.mark("orphan")):
+        assert run.end() == (1, "", "FAILED model.safetensors is cut short\n")
+
+
+def test_the_last_words_of_who_ends_without_a_failure(tmp_path: Path, answering: int) -> None:
+    status, _, err = Run("sys.exit('no such thing')", tmp_path, answering).end()
+    assert (status, err) == (1, "FAILED the server has ended. Its last words:\nno such thing\n")
+    later = Run(READY + "time.sleep(1)\nsys.exit('gone')", tmp_path, answering)
+    status, _, err = later.end()
+    assert status == 1 and err.endswith(f"Its last words:\ngone (logs: {tmp_path})\n")
+
+
+def test_bars_on_a_terminal(tmp_path: Path, answering: int) -> None:
+    ours, theirs = pty.openpty()
+    run = Run(READY + "time.sleep(600)", tmp_path, answering, stderr=theirs)
+    os.close(theirs)
+    run.process.stdout.readline()
+    shown = os.read(ours, 1 << 16).decode()
+    assert "reading weights" in shown and "3/3" in shown and "starting Serve" in shown
+    assert run.end(signal.SIGINT)[0] == 0
+    os.close(ours)
+
+
+@pytest.fixture
+def runs() -> Iterator[list[subprocess.Popen[str]]]:
+    """What a test starts; it is stopped however the test ends."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for run in started:
+        run.terminate()
+    for run in started:
+        run.wait(60)
+
+
+@pytest.mark.slow
+def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]]) -> None:
+    """The real thing; and a second one beside it, on a port of its own."""
+    for _ in range(2):
+        port = str(free_port())
+        command = [sys.executable, "-m", "podslice", "serve", "--port", port, "max_batch_size=4", "max_step_tokens=64"]
+        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        runs.append(run)
+        assert "podslice-demo answers" in run.stdout.readline(), run.communicate()
+        run.stdout.readline()
+        first = shlex.split(run.stdout.readline())
+        asked = subprocess.run(first, capture_output=True, text=True, check=True)
+        assert port in first[1] and "seven" in asked.stdout.lower()
+    for run in runs:
+        below = psutil.Process(run.pid).children(recursive=True)
+        assert len(below) > 5
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == 0 and "compiling programs: 5 of 5" in err
+        assert not any(process.is_running() for process in below)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_does_not_load(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "apps/llm/demo/model", tmp_path, dirs_exist_ok=True)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:20_000])
+    command = [sys.executable, "-m", "podslice", "serve", "--port", str(free_port()), f"model={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and f"\npodslice: {weights} is cut short or damaged" in done.stderr
