@@ -6,7 +6,7 @@ Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,9 +25,6 @@ from kuberay.options import (
 )
 from kuberay.source import Placeholders, Source
 from ray_configs.loading import ConfigError, catalog
-
-if TYPE_CHECKING:
-    from kuberay.cluster import Cluster
 
 app = typer.Typer(
     help="From one Python config to GKE: render, check and apply.\n\n"
@@ -151,6 +148,7 @@ def apply(
     Of a running service, what is rolled out and what is not is said first. Exit status 1, and nothing changed, where
     the change would stop it.
     """
+    from kuberay.cluster import Cluster
     from kuberay.cluster import apply as apply_objects
 
     if dry_run not in ("none", "server"):
@@ -167,10 +165,10 @@ def apply(
     show(found, err=True)
     if grave and not force:
         raise Refusal(f"not applied: {len(grave)} error{'' if len(grave) == 1 else 's'} above (--force applies anyway)")
-    cluster = _connect(context, namespace, kubeconfig)
+    objects = source.each()
     apply_objects(
-        cluster,
-        source.each(),
+        Cluster.connect(context, namespace, kubeconfig),
+        objects,
         dry_run=dry_run == "server",
         force_conflicts=force_conflicts,
         recreate=recreate,
@@ -188,11 +186,12 @@ def diff(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show what `apply` would change. Exit status 1 if anything."""
+    from kuberay.cluster import Cluster
     from kuberay.cluster import diff as difference
 
-    source = read_source(config, Placeholders(project, bucket))
-    cluster = _connect(context, namespace, kubeconfig)
-    text = difference(cluster, source.each(), say=lambda line: typer.echo(line, err=True))
+    objects = read_source(config, Placeholders(project, bucket)).each()
+    cluster = Cluster.connect(context, namespace, kubeconfig)
+    text = difference(cluster, objects, say=lambda line: typer.echo(line, err=True))
     typer.echo(text or "no difference", nl=not text, err=not text)
     if text:
         raise typer.Exit(1)
@@ -214,17 +213,17 @@ def status(
 
     Exit status 1 if it is not ready.
     """
-    from kuberay.cluster import observe
+    from kuberay.cluster import Cluster, observe
     from kuberay.cluster import watch as follow
     from kuberay.progress import Board
 
-    source = read_source(config, Placeholders())
-    cluster = _connect(context, namespace, kubeconfig)
+    objects = read_source(config, Placeholders()).each()
+    cluster = Cluster.connect(context, namespace, kubeconfig)
     with Board() as board:
         if watch or wait:
-            state = follow(cluster, source.each(), board.show, until_ready=wait, timeout_s=timeout)
+            state = follow(cluster, objects, board.show, until_ready=wait, timeout_s=timeout)
         else:
-            state = observe(cluster, source.each())
+            state = observe(cluster, objects)
             board.show(state)
     if not state.ready:
         raise typer.Exit(1)
@@ -241,11 +240,12 @@ def delete(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Delete from the cluster what the config rendered. Node pools stay: `node-pools --delete` names their commands."""
+    from kuberay.cluster import Cluster
     from kuberay.cluster import delete as delete_objects
 
-    source = read_source(config, Placeholders())
-    cluster = _connect(context, namespace, kubeconfig)
-    delete_objects(cluster, source.each(), wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
+    objects = read_source(config, Placeholders()).each()
+    cluster = Cluster.connect(context, namespace, kubeconfig)
+    delete_objects(cluster, objects, wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
 
 
 def main(commands: typer.Typer = app, name: str = "python -m kuberay") -> None:
@@ -280,9 +280,3 @@ def _serve_config(source: Source) -> str:
     if not isinstance(source.config, Service):
         raise Refusal(f"{source.name} is a job; only a service has a Serve config")
     return to_yaml([serve_config(source.config)])
-
-
-def _connect(context: str | None, namespace: str | None, kubeconfig: str | None) -> "Cluster":
-    from kuberay.cluster import Cluster
-
-    return Cluster.connect(context, namespace, kubeconfig)

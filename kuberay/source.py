@@ -7,7 +7,7 @@ from typing import Any
 from kuberay.render import render
 from ray_configs.cloud import BUCKET_PLACEHOLDER, PROJECT_PLACEHOLDER
 from ray_configs.job import Job
-from ray_configs.loading import load
+from ray_configs.loading import ConfigError, load
 from ray_configs.service import Application, Service
 
 Objects = list[dict[str, Any]]
@@ -67,8 +67,18 @@ class Source:
     """What there was instead of objects, for `check` to tell: files that were skipped, or that hold nothing."""
 
     def each(self) -> Objects:
-        """The objects, and those inside of a `kind: List` one by one, as the API server takes them."""
-        return [inner for item in self.objects for inner in (item["items"] if item.get("kind") == "List" else [item])]
+        """The objects, and those inside of a `kind: List` one by one, as the API server takes them.
+
+        Raises ray_configs.loading.ConfigError for what has no kind or no name.
+        """
+        from kuberay.check.reading import objects_in
+
+        found = [inner for item in self.objects for inner in objects_in(item)]
+        for item in found:
+            named = isinstance(item, dict) and isinstance(item.get("metadata"), dict) and item["metadata"].get("name")
+            if not (named and item.get("apiVersion") and item.get("kind")):
+                raise ConfigError(f"{self.name} holds what is no object: each has apiVersion, kind and metadata.name")
+        return found
 
     def open_placeholders(self) -> list[str]:
         """Placeholders that are still in the objects, such as PROJECT_ID."""

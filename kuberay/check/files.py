@@ -10,6 +10,8 @@ from kuberay.check.reading import UnreadableYaml, read_yaml
 from kuberay.check.rules import Problem, error, note, rule
 
 NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+_WHOLE = ("resources", "bases", "components", "crds")
+"""Fields that name files of whole objects."""
 _LEVELS = 3
 """Folders above a file in which a kustomization that names it is looked for, its own one counted."""
 
@@ -67,22 +69,19 @@ def unreadable(refusal: UnreadableYaml) -> Iterator[Problem]:
 
 
 def _parts(kustomization: Path) -> Iterator[Path]:
+    """The files that it names otherwise than as whole objects."""
     try:
         documents = read_yaml(kustomization)
     except UnreadableYaml:
         return
-    for document in documents:
-        named = [*_items(document, "patchesStrategicMerge"), *_items(document, "configurations")]
-        for key in ("patches", "patchesJson6902", "replacements"):
-            named += [item.get("path") for item in _items(document, key) if isinstance(item, dict)]
-        for key in ("configMapGenerator", "secretGenerator"):
-            for item in _items(document, key):
-                named += [str(file).rpartition("=")[2] for file in _items(item, "files")]
-        for name in named:
-            if isinstance(name, str) and "\n" not in name:  # a patch can be written in place too
-                yield (kustomization.parent / name).resolve()
+    for key, value in (field for document in documents for field in document.items()):
+        for text in _texts(value) if key not in _WHOLE else ():
+            if "\n" not in text:  # a patch can be written in place too
+                yield (kustomization.parent / text.rpartition("=")[2]).resolve()
 
 
-def _items(value: Any, key: str) -> list[Any]:
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, list) else []
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(child)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kuberay.check.nodes import Document, Node, version
 from kuberay.check.pods import Container, Pod, Variable
-from kuberay.check.reading import file_of
+from kuberay.check.reading import file_of, objects_in
 
 RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")
 
@@ -82,11 +82,6 @@ class Cluster:
     @property
     def autoscaling(self) -> bool:
         return self.node["enableInTreeAutoscaling"].true
-
-    @property
-    def autoscaler_version(self) -> str | None:
-        """`v1` or `v2`, where it is written down."""
-        return self.node.at("autoscalerOptions", "version").text
 
     @property
     def service(self) -> bool:
@@ -188,16 +183,10 @@ class Workload:
 
 def manifests_of(objects: Iterable[Any]) -> list[Manifest]:
     """The objects, those inside of `kind: List` one by one."""
-    flat: list[tuple[Any, str | None]] = []
-    for value in objects:
-        is_list = isinstance(value, dict) and isinstance(value.get("items"), list)
-        if is_list and str(value.get("kind", "")).endswith("List"):
-            flat.extend((item, file_of(value)) for item in value["items"])
-        else:
-            flat.append((value, file_of(value)))
     others: list[Manifest] = []
-    for value, file in flat:
-        others.append(Manifest(Document(value, _title(value), file), others))
+    for value in objects:
+        for item in objects_in(value):
+            others.append(Manifest(Document(item, _title(item), file_of(value)), others))
     return others
 
 

@@ -1,7 +1,7 @@
 """A place in an object: its value, its path and its line, asked for without fear of what is there."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,34 +127,24 @@ class Node:
         return None if line is None else line + above
 
 
-_QUANTITY = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([EPTGMk]i|[numkMGTPE]|Ki)?)$")
-_UNITS = {
-    "": 1.0,
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
-    "k": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-    "Pi": 2.0**50,
-    "Ei": 2.0**60,
-}
+def repeated(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Those whose text is that of one before."""
+    seen: set[str | None] = {None}
+    for node in nodes:
+        if node.text in seen - {None}:
+            yield node
+        seen.add(node.text)
+
+
+_UNITS = {unit: 10.0 ** (3 * power) for power, unit in enumerate(("n", "u", "m", "", "k", *"MGTPE"), -3)}
+_UNITS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([KMGTPE]i|[numkMGTPE]?))")
 
 
 def quantity(node: Node) -> float | None:
     """A Kubernetes quantity such as 8, "500m" or 200Gi, in units; None if there is none, or it is no quantity."""
-    if isinstance(node.value, bool):
-        return None
-    if isinstance(node.value, int | float):
-        return float(node.value)
-    match = _QUANTITY.match(node.value) if isinstance(node.value, str) else None
+    written = isinstance(node.value, str | int | float) and not isinstance(node.value, bool)
+    match = _QUANTITY.fullmatch(str(node.value)) if written else None
     if match is None:
         return None
     number, exponent, unit = match.groups()

@@ -76,8 +76,8 @@ class Pod:
     def chips(self) -> int | None:
         """Chips that the Pod asks for, all containers together; None where that is not known or makes no sense."""
         counts = [quantity(container.chips) for container in self.tpu_containers]
-        whole = [int(count) for count in counts if count is not None and count == int(count)]
-        return sum(whole) if whole and len(whole) == len(counts) else None
+        whole = [int(count) for count in counts if count is not None and count.is_integer()]
+        return sum(whole) or None if len(whole) == len(counts) else None
 
     @cached_property
     def generation(self) -> TpuGeneration | None:

@@ -80,6 +80,12 @@ def parse_yaml(text: str, file: str) -> list[Any]:
     return objects
 
 
+def objects_in(value: Any) -> list[Any]:
+    """The object, or those inside of a `kind: List`."""
+    listed = isinstance(value, dict) and str(value.get("kind", "")).endswith("List")
+    return value["items"] if listed and isinstance(value.get("items"), list) else [value]
+
+
 def file_of(value: Any) -> str | None:
     """The file that an object was read from."""
     return getattr(value, "_file", None)
@@ -115,9 +121,8 @@ def type_name(value: Any) -> str:
 
 
 def _decoded(content: bytes, file: str) -> str:
-    for mark, encoding in ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
-        if content.startswith(mark):
-            content = content.decode(encoding, errors="replace").encode()
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        content = content.decode("utf-16", errors="replace").encode()
     if b"\0" in content:
         raise UnreadableYaml(file, None, "is binary, not text", "give a YAML or JSON file")
     try:

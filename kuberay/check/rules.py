@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from kuberay.check.findings import Finding, Place, Severity
+from kuberay.check.findings import RANK, Finding, Place, Severity
 
 
-@dataclass(frozen=True, eq=False)
-class Problem:
+class Problem(NamedTuple):
     """What a rule found; the register adds the rule's name to make a Finding of it."""
 
-    place: Place
     severity: Severity
+    place: Place
     why: str
     instead: str
+
+
+error, warning, note = (partial(Problem, severity) for severity in RANK)
 
 
 @dataclass(frozen=True)
@@ -60,27 +63,14 @@ def rule(subject: type, name: str, source: str) -> Callable[[Any], Any]:
     return register
 
 
-def error(place: Place, why: str, instead: str) -> Problem:
-    return Problem(place, "error", why, instead)
-
-
-def warning(place: Place, why: str, instead: str) -> Problem:
-    return Problem(place, "warning", why, instead)
-
-
-def note(place: Place, why: str, instead: str) -> Problem:
-    return Problem(place, "note", why, instead)
-
-
 def apply(subjects: Iterable[Any]) -> Iterable[Finding]:
     """Every rule on every subject that is of its kind."""
     for subject in subjects:
         for known in RULES.values():
             for check in known.checks:
                 if isinstance(subject, check.subject):
-                    for found in check.find(subject):
-                        at = found.place
-                        yield Finding(known.name, found.severity, at.where, found.why, found.instead, at.line, at.file)
+                    for severity, at, why, instead in check.find(subject):
+                        yield Finding(known.name, severity, at.where, why, instead, at.line, at.file)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

@@ -10,7 +10,7 @@
 Whatever goes wrong is one `ClusterError` whose text says what to do.
 """
 
-from kuberay.cluster.apply import Applied, Outcome, apply
+from kuberay.cluster.apply import Applied, apply
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.delete import delete
 from kuberay.cluster.diff import diff
@@ -24,7 +24,6 @@ __all__ = [
     "ClusterError",
     "Conflict",
     "Interrupted",
-    "Outcome",
     "Phase",
     "Refused",
     "State",

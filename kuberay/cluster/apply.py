@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
+from typing import Literal
 
 from kuberay.cluster.connection import MANAGER, Cluster
 from kuberay.cluster.delete import delete, wait_until_gone
@@ -19,7 +19,7 @@ from kuberay.cluster.errors import (
     WouldStop,
 )
 from kuberay.cluster.manifests import Manifest, managers, title, without_server_fields
-from kuberay.cluster.rollout import Rollout, plan
+from kuberay.cluster.rollout import plan
 from kuberay.cluster.rollout.exposure import Step
 from kuberay.cluster.rollout.ownership import as_admitted, disputed
 from kuberay.cluster.rollout.sameness import same
@@ -28,18 +28,12 @@ WORKLOADS = ("RayService", "RayJob", "RayCluster", "Job")
 Say = Callable[[str], None]
 
 
-class Outcome(StrEnum):
-    CREATED = "created"
-    CONFIGURED = "configured"
-    UNCHANGED = "unchanged"
-
-
 @dataclass(frozen=True)
 class Applied:
     """What applying one object did, or would do."""
 
     name: str  # RayService llama3-8b
-    outcome: Outcome
+    outcome: Literal["created", "configured", "unchanged"]
     before: Manifest | None
     after: Manifest
     manifest: Manifest  # with what others are meant to have written into it
@@ -66,11 +60,12 @@ def apply(
     the change would stop a service, Interrupted on Ctrl-C and ClusterError on other failures; after a change, their
     text says how far it came.
     """
-    done: list[str] = []
     steps: list[tuple[str, Callable[[], object]]] = []
+    applied: list[Applied] = []
+    done = 0
     try:
         checked = rehearse(cluster, objects, force_conflicts, recreate)
-        rollouts = [] if recreate else rehearse_rollouts(cluster, checked, say)
+        rolled_out = [] if recreate else rehearse_rollouts(cluster, checked, say)
         if dry_run:
             for item in checked:
                 anew = recreate and item.before is not None and item.after["kind"] in WORKLOADS
@@ -79,21 +74,20 @@ def apply(
         if recreate:
             there = [item for item in objects if item["kind"] in WORKLOADS]
             steps.append(("the deletion of what is there", partial(delete, cluster, there, progress=say)))
-        applied: list[Applied] = []
         for manifest in objects:
             steps.append((title(manifest), partial(_apply, cluster, manifest, force_conflicts, applied, say)))
-        for step in [step for rollout in rollouts for step in rollout.steps]:
-            steps.append((step.title, partial(_take, cluster, step, say)))
-        for name, action in steps:
+        steps += [(step.title, partial(_take, cluster, step, say)) for step in rolled_out]
+        for _, action in steps:
             action()
-            done.append(name)
+            done += 1
         return applied
     except KeyboardInterrupt:
         raise Interrupted(f"Interrupted. {_how_far([name for name, _ in steps], done)}") from None
     except ClusterError as error:
         if not steps:
             raise
-        raise ClusterError(f"{error}\n{_how_far([name for name, _ in steps], done)}") from error
+        kind = Interrupted if isinstance(error, Interrupted) else ClusterError
+        raise kind(f"{error}\n{_how_far([name for name, _ in steps], done)}") from error
 
 
 def rehearse(
@@ -130,9 +124,12 @@ def rehearse(
     return checked
 
 
-def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) -> list[Rollout]:
-    """What becomes of each changed RayService, said before it happens. Raises WouldStop for one that it would stop."""
-    rollouts: list[Rollout] = []
+def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) -> list[Step]:
+    """What becomes of each changed RayService, said before it happens, and what is left to do about it.
+
+    Raises WouldStop for one that it would stop.
+    """
+    steps: list[Step] = []
     for item in checked:
         if item.after["kind"] != "RayService":
             continue
@@ -149,8 +146,8 @@ def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) ->
             say(f"{step.title}: {step.words}")
             if step.patch:
                 cluster.patch(step.target, step.patch, dry_run=True)
-        rollouts.append(rollout)
-    return rollouts
+        steps += rollout.steps
+    return steps
 
 
 def _find(cluster: Cluster, beside: Manifest, kind: str, name: str) -> Manifest | None:
@@ -176,10 +173,10 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
         force = written_back = True
         after = cluster.apply(manifest, dry_run=True, force=True)
     if before is None:
-        return Applied(title(manifest), Outcome.CREATED, before, after, manifest, force)
+        return Applied(title(manifest), "created", before, after, manifest, force)
     was, will = without_server_fields(before), without_server_fields(after)
-    outcome = Outcome.UNCHANGED if was == will or (written_back and same(was, will)) else Outcome.CONFIGURED
-    return Applied(title(manifest), outcome, before, after, manifest, force)
+    unchanged = was == will or (written_back and same(was, will))
+    return Applied(title(manifest), "unchanged" if unchanged else "configured", before, after, manifest, force)
 
 
 def _apply(cluster: Cluster, manifest: Manifest, force: bool, applied: list[Applied], say: Say) -> None:
@@ -190,7 +187,7 @@ def _apply(cluster: Cluster, manifest: Manifest, force: bool, applied: list[Appl
         say(f"{title(manifest)}: applied")
         return
     # What differs in spelling alone is ours already, and is left as the operator spells it.
-    if item.outcome is not Outcome.UNCHANGED or MANAGER not in managers(item.before or {}):
+    if item.outcome != "unchanged" or MANAGER not in managers(item.before or {}):
         cluster.apply(item.manifest, force=item.force)
     applied.append(item)
     say(str(item))
@@ -209,13 +206,12 @@ def _take(cluster: Cluster, step: Step, say: Say) -> None:
     say(f"{step.title}: made anew")
 
 
-def _how_far(names: Sequence[str], done: Sequence[str]) -> str:
+def _how_far(names: Sequence[str], done: int) -> str:
     if not names:
         return "Nothing was changed."
-    sent, left = names[len(done) : len(done) + 1], names[len(done) + 1 :]
     return (
-        f"Done: {', '.join(done) or 'nothing'}. "
-        f"Under way, perhaps done: {', '.join(sent) or 'nothing'}. "
-        f"Not done: {', '.join(left) or 'nothing else'}. "
+        f"Done: {', '.join(names[:done]) or 'nothing'}. "
+        f"Under way, perhaps done: {', '.join(names[done : done + 1]) or 'nothing'}. "
+        f"Not done: {', '.join(names[done + 1 :]) or 'nothing else'}. "
         "Applying again is safe: what is there already stays as it is."
     )

@@ -1,8 +1,10 @@
 """Deletes what was applied, last first, and waits until it is gone; touches nothing that podslice did not apply."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain, repeat
 
 from kuberay.cluster.connection import MANAGER, Cluster
 from kuberay.cluster.errors import ClusterError, Interrupted, Refused, UnknownKind
@@ -70,62 +72,76 @@ def _refuse_foreign(found: Sequence[Manifest]) -> None:
         owners = "; ".join(f"{title(live)} is managed by {', '.join(managers(live))}" for live in foreign)
         raise Refused(
             f"Not applied by podslice: {owners}. Nothing was deleted. Is this the right cluster and namespace? "
-            "If so, delete them all the same with --force."
+            "If so: python -m kuberay delete --force."
         )
 
 
 def wait_until_gone(
     cluster: Cluster, deleted: Sequence[Manifest], timeout_s: float | None, progress: Callable[[str], None]
 ) -> None:
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    """Blocks until the objects and the Pods of their Ray clusters are gone. Raises ClusterError after timeout_s."""
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     left = list(deleted)
     said: dict[str, str] = {}
     hastened: set[str] = set()
-    turn = 0
-    while True:
-        still: list[Manifest] = []
-        for live in left:
-            now = cluster.get(live)
-            if now is None or now["metadata"]["uid"] != live["metadata"]["uid"]:
-                progress(f"{title(live)}: gone")
-                continue
-            still.append(live)
-            if live["kind"] == "RayService":
-                _hasten_heads(cluster, live, hastened, progress)
-            holds = _what_holds(now)
-            if said.get(title(live)) != holds:
-                said[title(live)] = holds
-                progress(f"{title(live)}: {holds}")
-        left = still
+    for pause_s in chain(POLL_S, repeat(POLL_S[-1])):
+        left = [now for live in left if (now := _still_there(cluster, live, said, hastened, progress)) is not None]
         if not left:
             return
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             reasons = "; ".join(f"{title(live)} {said[title(live)]}" for live in left)
             raise ClusterError(
                 f"Not gone after {timeout_s:g} s: {reasons}. The cluster goes on deleting. A finalizer that stays is "
                 "held by a controller that is not running; is the operator up?"
             )
-        time.sleep(POLL_S[min(turn, len(POLL_S) - 1)])
-        turn += 1
+        time.sleep(pause_s)
 
 
-def _hasten_heads(cluster: Cluster, ray_service: Manifest, hastened: set[str], progress: Callable[[str], None]) -> None:
-    """Without a worker nothing runs on a Ray cluster: its head need not use up its grace period, which is minutes."""
-    status = ray_service.get("status") or {}
-    sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
-    names = sorted({side["rayClusterName"] for side in sides if side.get("rayClusterName")})
-    if not names:
-        return
+def _still_there(
+    cluster: Cluster, live: Manifest, said: dict[str, str], hastened: set[str], progress: Callable[[str], None]
+) -> Manifest | None:
+    """The object as it was last seen, as long as it or Pods of its Ray cluster are there. Says what it waits for."""
+    name, now = title(live), cluster.get(live)
+    made_again = now is not None and now["metadata"]["uid"] != live["metadata"]["uid"]
+    # Kubernetes can let an object go before Pods that it had only just made.
+    pods = [] if made_again else _ray_pods(cluster, now or live)
+    if made_again or (now is None and not pods):
+        progress(f"{name}: gone")
+        return None
+    _hasten_heads(cluster, pods, name, hastened, progress)
+    holds = _what_holds(now) if now else f"waits for Pod {', '.join(pod['metadata']['name'] for pod in pods)}"
+    if said.get(name) != holds:
+        said[name] = holds
+        progress(f"{name}: {holds}")
+    return now or live
+
+
+def _ray_pods(cluster: Cluster, live: Manifest) -> list[Manifest]:
+    """The Pods of the Ray clusters that go with a RayService, RayJob or RayCluster."""
+    status = live.get("status") or {}
+    holders = [status, status.get("activeServiceStatus") or {}, status.get("pendingServiceStatus") or {}]
+    names = {holder["rayClusterName"] for holder in holders if holder.get("rayClusterName")}
+    if live["kind"] == "RayCluster":
+        names.add(live["metadata"]["name"])
+    if not names or live.get("spec", {}).get("clusterSelector"):  # of a RayJob: a cluster that stays
+        return []
     with suppress(Refused):  # who may delete a RayService may not always look at Pods
-        pods = cluster.list("v1", "Pod", cluster.namespace_of(ray_service), f"{RAY_CLUSTER} in ({','.join(names)})")
-        if any(labels(pod).get(RAY_NODE_TYPE) == "worker" for pod in pods):
-            return
-        for pod in pods:
-            leaving, uid = pod["metadata"].get("deletionTimestamp"), pod["metadata"]["uid"]
-            if labels(pod).get(RAY_NODE_TYPE) == "head" and leaving and uid not in hastened:
-                hastened.add(uid)
-                progress(f"{title(ray_service)}: its workers are gone, and its head goes now")
-                cluster.delete(pod, "Background", grace_s=1)
+        return cluster.list("v1", "Pod", cluster.namespace_of(live), f"{RAY_CLUSTER} in ({','.join(sorted(names))})")
+    return []
+
+
+def _hasten_heads(
+    cluster: Cluster, pods: Sequence[Manifest], name: str, hastened: set[str], progress: Callable[[str], None]
+) -> None:
+    """Without a worker nothing runs on a Ray cluster: its head need not use up its grace period, which is minutes."""
+    if any(labels(pod).get(RAY_NODE_TYPE) == "worker" for pod in pods):
+        return
+    for pod in pods:
+        leaving, uid = pod["metadata"].get("deletionTimestamp"), pod["metadata"]["uid"]
+        if labels(pod).get(RAY_NODE_TYPE) == "head" and leaving and uid not in hastened:
+            hastened.add(uid)
+            progress(f"{name}: its workers are gone, and its head goes now")
+            cluster.delete(pod, "Background", grace_s=1)
 
 
 def _what_holds(live: Manifest) -> str:

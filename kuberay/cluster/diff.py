@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from kuberay.cluster.apply import Applied, Outcome, Say, rehearse, rehearse_rollouts
+from kuberay.cluster.apply import Applied, Say, rehearse, rehearse_rollouts
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.manifests import Manifest, without_server_fields
 
@@ -20,8 +20,8 @@ def diff(cluster: Cluster, objects: Sequence[Manifest], say: Say = lambda line: 
     masked: that a value changes is seen, not the value.
     """
     checked = rehearse(cluster, objects)
-    steps = [step for rollout in rehearse_rollouts(cluster, checked, say) for step in rollout.steps]
-    changes = "".join(_changes(item) for item in checked if item.outcome is not Outcome.UNCHANGED)
+    steps = rehearse_rollouts(cluster, checked, say)
+    changes = "".join(_changes(item) for item in checked if item.outcome != "unchanged")
     return changes + "".join(f"{step.title}: {step.words}\n" for step in steps)
 
 

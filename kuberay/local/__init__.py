@@ -8,3 +8,11 @@ until Ctrl-C.
     plan = plan_of(rayservice, address="127.31.64.1")   # pure: nothing is started
     run(service, Wishes(port=8000))                     # blocks; leaves nothing behind
 """
+
+
+class LocalError(Exception):
+    """The service cannot be run here, or not as asked; the text says why and what to do."""
+
+
+class ServiceFailed(LocalError):
+    """The cluster started, and its service failed; the text is Serve's, or Ray's."""

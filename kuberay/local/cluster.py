@@ -12,10 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 
-from kuberay.local import container
-from kuberay.local.dashboard import Node
-from kuberay.local.errors import LocalError, ServiceFailed
-from kuberay.local.hosts import Host, Plan, Slice
+from kuberay.local import LocalError, ServiceFailed, container
+from kuberay.local.dashboard import DashboardNode
+from kuberay.local.hosts import Host, HostsPlan, LocalSlice
 from kuberay.local.raylet import Raylet, Site
 
 STARTING_AT_ONCE = max(2, os.cpu_count() or 1)
@@ -28,7 +27,7 @@ ATTEMPTS = 3
 STOP_TIMEOUT_S = 15
 
 
-class Phase(StrEnum):
+class SlicePhase(StrEnum):
     starting = "starting"
     up = "up"
     going = "going"
@@ -40,10 +39,10 @@ class Phase(StrEnum):
 class RunningSlice:
     """A slice and the raylets of its hosts."""
 
-    def __init__(self, slice: Slice):
+    def __init__(self, slice: LocalSlice):
         self.slice = slice
         self.raylets: dict[str, Raylet] = {}
-        self.phase = Phase.starting
+        self.phase = SlicePhase.starting
         self.why = ""
         """Why it is being recreated."""
         self.failures: Counter[str] = Counter()
@@ -58,7 +57,7 @@ class RunningSlice:
 
 
 class EmulatedCluster:
-    def __init__(self, plan: Plan, site: Site, ports: Iterator[int], say: Callable[[str], None]):
+    def __init__(self, plan: HostsPlan, site: Site, ports: Iterator[int], say: Callable[[str], None]):
         """Start the head.
 
         Args:
@@ -74,7 +73,7 @@ class EmulatedCluster:
 
     @property
     def ready(self) -> bool:
-        return self.head.up and all(running.phase is Phase.up for running in self.slices)
+        return self.head.up and all(running.phase is SlicePhase.up for running in self.slices)
 
     def kill(self, wanted: str) -> str:
         """Let a host die as if its machine had; returns its name. Raises LocalError."""
@@ -88,7 +87,7 @@ class EmulatedCluster:
         running.why = f"host {name} was killed"
         return name
 
-    def drain(self, wanted: str, nodes: Mapping[str, Node]) -> str:
+    def drain(self, wanted: str, nodes: Mapping[str, DashboardNode]) -> str:
         """Drain a host as `ray start --block` does when its Pod is told to stop; returns its name.
 
         Ray hands over what runs there, and the host ends when nothing does, or when its time is over.
@@ -132,7 +131,7 @@ class EmulatedCluster:
         for running in self.slices:
             self._look_after(running, alive)
         for running in self.slices:
-            if running.phase is Phase.starting:
+            if running.phase is SlicePhase.starting:
                 self._start_more(running)
 
     def stop(self) -> bool:
@@ -150,28 +149,28 @@ class EmulatedCluster:
                 running.raylets[name].stop()
         ended = [raylet for raylet in running.raylets.values() if not raylet.look()]
         match running.phase:
-            case Phase.starting | Phase.up if ended:
+            case SlicePhase.starting | SlicePhase.up if ended:
                 for raylet in ended:
                     if raylet.up:
                         self._take_down(running, raylet)
                         break
                     self._try_again(running, raylet)
-            case Phase.starting if running.up == len(running.slice.hosts):
-                running.phase = Phase.up
+            case SlicePhase.starting if running.up == len(running.slice.hosts):
+                running.phase = SlicePhase.up
                 running.failures.clear()
                 if running.why:
                     self._say(f"{running.slice.kind} {running.slice.name} is up again")
                     running.why = ""
-            case Phase.going if len(ended) == len(running.raylets):
+            case SlicePhase.going if len(ended) == len(running.raylets):
                 for raylet in ended:
                     raylet.wait(STOP_TIMEOUT_S)
                 running.raylets.clear()
-                running.phase, running.gone_since = Phase.gone, time.monotonic()
-            case Phase.gone if time.monotonic() - running.gone_since > RECREATE_DELAY_S:
+                running.phase, running.gone_since = SlicePhase.gone, time.monotonic()
+            case SlicePhase.gone if time.monotonic() - running.gone_since > RECREATE_DELAY_S:
                 # Two of a name in Ray's list of nodes, one of them a ghost, would be news to whoever reserves a slice.
                 names = {host.name for host in running.slice.hosts}
                 if not names & alive() or time.monotonic() - running.gone_since > NOTICED_S:
-                    running.phase = Phase.starting
+                    running.phase = SlicePhase.starting
 
     def _try_again(self, running: RunningSlice, failed: Raylet) -> None:
         """Ray gives itself half a minute to start a node, which a busy machine may not keep to."""
@@ -193,7 +192,7 @@ class EmulatedCluster:
         self._say(running.why + whole)
         for raylet in running.raylets.values():
             raylet.stop()
-        running.phase = Phase.going
+        running.phase = SlicePhase.going
 
     def _start_more(self, running: RunningSlice) -> None:
         for host in running.slice.hosts:

@@ -44,7 +44,7 @@ def local(
 
     python -m kuberay local ray_configs.catalog.spmd_175b --tiny
     """
-    from kuberay.local.errors import LocalError, ServiceFailed
+    from kuberay.local import LocalError, ServiceFailed
     from kuberay.local.running import Wishes, run
     from ray_configs.service import Service
 

@@ -1,12 +1,13 @@
 """Ray's view of the cluster and the service, by its dashboard's HTTP API, which KubeRay uses too."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import httpx
 from ruamel.yaml import YAML
 
-from kuberay.local.errors import ServiceFailed
+from kuberay.local import ServiceFailed
 from kuberay.local.hosts import Host
 from ray_configs.labels import NODE_ID
 
@@ -15,7 +16,7 @@ PATIENCE_S = 90
 
 
 @dataclass(frozen=True)
-class Node:
+class DashboardNode:
     """A live node, as Ray lists it."""
 
     labels: dict[str, str]
@@ -48,12 +49,12 @@ class Dashboard:
     def close(self) -> None:
         self._client.close()
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, DashboardNode]:
         """Live nodes by their hosts' names."""
         reply = self._client.get("/api/v0/nodes", params={"detail": "true", "limit": 10000})
         reply.raise_for_status()
         return {
-            node["node_name"]: Node(node["labels"], node["resources_total"], node["node_id"])
+            node["node_name"]: DashboardNode(node["labels"], node["resources_total"], node["node_id"])
             for node in reply.json()["data"]["result"]["result"]
             if node["state"] == "ALIVE"
         }
@@ -90,20 +91,16 @@ class Dashboard:
         reply.raise_for_status()
         found = []
         for name, app in reply.json()["applications"].items():
-            replicas: dict[str, int] = {}
-            wanted, messages = 0, [app["message"]]
-            for deployment in app["deployments"].values():
-                wanted += deployment["target_num_replicas"]
-                messages.append(deployment["message"])
-                for replica in deployment["replicas"]:
-                    if replica["state"] != "STOPPING":
-                        replicas[replica["state"]] = replicas.get(replica["state"], 0) + 1
-            message = next((text for text in messages if text), "")
-            found.append(App(name, app["status"], message, replicas, wanted, app["source"] == "declarative"))
+            deployments = app["deployments"].values()
+            states = Counter(replica["state"] for deployment in deployments for replica in deployment["replicas"])
+            del states["STOPPING"]
+            wanted = sum(deployment["target_num_replicas"] for deployment in deployments)
+            message = next(filter(None, [app["message"], *(deployment["message"] for deployment in deployments)]), "")
+            found.append(App(name, app["status"], message, states, wanted, app["source"] == "declarative"))
         return found
 
 
-def differences(hosts: tuple[Host, ...], nodes: dict[str, Node]) -> list[str]:
+def differences(hosts: tuple[Host, ...], nodes: dict[str, DashboardNode]) -> list[str]:
     """How Ray's view differs from what GKE would give, a sentence each: labels and resources, missing and excess."""
     found = [f"{name} is no host of the manifest" for name in nodes.keys() - {host.name for host in hosts}]
     for host in hosts:

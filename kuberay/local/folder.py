@@ -1,4 +1,4 @@
-"""A run's folder and its address for other processes: one for each port and user, gone when the run is."""
+"""What a run has of its own on this machine: a folder and an address for other processes, and TCP ports."""
 
 import contextlib
 import fcntl
@@ -7,18 +7,21 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kuberay.local.errors import LocalError
+from kuberay.local import LocalError
 
 LONGEST = 40
 """Characters of its path. Ray puts sockets below it, and the path of a socket has 107 at most."""
 MOST = 1 << 16
+LOWEST, HIGHEST = 20000, 29900
+"""Above the range of Ray's workers by default, below those of Serve's replicas and of the kernel's own choice."""
 
 
 class RunFolder:
-    """`with RunFolder(8000) as own:` holds it; `own.held_by_other` says that somebody else does."""
+    """The folder of the run on a port: `acquire` it before anything else and `release` it, or `ask` its holder."""
 
     def __init__(self, port: int):
         base = Path(tempfile.gettempdir())
@@ -111,3 +114,30 @@ class Request:
     def answer(self, **answer: Any) -> None:
         with self._connection, contextlib.suppress(OSError):  # it may not have waited
             self._connection.sendall(json.dumps(answer).encode())
+
+
+def address_of(port: int) -> str:
+    """A loopback address for the hosts of the run that serves on `port`: 127.31.64.1 for 8000.
+
+    Not 127.0.0.1, which Ray would replace by the machine's address on the network, which a laptop changes.
+    """
+    return f"127.{port >> 8}.{port & 255}.1"
+
+
+def is_free(port: int, address: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(port: int) -> Iterator[int]:
+    """Ports that nobody listens on; each run begins to look elsewhere."""
+    span = HIGHEST - LOWEST
+    for i in range(span):
+        candidate = LOWEST + (port * 211 + i) % span
+        if is_free(candidate, "0.0.0.0"):
+            yield candidate

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kuberay.local.errors import LocalError
+from kuberay.local import LocalError
 from kuberay.render.ray_cluster import HEADROOM
 from ray_configs.labels import (
     ACCELERATOR_TYPE,
@@ -64,7 +64,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Slice:
+class LocalSlice:
     """One replica of a worker group: KubeRay makes and replaces its hosts together. A CPU worker is one of one host."""
 
     name: str
@@ -78,12 +78,12 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HostsPlan:
     """The hosts and slices of a Ray cluster that is to be started."""
 
     name: str
     head: Host
-    slices: tuple[Slice, ...]
+    slices: tuple[LocalSlice, ...]
     token: bool
     """Whether KubeRay would guard it with a token."""
     serve_config: str
@@ -115,7 +115,7 @@ def plan_of(
     address: str,
     environment: Mapping[str, str] | None = None,
     replicas: int | None = None,
-) -> Plan:
+) -> HostsPlan:
     """The cluster of a rendered RayService.
 
     Args:
@@ -127,10 +127,10 @@ def plan_of(
     spec = ray_service["spec"]["rayClusterConfig"]
     secrets = _Secrets(environment or {})
     reader = _Reader(ray_service["metadata"], spec["enableInTreeAutoscaling"], address, secrets)
-    slices: list[Slice] = []
+    slices: list[LocalSlice] = []
     for group in spec["workerGroupSpecs"]:
         slices += (reader.slice(group, i) for i in range(_count(group, replicas, reader.elastic)))
-    return Plan(
+    return HostsPlan(
         name=reader.name,
         head=reader.head(spec["headGroupSpec"]),
         slices=tuple(slices),
@@ -159,7 +159,7 @@ class _Reader:
         more["RAY_USAGE_STATS_EXTRA_TAGS"] = "kuberay_crd=RayService"
         return self._host("head", HEAD_GROUP, spec, more)
 
-    def slice(self, group: Mapping[str, Any], replica: int) -> Slice:
+    def slice(self, group: Mapping[str, Any], replica: int) -> LocalSlice:
         limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
         name, count = f"{group['groupName']}-{replica}", group["numOfHosts"]
         hosts = []
@@ -179,7 +179,7 @@ class _Reader:
                     # There, <slice>-<host>.<cluster>-headless; here all hosts are one address.
                     more["TPU_WORKER_HOSTNAMES"] = ",".join([self._address] * count)
             hosts.append(self._host(f"{name}-{index}", group["groupName"], group, more))
-        return Slice(name, tuple(hosts))
+        return LocalSlice(name, tuple(hosts))
 
     def _host(self, name: str, group: str, spec: Mapping[str, Any], more: Mapping[str, str]) -> Host:
         container = spec["template"]["spec"]["containers"][0]

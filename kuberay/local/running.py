@@ -13,12 +13,11 @@ from types import FrameType
 
 import httpx
 
-from kuberay.local.cluster import EmulatedCluster, Phase
+from kuberay.local import LocalError, ServiceFailed
+from kuberay.local.cluster import EmulatedCluster, SlicePhase
 from kuberay.local.dashboard import App, Dashboard, differences
-from kuberay.local.errors import LocalError, ServiceFailed
-from kuberay.local.folder import RunFolder
-from kuberay.local.hosts import Plan, plan_of
-from kuberay.local.ports import address_of, free_ports, is_free
+from kuberay.local.folder import RunFolder, address_of, free_ports, is_free
+from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.local.raylet import Site, has_haproxy
 from kuberay.local.scaling_down import scale_down
 from kuberay.progress import Board
@@ -108,7 +107,9 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
 class _Run:
     """The loop, and its state."""
 
-    def __init__(self, plan: Plan, wishes: Wishes, folder: RunFolder, cluster: EmulatedCluster, dashboard: Dashboard):
+    def __init__(
+        self, plan: HostsPlan, wishes: Wishes, folder: RunFolder, cluster: EmulatedCluster, dashboard: Dashboard
+    ):
         self._plan, self._wishes, self._folder, self._cluster = plan, wishes, folder, cluster
         self._dashboard = dashboard
         self._began = time.monotonic()
@@ -201,7 +202,7 @@ class _Run:
         for place, running in enumerate(self._cluster.slices):
             total = len(running.slice.hosts)
             line = f"{running.slice.kind} {place} {running.slice.name}: {running.up} of {total} hosts up"
-            if running.phase is not Phase.up and running.why:
+            if running.phase is not SlicePhase.up and running.why:
                 line += f"; {running.why}, the {running.slice.kind} is being recreated"
             for name in running.draining:
                 line += f"; {name} is being drained"
@@ -215,7 +216,7 @@ class _Run:
         return lines
 
 
-def _differences_of(plan: Plan, service: Service) -> Iterator[str]:
+def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
     """What is not as it would be on GKE, and not already said."""
     if service.elastic:
         yield "autoscaling is not emulated: each group keeps the slices that it begins with (--slices N for more)"

@@ -3,13 +3,12 @@
 The config is changed before it is rendered, so that manifest, cluster and applications still agree.
 """
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from kuberay.local.errors import LocalError
+from kuberay.local import LocalError
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import explained
@@ -30,16 +29,9 @@ class Scaled:
 
 
 def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | None = None) -> Scaled:
-    """Raises LocalError where nothing is left to run, or no slice has that many hosts."""
+    """Raises LocalError where no slice has that many hosts, or the smaller service would not be valid."""
     said: list[str] = []
-    applications = []
-    for app in service.applications:
-        if not _exists(app.config.import_path):
-            said.append(f"left out: application {app.serve_name}; there is no {app.config.import_path} yet")
-            continue
-        applications.append(_application(service, app, tiny, hosts_per_slice, said))
-    if not applications:
-        raise LocalError(f"none of the applications of {service.name} can run here: {'; '.join(said)}")
+    applications = [_application(service, app, tiny, hosts_per_slice, said) for app in service.applications]
     fields = {name: getattr(service, name) for name in service.model_fields_set} | {"applications": applications}
     try:
         return Scaled(Service(**fields), tuple(said))
@@ -119,10 +111,3 @@ def _with_hosts(slice: TpuSlice, hosts: int) -> TpuSlice:
             f"--hosts-per-slice can be {counts}"
         )
     return fitting[0]
-
-
-def _exists(import_path: str) -> bool:
-    try:
-        return importlib.util.find_spec(import_path.partition(":")[0]) is not None
-    except ModuleNotFoundError:
-        return False

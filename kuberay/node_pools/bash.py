@@ -27,13 +27,19 @@ def laid_out(words: str, flags: Iterable[str] = (), indent: str = "") -> str:
     return " \\\n".join([indent + words, *(f"{indent}    {one}" for one in flags)]) + "\n"
 
 
-def unless_there(look: str, words: str, flags: Iterable[str] = ()) -> str:
-    """The command, made to run only where looking for its result finds nothing."""
-    return f"exists {look} ||\n{laid_out(words, flags, indent='  ')}"
-
-
 def block(why: str, *parts: str) -> str:
     return comment(why) + "".join(parts)
+
+
+def unless_there(
+    why: str, command: str, flags: Iterable[str] = (), where: str = "", look: str = "describe", make: str = "create"
+) -> str:
+    """A command that makes something, run only where looking for it, at a place that flags name, finds nothing.
+
+    `command` has {} where one verb or the other goes.
+    """
+    looked = f"{command.format(look)} {where}".rstrip()
+    return block(why, f"exists {looked} ||\n{laid_out(command.format(make), flags, indent='  ')}")
 
 
 def joined(blocks: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from kuberay.node_pools.bash import block, flag, joined, laid_out
-from kuberay.node_pools.pools import Pool, pools, region
+from kuberay.node_pools.pools import pools, region
 from kuberay.node_pools.setting import (
     LOCATED,
     REPOSITORY,
@@ -37,11 +37,28 @@ node_pools() {
     --cluster="${CLUSTER_NAME}" --location="${LOCATION}" --filter="$1"
 }
 """
+CLUSTER = """\
+# The cluster, unless other configs still have pools in it; then it stays, with all that they may share.
+if cluster_there; then
+  if listed node_pools "name!=default-pool"; then
+    echo "Cluster ${CLUSTER_NAME} has other node pools: it stays, and so does what is shared with them." >&2
+    exit 0
+  fi
+  gcloud container clusters delete "${CLUSTER_NAME}" --location="${LOCATION}"
+fi
+"""
+BUCKET = """\
+# The bucket, last and only if DELETE_BUCKET=yes: checkpoints are hours of work, and nothing brings them back.
+if [[ "${DELETE_BUCKET:-no}" == yes ]]; then
+  gcloud storage rm --recursive "gs://${BUCKET_NAME}"
+else
+  echo "The bucket gs://${BUCKET_NAME} stays; DELETE_BUCKET=yes deletes it and all that is in it." >&2
+fi
+"""
 
 
 def teardown(config: Service | Job) -> str:
     """A bash script. gcloud asks before each deletion; CLOUDSDK_CORE_DISABLE_PROMPTS=1 answers yes."""
-    planned = pools(config)
     return joined(
         [
             head(
@@ -52,94 +69,39 @@ def teardown(config: Service | Job) -> str:
                 LISTED,
                 THERE,
             ),
-            *_node_pools(planned),
-            *_workload_policies(config, planned),
-            _cluster(),
-            _identity(config),
-            _repository(config),
-            _bucket(config),
+            *_tpus(config),
+            CLUSTER,
+            *_around(config),
+            BUCKET if config.bucket is not None else "",
         ]
     )
 
 
-def _when(look: str, delete: str) -> str:
-    return f"if {look}; then\n{delete}fi\n"
+def _if_listed(look: str, delete: str, *flags: str) -> str:
+    return f"if {look}; then\n{laid_out(delete, flags, indent='  ')}fi\n"
 
 
-def _node_pools(planned: tuple[Pool, ...]) -> Iterable[str]:
+def _tpus(config: Service | Job) -> Iterable[str]:
+    """The node pools, and the workload policies that they alone used."""
+    planned = pools(config)
     for i, pool in enumerate(planned):
-        deletion = _when(
-            f'cluster_there && listed node_pools "name={pool.name}"',
-            laid_out(
-                f"gcloud container node-pools delete {pool.name}",
-                ['--cluster="${CLUSTER_NAME}"', LOCATED],
-                indent="  ",
-            ),
-        )
-        yield block("The node pools first: TPUs are nearly all of the bill.", deletion) if i == 0 else deletion
-
-
-def _workload_policies(config: Service | Job, planned: tuple[Pool, ...]) -> Iterable[str]:
-    where = region(config)
+        look, delete = f'listed node_pools "name={pool.name}"', f"gcloud container node-pools delete {pool.name}"
+        deletion = _if_listed(f"cluster_there && {look}", delete, '--cluster="${CLUSTER_NAME}"', LOCATED)
+        yield deletion if i else block("The node pools first: TPUs are nearly all of the bill.", deletion)
+    policies = "gcloud compute resource-policies"
     for name in dict.fromkeys(pool.workload_policy for pool in planned if pool.workload_policy):
-        policies = f"gcloud compute resource-policies list --filter=name={name}"
-        yield block(
-            "The workload policy, which no pool uses any more.",
-            _when(
-                f'listed {policies} --format="value(name)"',
-                laid_out(f"gcloud compute resource-policies delete {name}", [flag("region", where)], indent="  "),
-            ),
-        )
+        look = f'listed {policies} list --filter=name={name} --format="value(name)"'
+        deletion = _if_listed(look, f"{policies} delete {name}", flag("region", region(config)))
+        yield block("The workload policy, which no pool uses any more.", deletion)
 
 
-def _cluster() -> str:
-    return block(
-        "The cluster, unless other configs still have pools in it; then it stays, with all that they may share.",
-        "if cluster_there; then\n"
-        '  if listed node_pools "name!=default-pool"; then\n'
-        '    echo "Cluster ${CLUSTER_NAME} has other node pools: it stays, and so does what is shared with them." >&2\n'
-        "    exit 0\n"
-        "  fi\n",
-        laid_out('gcloud container clusters delete "${CLUSTER_NAME}"', [LOCATED], indent="  "),
-        "fi\n",
-    )
-
-
-def _identity(config: Service | Job) -> str:
-    if config.service_account is None:
-        return ""
-    accounts = 'gcloud iam service-accounts list --filter="email=${SERVICE_ACCOUNT_EMAIL}"'
-    return block(
-        "The IAM service account; its rights go with it.",
-        _when(
-            f'listed {accounts} --format="value(email)"',
-            laid_out('gcloud iam service-accounts delete "${SERVICE_ACCOUNT_EMAIL}"', indent="  "),
-        ),
-    )
-
-
-def _repository(config: Service | Job) -> str:
-    if not own_images(config):
-        return ""
-    where = flag("location", registry_location())
-    repositories = f"gcloud artifacts repositories list {where} --filter='name~/{REPOSITORY}$'"
-    return block(
-        "The images.",
-        _when(
-            f'listed {repositories} --format="value(name)"',
-            laid_out(f"gcloud artifacts repositories delete {REPOSITORY}", [where], indent="  "),
-        ),
-    )
-
-
-def _bucket(config: Service | Job) -> str:
-    if config.bucket is None:
-        return ""
-    return block(
-        "The bucket, last and only if DELETE_BUCKET=yes: checkpoints are hours of work, and nothing brings them back.",
-        'if [[ "${DELETE_BUCKET:-no}" == yes ]]; then\n'
-        '  gcloud storage rm --recursive "gs://${BUCKET_NAME}"\n'
-        "else\n"
-        '  echo "The bucket gs://${BUCKET_NAME} stays; DELETE_BUCKET=yes deletes it and all that is in it." >&2\n'
-        "fi\n",
-    )
+def _around(config: Service | Job) -> Iterable[str]:
+    """The service account and the images."""
+    if config.service_account is not None:
+        accounts, email = "gcloud iam service-accounts", "${SERVICE_ACCOUNT_EMAIL}"
+        look = f'listed {accounts} list --filter="email={email}" --format="value(email)"'
+        yield block("The IAM service account; its rights go with it.", _if_listed(look, f'{accounts} delete "{email}"'))
+    if own_images(config):
+        repositories, where = "gcloud artifacts repositories", flag("location", registry_location())
+        look = f"listed {repositories} list {where} --filter='name~/{REPOSITORY}$' --format=\"value(name)\""
+        yield block("The images.", _if_listed(look, f"{repositories} delete {REPOSITORY}", where))

@@ -94,9 +94,7 @@ def _cluster(config: Service | Job) -> str:
         "--total-min-nodes=1",
         f"--total-max-nodes={cpu_nodes(config)}",
     ]
-    cluster = 'gcloud container clusters {} "${{CLUSTER_NAME}}"'
-    look = f"{cluster.format('describe')} {LOCATED}"
-    return block(why, unless_there(look, cluster.format("create"), flags))
+    return unless_there(why, 'gcloud container clusters {} "${{CLUSTER_NAME}}"', flags, LOCATED)
 
 
 def _node_pools(config: Service | Job, planned: tuple[Pool, ...]) -> Iterable[str]:
@@ -106,10 +104,8 @@ def _node_pools(config: Service | Job, planned: tuple[Pool, ...]) -> Iterable[st
         if pool.workload_policy and pool.slice and pool.workload_policy not in policies:
             policies.add(pool.workload_policy)
             yield _workload_policy(config, pool.workload_policy, pool.slice)
-        look = f"gcloud container node-pools describe {pool.name} {CLUSTER_FLAGS}"
-        words = f"gcloud container node-pools create {pool.name}"
         flags = ['--cluster="${CLUSTER_NAME}"', LOCATED, *create_flags(pool)]
-        yield block(_about(pool), unless_there(look, words, flags))
+        yield unless_there(_about(pool), f"gcloud container node-pools {{}} {pool.name}", flags, CLUSTER_FLAGS)
 
 
 def _about(pool: Pool) -> str:
@@ -125,16 +121,14 @@ def _about(pool: Pool) -> str:
 
 
 def _workload_policy(config: Service | Job, name: str, slice: TpuSlice) -> str:
-    policy = f"gcloud compute resource-policies {{}} {name}"
     where = flag("region", region(config))
-    return block(
+    return unless_there(
         f"{slice.generation} places the hosts of a slice by a workload policy, which holds the topology; the "
         "pools must not repeat it.",
-        unless_there(
-            f"{policy.format('describe')} {where}",
-            policy.format("create workload-policy"),
-            ["--type=HIGH_THROUGHPUT", flag("accelerator-topology", slice.topology), where],
-        ),
+        f"gcloud compute resource-policies {{}} {name}",
+        ["--type=HIGH_THROUGHPUT", flag("accelerator-topology", slice.topology), where],
+        where,
+        make="create workload-policy",
     )
 
 
@@ -148,22 +142,16 @@ def _credentials() -> str:
 def _namespace(config: Service | Job) -> str:
     if config.namespace == "default":
         return ""
-    namespace = 'kubectl {} namespace "${{NAMESPACE}}"'
-    return block(
-        "The namespace of everything that is rendered.",
-        unless_there(namespace.format("get"), namespace.format("create")),
-    )
+    why = "The namespace of everything that is rendered."
+    return unless_there(why, 'kubectl {} namespace "${{NAMESPACE}}"', look="get")
 
 
 def _bucket(config: Service | Job) -> str:
     if config.bucket is None:
         return ""
-    bucket = 'gcloud storage buckets {} "gs://${{BUCKET_NAME}}"'
     flags = [flag("location", region(config)), "--uniform-bucket-level-access", "--public-access-prevention"]
-    return block(
-        "The bucket, in the cluster's region. Rights are the bucket's alone, never single objects', and never public.",
-        unless_there(bucket.format("describe"), bucket.format("create"), flags),
-    )
+    why = "The bucket, in the cluster's region. Rights are the bucket's alone, never single objects', and never public."
+    return unless_there(why, 'gcloud storage buckets {} "gs://${{BUCKET_NAME}}"', flags)
 
 
 def _identity(config: Service | Job) -> Iterable[str]:
@@ -172,10 +160,8 @@ def _identity(config: Service | Job) -> Iterable[str]:
         return
     yield block(
         "The IAM service account that the Pods act as.",
-        unless_there(
-            'gcloud iam service-accounts describe "${SERVICE_ACCOUNT_EMAIL}"',
-            f"gcloud iam service-accounts create {identity.service_account}",
-        ),
+        'exists gcloud iam service-accounts describe "${SERVICE_ACCOUNT_EMAIL}" ||\n',
+        laid_out(f"gcloud iam service-accounts create {identity.service_account}", indent="  "),
     )
     if config.bucket is not None:
         yield block(
@@ -251,14 +237,8 @@ def _images(config: Service | Job) -> Iterable[str]:
     if not images:
         return
     where = flag("location", registry_location())
-    yield block(
-        "The project's image repository.",
-        unless_there(
-            f"gcloud artifacts repositories describe {REPOSITORY} {where}",
-            f"gcloud artifacts repositories create {REPOSITORY}",
-            ["--repository-format=docker", where],
-        ),
-    )
+    why, repository = "The project's image repository.", f"gcloud artifacts repositories {{}} {REPOSITORY}"
+    yield unless_there(why, repository, ["--repository-format=docker", where], where)
     node_account = '"serviceAccount:${PROJECT_NUMBER}-compute@developer.gserviceaccount.com"'
     yield block(
         "The nodes may pull from it: their account has that right by itself only in older projects.",

@@ -3,22 +3,12 @@
 from typing import Any
 
 from kuberay.render.notes import noted
+from kuberay.render.objects import MANAGED, kubernetes_object, metadata
 from kuberay.render.pods import Config
 from kuberay.render.serve_config import SERVE_PORT
 from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.labels import GCP_SERVICE_ACCOUNT, LOAD_BALANCER_TYPE
 from ray_configs.service import Service
-
-
-def metadata(config: Config, name: str | None = None, /, **more: dict[str, str]) -> dict[str, Any]:
-    """Metadata of an object that belongs to the config."""
-    labels = {"app.kubernetes.io/managed-by": "podslice", "app.kubernetes.io/instance": config.name}
-    return {
-        "name": name or config.name,
-        "namespace": config.namespace,
-        **more,
-        "labels": labels | more.get("labels", {}),
-    }
 
 
 def service_accounts(config: Config) -> list[dict[str, Any]]:
@@ -32,7 +22,7 @@ def service_accounts(config: Config) -> list[dict[str, Any]]:
     shared = {
         "name": identity.service_account,
         "namespace": config.namespace,
-        "labels": {"app.kubernetes.io/managed-by": "podslice"},
+        "labels": MANAGED,
         "annotations": annotations,
     }
     found = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": shared}]
@@ -73,41 +63,21 @@ def gateway_objects(service: Service, exposure: Gateway) -> list[dict[str, Any]]
     }
     if exposure.hostname:
         route = {"hostnames": [exposure.hostname], **route}
-    return [
-        {
-            "apiVersion": "gateway.networking.k8s.io/v1",
-            "kind": "Gateway",
-            "metadata": metadata(service),
-            "spec": {"gatewayClassName": exposure.gateway_class, "listeners": [listener]},
+    health = {"type": "HTTP", "httpHealthCheck": {"port": SERVE_PORT, "requestPath": "/-/healthz"}}
+    target = {"group": "", "kind": "Service", "name": backend}
+    found = {
+        "gateway.networking.k8s.io/v1": {
+            "Gateway": {"gatewayClassName": exposure.gateway_class, "listeners": [listener]},
+            "HTTPRoute": route,
         },
-        {
-            "apiVersion": "gateway.networking.k8s.io/v1",
-            "kind": "HTTPRoute",
-            "metadata": metadata(service),
-            "spec": route,
-        },
-        {
-            "apiVersion": "networking.gke.io/v1",
-            "kind": "HealthCheckPolicy",
-            "metadata": metadata(service),
-            "spec": {
-                "default": {
-                    "config": {
-                        "type": "HTTP",
-                        "httpHealthCheck": {"port": SERVE_PORT, "requestPath": "/-/healthz"},
-                    }
-                },
-                "targetRef": {"group": "", "kind": "Service", "name": backend},
-            },
-        },
-        {
+        "networking.gke.io/v1": {
+            "HealthCheckPolicy": {"default": {"config": health}, "targetRef": target},
             # A long answer streams for minutes; the load balancer's own limit is 30 seconds.
-            "apiVersion": "networking.gke.io/v1",
-            "kind": "GCPBackendPolicy",
-            "metadata": metadata(service),
-            "spec": {
-                "default": {"timeoutSec": 3600},
-                "targetRef": {"group": "", "kind": "Service", "name": backend},
-            },
+            "GCPBackendPolicy": {"default": {"timeoutSec": 3600}, "targetRef": target},
         },
+    }
+    return [
+        kubernetes_object(api, kind, metadata(service), spec)
+        for api, kinds in found.items()
+        for kind, spec in kinds.items()
     ]

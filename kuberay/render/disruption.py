@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from kuberay.render.access import metadata
 from kuberay.render.notes import noted
+from kuberay.render.objects import kubernetes_object, metadata
 from kuberay.render.pods import INSTANCE_LABEL
 from ray_configs.labels import RAY_GROUP
 from ray_configs.service import Service
@@ -41,16 +41,12 @@ def disruption_budgets(service: Service) -> list[dict[str, Any]]:
 
 
 def _budget(service: Service, suffix: str, groups: list[str], least: int, why: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata(service, f"{service.name}-{suffix}"),
-        "spec": {
-            noted("minAvailable", why): least,
-            "selector": {
-                "matchLabels": {INSTANCE_LABEL: service.name},
-                "matchExpressions": [{"key": RAY_GROUP, "operator": "In", "values": groups}],
-            },
-            "unhealthyPodEvictionPolicy": "IfHealthyBudget",
+    spec = {
+        noted("minAvailable", why): least,
+        "selector": {
+            "matchLabels": {INSTANCE_LABEL: service.name},
+            "matchExpressions": [{"key": RAY_GROUP, "operator": "In", "values": groups}],
         },
+        "unhealthyPodEvictionPolicy": "IfHealthyBudget",
     }
+    return kubernetes_object("policy/v1", "PodDisruptionBudget", metadata(service, f"{service.name}-{suffix}"), spec)

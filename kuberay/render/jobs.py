@@ -3,10 +3,11 @@
 import shlex
 from typing import Any
 
-from kuberay.render.access import metadata, service_accounts
+from kuberay.render.access import service_accounts
 from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
+from kuberay.render.objects import kubernetes_object, metadata
 from kuberay.render.pods import (
     gigabytes,
     host_address,
@@ -44,21 +45,17 @@ def _ray_job(job: Job) -> dict[str, Any]:
         noted("shutdownAfterJobFinishes", "The slices go back at once; the RayJob stays, with its status."): True,
         "rayClusterSpec": ray_cluster_spec(job, job.container_image, elastic=False),
     }
-    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata(job, **queue_labels(job)), "spec": spec}
+    return kubernetes_object("ray.io/v1", "RayJob", metadata(job, **queue_labels(job)), spec)
 
 
 def _headless_service(job: Job) -> dict[str, Any]:
     """A headless Service: gives each host of the slice a name that the others can resolve."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(job),
-        "spec": {
-            "clusterIP": "None",
-            noted("publishNotReadyAddresses", "Hosts look each other up before any of them is ready."): True,
-            "selector": {"job-name": job.name},
-        },
+    spec = {
+        "clusterIP": "None",
+        noted("publishNotReadyAddresses", "Hosts look each other up before any of them is ready."): True,
+        "selector": {"job-name": job.name},
     }
+    return kubernetes_object("v1", "Service", metadata(job), spec)
 
 
 def _batch_job(job: Job) -> dict[str, Any]:
@@ -75,7 +72,7 @@ def _batch_job(job: Job) -> dict[str, Any]:
         spec["backoffLimit"] = job.retries
     spec["ttlSecondsAfterFinished"] = int(job.keep_hours * 3600)
     spec["template"] = _template(job, several)
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata(job, **queue_labels(job)), "spec": spec}
+    return kubernetes_object("batch/v1", "Job", metadata(job, **queue_labels(job)), spec)
 
 
 def _one_slice(job: Job) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The queue's objects are the same whichever config renders them, so several confi
 from typing import Any
 
 from kuberay.render.notes import noted
+from kuberay.render.objects import MANAGED, kubernetes_object
 from kuberay.render.pods import Config
 from ray_configs.capacity import KUEUE_VERSION, WHY_NO_NEWER_KUEUE, Queued
 from ray_configs.labels import MAX_RUN_DURATION, PROVISIONING_REQUEST, QUEUE, QUEUED, TPU
@@ -42,8 +43,7 @@ def queue_objects(config: Config) -> list[dict[str, Any]]:
 
     def kueue(kind: str, name: str, spec: dict[str, Any], namespace: str | None = None) -> dict[str, Any]:
         meta: dict[str, Any] = {"name": name} | ({"namespace": namespace} if namespace else {})
-        meta["labels"] = {"app.kubernetes.io/managed-by": "podslice"}
-        return {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": kind, "metadata": meta, "spec": spec}
+        return kubernetes_object("kueue.x-k8s.io/v1beta1", kind, meta | {"labels": MANAGED}, spec)
 
     def quota(tpus: str) -> list[dict[str, Any]]:
         return [
@@ -53,47 +53,22 @@ def queue_objects(config: Config) -> list[dict[str, Any]]:
             {"name": TPU, "nominalQuota": tpus},
         ]
 
+    covered = ["cpu", "memory", "ephemeral-storage", TPU]
+    flavors = [{"name": ordinary, "resources": quota("0")}, {"name": dynamic, "resources": quota(ANY)}]
+    parameters = {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": name}
+    requests = {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": [TPU]}
+    queue = {
+        "namespaceSelector": {},
+        "resourceGroups": [{"coveredResources": covered, "flavors": flavors}],
+        "admissionChecksStrategy": {"admissionChecks": [{"name": name, "onFlavors": [dynamic]}]},
+    }
+    tolerated = {"key": QUEUED, "operator": "Exists", "effect": "NoSchedule"}
     return [
         # No TPU fits the first flavor, so the head takes it and the slices take the second.
         kueue("ResourceFlavor", ordinary, {}),
-        kueue(
-            "ResourceFlavor",
-            dynamic,
-            {
-                "tolerations": [
-                    {"key": QUEUED, "operator": "Exists", "effect": "NoSchedule"},
-                ]
-            },
-        ),
-        kueue(
-            "ProvisioningRequestConfig",
-            name,
-            {"provisioningClassName": "queued-provisioning.gke.io", "managedResources": [TPU]},
-        ),
-        kueue(
-            "AdmissionCheck",
-            name,
-            {
-                "controllerName": PROVISIONING_REQUEST,
-                "parameters": {"apiGroup": "kueue.x-k8s.io", "kind": "ProvisioningRequestConfig", "name": name},
-            },
-        ),
-        kueue(
-            "ClusterQueue",
-            name,
-            {
-                "namespaceSelector": {},
-                "resourceGroups": [
-                    {
-                        "coveredResources": ["cpu", "memory", "ephemeral-storage", TPU],
-                        "flavors": [
-                            {"name": ordinary, "resources": quota("0")},
-                            {"name": dynamic, "resources": quota(ANY)},
-                        ],
-                    }
-                ],
-                "admissionChecksStrategy": {"admissionChecks": [{"name": name, "onFlavors": [dynamic]}]},
-            },
-        ),
+        kueue("ResourceFlavor", dynamic, {"tolerations": [tolerated]}),
+        kueue("ProvisioningRequestConfig", name, requests),
+        kueue("AdmissionCheck", name, {"controllerName": PROVISIONING_REQUEST, "parameters": parameters}),
+        kueue("ClusterQueue", name, queue),
         kueue("LocalQueue", name, {"clusterQueue": name}, config.namespace),
     ]

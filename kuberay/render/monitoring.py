@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kuberay.render.access import metadata
+from kuberay.render.objects import kubernetes_object, metadata
 from kuberay.render.pods import INSTANCE_LABEL, Config
 
 METRICS_PORT = 8080
@@ -13,14 +13,8 @@ def pod_monitoring(config: Config) -> list[dict[str, Any]]:
     """Scrapes every Ray Pod of the config."""
     if not config.observability.pod_monitoring:
         return []
-    return [
-        {
-            "apiVersion": "monitoring.googleapis.com/v1",
-            "kind": "PodMonitoring",
-            "metadata": metadata(config),
-            "spec": {
-                "selector": {"matchLabels": {INSTANCE_LABEL: config.name}},
-                "endpoints": [{"port": METRICS_PORT, "interval": f"{config.observability.scrape_interval_s}s"}],
-            },
-        }
-    ]
+    spec = {
+        "selector": {"matchLabels": {INSTANCE_LABEL: config.name}},
+        "endpoints": [{"port": METRICS_PORT, "interval": f"{config.observability.scrape_interval_s}s"}],
+    }
+    return [kubernetes_object("monitoring.googleapis.com/v1", "PodMonitoring", metadata(config), spec)]

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from kuberay.render.access import gateway_objects, metadata, serve_service, service_accounts
+from kuberay.render.access import gateway_objects, serve_service, service_accounts
 from kuberay.render.disruption import disruption_budgets
 from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
+from kuberay.render.objects import kubernetes_object, metadata
 from kuberay.render.ray_cluster import ray_cluster_spec
 from kuberay.render.serve_config import serve_config
 from kuberay.render.yaml import to_yaml
@@ -34,12 +35,7 @@ def _ray_service(service: Service) -> dict[str, Any]:
     if isinstance(service.exposure, LoadBalancer):
         spec["serveService"] = serve_service(service.exposure)
     spec["rayClusterConfig"] = ray_cluster_spec(service, service.head_image, service.elastic)
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayService",
-        "metadata": metadata(service, **queue_labels(service)),
-        "spec": spec,
-    }
+    return kubernetes_object("ray.io/v1", "RayService", metadata(service, **queue_labels(service)), spec)
 
 
 def _upgrade_strategy(upgrade: NewCluster | Incremental | None) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
 
 CAPACITIES: tuple[Capacity, ...] = (OnDemand(), Spot(), Reservation(name="ours"), FlexStart(), Queued())
 QUIET = ("error", "warning")
+QUICK = ("v3", "v5e")
+"""Generations that `make test` tries; `make test-all` has the rest."""
 
 
 def a_service(slice: TpuSlice, capacity: Capacity) -> Service:
@@ -47,7 +49,9 @@ def _chips(template: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES, ids=lambda capacity: capacity.kind)
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(
+    "generation", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in GENERATIONS]
+)
 @pytest.mark.parametrize("build", [a_service, a_job])
 def test_render_and_check_are_clean(build: Any, generation: str, capacity: Capacity) -> None:
     rendered = 0

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Cluster
 from ruamel.yaml import YAML
+
+from tests.kubernetes.clusters import Cluster
 
 Object = dict[str, Any]
 MANIFESTS = sorted((Path(__file__).parents[2] / "kuberay" / "manifests").glob("*.yaml"))

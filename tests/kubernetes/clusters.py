@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kubernetes import config, dynamic
 
 if TYPE_CHECKING:
-    from harness.plane import ControlPlane
+    from tests.kubernetes.harness.plane import ControlPlane
 
 REPOSITORY = Path(__file__).parents[2]
 

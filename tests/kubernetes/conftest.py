@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
+
+from tests.kubernetes.clusters import Cluster
 
 HERE = Path(__file__).parent
 
@@ -31,8 +32,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]
     if kubeconfig := os.environ.get("PODSLICE_TEST_KUBECONFIG"):
         yield Cluster(Path(kubeconfig))
         return
-    from harness import namespace as namespaces
-    from harness.plane import ControlPlane
+    from tests.kubernetes.harness import namespace as namespaces
+    from tests.kubernetes.harness.plane import ControlPlane
 
     if namespaces.MARK not in os.environ:
         pytest.exit("tests/kubernetes run in namespaces of their own: `make test-kubernetes`", returncode=2)
@@ -55,7 +56,7 @@ def cluster(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     if control_plane.plane is None:
         yield control_plane
         return
-    from harness.kubelet.process import KubeletProcess
+    from tests.kubernetes.harness.kubelet.process import KubeletProcess
 
     with KubeletProcess(control_plane.kubeconfig, tmp_path_factory.mktemp("kubelet")):
         yield control_plane

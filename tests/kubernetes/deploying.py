@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from clusters import Cluster
-from harness.nodes import nodes_for
-from waiting import SERVICE_S, until
 
 from kuberay import cluster as client
 from kuberay.local.scaling_down import scale_down
 from kuberay.render import render
 from ray_configs.service import Service
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.harness.nodes import nodes_for
+from tests.kubernetes.waiting import SERVICE_S, until
 
 Object = dict[str, Any]
 SERVE_PORT = "serve"

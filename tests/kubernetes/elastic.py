@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import yaml
-from clusters import Cluster
-from deploying import Deployed, deployed, with_fields
-from traffic import Model
-from waiting import SERVICE_S, until
 
 from ray_configs.catalog.spmd_175b import service as spmd
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.deploying import Deployed, deployed, with_fields
+from tests.kubernetes.traffic import Model
+from tests.kubernetes.waiting import SERVICE_S, until
 
 NAMESPACE, MODEL, TPU, CPU = "scaling-test", "/sax/test/spmd", "tpu-v5e-2x4-4t", "cpu-v5e-2x4-4t"
 MOST = 2

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from catalog_manifests import PLACEHOLDERS, Object, items
-from clusters import Cluster
+from tests.kubernetes.catalog_manifests import PLACEHOLDERS, Object, items
+from tests.kubernetes.clusters import Cluster
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = {

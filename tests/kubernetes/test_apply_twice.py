@@ -5,8 +5,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from catalog_manifests import MANIFESTS, Object, expected_pods, items, objects_of, placed, settled_pods
-from clusters import Cluster
+
+from tests.kubernetes.catalog_manifests import MANIFESTS, Object, expected_pods, items, objects_of, placed, settled_pods
+from tests.kubernetes.clusters import Cluster
 
 Apply = Callable[[Cluster, str], object]
 TOOLS: dict[str, tuple[Apply, Apply]] = {

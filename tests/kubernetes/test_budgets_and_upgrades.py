@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalog_manifests import Object, expected_pods, items, objects_of, settled_pods
-from clusters import Cluster
 from kubernetes import client, config
 
 from kuberay.render import render, to_yaml
@@ -16,6 +14,8 @@ from ray_configs.cloud import Bucket, GoogleCloud, SecretKey
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.upgrade import Incremental, NewCluster
+from tests.kubernetes.catalog_manifests import Object, expected_pods, items, objects_of, settled_pods
+from tests.kubernetes.clusters import Cluster
 
 SLICES, HOSTS = 3, 2
 WAIT_S = 60
@@ -121,12 +121,19 @@ def evictable(cluster: Cluster, pod: Object) -> bool:
     api = client.CoreV1Api(config.new_client_from_config(str(cluster.kubeconfig)))
     name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
     body = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace=namespace))
-    try:
-        api.create_namespaced_pod_eviction(name, namespace, body, dry_run="All")
-    except client.ApiException as error:
-        assert error.status == 429, error
-        return False
-    return True
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            api.create_namespaced_pod_eviction(name, namespace, body, dry_run="All")
+        except client.ApiException as error:
+            # The same status says that the Pod was written meanwhile, as by the scheduler: only a count is an answer.
+            assert error.status == 429 and time.monotonic() < deadline, error
+            causes = json.loads(error.body)["details"].get("causes", [])
+            if any(" healthy pods and has " in cause["message"] for cause in causes):
+                return False
+            time.sleep(0.5)
+        else:
+            return True
 
 
 def until(condition: Callable[[], bool]) -> None:

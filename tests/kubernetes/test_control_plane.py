@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from catalog_manifests import every_manifest, expected_pods, items, objects_of, placed, settled_pods
-from clusters import Cluster
-from recording import RECORDED, record
+
+from tests.kubernetes.catalog_manifests import every_manifest, expected_pods, items, objects_of, placed, settled_pods
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.recording import RECORDED, record
 
 
 @every_manifest

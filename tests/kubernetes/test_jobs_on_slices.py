@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from clusters import Cluster
-from deploying import with_fields
-from harness.nodes import POOL, nodes_for
-from waiting import SERVICE_S, until
 
 from kuberay.render import render
 from ray_configs.catalog.smoke_multi_host import job as multi_host
 from ray_configs.catalog.smoke_single_host import job as single_host
 from ray_configs.job import Job
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.deploying import with_fields
+from tests.kubernetes.harness.nodes import POOL, nodes_for
+from tests.kubernetes.waiting import SERVICE_S, until
 
 Object = dict[str, Any]
 SMOKE = ("python", "-m", "apps.batch.smoke", "--platform", "cpu", "--expect")

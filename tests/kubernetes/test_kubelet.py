@@ -10,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from clusters import Cluster
-from harness.nodes import node
-from waiting import PATIENCE_S, until
+
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.harness.nodes import node
+from tests.kubernetes.waiting import PATIENCE_S, until
 
 
 class Pods:

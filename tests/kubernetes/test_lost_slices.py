@@ -5,13 +5,13 @@ that there may be, where one could be bought, nor at it, where one must not be t
 from collections.abc import Iterator
 
 import pytest
-from clusters import Cluster
-from deploying import Deployed, harness_only
-from elastic import MODEL, MOST, TPU, Watch, elastic_service, group, one_replica, settle, uids, wait
-from traffic import Model, Traffic
-from waiting import SERVICE_S
 
 from kuberay.render.ray_cluster import HEADROOM
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.deploying import Deployed, harness_only
+from tests.kubernetes.elastic import MODEL, MOST, TPU, Watch, elastic_service, group, one_replica, settle, uids, wait
+from tests.kubernetes.traffic import Model, Traffic
+from tests.kubernetes.waiting import SERVICE_S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SERVICE_S)]
 

@@ -5,14 +5,14 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from clusters import Cluster
-from deploying import Deployed, Object, deployed, harness_only, port_forward, with_fields
-from harness.nodes import nodes_for
-from traffic import Model, Traffic, count
-from waiting import SERVICE_S, until
 
 from ray_configs.catalog.spmd_175b import service as spmd
 from ray_configs.cloud import SecretKey
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.deploying import Deployed, Object, deployed, harness_only, port_forward, with_fields
+from tests.kubernetes.harness.nodes import nodes_for
+from tests.kubernetes.traffic import Model, Traffic, count
+from tests.kubernetes.waiting import SERVICE_S, until
 
 NAMESPACE, KEY, MODEL = "spmd-test", "sk-of-the-test", "/sax/test/spmd"
 Record = Callable[[str, object], None]

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from catalog_manifests import MANIFESTS, Object, expected_pods, items, objects_of, placed, settled_pods
-from clusters import Cluster
+
+from tests.kubernetes.catalog_manifests import MANIFESTS, Object, expected_pods, items, objects_of, placed, settled_pods
+from tests.kubernetes.clusters import Cluster
 
 MANIFEST, ONE_HOST = (path for name in ("spmd_175b", "gemma_7b_it_v5e") for path in MANIFESTS if path.stem == name)
 QUIET_S = 15  # the operator looks at a service that is not Ready every two seconds
@@ -18,7 +19,7 @@ def older(control_plane: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     """A control plane of the test's own, with KubeRay 1.5.1."""
     if control_plane.plane is None:
         pytest.skip("needs the harness: the operator is replaced")
-    from harness.plane import ControlPlane
+    from tests.kubernetes.harness.plane import ControlPlane
 
     with ControlPlane(tmp_path / "older", operator="1.5.1") as plane:
         yield plane.cluster
@@ -55,7 +56,7 @@ def test_a_restarted_operator_goes_on(control_plane: Cluster, namespace: str, tm
 @pytest.mark.timeout(900)  # another control plane starts, beside the tests' own
 def test_an_upgraded_operator_keeps_what_is_there(older: Cluster, tmp_path: Path) -> None:
     """1.5.1 to the newest here, with slices of one host and of several."""
-    from harness import building
+    from tests.kubernetes.harness import building
 
     assert older.plane is not None
     older.kubectl("create", "namespace", "several")

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalog_manifests import Object, expected_pods, items, settled_pods
-from clusters import Cluster
-from deploying import harness_only
 
 from kuberay.node_pools.script import OPERATOR_MARKS
 from kuberay.render import render
@@ -22,6 +19,9 @@ from ray_configs.capacity import Queued
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
+from tests.kubernetes.catalog_manifests import Object, expected_pods, items, settled_pods
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.deploying import harness_only
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 TOLERATION = {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"}

@@ -5,11 +5,12 @@ operator's word (`replicas` of the worker group) and by the Pods.
 from collections.abc import Iterator
 
 import pytest
-from clusters import Cluster
-from deploying import Deployed
-from elastic import CPU, MODEL, TPU, Watch, elastic_service, group, one_replica, settle, wait
-from traffic import Model, Traffic, count
-from waiting import SERVICE_S
+
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.deploying import Deployed
+from tests.kubernetes.elastic import CPU, MODEL, TPU, Watch, elastic_service, group, one_replica, settle, wait
+from tests.kubernetes.traffic import Model, Traffic, count
+from tests.kubernetes.waiting import SERVICE_S
 
 pytestmark = pytest.mark.timeout(2 * SERVICE_S)
 

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import httpx
 import pytest
-from clusters import Cluster
-from deploying import Deployed, Object, deployed, harness_only
 from PIL import Image
-from traffic import Model, Traffic, count
-from waiting import SERVICE_S, until
 
 from ray_configs.cloud import SecretKey
 from ray_configs.exposure import Gateway
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.deploying import Deployed, Object, deployed, harness_only
+from tests.kubernetes.traffic import Model, Traffic, count
+from tests.kubernetes.waiting import SERVICE_S, until
 
 NAMESPACE, PASSWORD = "small-test", "of-the-test"
 SD_REQ = Path(__file__).parents[2] / "clients" / "sd_req.py"

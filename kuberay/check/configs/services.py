@@ -1,6 +1,5 @@
 """Services of any application: its model's size and origin, its machines, and who may use it."""
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,15 +115,6 @@ def bucket_permission(configured: Configured) -> Iterator[Problem]:
             "with 403",
             "bucket=Bucket(name=..., mount=None), which brings a service account that may read it",
         )
-
-
-@rule(Configured, "not-in-this-version", "Podslice: its applications")
-def not_in_this_version(configured: Configured) -> Iterator[Problem]:
-    """The application is one that this version has."""
-    module = configured.app.config.import_path.partition(":")[0]
-    if importlib.util.find_spec(module) is None:
-        why = f"{module} is not part of this version: Serve would answer DEPLOY_FAILED, No module named {module!r}"
-        yield warning(configured.at("config"), why, "an image of a version that has it")
 
 
 @rule(Configured, "capacity-ends", "GKE: flex-start and queued machines have a longest run time")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster, Group
-from kuberay.check.rules import Problem, error, note, rule, warning
+from kuberay.check.rules import Problem, note, rule, warning
 from ray_configs.labels import FLEX_START, PROVISIONING, QUEUED, SPOT
 from ray_configs.workers import GROUP_LABEL
 
@@ -19,11 +19,6 @@ _SCARCE = {
 """Node labels and taints of machines that come when there are any."""
 
 
-def _v2_by_env(cluster: Cluster) -> bool:
-    variable = cluster.head.env.get(_ENV)
-    return variable is not None and variable.on
-
-
 def _told(cluster: Cluster, name: str) -> bool:
     return any(item["name"].value == name for item in cluster.node["autoscalerOptions"]["env"])
 
@@ -37,23 +32,6 @@ def options_of_nothing(cluster: Cluster) -> Iterator[Problem]:
         yield note(options, why, "write enableInTreeAutoscaling: true, or take autoscalerOptions out")
 
 
-@rule(Group, "autoscaler-v2-field", "KubeRay 1.7: validateWorkerGroupIdleTimeout, validateWorkerGroupPriority")
-def v2_fields(group: Group) -> Iterator[Problem]:
-    """idleTimeoutSeconds and priority of a group need autoscaler v2 in writing; its being the default is not enough."""
-    cluster, priority, raw = group.cluster, group.node["priority"], group.cluster.node["rayVersion"]
-    for node in (group.node["idleTimeoutSeconds"], priority):
-        used = node.present and (node is not priority or node.number)
-        if used and cluster.autoscaler_version != "v2" and not _v2_by_env(cluster):
-            why = (
-                f"{node.path[-1]} without autoscalerOptions.version: v2: the KubeRay operator refuses the RayCluster, "
-                "even where v2 is Ray's default"
-            )
-            yield error(node, why, "write autoscalerOptions.version: v2")
-    if priority.number and not raw.placeholder and (cluster.ray_version or (0,)) < (2, 56, 0):
-        why = f"priority with rayVersion {raw.value or 'left out'}: the KubeRay operator refuses it before 2.56.0"
-        yield error(priority, why, "write rayVersion 2.56.0 or later, or take priority out")
-
-
 @rule(Group, "autoscaler-multi-host", "Ray 2.60: autoscaler v2's scheduler; KubeRay 1.7: RayMultiHostIndexing")
 def multi_host(group: Group) -> Iterator[Problem]:
     """Scaling slices of several hosts: atomic with v2 alone, and never from zero for a reservation.
@@ -64,9 +42,9 @@ def multi_host(group: Group) -> Iterator[Problem]:
     cluster, least = group.cluster, group.node["minReplicas"]
     if not (group.tpu and group.multi_host and cluster.autoscaling):
         return
-    said, written = cluster.autoscaler_version, cluster.node.at("autoscalerOptions", "version")
-    old = cluster.ray_version is not None and cluster.ray_version < (2, 47, 0)
-    v1 = said == "v1" or (said is None and old and not _v2_by_env(cluster))
+    written, by_env = cluster.node.at("autoscalerOptions", "version"), cluster.head.env.get(_ENV)
+    chosen = written.text or ("v2" if by_env is not None and by_env.on else None)
+    v1 = chosen == "v1" or (chosen is None and (cluster.ray_version or (9,)) < (2, 47, 0))
     if v1:
         yield warning(
             written,
@@ -74,7 +52,7 @@ def multi_host(group: Group) -> Iterator[Problem]:
             "with KubeRay 1.6 and later: it removes parts of slices (kuberay#3552, ray#48212)",
             "write autoscalerOptions.version: v2, with Ray 2.47 or later",
         )
-    elif said is None and not _v2_by_env(cluster):
+    elif chosen is None:
         why = "leaves the autoscaler's version to Ray; slices of several hosts scale whole with v2 alone"
         yield note(written, why, "write autoscalerOptions.version: v2")
     if group.least == 0 and not least.placeholder and not v1 and not _leads_from_cpus(cluster):

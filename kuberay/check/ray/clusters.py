@@ -8,12 +8,8 @@ from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.labels import TPU, TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.tpu import TpuSlice
 
-_OPERATOR = "KubeRay 1.7: ValidateRayClusterSpec"
-_LABEL_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
-_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
 
-
-@rule(Group, "replicas", _OPERATOR)
+@rule(Group, "replicas", "KubeRay 1.7: ValidateRayClusterSpec")
 def replicas(group: Group) -> Iterator[Problem]:
     """minReplicas <= replicas <= maxReplicas, and a bound on the slices that the autoscaler may buy."""
     wanted, least, most = (group.node[key] for key in ("replicas", "minReplicas", "maxReplicas"))
@@ -37,12 +33,9 @@ def replicas(group: Group) -> Iterator[Problem]:
         yield warning(wanted, why, "write replicas")
 
 
-@rule(Group, "start-params", _OPERATOR + "; Ray: ray start")
+@rule(Group, "start-params", "Ray: ray start")
 def start_params(group: Group) -> Iterator[Problem]:
-    """rayStartParams are options of `ray start`; labels, which select slices, have a field of their own."""
-    if group.params["labels"].present:
-        why = f"rayStartParams.labels of {group.title}: the KubeRay operator refuses it"
-        yield error(group.params["labels"], why, "write them as the group's own field, labels")
+    """rayStartParams are options of `ray start`."""
     for key, value in group.params.fields.items():
         if "_" in key and not key.startswith("_"):
             why = f"ray start has no option --{key}: the container ends at once, again and again"
@@ -61,18 +54,6 @@ def ray_resources(group: Group) -> Iterator[Problem]:
                 "little, on each host"
             )
             yield warning(node, why, f"write {group.pod.chips}, or take it out: KubeRay reads {TPU}")
-
-
-@rule(Group, "group-labels", _OPERATOR + "; Ray 2.60: labels of a node")
-def label_syntax(group: Group) -> Iterator[Problem]:
-    """Group labels become Pod labels and Ray labels: both have Kubernetes' syntax."""
-    for key, value in group.node["labels"].fields.items():
-        if not _LABEL_KEY.match(key):
-            why = f"{key!r} of {group.title} is no label key: the KubeRay operator refuses the RayCluster"
-            yield error(value, why, "use letters, digits, - _ . and at most one prefix with a /")
-        elif value.text is not None and not _LABEL_VALUE.match(value.text):
-            why = f"{value.text!r} is no label value: the KubeRay operator refuses the RayCluster"
-            yield error(value, why, "use at most 63 letters, digits, - _ . with a letter or digit at both ends")
 
 
 @rule(Group, "group-labels", "Ray 2.60: group labels override those of every host")

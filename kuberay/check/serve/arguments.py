@@ -48,16 +48,24 @@ def _exists(module: str, attribute: str) -> bool:
 def arguments(application: ServeApplication) -> Iterator[Problem]:
     """What the builder would refuse at its start, with the field that it would name."""
     model, args = model_of(application), application["args"]
-    if model is None:
+    left_open = any(node.placeholder for node in args.fields.values())
+    told = _read(application)
+    if model is None or not isinstance(told, ValidationError):
         return
-    told = {key: _plain(node.value) for key, node in args.fields.items() if not node.placeholder}
-    left_open = len(told) < len(args.fields)
+    for problem in told.errors():
+        if not left_open or (problem["loc"] and problem["type"] != "missing"):
+            yield _refused(args, problem, model)
+
+
+def _read(application: ServeApplication) -> AppConfig | ValidationError | None:
+    """The config that the builder makes of an application's args, but for those yet to be filled in; or its refusal."""
+    if (model := model_of(application)) is None:
+        return None
+    fields = application["args"].fields.items()
     try:
-        model.model_validate(told)
+        return model.model_validate({key: _plain(node.value) for key, node in fields if not node.placeholder})
     except ValidationError as refusal:
-        for problem in refusal.errors():
-            if not left_open or (problem["loc"] and problem["type"] != "missing"):
-                yield _refused(args, problem, model)
+        return refusal
 
 
 def _refused(args: Node, problem: Any, model: type[AppConfig]) -> Problem:
@@ -81,16 +89,10 @@ def slices(config: ServeConfig) -> Iterator[Problem]:
     """The slice that an application names is one of the worker groups', and there are as many as it keeps."""
     asked: dict[str, list[tuple[Node, AppConfig, TpuSlice]]] = {}
     for application in () if tpus_by_hand(config) else config.applications:
-        model, args = model_of(application), application["args"]
-        if model is None:
-            continue
-        if any(node.placeholder for node in args.fields.values()):
-            return
-        try:
-            told = model.model_validate({key: _plain(node.value) for key, node in args.fields.items()})
-        except ValidationError:
-            return
-        if told.slice is not None:
+        told, args = _read(application), application["args"]
+        if isinstance(told, ValidationError) or (told and any(node.placeholder for node in args.fields.values())):
+            return  # not all that is asked for is known
+        if told and told.slice:
             asked.setdefault(str(told.slice), []).append((args, told, told.slice))
     groups = config.cluster.groups
     for users in asked.values():

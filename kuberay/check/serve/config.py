@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from kuberay.check.nodes import Node
+from kuberay.check.nodes import Node, repeated
 from kuberay.check.rules import Problem, error, nearest, rule, warning
 from kuberay.check.serve_documents import ServeApplication, ServeConfig, ServeDeployment
 
@@ -140,16 +140,19 @@ def application(application: ServeApplication) -> Iterator[Problem]:
         yield error(path, why, f"write module:attribute, as in apps.llm:app{without}")
 
 
+@rule(ServeApplication, "serve-deployment", "Ray Serve 2.60: ServeApplicationSchema")
+def deployment_names(application: ServeApplication) -> Iterator[Problem]:
+    """An application lists each of its deployments once."""
+    for name in repeated(deployment["name"] for deployment in application.deployments):
+        yield error(name, f"the deployment {name.text} is listed twice: Serve refuses the config", "list it once")
+
+
 @rule(ServeDeployment, "serve-deployment", "Ray Serve 2.60: DeploymentSchema")
 def deployment(deployment: ServeDeployment) -> Iterator[Problem]:
-    """Deployments of an application differ by name, and say their replicas one way."""
+    """A deployment has a name, and says its replicas one way."""
     name, scaling, fixed = deployment["name"], deployment["autoscaling_config"], deployment["num_replicas"]
     if name.text is None and not name.placeholder:
         yield error(name, "a deployment without a name: Serve refuses the config", "write name")
-    others = deployment.application.deployments
-    before = others[: others.index(deployment)]
-    if name.text and any(other["name"].text == name.text for other in before):
-        yield error(name, f"the deployment {name.text} is listed twice: Serve refuses the config", "list it once")
     if scaling.present and fixed.number is not None:
         yield error(fixed, "num_replicas beside autoscaling_config: Serve refuses the config", "keep one of them")
     least, most = scaling["min_replicas"], scaling["max_replicas"].number

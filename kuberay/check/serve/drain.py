@@ -18,9 +18,9 @@ _KNOWS = (2, 60)
 @rule(ServeConfig, "drain", "Kubernetes: terminationGracePeriodSeconds; Ray 2.60: ray start --block on SIGTERM")
 def drains(config: ServeConfig) -> Iterator[Problem]:
     """A Pod that is told to stop lives until its replicas' requests may end."""
-    wanted = max(_drains(config), default=None)
-    for group in config.cluster.groups if wanted is not None else ():
-        yield from _lives(group, wanted or 0)
+    wanted = max(_drains(config), default=0.0)
+    for group in config.cluster.groups if wanted else ():
+        yield from _lives(group, wanted)
 
 
 def _lives(group: Group, wanted: float) -> Iterator[Problem]:

@@ -3,12 +3,9 @@
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster
-from kuberay.check.rules import Problem, error, meant, note, rule, warning
+from kuberay.check.rules import Problem, error, rule, warning
 from kuberay.check.serve_documents import ServeConfig
 from ray_configs.labels import TPU
-
-_INCREMENTAL = "NewClusterWithIncrementalUpgrade"
-_UPGRADES = ("NewCluster", _INCREMENTAL, "None")
 
 
 @rule(
@@ -27,28 +24,6 @@ def upgrade_capacity(cluster: Cluster) -> Iterator[Problem]:
         "write upgradeStrategy.type: None and replace the service yourself, or NewClusterWithIncrementalUpgrade; keep "
         "NewCluster only where twice the TPUs are at hand",
     )
-
-
-@rule(Cluster, "upgrade-options", "KubeRay 1.7: ValidateRayServiceSpec, ValidateClusterUpgradeOptions")
-def upgrade_options(cluster: Cluster) -> Iterator[Problem]:
-    """An upgrade is of a type that KubeRay knows; an incremental one needs the autoscaler and its options."""
-    kind, options = cluster.upgrade["type"], cluster.upgrade["clusterUpgradeOptions"]
-    if not cluster.service:
-        return
-    if kind.text is not None and kind.text not in _UPGRADES:
-        why = f"{kind.text} is no upgrade of a RayService: the KubeRay operator refuses it"
-        yield error(kind, why, meant(kind.text, _UPGRADES, f"write one of {', '.join(_UPGRADES)}"))
-    if kind.text != _INCREMENTAL:
-        if options.present:
-            why = f"is for {_INCREMENTAL} and ignored with any other type"
-            yield note(options, why, "write that type, or take the options out")
-        return
-    if not cluster.autoscaling:
-        why = "an incremental upgrade without enableInTreeAutoscaling: the KubeRay operator refuses it"
-        yield error(kind, why, "write enableInTreeAutoscaling: true")
-    if not options.present:
-        why = "an incremental upgrade without clusterUpgradeOptions: the KubeRay operator refuses it"
-        yield error(options, why, "write stepSizePercent, intervalSeconds and gatewayClassName")
 
 
 @rule(ServeConfig, "serve-readiness", "KubeRay 1.7: initLivenessAndReadinessProbe, BuildServeService (kuberay#1808)")

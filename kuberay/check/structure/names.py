@@ -1,24 +1,23 @@
-"""Names: what KubeRay refuses, and what becomes too long once a suffix is added to it."""
+"""Names: those that clash, and those that become too long once a suffix is added to them."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from kuberay.check.manifests import Cluster, Group, Manifest
-from kuberay.check.nodes import Node
+from kuberay.check.nodes import Node, repeated
 from kuberay.check.pods import Container, Pod
-from kuberay.check.rules import Problem, error, note, rule, warning
+from kuberay.check.rules import Problem, error, rule, warning
 
-_LONGEST = {"RayCluster": 53, "RayService": 47, "RayJob": 47, "RayCronJob": 36}
-"""12 fewer on slices of several hosts: of `<cluster>-headless` the webhook keeps 50 characters."""
+_LONGEST = {"RayCluster": 41, "RayService": 35, "RayJob": 35, "RayCronJob": 24}
+"""Characters of a name on slices of several hosts; KubeRay itself allows 12 more."""
 
-_DNS_1035 = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 _DNS_1123 = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
 
 
 @rule(Manifest, "object", "Kubernetes API server")
 def kind_and_version(manifest: Manifest) -> Iterator[Problem]:
-    """Every object has an apiVersion, a kind and a name."""
+    """Every object has an apiVersion and a kind."""
     node = manifest.node
     if not isinstance(node.value, dict):
         yield error(node, "is no object: the API server refuses it", "write a mapping with apiVersion and kind")
@@ -38,44 +37,6 @@ def kind_and_version(manifest: Manifest) -> Iterator[Problem]:
             else f"{node['apiVersion'].value} is no version that KubeRay serves: the API server refuses the object",
             "write apiVersion: ray.io/v1",
         )
-    named = manifest.metadata["name"].present or manifest.metadata["generateName"].present
-    if not named and (reader := _reader(manifest)):
-        yield note(node["kind"], f"is read by {reader}: it is no object of the API server", "do not apply it")
-    elif not named:
-        yield error(manifest.metadata["name"], "has no name: the API server refuses it", "write metadata.name")
-
-
-def _reader(manifest: Manifest) -> str | None:
-    """The program whose own file this is, which only looks like an object."""
-    group, version = manifest.group, str(manifest.node["apiVersion"].value)
-    if version == "v1" and manifest.kind == "Config":
-        return "kubectl, as a kubeconfig"
-    for start, reader in (
-        ("skaffold", "Skaffold"),
-        ("kind.x-k8s.io", "kind"),
-        ("k3d.io", "k3d"),
-        ("audit.k8s.io", "kube-apiserver"),
-    ):
-        if version.startswith(f"{start}/"):
-            return reader
-    if group.endswith(".config.k8s.io") or group.startswith("config.") or group.startswith("kubeadm.k8s.io"):
-        return "a program of Kubernetes as its configuration"
-    return None
-
-
-@rule(Manifest, "name", "KubeRay 1.7: ValidateRayClusterMetadata and its siblings")
-def ray_name(manifest: Manifest) -> Iterator[Problem]:
-    """KubeRay refuses long names: it appends to them, and the API server allows 63 characters."""
-    name, node = manifest.name, manifest.metadata["name"]
-    if not manifest.ray or name is None:
-        return
-    most = _LONGEST[manifest.kind]
-    if len(name) > most:
-        why = f"has {len(name)} characters: the KubeRay operator refuses a {manifest.kind} of more than {most}"
-        yield error(node, why, f"shorten it to {most} characters")
-    if not _DNS_1035.match(name):
-        why = f"{name!r} is no DNS label: the KubeRay operator refuses it"
-        yield error(node, why, "use lower-case letters, digits and hyphens, starting with a letter")
 
 
 @rule(Cluster, "name-multi-host", "GKE TPU webhook: generateHeadlessServiceName; KubeRay 1.7: headless service")
@@ -84,8 +45,8 @@ def multi_host_name(cluster: Cluster) -> Iterator[Problem]:
     manifest, name = cluster.manifest, cluster.manifest.name
     if name is None or not any(group.tpu and group.multi_host for group in cluster.groups):
         return
-    most = _LONGEST[manifest.kind] - 12
-    if most < len(name) <= _LONGEST[manifest.kind]:
+    most = _LONGEST[manifest.kind]
+    if len(name) > most:
         yield error(
             manifest.metadata["name"],
             f"has {len(name)} characters: with slices of several hosts the GKE TPU webhook cuts the name of the "
@@ -98,20 +59,14 @@ def multi_host_name(cluster: Cluster) -> Iterator[Problem]:
 @rule(Cluster, "group-name", "KubeRay 1.7: groups are told apart by name alone")
 def one_name_each(cluster: Cluster) -> Iterator[Problem]:
     """Each worker group has a name of its own."""
-    seen: set[str] = set()
-    for group in cluster.groups:
-        node, name = group.node["groupName"], group.name
-        if not name and not node.placeholder:
-            yield error(node, "has no groupName: the CRD's schema refuses it", "name each worker group")
-        elif name in seen and name:
-            so = (
-                "their slices get the same TPU_NAME, and reservations mix their hosts"
-                if group.tpu
-                else "KubeRay takes the Pods of one for those of the other, and deletes and makes them in turn"
-            )
-            why = f"two worker groups are named {name}: nobody refuses it, but {so}"
-            yield error(node, why, "give each worker group its own name")
-        seen.add(name)
+    for name in repeated(group.node["groupName"] for group in cluster.groups):
+        so = (
+            "their slices get the same TPU_NAME, and reservations mix their hosts"
+            if any(group.tpu for group in cluster.groups if group.name == name.text)
+            else "KubeRay takes the Pods of one for those of the other, and deletes and makes them in turn"
+        )
+        why = f"two worker groups are named {name.text}: nobody refuses it, but {so}"
+        yield error(name, why, "give each worker group its own name")
 
 
 @rule(Group, "group-name", "GKE TPU webhook: Pod hostnames; KubeRay 1.7: Pod labels")

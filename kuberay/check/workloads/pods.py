@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Manifest
-from kuberay.check.nodes import Node, quantity
+from kuberay.check.nodes import Node, quantity, repeated
 from kuberay.check.pods import Container, Pod, Variable
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
 from kuberay.check.subjects import subjects_of
@@ -114,13 +114,9 @@ def probes(container: Container) -> Iterator[Problem]:
 @rule(Pod, "container-name", "Kubernetes API server")
 def names(pod: Pod) -> Iterator[Problem]:
     """Containers of a Pod have names of their own."""
-    seen: set[str] = set()
-    for container in pod.all_containers:
-        name = container["name"].text
-        if name is not None and name in seen:
-            why = f"two containers are named {name}: the API server refuses the Pod, and KubeRay tries again for ever"
-            yield error(container["name"], why, "give each container its own name")
-        seen.add(name or "")
+    for name in repeated(container["name"] for container in pod.all_containers):
+        why = f"two containers are named {name.text}: the API server refuses the Pod, and KubeRay tries again for ever"
+        yield error(name, why, "give each container its own name")
 
 
 def _claim_templates(spec: Node) -> Iterator[Node]:
@@ -134,26 +130,23 @@ def _claim_templates(spec: Node) -> Iterator[Node]:
 @rule(Pod, "volume", "Kubernetes API server")
 def volumes(pod: Pod) -> Iterator[Problem]:
     """A volume has a name of its own; what a container mounts is one of them, each path once."""
-    known: set[str] = set()
-    for name in (volume["name"] for volume in pod.spec["volumes"]):
-        if name.text is not None and name.text in known:
-            yield error(name, f"two volumes are named {name.text}: {_REFUSED}", "give each its own name")
-        known |= {name.value} if isinstance(name.value, str) else set()
+    names = [volume["name"] for volume in pod.spec["volumes"]]
+    for name in repeated(names):
+        yield error(name, f"two volumes are named {name.text}: {_REFUSED}", "give each its own name")
+    known = {str(name.value) for name in names if name.present}
     known |= {str(claim.at("metadata", "name").value) for claim in _claim_templates(pod.node.document.node["spec"])}
     if pod.ray:
         known |= _OPERATORS_OWN
     for container in pod.all_containers:
-        paths: set[str] = set()
         for mount in container["volumeMounts"]:
-            used, path = mount["name"].text, mount["mountPath"].text
+            used = mount["name"].text
             if used is not None and used not in known:
                 why = f"the Pod has no volume {used}: the API server refuses the Pod, and its controller tries for ever"
                 near = nearest(used, known - _OPERATORS_OWN)
                 yield error(mount["name"], why, f"mount {near}" if near else f"add the volume {used}")
-            if path is not None and path in paths:
-                why = f"{path} is mounted twice in one container: the API server refuses the Pod"
-                yield error(mount["mountPath"], why, "mount each path once")
-            paths.add(path or "")
+        for path in repeated(mount["mountPath"] for mount in container["volumeMounts"]):
+            why = f"{path.text} is mounted twice in one container: {_REFUSED}"
+            yield error(path, why, "mount each path once")
 
 
 @rule(Manifest, "service-account", "Kubernetes: admission of service accounts; KubeRay 1.7 makes none that is named")

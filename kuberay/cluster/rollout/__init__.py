@@ -49,22 +49,18 @@ def plan(before: Manifest | None, after: Manifest, get: Callable[[str, str], Man
     service = get("Service", f"{after['metadata']['name']}-serve-svc")
     if service is not None and not _incremental(after):
         steps += made_anew(service, after)
-    changes = not_rolled_out(after, cluster)
-    if not changes:
-        return Rollout(tuple(steps))
-    if new_cluster(after):
-        return Rollout(
-            tuple(steps),
-            (
-                f"the operator makes a new Ray cluster beside {cluster['metadata']['name']} and deletes that one when "
-                "the new one serves; until then every slice is needed twice",
-            ),
-        )
-    added = _added(live, asked, changes)
-    if added:
-        return Rollout(tuple(steps), (f"the operator adds {', '.join(added)} to {cluster['metadata']['name']}",))
-    stops = _stops(before, after, live, asked)
-    return Rollout(tuple(steps), tuple(f"not rolled out: {change}" for change in changes), tuple(stops))
+    name, changes, stops = cluster["metadata"]["name"], not_rolled_out(after, cluster), list[str]()
+    said = [f"not rolled out: {change}" for change in changes]
+    if changes and new_cluster(after):
+        said = [
+            f"the operator makes a new Ray cluster beside {name} and deletes that one when the new one serves; until "
+            "then every slice is needed twice"
+        ]
+    elif added := _added(live, asked, changes):
+        said = [f"the operator adds {', '.join(added)} to {name}"]
+    elif changes:
+        stops = _stops(before, after, live, asked)
+    return Rollout(tuple(steps), tuple(said), tuple(stops))
 
 
 def new_cluster(ray_service: Manifest) -> bool:

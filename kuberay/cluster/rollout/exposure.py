@@ -31,7 +31,7 @@ def made_anew(service: Manifest, after: Manifest) -> list[Step]:
     spec["ports"] = [
         {"protocol": "TCP", "targetPort": port["port"]} | port
         for port in ports or named.values()
-        if _serves(port["name"])
+        if _serves(port.get("name"))
     ]
     notes = (asked.get("metadata") or {}).get("annotations") or {}
     had = service["metadata"].get("annotations") or {}
@@ -43,7 +43,8 @@ def made_anew(service: Manifest, after: Manifest) -> list[Step]:
             words.append(f"annotation {key} {short(had.get(key))} -> {short(notes.get(key))}")
     if not words:
         return []
-    metadata = {key: service["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
+    kept = ("name", "namespace", "labels", "ownerReferences")
+    metadata = {key: service["metadata"][key] for key in kept if key in service["metadata"]}
     target = {
         "apiVersion": "v1",
         "kind": "Service",

@@ -12,7 +12,7 @@ from kuberay.cluster.status.surroundings import Surroundings
 def read_ray_job(live: Manifest, around: Surroundings) -> Workload:
     name = live["metadata"]["name"]
     views = [ray_cluster.view(item, around) for item in around.ray_clusters_of(live)]
-    submitters = [pods.read(pod, around.events, around.nodes) for pod in around.pods_of_job(name)]
+    submitters = [pods.read(pod, around) for pod in around.pods_of_job(name)]
     findings = [found for view in views for found in view.findings]
     findings += [
         Finding(Phase.TROUBLE, f"the submitter {state.words}") for state in submitters if state.step == Step.ERROR
@@ -59,8 +59,8 @@ def _ray_job_verdict(live: Manifest, found: Finding | None, around: Surroundings
 def read_job(live: Manifest, around: Surroundings) -> Workload:
     name = live["metadata"]["name"]
     mine = around.pods_of_job(name)
-    whole = slices.of_job(live, mine, around.events, around.nodes)
-    failed = [pods.read(pod, around.events, around.nodes) for pod in mine if pod["status"].get("phase") == "Failed"]
+    whole = slices.of_job(live, mine, around)
+    failed = [pods.read(pod, around) for pod in mine if pod["status"].get("phase") == "Failed"]
     phase, verdict = _job_verdict(live, whole.finding(), around)
     if phase == Phase.FAILED and failed:
         verdict += f"; its last Pod {failed[-1].words}"

@@ -3,15 +3,12 @@
 import re
 from collections.abc import Sequence
 
-from kuberay.cluster.manifests import Manifest, condition
+from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status.events import Events, one_line, when
+from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import ACCELERATOR, FLEX_START, RESERVATION, SPOT, TOPOLOGY
 
-CAPACITY = {
-    SPOT: "spot",
-    FLEX_START: "flex-start",
-    RESERVATION: "reservation",
-}
+CAPACITY = {SPOT: "spot", FLEX_START: "flex-start", RESERVATION: "reservation"}
 
 
 def slice_shape(pod_spec: Manifest) -> str:
@@ -39,10 +36,10 @@ def wanted_node(pod: Manifest) -> str:
     return ", ".join(want for want in wants if want)
 
 
-def capacity(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> str:
+def capacity(pod: Manifest, around: Surroundings) -> str:
     """Why there is no node: what the scheduler, the autoscaler and the nodes themselves say."""
-    reasons = [_such_nodes(pod, nodes), _autoscaler(pod, events)]
-    scheduler = events.last(pod, "FailedScheduling")
+    reasons = [_such_nodes(pod, around.nodes), _autoscaler(pod, around.events)]
+    scheduler = around.events.last(pod, "FailedScheduling")
     said = one_line((scheduler or condition(pod, "PodScheduled")).get("message"))
     # What follows is about evicting other Pods, which is never the answer for TPUs.
     reasons.append(re.sub(r"\.? *preemption: .*", "", said).rstrip("."))
@@ -53,14 +50,10 @@ def _such_nodes(pod: Manifest, nodes: Sequence[Manifest] | None) -> str:
     selector = pod["spec"].get("nodeSelector") or {}
     if nodes is None or ACCELERATOR not in selector:
         return ""
-    fitting = [
-        node
-        for node in nodes
-        if all(node["metadata"].get("labels", {}).get(key) == value for key, value in selector.items())
-    ]
+    fitting = [node for node in nodes if selector.items() <= labels(node).items()]
     if not fitting:
         return "there is no such node"
-    unready = [node for node in fitting if condition(node, "Ready").get("status") != "True"]
+    unready = [node for node in fitting if not is_true(node, "Ready")]
     if unready:
         return f"of {len(fitting)} such nodes {len(unready)} are not ready"
     return f"there are {len(fitting)} such nodes, none free"

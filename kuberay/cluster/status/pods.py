@@ -1,24 +1,21 @@
 """What one Pod is doing, or what it waits for, read from its status and its events."""
 
-from collections.abc import Sequence
-
-from kuberay.cluster.manifests import Manifest, condition
+from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.status.events import Events, one_line, since
 from kuberay.cluster.status.placement import capacity, wanted_node
 from kuberay.cluster.status.state import PodState, Step
+from kuberay.cluster.status.surroundings import Surroundings
 
 IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 MOUNT_TROUBLE = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 
 
-def read(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> PodState:
-    """`nodes` are the cluster's, or None where we may not list them."""
-    step, words = _read(pod, events, nodes)
-    return PodState(pod["metadata"]["name"], step, words)
+def read(pod: Manifest, around: Surroundings) -> PodState:
+    return PodState(pod["metadata"]["name"], *_read(pod, around))
 
 
-def _read(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> tuple[Step, str]:
+def _read(pod: Manifest, around: Surroundings) -> tuple[Step, str]:
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp"):
         return Step.LEAVING, f"is being deleted{since(pod['metadata']['deletionTimestamp'])}"
@@ -27,31 +24,30 @@ def _read(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> tu
     if status.get("phase") == "Failed":
         return Step.ERROR, _failed(pod)
     if not pod.get("spec", {}).get("nodeName"):
-        return _unscheduled(pod, events, nodes)
-    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    for container in containers:
-        trouble = _container_trouble(container)
-        if trouble:
-            return Step.ERROR, trouble
-    if is_ready(pod):
+        return _unscheduled(pod, around)
+    if trouble := next(filter(None, map(_container_trouble, _containers(pod))), ""):
+        return Step.ERROR, trouble
+    if is_true(pod, "Ready"):
         return Step.READY, "is ready"
     if status.get("phase") == "Running":
-        return Step.NOT_READY, _not_ready(pod, containers, events)
-    return Step.CREATING, _creating(pod, events)
+        return Step.NOT_READY, _not_ready(pod, around.events)
+    return Step.CREATING, _creating(pod, around.events)
 
 
-def is_ready(pod: Manifest) -> bool:
-    return condition(pod, "Ready").get("status") == "True"
+def _containers(pod: Manifest) -> list[Manifest]:
+    """What the kubelet says of each, init containers first."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
-def _unscheduled(pod: Manifest, events: Events, nodes: Sequence[Manifest] | None) -> tuple[Step, str]:
+def _unscheduled(pod: Manifest, around: Surroundings) -> tuple[Step, str]:
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("reason") == "SchedulingGated":
         gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates", [])) or "a scheduling gate"
         return Step.GATED, f"is held back by {gates}{since(scheduled.get('lastTransitionTime'))}"
     if scheduled.get("status") == "False":
         waits = since(scheduled.get("lastTransitionTime"))
-        return Step.NO_NODE, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, events, nodes)})"
+        return Step.NO_NODE, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, around)})"
     return Step.CREATING, "has not been looked at by the scheduler yet"
 
 
@@ -89,23 +85,23 @@ def _failed(pod: Manifest) -> str:
     status = pod["status"]
     ended = [
         f"container {container['name']} {ending(container['state']['terminated'])}"
-        for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+        for container in _containers(pod)
         if (container.get("state", {}).get("terminated") or {}).get("exitCode")
     ]
     disrupted = condition(pod, "DisruptionTarget")
-    if disrupted.get("status") == "True":
+    if is_true(pod, "DisruptionTarget"):
         ended.insert(0, f"its node was taken away ({disrupted.get('reason')}: {one_line(disrupted.get('message'))})")
     elif status.get("reason"):
         ended.insert(0, f"{status['reason']}: {one_line(status.get('message'))}")
     return f"failed: {'; '.join(ended) or 'no reason given'}"
 
 
-def _not_ready(pod: Manifest, containers: Sequence[Manifest], events: Events) -> str:
+def _not_ready(pod: Manifest, events: Events) -> str:
     words = f"runs but is not ready{since(condition(pod, 'Ready').get('lastTransitionTime'))}"
     probe = events.last(pod, "Unhealthy")
     if probe is not None:
         words += f": {one_line(probe.get('message'))}"
-    for container in containers:
+    for container in _containers(pod):
         last = (container.get("lastState") or {}).get("terminated")
         if last and container.get("restartCount"):
             words += f"; container {container['name']} restarted {container['restartCount']} times, {ending(last)}"

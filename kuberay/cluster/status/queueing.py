@@ -1,6 +1,6 @@
 """What keeps a workload from beginning, whatever its kind: Kueue, its own `suspend`, or no operator at all."""
 
-from kuberay.cluster.manifests import Manifest, condition, is_true
+from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status.events import one_line, since
 from kuberay.cluster.status.state import Phase
 from kuberay.cluster.status.surroundings import Surroundings
@@ -25,7 +25,7 @@ def held(live: Manifest, around: Surroundings) -> Verdict | None:
 
 def _queued(live: Manifest, around: Surroundings) -> str:
     """Why Kueue has not admitted it; empty if it has, or has no say."""
-    queue = live["metadata"].get("labels", {}).get(QUEUE)
+    queue = labels(live).get(QUEUE)
     if queue is None:
         return ""
     entry = around.queue_entry_of([live, *around.ray_clusters_of(live)])
@@ -43,6 +43,6 @@ def _queued(live: Manifest, around: Surroundings) -> str:
         return f"queue {queue} has reserved quota and waits for admission checks: {checks}"
     reserved, evicted = condition(entry, "QuotaReserved"), condition(entry, "Evicted")
     said, waits = one_line(reserved.get("message")), since(reserved.get("lastTransitionTime"))
-    if evicted.get("status") == "True":
+    if is_true(entry, "Evicted"):
         said = f"it was evicted ({evicted.get('reason')}: {one_line(evicted.get('message'))}); {said}"
     return f"queue {queue} has not admitted it{waits}: {said or 'no reason given'}"

@@ -1,5 +1,6 @@
 """What a Ray cluster lacks: its head, its slices, or what the operator could not make."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -71,11 +72,10 @@ class RayClusterView:
 
 def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = None) -> RayClusterView:
     """`when` says of a group when its slices work, where that is not: when all hosts are ready."""
-    heads = [pods.read(pod, around.events, around.nodes) for pod in around.ray_pods(live, "head")]
+    heads = [pods.read(pod, around) for pod in around.ray_pods(live, "head")]
     head = min(heads, key=lambda state: state.step, default=PodState("", Step.MISSING, "has no Pod yet"))
-    workers = around.ray_pods(live, "worker")
-    parts = slices.of_ray_cluster(live, workers, around.events, around.nodes, when or {})
-    outdated = (*_forgotten(live, workers), *_outdated(live, around))
+    parts = slices.of_ray_cluster(live, around, when or {})
+    outdated = (*_forgotten(live, around.ray_pods(live, "worker")), *_outdated(live, around))
     return RayClusterView(live, head, tuple(parts), tuple(refusals(live, around)), outdated)
 
 
@@ -96,15 +96,14 @@ def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:
     spec = live["spec"]
     templates = {"headgroup": spec["headGroupSpec"]["template"]} if "headGroupSpec" in spec else {}
     templates |= {group["groupName"]: group["template"] for group in spec.get("workerGroupSpecs") or []}
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for pod in [*around.ray_pods(live, "head"), *around.ray_pods(live, "worker")]:
         group = labels(pod).get(RAY_GROUP, "")
         made = {container["name"]: container for container in pod["spec"].get("containers", [])}
         for container in templates.get(group, {}).get("spec", {}).get("containers", []):
             has, wants = made.get(container["name"], {}).get("image"), container.get("image")
             if has != wants:
-                words = f"{'the head' if group == 'headgroup' else f'group {group}'}: {has}, its spec says {wants}"
-                found[words] = found.get(words, 0) + 1
+                found[f"{'the head' if group == 'headgroup' else f'group {group}'}: {has}, its spec says {wants}"] += 1
     return [
         f"its Pods are older than its spec ({count} of {words}): a Pod that is replaced comes up with the new one; "
         "apply --recreate replaces all"
@@ -118,7 +117,9 @@ def refusals(live: Manifest, around: Surroundings) -> Sequence[Finding]:
         said = one_line(condition(live, "ReplicaFailure").get("message"))
         return [Finding(Phase.TROUBLE, f"the operator cannot make or delete Pods: {said}")]
     if (warning := around.events.last_warning(live)) is not None:
-        return [Finding(Phase.TROUBLE, f"the operator says {warning['reason']}: {one_line(warning['message'])}")]
+        return [
+            Finding(Phase.TROUBLE, f"the operator says {warning.get('reason')}: {one_line(warning.get('message'))}")
+        ]
     return []
 
 

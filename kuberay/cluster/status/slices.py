@@ -8,9 +8,9 @@ from itertools import count
 
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status import pods as pod_states
-from kuberay.cluster.status.events import Events
 from kuberay.cluster.status.placement import slice_shape
 from kuberay.cluster.status.state import Finding, Phase, PodState, Step
+from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import HOST_INDEX, JOB_COMPLETION_INDEX, RAY_GROUP, REPLICA_INDEX, REPLICA_NAME
 
 PHASES = {
@@ -111,14 +111,9 @@ def _hosts(indices: Sequence[int]) -> str:
     return f"hosts {', '.join(map(str, indices))}"
 
 
-def of_ray_cluster(
-    ray_cluster: Manifest,
-    pods: Sequence[Manifest],
-    events: Events,
-    nodes: Sequence[Manifest] | None,
-    when: dict[str, Works],
-) -> list[Slice]:
+def of_ray_cluster(ray_cluster: Manifest, around: Surroundings, when: dict[str, Works]) -> list[Slice]:
     """The slices that the worker groups ask for, and any that are there beyond that."""
+    pods = around.ray_pods(ray_cluster, "worker")
     slices: list[Slice] = []
     for group in ray_cluster["spec"].get("workerGroupSpecs") or []:
         name, hosts = group["groupName"], group.get("numOfHosts") or 1
@@ -139,7 +134,7 @@ def of_ray_cluster(
         shape = slice_shape(group["template"]["spec"])
         for index in sorted([*placed, *absent]):
             there = placed.get(index, {})
-            states = tuple(_state(there.get(host), events, nodes) for host in range(hosts))
+            states = tuple(_state(there.get(host), around) for host in range(hosts))
             slices.append(Slice(name, index, shape, states, when.get(name, Works.ALL)))
     return slices
 
@@ -153,22 +148,19 @@ def forgotten(pods: Sequence[Manifest]) -> list[Manifest]:
     return [pod for pod in pods if REPLICA_NAME not in labels(pod)] if named else []
 
 
-def of_job(job: Manifest, pods: Sequence[Manifest], events: Events, nodes: Sequence[Manifest] | None) -> Slice:
+def of_job(job: Manifest, pods: Sequence[Manifest], around: Surroundings) -> Slice:
     """A Job is one slice, and its completion indices are the hosts. The newest Pod of an index counts."""
     hosts: dict[int, Manifest] = {}
-    for number, pod in enumerate(sorted(pods, key=_age)):
-        index = labels(pod).get(JOB_COMPLETION_INDEX, number if job["spec"].get("completions", 1) > 1 else 0)
-        hosts[int(index)] = pod
     wanted = job["spec"].get("completions") or job["spec"].get("parallelism") or 1
-    states = tuple(_state(hosts.get(index), events, nodes) for index in range(wanted))
+    for number, pod in enumerate(sorted(pods, key=_age)):
+        hosts[int(labels(pod).get(JOB_COMPLETION_INDEX, number if wanted > 1 else 0))] = pod
+    states = tuple(_state(hosts.get(index), around) for index in range(wanted))
     shape = slice_shape(job["spec"]["template"]["spec"])
     return Slice("", 0, shape, states, name="its slice" if shape else "its Pod" if wanted == 1 else "the job")
 
 
-def _state(pod: Manifest | None, events: Events, nodes: Sequence[Manifest] | None) -> PodState:
-    if pod is None:
-        return PodState("", Step.MISSING, "has no Pod yet")
-    return pod_states.read(pod, events, nodes)
+def _state(pod: Manifest | None, around: Surroundings) -> PodState:
+    return PodState("", Step.MISSING, "has no Pod yet") if pod is None else pod_states.read(pod, around)
 
 
 def _age(pod: Manifest) -> tuple[str, str]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from ray.autoscaler.v2.instance_manager import config as v2_config
-from world import Replica, World
 
 from ray_configs.capacity import FlexStart
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
+from tests.kuberay.autoscaler.world import Replica, World
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import ray
-from operator_of_kuberay import reconcile
 from ray._raylet import IMPLICIT_RESOURCE_PREFIX
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 from ray.autoscaler.v2 import autoscaler as v2
@@ -33,6 +32,7 @@ from ray_configs.llm import LLMConfig
 from ray_configs.service import Service
 from ray_configs.tpu import TpuSlice
 from ray_configs.workers import GROUP_LABEL, SLICES_KEPT, process_group_name
+from tests.kuberay.autoscaler.operator_of_kuberay import reconcile
 
 AUTOSCALER_PERIOD_S = 5
 ONE_A_NODE = f"{IMPLICIT_RESOURCE_PREFIX}llm:LLMServer"

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import good_manifests as good
 import pytest
-from good_manifests import Change, changed, expect
 from ruamel.yaml import YAML
 
 from kuberay.check import check, read_yaml
+from tests.kuberay.check import good_manifests as good
+from tests.kuberay.check.good_manifests import Change, changed, expect
 
 GROUP = "spec rayClusterConfig workerGroupSpecs 0"
 MANIFESTS = Path(__file__).parents[3] / "kuberay" / "manifests"

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import good_manifests as good
 import pytest
-from good_manifests import REMOVED, Change, changed
+
+from tests.kuberay.check import good_manifests as good
+from tests.kuberay.check.good_manifests import REMOVED, Change, changed
 
 GROUP = "spec rayClusterConfig workerGroupSpecs 0"
 BOX = f"{GROUP} template spec containers 0"

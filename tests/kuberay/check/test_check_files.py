@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import good_manifests as good
 import pytest
 from typer.testing import CliRunner, Result
 
 from kuberay.check import check, parse_yaml, read_yaml
 from kuberay.commandline import app
+from tests.kuberay.check import good_manifests as good
 
 KUSTOMIZATION = """\
 resources: [deployment.yaml]
@@ -91,29 +91,6 @@ def test_a_file_without_objects_is_an_error(tmp_path: Path, text: str) -> None:
     for source in (path, tmp_path):
         result = checked(source)
         assert (result.exit_code, "holds no object" in result.output) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("version", "kind", "reader"),
-    [
-        ("kind.x-k8s.io/v1alpha4", "Cluster", "kind"),
-        ("skaffold/v4beta11", "Config", "Skaffold"),
-        ("audit.k8s.io/v1", "Policy", "kube-apiserver"),
-        ("kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", "configuration"),
-        ("kubeadm.k8s.io/v1beta4", "ClusterConfiguration", "configuration"),
-        ("config.kueue.x-k8s.io/v1beta1", "Configuration", "configuration"),
-        ("v1", "Config", "kubeconfig"),
-    ],
-)
-def test_configuration_files_are_no_objects(version: str, kind: str, reader: str) -> None:
-    (found,) = check([{"apiVersion": version, "kind": kind}])
-    assert found.severity == "note" and reader in found.why
-
-
-def test_an_object_still_needs_a_name() -> None:
-    for kind in ("ConfigMap", "Service"):
-        (found,) = [f for f in check([{"apiVersion": "v1", "kind": kind}]) if f.severity == "error"]
-        assert "has no name" in found.why
 
 
 CLAIMED = """\

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import good_manifests as good
 import pytest
-from good_manifests import REMOVED, Change, changed, expect
+
+from tests.kuberay.check import good_manifests as good
+from tests.kuberay.check.good_manifests import REMOVED, Change, changed, expect
 
 POD = "spec template spec"
 BOX = f"{POD} containers 0"
@@ -28,7 +29,6 @@ def deletion(*rules: dict[str, Any]) -> list[Change]:
 @pytest.mark.parametrize(
     ("changes", "rule", "severity", "words"),
     [
-        ([("metadata name", "j" * 48)], "name", "error", ["RayJob of more than 47"]),
         (
             [("spec shutdownAfterJobFinishes", REMOVED), ("spec ttlSecondsAfterFinished", REMOVED)],
             "ray-job-leftover",
@@ -58,16 +58,6 @@ def deletion(*rules: dict[str, Any]) -> list[Change]:
 )  # fmt: skip
 def test_a_spoilt_ray_job(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:
     expect(changed(good.ray_job(), *changes), rule, severity, *words)
-
-
-@pytest.mark.parametrize(
-    ("change", "rule", "word"),
-    [
-        (("metadata name", "n" * 37), "name", "more than 36"),
-    ],
-)
-def test_a_spoilt_cron_job(change: Change, rule: str, word: str) -> None:
-    expect(changed(good.cron_job(), change), rule, "error", word)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import good_manifests as good
 import pytest
-from good_manifests import REMOVED, Change, changed, expect
 
 from kuberay.check import Finding, check
+from tests.kuberay.check import good_manifests as good
+from tests.kuberay.check.good_manifests import REMOVED, Change, changed, expect
 
 CLUSTER = "spec rayClusterConfig"
 HEAD = f"{CLUSTER} headGroupSpec"

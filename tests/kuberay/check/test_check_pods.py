@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import good_manifests as good
 import pytest
-from good_manifests import changed, expect
+
+from tests.kuberay.check import good_manifests as good
+from tests.kuberay.check.good_manifests import changed, expect
 
 POD = "spec workerGroupSpecs 0 template spec"
 BOX = f"{POD} containers 0"
@@ -60,6 +61,7 @@ def from_secret(**reference: str) -> dict[str, Any]:
         (f"{BOX} image", "rayproject/ray:2.60.0:gpu", "image", ["no reference of an image"]),
         (f"{BOX} resources requests memory", "41Gi", "resources", ["more than its limit of 40Gi"]),
         (f"{BOX} resources claims", [{"name": "tpus"}], "resources", ["no resource claim tpus"]),
+        (f"{BOX} resources requests memory", "1ki", "wrong-type", ["a quantity such as 4"]),
         (f"{BOX} livenessProbe", {"periodSeconds": 5}, "one-field", ["has none of httpGet"]),
         (
             f"{BOX} livenessProbe",

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-import good_manifests as good
 import pytest
 
 from kuberay.check import UnreadableYaml, check, parse_yaml, read_yaml
 from kuberay.check.files import unreadable
 from kuberay.check.formats import to_lines, to_terminal
+from tests.kuberay.check import good_manifests as good
 
 MANIFEST = """\
 # Two documents, the first one empty.

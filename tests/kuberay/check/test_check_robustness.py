@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import good_manifests as good
 import pytest
 
 from kuberay.check import RULES, Finding, check
+from tests.kuberay.check import good_manifests as good
 
 ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 10**12, 1.5, "", "x", "-", "$X", "{{ x }}", "0x0", "a" * 5000, [], {}, [None], [[]],
@@ -34,6 +34,15 @@ def replaced(objects: list[Any], path: tuple[Any, ...], value: Any) -> list[Any]
         target = target[key]
     target[path[-1]] = value
     return objects
+
+
+@pytest.mark.parametrize("amount", [10**400, "9" * 400, -4, "1ki"], ids=["large", "text", "negative", "unit"])
+def test_amounts_that_no_machine_has(amount: Any) -> None:
+    resources = (0, "spec", "workerGroupSpecs", 0, "template", "spec", "containers", 0, "resources")
+    for resource in ("cpu", "memory", "google.com/tpu"):
+        limited = replaced(good.cluster(), (*resources, "limits", resource), amount)
+        found = check(replaced(limited, (*resources, "requests", resource), amount))
+    assert "tpu-chips" in {finding.rule for finding in found}
 
 
 @pytest.mark.parametrize("manifest", good.ALL)
@@ -96,11 +105,11 @@ def test_every_rule_says_where_it_comes_from_and_why() -> None:
 
 def test_checking_loads_no_heavy_library() -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from good_manifests import ALL, check\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from tests.kuberay.check.good_manifests import ALL, check\n"
         "for manifest in ALL: check(manifest())\n"
         "print([name for name in ('jax', 'ray', 'torch', 'numpy', 'kubernetes', 'rich') if name in sys.modules])"
     )
-    command = [sys.executable, "-c", program, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", program, str(Path(__file__).parents[3])]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 

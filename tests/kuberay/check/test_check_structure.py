@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import good_manifests as good
 import pytest
-from good_manifests import REMOVED, Change, changed
 
 from kuberay.check import check
 from kuberay.check.structure import schemas
+from tests.kuberay.check import good_manifests as good
+from tests.kuberay.check.good_manifests import REMOVED, Change, changed
 from tools.kubernetes_schemas import schemas as made_of
 from tools.kubernetes_schemas import written
 

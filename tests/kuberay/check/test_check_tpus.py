@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import good_manifests as good
 import pytest
-from good_manifests import REMOVED, Change, changed, expect
 
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
+from tests.kuberay.check import good_manifests as good
+from tests.kuberay.check.good_manifests import REMOVED, Change, changed, expect
 
 GROUP = "spec workerGroupSpecs 0"
 POD = f"{GROUP} template spec"

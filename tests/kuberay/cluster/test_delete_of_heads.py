@@ -3,24 +3,28 @@
 from typing import Any
 
 import pytest
-from night import Manifest, Night
 
 from kuberay.cluster.delete import wait_until_gone
+from tests.kuberay.cluster.night import Manifest, Night
 
 
 class Leaving:
-    """A cluster in which a RayService is on its way out, and goes once its head has been told to hurry."""
+    """A cluster in which a RayService and its Pods are on their way out, and go once the head was told to hurry."""
 
     def __init__(self, night: Night, looks: int):
         self.night, self.looks, self.hurried = night, looks, list[str]()
 
+    @property
+    def gone(self) -> bool:
+        return self.looks < 0 or bool(self.hurried)
+
     def get(self, live: Manifest) -> Manifest | None:
         self.looks -= 1
-        return live if self.looks >= 0 and not self.hurried else None
+        return None if self.gone else live
 
     def list(self, api_version: str, kind: str, namespace: str, labels: str) -> list[Manifest]:
         assert labels == "ray.io/cluster in (llama-abcde)"
-        return self.night.pods
+        return [] if self.gone else self.night.pods
 
     def namespace_of(self, live: Manifest) -> str:
         return "default"
@@ -46,3 +50,24 @@ def test_only_a_head_that_leaves_and_has_no_worker(worker: bool, leaving: bool, 
     wait_until_gone(cluster, [night.service], 60, said.append)
     assert cluster.hurried == hurried
     assert any("its head goes now" in line for line in said) == bool(hurried)
+
+
+def test_a_job_on_a_cluster_that_stays_is_gone_at_once() -> None:
+    """Its status names that cluster, whose Pods are nothing to wait for."""
+    night = Night()
+    night.head()
+    night.worker()
+    spec = {"clusterSelector": {"ray.io/cluster": "llama-abcde"}}
+    metadata = {"name": "job", "namespace": "default", "uid": "of-the-job"}
+    job = {"kind": "RayJob", "metadata": metadata, "spec": spec, "status": {"rayClusterName": "llama-abcde"}}
+
+    class Staying(Leaving):
+        gone = False
+
+        def get(self, live: Manifest) -> Manifest | None:
+            return None
+
+    cluster: Any = Staying(night, looks=2)
+    said: list[str] = []
+    wait_until_gone(cluster, [job], 0.01, said.append)
+    assert said == ["RayJob job: gone"] and not cluster.hurried

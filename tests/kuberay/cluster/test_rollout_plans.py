@@ -4,13 +4,13 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from night import CLUSTER, GROUP, Manifest, Night, group, service
 
 from kuberay.cluster.errors import FieldConflict
 from kuberay.cluster.rollout import Rollout, plan
 from kuberay.cluster.rollout.ownership import as_admitted, at, disputed
 from kuberay.cluster.rollout.sameness import differences, same
 from kuberay.cluster.status.state import Phase
+from tests.kuberay.cluster.night import CLUSTER, GROUP, Manifest, Night, group, service
 
 APP = "- {name: llm, import_path: 'apps.llm:build', args: {slice: 'v4:2x2x1', max_num_seqs: 8}}"
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from night import Manifest, Night, container, terminated
 
 from kuberay.cluster.status import describe
 from kuberay.cluster.status.state import Phase
+from tests.kuberay.cluster.night import Manifest, Night, container, terminated, up
 
 RAY_JOB: Manifest = {
     "apiVersion": "ray.io/v1",
@@ -113,3 +113,20 @@ def test_the_gravest_workload_comes_first():
     verdict, *rest = describe(night.state(night.service, failed))
     assert verdict.startswith("prepare has failed")
     assert any(line.startswith("llama is ready") for line in rest)
+
+
+def test_each_pod_of_a_job_without_completions_is_a_host():
+    night = Night()
+    labels = {"batch.kubernetes.io/job-name": "prepare"}
+    night.pods = [
+        {
+            "kind": "Pod",
+            "metadata": {"name": f"prepare-{name}", "uid": name, "labels": labels},
+            "spec": {"nodeName": "n", "containers": []},
+            "status": up(),
+        }
+        for name in "abc"
+    ]
+    spec = {"parallelism": 3, "template": {"spec": {"containers": [{"name": "prepare"}]}}}
+    state = night.state(JOB | {"spec": spec, "status": {"active": 3, "ready": 3}})
+    assert "  the job is ready" in describe(state)

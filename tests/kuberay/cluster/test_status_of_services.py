@@ -1,7 +1,11 @@
 """Status in words: what a person reads first, for each way in which a service is up, half up or down."""
 
 import pytest
-from night import (
+
+from kuberay.cluster.status import describe
+from kuberay.cluster.status.events import since
+from kuberay.cluster.status.state import Phase
+from tests.kuberay.cluster.night import (
     CLUSTER,
     GROUP,
     Night,
@@ -14,10 +18,6 @@ from night import (
     up,
     waiting,
 )
-
-from kuberay.cluster.status import describe
-from kuberay.cluster.status.events import since
-from kuberay.cluster.status.state import Phase
 
 SINCE = since("2026-01-01T02:14:00Z")
 

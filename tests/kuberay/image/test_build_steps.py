@@ -9,8 +9,9 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
-from dockerfile import ROOT, ignored
 from packaging.version import Version
+
+from tests.kuberay.image.dockerfile import ROOT, ignored
 
 setuptools = pytest.importorskip("setuptools")
 pytestmark = pytest.mark.skipif(

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import yaml
-from dockerfile import FOLDER, ROOT, TARGETS, read
 
 from ray_configs.release import image
+from tests.kuberay.image.dockerfile import FOLDER, ROOT, TARGETS, read
 
 
 @pytest.fixture(scope="module")

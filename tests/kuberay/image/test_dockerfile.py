@@ -7,7 +7,6 @@ import subprocess
 import tomllib
 
 import pytest
-from dockerfile import FOLDER, ROOT, TARGETS, Dockerfile, ignored, read
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -18,6 +17,7 @@ from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
 from ray_configs.release import PODSLICE_VERSION, RAY_VERSION
 from ray_configs.stable_diffusion import StableDiffusionConfig
+from tests.kuberay.image.dockerfile import FOLDER, ROOT, TARGETS, Dockerfile, ignored, read
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from local_runs import LocalRun, serving_port
 
-from kuberay.local.ports import is_free
+from kuberay.local.folder import is_free
+from tests.kuberay.local.local_runs import LocalRun, serving_port
 
 
 @pytest.fixture

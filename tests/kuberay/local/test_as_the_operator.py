@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kuberay.local.hosts import GCS_PORT, HEAD_GROUP, Host, Plan, plan_of
+from kuberay.local.hosts import GCS_PORT, HEAD_GROUP, Host, HostsPlan, plan_of
 
 ADDRESS = "127.31.64.1"
 """Of all hosts here. There, each has its own, and a name."""
@@ -32,7 +32,7 @@ def recorded(request: pytest.FixtureRequest) -> dict[str, Any]:
     return json.loads(request.param.read_text())
 
 
-def planned(recorded: dict[str, Any]) -> Plan:
+def planned(recorded: dict[str, Any]) -> HostsPlan:
     (ray_service,) = recorded["rayservices"]
     secrets = {name: f"the {name}" for name in ("HF_TOKEN", "PODSLICE_API_KEYS")}
     return plan_of(ray_service, address=ADDRESS, environment=secrets)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kuberay.local.dashboard import Node, differences
-from kuberay.local.hosts import Plan, plan_of
+from kuberay.local.dashboard import DashboardNode, differences
+from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.render import render
 from ray_configs.cloud import HUGGING_FACE_TOKEN
 from ray_configs.llm import LLMConfig
@@ -14,7 +14,7 @@ from ray_configs.tpu import every_slice
 ADDRESS = "127.31.64.1"
 
 
-def planned(service: Service, **options: object) -> Plan:
+def planned(service: Service, **options: object) -> HostsPlan:
     manifest = next(item for item in render(service) if item["kind"] == "RayService")
     return plan_of(manifest, address=ADDRESS, **options)
 
@@ -155,7 +155,8 @@ def test_differences_are_named():
     plan = planned(with_slice("v5e:2x4:4t"))
     own = {"node:127.31.64.1": 1.0, "object_store_memory": 1.0}
     nodes = {
-        host.name: Node(host.seen_labels | {"ray.io/node-id": "1"}, host.seen_resources | own) for host in plan.hosts
+        host.name: DashboardNode(host.seen_labels | {"ray.io/node-id": "1"}, host.seen_resources | own)
+        for host in plan.hosts
     }
     assert differences(plan.hosts, nodes) == []
     first, second = plan.slices[0].hosts

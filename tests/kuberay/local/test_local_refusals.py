@@ -6,15 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from local_runs import REPOSITORY, serving_port
 
-from kuberay.local import running
-from kuberay.local.errors import LocalError
-from kuberay.local.folder import RunFolder
+from kuberay.local import LocalError, running
+from kuberay.local.folder import RunFolder, address_of, free_ports
 from kuberay.local.hosts import plan_of
-from kuberay.local.ports import address_of, free_ports
 from kuberay.render import render
 from ray_configs.loading import load
+from tests.kuberay.local.local_runs import REPOSITORY, serving_port
 
 LOCAL = "ray_configs.catalog.local"
 

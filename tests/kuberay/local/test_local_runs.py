@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from local_runs import alive, wait_until
+
+from tests.kuberay.local.local_runs import alive, wait_until
 
 LOCAL = "ray_configs.catalog.local"
 SMALL = "max_batch_size=4, max_step_tokens=8"

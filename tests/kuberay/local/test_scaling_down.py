@@ -2,7 +2,7 @@
 
 import pytest
 
-from kuberay.local.errors import LocalError
+from kuberay.local import LocalError
 from kuberay.local.hosts import plan_of
 from kuberay.local.running import HEAD_GB, HOST_GB
 from kuberay.local.scaling_down import scale_down
@@ -12,7 +12,7 @@ from ray_configs.cloud import Bucket
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import load
 from ray_configs.service import Application, Service
-from ray_configs.stable_diffusion import DEMO_MODEL, StableDiffusionConfig
+from ray_configs.stable_diffusion import DEMO_MODEL
 
 
 def one(**config: object) -> Service:
@@ -115,17 +115,6 @@ def test_fewer_hosts(slice, hosts, smaller):
 def test_a_number_of_hosts_that_is_not_sold():
     with pytest.raises(LocalError, match=r"no v5e slice of 3 hosts with 4 chips each; --hosts-per-slice can be 1, 2, "):
         scale_down(one(slice="v5e:4x8"), hosts_per_slice=3)
-
-
-def test_an_application_that_does_not_exist_is_left_out(monkeypatch):
-    monkeypatch.setattr(StableDiffusionConfig, "import_path", "apps.not_yet:build")
-    pictures = Application(config=StableDiffusionConfig(), route_prefix="/pictures", image="one")
-    both = Service(name="s", applications=(Application(config=LLMConfig(), image="one"), pictures))
-    scaled = scale_down(both)
-    assert [app.serve_name for app in scaled.service.applications] == ["llm"]
-    assert scaled.said == ("left out: application stable-diffusion; there is no apps.not_yet:build yet",)
-    with pytest.raises(LocalError, match="none of the applications of s can run here"):
-        scale_down(Service(name="s", applications=(pictures,)))
 
 
 def test_two_applications_that_would_meet_on_the_same_workers():

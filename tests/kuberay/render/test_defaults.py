@@ -5,17 +5,18 @@ from typing import Any
 import pytest
 from kubernetes.utils.quantity import parse_quantity
 from ray._private.utils import resolve_object_store_memory
-from rendered import cluster, of_kind, pod_templates, service, worker_pod
 
 from ray_configs.capacity import FlexStart, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
+from ray_configs.deployed import Head
 from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
 from ray_configs.observability import Observability
-from ray_configs.service import Application, Head, Service
+from ray_configs.service import Application, Service
+from tests.kuberay.render.rendered import cluster, of_kind, pod_templates, service, worker_pod
 
 
 @pytest.mark.parametrize("name", catalog())

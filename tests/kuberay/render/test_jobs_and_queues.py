@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from rendered import of_kind, service
 
 from kuberay.render import render, to_yaml
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.job import Job
+from tests.kuberay.render.rendered import of_kind, service
 
 
 def test_a_queued_service_brings_its_queue() -> None:

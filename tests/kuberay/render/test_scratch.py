@@ -2,7 +2,6 @@
 
 import pytest
 from pydantic import ValidationError
-from rendered import cluster
 
 from kuberay.node_pools import commands, pools, terraform
 from kuberay.node_pools.pools import disk_gb
@@ -11,6 +10,7 @@ from ray_configs.cloud import GoogleCloud
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
+from tests.kuberay.render.rendered import cluster
 
 CLOUD = GoogleCloud(location="us-west4-a")
 LARGE = "meta-llama/Meta-Llama-3-70B"

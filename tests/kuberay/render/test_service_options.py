@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from rendered import cluster, of_kind, pod_templates, service
 
 from kuberay.node_pools import pools
 from kuberay.render import to_yaml
@@ -17,6 +16,7 @@ from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.upgrade import Incremental, NewCluster
+from tests.kuberay.render.rendered import cluster, of_kind, pod_templates, service
 
 ISTIO = Incremental(gateway_class="istio")
 

@@ -15,10 +15,11 @@ import pytest
 
 from kuberay.render import render
 from ray_configs.cloud import Bucket, SecretKey
+from ray_configs.deployed import Head
 from ray_configs.exposure import LoadBalancer
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
-from ray_configs.service import Application, GcsFaultTolerance, Head, Service
+from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.upgrade import NewCluster
 
 RECORDED = Path(__file__).parents[2] / "kubernetes" / "recorded"

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
-from served import Manifest, RunCommand, write
 
 from kuberay import commandline
+from tests.kubernetes.cluster.served import Manifest, RunCommand, write
+from tests.kubernetes.clusters import Cluster
 
 
 @pytest.fixture

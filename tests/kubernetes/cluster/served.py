@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from clusters import Cluster
 
 from kuberay.render import render
 from kuberay.source import Placeholders
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
+from tests.kubernetes.clusters import Cluster
 
 Manifest = dict[str, Any]
 RunCommand = Callable[..., tuple[int, str, str]]

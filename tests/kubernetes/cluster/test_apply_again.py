@@ -3,8 +3,8 @@
 import threading
 from pathlib import Path
 
-from clusters import Cluster
-from served import (
+from kuberay import cluster as client
+from tests.kubernetes.cluster.served import (
     NAME,
     RunCommand,
     container,
@@ -15,8 +15,7 @@ from served import (
     ray_service,
     rendered,
 )
-
-from kuberay import cluster as client
+from tests.kubernetes.clusters import Cluster
 
 
 def unchanged(run: RunCommand, objects: list) -> None:

@@ -3,10 +3,20 @@
 from pathlib import Path
 
 import pytest
-from clusters import Cluster
-from served import NAME, RunCommand, live, patch, ray_cluster, ray_service, rendered, there, until
 
 from kuberay import cluster as client
+from tests.kubernetes.cluster.served import (
+    NAME,
+    RunCommand,
+    live,
+    patch,
+    ray_cluster,
+    ray_service,
+    rendered,
+    there,
+    until,
+)
+from tests.kubernetes.clusters import Cluster
 
 RAY = "rayservices,rayclusters,pods,services,secrets,jobs,endpointslices"
 KINDS = f"{RAY},serviceaccounts,roles,rolebindings,podmonitorings"

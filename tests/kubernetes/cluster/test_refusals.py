@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 import yaml
-from clusters import Cluster
-from served import NAME, Manifest, RunCommand, groups, live, ray_cluster, ray_service, rendered, there
 
 from kuberay import cluster as client
+from tests.kubernetes.cluster.served import (
+    NAME,
+    Manifest,
+    RunCommand,
+    groups,
+    live,
+    ray_cluster,
+    ray_service,
+    rendered,
+    there,
+)
+from tests.kubernetes.clusters import Cluster
 
 JOB: Manifest = {
     "apiVersion": "batch/v1",
@@ -154,7 +164,7 @@ def older(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
     """A cluster whose operator, and its CRDs, are of another version."""
     if control_plane.plane is None:
         pytest.skip("needs a control plane of its own, with KubeRay 1.5.1")
-    from harness.plane import ControlPlane
+    from tests.kubernetes.harness.plane import ControlPlane
 
     with ControlPlane(tmp_path_factory.mktemp("older"), operator="1.5.1") as plane:
         yield plane.cluster

@@ -3,8 +3,9 @@
 from copy import deepcopy
 
 import pytest
-from clusters import Cluster
-from served import (
+
+from ray_configs.exposure import LoadBalancer
+from tests.kubernetes.cluster.served import (
     NAME,
     RunCommand,
     as_active,
@@ -18,8 +19,7 @@ from served import (
     there,
     until,
 )
-
-from ray_configs.exposure import LoadBalancer
+from tests.kubernetes.clusters import Cluster
 
 GROUP = "tpu-v5e-2x4-8t"
 

@@ -3,10 +3,19 @@
 import json
 
 import pytest
-from clusters import Cluster
-from served import NAME, RunCommand, as_active, ray_cluster, ray_service, rendered, there, until
 
 from kuberay import cluster as client
+from tests.kubernetes.cluster.served import (
+    NAME,
+    RunCommand,
+    as_active,
+    ray_cluster,
+    ray_service,
+    rendered,
+    there,
+    until,
+)
+from tests.kubernetes.clusters import Cluster
 
 
 def test_a_service_that_waits(control_plane: Cluster, namespace: str, run: RunCommand) -> None:

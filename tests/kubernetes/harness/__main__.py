@@ -4,11 +4,11 @@ import argparse
 import os
 import sys
 
-from harness import building, namespace
+from tests.kubernetes.harness import building, namespace
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m harness", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.kubernetes.harness", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="build the control plane and KubeRay's operators into the cache")
     test = commands.add_parser("test", help="build, then run pytest in namespaces of its own")
@@ -24,7 +24,7 @@ def main() -> int:
             building.build_all()
             return 0
         if arguments.command == "stay":
-            return inside([sys.executable, "-m", "harness.staying", arguments.config, str(arguments.hosts)])
+            return inside([sys.executable, "-m", f"{__package__}.staying", arguments.config, str(arguments.hosts)])
         return run_tests(arguments.kubeconfig, rest)
     except building.BuildError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def run_tests(kubeconfig: str | None, pytest_arguments: list[str]) -> int:
-    """pytest's exit status. Tests marked `long` run where the arguments choose them with -m."""
+    """Runs pytest and returns its exit status. Tests marked `long` run only if the arguments select them with -m."""
     command = [sys.executable, "-m", "pytest", "-m", "kubernetes and not long", *pytest_arguments]
     if not any(os.path.exists(argument.partition("::")[0]) for argument in pytest_arguments):
         command.append("tests/kubernetes")
@@ -43,7 +43,7 @@ def run_tests(kubeconfig: str | None, pytest_arguments: list[str]) -> int:
 
 
 def inside(command: list[str]) -> int:
-    """The status of a command that needs what is built, in namespaces of its own."""
+    """Builds what is missing, runs the command in namespaces of its own and returns its exit status."""
     if said := namespace.missing():
         print(f"error: {said}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The few verbs of the Kubernetes API that the test's kubelet and network need, on one event loop."""
+"""An asyncio client with the few Kubernetes API verbs that the test kubelet and network need."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ from kubernetes.config import load_kube_config
 
 Object = dict[str, Any]
 See = Callable[[str, list[Object]], None]
-"""Hears what a watch brings: LIST with all there is (again, after a break), or ADDED, MODIFIED, DELETED with one."""
+"""Watch callback: LIST with all objects (again after each reconnect), or ADDED, MODIFIED or DELETED with one."""
 LARGEST_EVENT = 2**24
 GONE = (404, 409)
 
 
 class ApiError(Exception):
-    """The API server refused."""
+    """The API server refused a request."""
 
     def __init__(self, request: str, status: int, said: str):
         super().__init__(f"{request}: {status} {said[:800]}")
@@ -29,7 +29,7 @@ class ApiError(Exception):
 
 
 class Api:
-    """An API server, as a kubeconfig names it."""
+    """A client of the API server that a kubeconfig names."""
 
     def __init__(self, kubeconfig: Path):
         settings = Configuration()
@@ -63,7 +63,7 @@ class Api:
             await self._ask("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions"} | (options or {}))
 
     async def watch(self, path: str, see: See) -> None:
-        """Calls `see` for ever."""
+        """Calls `see` for every change. Never returns."""
         while True:
             try:
                 await self._watch(path, see)
@@ -96,7 +96,7 @@ class Api:
 
 @contextlib.contextmanager
 def gone_is_fine() -> Iterator[None]:
-    """What is gone, or another object by now, needs nothing done to it."""
+    """Ignores the errors for an object that was deleted or replaced in the meantime."""
     try:
         yield
     except ApiError as error:

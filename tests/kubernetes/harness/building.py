@@ -26,7 +26,7 @@ NEEDED_BYTES = 6 * 2**30  # modules, Go's build cache and the binaries, from not
 
 
 class BuildError(Exception):
-    """Why there is no binary, and what to do about it."""
+    """A binary could not be built; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,19 @@ class Operator:
 
 
 def cache_folder() -> Path:
-    """Where binaries are kept: $PODSLICE_KUBERNETES_CACHE, else a folder in the user's cache."""
+    """Where binaries are kept: $PODSLICE_KUBERNETES_CACHE, or a folder in the user's cache."""
     if chosen := os.environ.get("PODSLICE_KUBERNETES_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "podslice", "kubernetes-test")
 
 
 def control_plane_binary() -> Path:
-    """The control plane, built before: `kubectl` lies beside it, which is the same program by another name."""
+    """Path of the control plane binary, which must have been built. `kubectl` beside it is the same program."""
     return _built(MODULES / "controlplane", "controlplane") / "controlplane"
 
 
 def operator(version: str = DEFAULT_OPERATOR) -> Operator:
-    """An operator built before, or a developer's own.
+    """The operator of a version, which must have been built, or a developer's own.
 
     $PODSLICE_OPERATOR names a binary called ray-operator-VERSION, and $PODSLICE_CRDS the folder of its CRDs.
     """
@@ -67,7 +67,7 @@ def operator(version: str = DEFAULT_OPERATOR) -> Operator:
 
 
 def gateway_crds() -> Path:
-    """The Gateway API's CRDs, of the version that the operator is built with."""
+    """The Gateway API's CRDs, in the version that the operator was built with."""
     version = OPERATOR_VERSIONS[0]
     return _built(_operator_module(version), f"ray-operator-{version}") / "gateway-crds"
 
@@ -75,7 +75,8 @@ def gateway_crds() -> Path:
 def build_all(operators: tuple[str, ...] = OPERATOR_VERSIONS) -> None:
     """Builds what is not in the cache yet, with a line of progress every 20 seconds.
 
-    Raises BuildError: no Go, no room, or what Go said.
+    Raises:
+        BuildError: Go is missing, the disk is full, or the build failed.
     """
     _build(MODULES / "controlplane", "controlplane", ".", "controlplane")
     for version in operators:
@@ -106,7 +107,7 @@ def _environment() -> dict[str, str]:
 
 
 def _source(required: str, module: Path) -> Path:
-    """Where the sources of a module lie that ours requires."""
+    """Folder with the sources of a module that ours requires."""
     return Path(_go("list", "-m", "-f", "{{.Dir}}", required, module=module))
 
 

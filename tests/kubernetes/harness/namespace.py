@@ -1,11 +1,11 @@
-"""Runs one command in network, mount and process namespaces of its own: nothing reaches in or out, nothing stays.
+"""Runs one command in its own network, mount and PID namespaces: it is isolated and leaves nothing behind.
 
     command_line (in the namespace, process 2, and whatever it starts)
       init (process 1: passes signals on, reaps orphans)
         launcher (in the namespaces of whoever called)
 
-When the launcher ends, however it ends, init hears of it and ends the command; when init ends, the kernel ends what is
-left.
+When the launcher ends for any reason, init gets a signal and ends the command; when init ends, the kernel kills what
+is left.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing() -> str | None:
-    """What this machine lacks to run a cluster, in words; None where all is there."""
+    """An error message naming what this machine lacks to run a cluster, or None."""
     if os.geteuid() != 0:
         return "root is needed to give Pods their own network and file system: run it as root (sudo make ...)"
     programs = {"ip": "iproute2", "openssl": "openssl", "unshare": "util-linux", "wget": "wget"}
@@ -40,7 +40,7 @@ def missing() -> str | None:
 
 
 def run(command: list[str]) -> int:
-    """The command's exit status. SIGINT and SIGTERM reach the command as one SIGINT, so that it can tidy up."""
+    """Runs the command and returns its exit status. SIGINT and SIGTERM reach it as one SIGINT, so that it cleans up."""
     _unshare(_CLONE_NEWNET | _CLONE_NEWNS | _CLONE_NEWPID)
     init = os.fork()
     if init == 0:
@@ -90,7 +90,7 @@ def _reap_until(pid: int) -> int:
 
 
 def _end_the_rest() -> None:
-    """What outlived the command gets SIGTERM and some seconds; the kernel kills what is left when process 1 ends."""
+    """Sends SIGTERM to what outlived the command and waits; the kernel kills the rest when process 1 ends."""
     try:
         os.kill(-1, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S

@@ -1,4 +1,4 @@
-"""The Nodes of GKE that a manifest's Pods need: one node pool for each slice, and one ordinary machine."""
+"""The GKE Nodes that a manifest's Pods need: one node pool for each slice, and one ordinary machine."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -7,11 +7,11 @@ Object = Mapping[str, Any]
 TPU = "google.com/tpu"
 POOL = "cloud.google.com/gke-nodepool"
 MACHINE = {"cpu": "240", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
-"""Larger than any Pod asks for: what a Pod really gets is this machine."""
+"""More than any Pod requests; Pods really share this machine."""
 
 
 def nodes_for(objects: Iterable[Object], spare_slices: int = 0) -> list[dict[str, Any]]:
-    """For all that the objects may grow to. `spare_slices`: further pools for each kind of slice."""
+    """Nodes for the objects at their maximum size. `spare_slices`: extra pools for each kind of slice."""
     objects = list(objects)
     nodes = [node(f"{objects[0]['metadata']['name']}-cpu-0", {POOL: "default-pool"})]
     for name, count, hosts, template in _slices(objects):
@@ -36,7 +36,7 @@ def nodes_for(objects: Iterable[Object], spare_slices: int = 0) -> list[dict[str
 def node(
     name: str, labels: Mapping[str, str] | None = None, taints: Iterable[Object] = (), **amounts: str
 ) -> dict[str, Any]:
-    """A machine that some kubelet may register as its own."""
+    """A Node object, as a kubelet registers it."""
     capacity = MACHINE | amounts
     return {
         "apiVersion": "v1",
@@ -48,7 +48,7 @@ def node(
 
 
 def _slices(objects: Iterable[Object]) -> Iterator[tuple[str, int, int, Object]]:
-    """Name, most replicas, hosts of each and Pod template of all that may want Nodes of their own."""
+    """(name, most replicas, hosts of each, Pod template) of everything that needs Nodes of its own."""
     for item in objects:
         spec, name = item.get("spec", {}), item["metadata"]["name"]
         if item["kind"] == "Job":

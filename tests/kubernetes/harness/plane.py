@@ -1,7 +1,7 @@
 """etcd, kube-apiserver, kube-controller-manager, kube-scheduler, KubeRay's operator and the TPU webhook, as processes.
 
-There is no node: Pods stay Pending until something runs them. Everything listens on ports that were free, so several
-planes can stand side by side in one namespace (namespace.py).
+There are no Nodes: Pods stay Pending until a kubelet registers some. Everything listens on free ports, so several
+planes can run side by side in one namespace (namespace.py).
 """
 
 import json
@@ -19,10 +19,11 @@ from typing import Any
 
 import httpx
 import yaml
-from clusters import Cluster
-from harness import building
-from harness.namespace import NODE_ADDRESS
-from harness.webhook import Webhook
+
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.harness import building
+from tests.kubernetes.harness.namespace import NODE_ADDRESS
+from tests.kubernetes.harness.webhook import Webhook
 
 SERVICE_CIDR = "10.96.0.0/16"
 API_SERVER_CLUSTER_IP = "10.96.0.1"
@@ -54,7 +55,7 @@ OTHER_KINDS = (
 
 
 class PlaneError(Exception):
-    """A part of the control plane that did not start, and where its log lies."""
+    """A part of the control plane did not start; the message has the path of its log."""
 
 
 class ControlPlane:
@@ -145,7 +146,7 @@ class ControlPlane:
             wait_until("the API server", lambda: client.get(f"{self.url}/readyz").text == "ok", self.alive)
 
     def start_operator(self, operator: building.Operator) -> None:
-        """Applies the operator's CRDs and starts it. An operator that runs is ended first: that is an upgrade."""
+        """Applies the operator's CRDs and starts it. A running operator is stopped first, which makes it an upgrade."""
         self.stop_operator()
         self.operator = operator
         crds = [yaml.safe_load(path.read_text()) for path in sorted(operator.crds.glob("*.yaml"))]
@@ -161,11 +162,11 @@ class ControlPlane:
         wait_until(f"the operator {operator.version}", lambda: httpx.get(ready).is_success, self.alive)
 
     def stop_operator(self) -> None:
-        """The operator gone, the objects left as they are."""
+        """Stops the operator and leaves the objects as they are."""
         self._end("operator")
 
     def stop(self) -> None:
-        """Everything ended; logs stay, etcd's data goes."""
+        """Stops everything. Logs are kept, etcd's data is deleted."""
         self.webhook.stop()
         for name in reversed(list(self.processes)):
             self._end(name)
@@ -184,7 +185,7 @@ class ControlPlane:
             )
 
     def alive(self) -> None:
-        """Raises PlaneError, with the end of its log, where a part has ended by itself."""
+        """Raises PlaneError, with the end of the log, if a process has exited by itself."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 log = self.folder / f"{name}.log"
@@ -249,7 +250,7 @@ def definition(group: str, version: str, kind: str, plural: str, scope: str) -> 
 
 
 def wait_until(what: str, true: Callable[[], bool], alive: Callable[[], None]) -> None:
-    """Returns once `true` says so. Raises PlaneError after two minutes, or what `alive` raises."""
+    """Returns once `true()` holds. Raises PlaneError after two minutes, or whatever `alive` raises."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         alive()
@@ -263,14 +264,14 @@ def wait_until(what: str, true: Callable[[], bool], alive: Callable[[], None]) -
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def make_authority(folder: Path) -> None:
-    """ca.crt and ca.key, and the key pair that signs service accounts' tokens."""
+    """Writes ca.crt and ca.key, and the key pair that signs service account tokens."""
     _openssl(
         folder,
         "req -x509 -newkey rsa:2048 -nodes -days 30 -keyout ca.key -out ca.crt -subj /CN=podslice-test-authority",
@@ -280,7 +281,7 @@ def make_authority(folder: Path) -> None:
 
 
 def make_certificate(folder: Path, name: str, names: Iterable[str], addresses: Iterable[str]) -> None:
-    """NAME.crt and NAME.key, signed by the folder's authority."""
+    """Writes NAME.crt and NAME.key, signed by the folder's CA."""
     alternatives = [f"DNS:{item}" for item in names] + [f"IP:{item}" for item in addresses]
     (folder / f"{name}.ext").write_text(f"subjectAltName={','.join(alternatives)}\n")
     _openssl(folder, f"req -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.csr -subj /CN={name}")

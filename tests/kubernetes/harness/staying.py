@@ -1,4 +1,4 @@
-"""A cluster that stays until Ctrl-C, with one config's service or job on it: for whoever wants to look."""
+"""Keeps a cluster running until Ctrl-C, with one config's service or job on it, for looking around."""
 
 import json
 import os
@@ -9,24 +9,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from clusters import Cluster
-from harness.kubelet.process import KubeletProcess
-from harness.namespace import MARK
-from harness.nodes import nodes_for
-from harness.plane import ControlPlane
-
-from kuberay.local.errors import LocalError
+from kuberay.local import LocalError
 from kuberay.local.scaling_down import scale_down
 from kuberay.render import render
 from kuberay.source import Placeholders
 from ray_configs.loading import ConfigError, load
 from ray_configs.service import Service
+from tests.kubernetes.clusters import Cluster
+from tests.kubernetes.harness.kubelet.process import KubeletProcess
+from tests.kubernetes.harness.namespace import MARK
+from tests.kubernetes.harness.nodes import nodes_for
+from tests.kubernetes.harness.plane import ControlPlane
 
 LOOK_S = 3
 
 
 def stay(config: str, hosts_per_slice: int | None) -> int:
-    """Returns when SIGINT comes, with all of it ended and its folder gone. Models are toys of the config's shape.
+    """Runs until SIGINT, then stops everything and deletes its folder. Models are tiny random ones of the same shape.
 
     config: module or file, as `python -m kuberay render` takes it.
     """
@@ -66,7 +65,7 @@ def apply(cluster: Cluster, objects: list) -> None:
 
 
 def follow(cluster: Cluster, name: str, into: str, alive: Callable[[], None]) -> None:
-    """Says what changes, for ever: how many Pods run, and where the service answers."""
+    """Prints what changes: how many Pods run, and where the service answers. Never returns."""
     began, said = time.monotonic(), None
     while True:
         alive()

@@ -1,6 +1,6 @@
-"""What GKE's TPU webhook does to a Pod that asks for chips: the real one where $PODSLICE_WEBHOOK names it, else ours.
+"""What GKE's TPU webhook does to a Pod that asks for chips: the real one if $PODSLICE_WEBHOOK names it, else ours.
 
-Ours is held against what the real one (ai-on-gke/kuberay-tpu-webhook ef658db) made of the catalog: ../recorded.
+Ours is compared with what the real one (ai-on-gke/kuberay-tpu-webhook ef658db) made of the catalog: ../recorded.
 """
 
 import base64
@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.plane import ControlPlane
+    from tests.kubernetes.harness.plane import ControlPlane
 
 Object = dict[str, Any]
 CHIPS = "google.com/tpu"
@@ -25,11 +25,11 @@ NAME_LIMIT = 50  # of a Service's name, by KubeRay
 
 
 class Refused(Exception):
-    """Why the webhook does not admit an object."""
+    """The webhook does not admit an object; the message says why."""
 
 
 class Webhook:
-    """Listens on a free port, and tells the plane's API server to ask it."""
+    """Listens on a free port and registers itself with the plane's API server."""
 
     def __init__(self, plane: "ControlPlane") -> None:
         self._plane = plane
@@ -37,7 +37,7 @@ class Webhook:
         self._indices = PodIndices()
 
     def start(self) -> None:
-        from harness.plane import free_port, make_certificate
+        from tests.kubernetes.harness.plane import free_port, make_certificate
 
         pki = self._plane.pki
         make_certificate(pki, "webhook", names=["localhost"], addresses=["127.0.0.1"])
@@ -123,7 +123,7 @@ class Webhook:
 
 
 class PodIndices:
-    """Which replica and host a Pod is. KubeRay says so in labels from 1.6 on; before that the webhook counts Pods."""
+    """The replica and host index of a Pod. KubeRay sets them as labels from 1.6 on; before, the webhook counts Pods."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,7 +142,7 @@ class PodIndices:
 
 
 def mutate(pod: Object, indices: PodIndices) -> Object:
-    """The Pod as it is admitted: names, addresses and neighbours of a TPU host; a Pod without chips as it came."""
+    """The Pod as admitted, with a TPU host's name, address and peers; a Pod without chips is unchanged."""
     if not chips(pod["spec"]):
         return pod
     pod = copy.deepcopy(pod)
@@ -174,7 +174,7 @@ def mutate(pod: Object, indices: PodIndices) -> Object:
 
 
 def validate(cluster: Object) -> None:
-    """Raises Refused where a group's numOfHosts is not what its topology and chips need."""
+    """Raises Refused if a group's numOfHosts does not match its topology and chips."""
     for group in cluster["spec"].get("workerGroupSpecs", ()):
         spec = group["template"]["spec"]
         if chips(spec) and group.get("numOfHosts", 1) != hosts_of(spec):
@@ -182,12 +182,12 @@ def validate(cluster: Object) -> None:
 
 
 def chips(spec: Object) -> int:
-    """The chips that a Pod asks for."""
+    """Number of chips that a Pod requests."""
     return sum(_limit(container) for container in spec["containers"])
 
 
 def hosts_of(spec: Object) -> int:
-    """Hosts of the slice that a TPU Pod is part of. Raises Refused where no topology says it."""
+    """Number of hosts in the slice of a TPU Pod. Raises Refused if it selects no topology."""
     topology = spec.get("nodeSelector", {}).get(TOPOLOGY)
     if not topology:
         raise Refused(f"a Ray Pod that asks for chips has no nodeSelector {TOPOLOGY}")
@@ -195,7 +195,7 @@ def hosts_of(spec: Object) -> int:
 
 
 def one_node_pool(cluster: str, label: str, value: str) -> Object:
-    """Affinity that gives one replica's hosts a node pool to themselves."""
+    """Affinity that keeps one replica's hosts alone on one node pool."""
 
     def term(*expressions: Object, **more: Any) -> Object:
         return {"labelSelector": {"matchExpressions": list(expressions)}, "topologyKey": NODE_POOL} | more

@@ -1,4 +1,4 @@
-"""One container of a Pod: starts it, asks its probes, starts it again as the restart policy says, ends it."""
+"""Runs one container of a Pod: start, probes, restarts by the restart policy, stop."""
 
 import asyncio
 import contextlib
@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from harness.async_api import ApiError
-from harness.kubelet import machine
-from harness.kubelet.environment import NotYet, environment, expand
-from harness.kubelet.probes import CLOCK, Probe, http_get
-from harness.kubelet.sandbox import Process
+
+from tests.kubernetes.harness.async_api import ApiError
+from tests.kubernetes.harness.kubelet import machine
+from tests.kubernetes.harness.kubelet.environment import NotYet, environment, expand
+from tests.kubernetes.harness.kubelet.probes import CLOCK, Probe, http_get
+from tests.kubernetes.harness.kubelet.sandbox import Process
 
 if TYPE_CHECKING:
-    from harness.kubelet.pod import Pod
+    from tests.kubernetes.harness.kubelet.pod import Pod
 
 RETRY_S = 2
 HOLD_S = 20
-"""For so long, or until it is ready, a container that starts keeps others from starting."""
+"""A starting container keeps others from starting until it is ready, or for at most this long."""
 BACK_OFF_S = (0, 10, 20, 40, 80, 160, 300)
-"""Before each further start of a container that keeps ending, as a kubelet has it."""
+"""Delay before each restart of a container that keeps exiting, as in a real kubelet."""
 NO_REGISTRY = ".invalid/"
-"""Images from hosts of that top-level domain cannot be pulled here either. There are no others: see sandbox.py."""
+"""Images from hosts in this top-level domain fail to pull. All other image names are accepted and ignored."""
 
 
 def now() -> str:
@@ -51,7 +52,7 @@ class Container:
 
     @property
     def over(self) -> bool:
-        """It has ended and will not be started again."""
+        """Whether it has exited and will not be restarted."""
         return self.code is not None and not self._again
 
     @property
@@ -63,7 +64,7 @@ class Container:
         return self.pod.logs / f"{self.name}.{start}.log"
 
     async def run(self) -> None:
-        """To its end, or for ever."""
+        """Runs the container and its restarts; returns when it will not be started again."""
         while True:
             env = await self._environment()
             async with asyncio.TaskGroup() as group:
@@ -81,7 +82,7 @@ class Container:
             await self._back_off()
 
     async def _environment(self) -> dict[str, str]:
-        """Waits for what it refers to, as long as it takes."""
+        """Its environment. Waits until every ConfigMap and Secret that it refers to exists."""
         while True:
             try:
                 if NO_REGISTRY in self.spec["image"]:
@@ -93,7 +94,7 @@ class Container:
             await asyncio.sleep(RETRY_S)
 
     async def _start_in_turn(self, env: dict[str, str], started: asyncio.Event) -> None:
-        """`ray start` has deadlines, and cores are few: the next one waits until this one has had its time."""
+        """Starts containers in turn: on few cores, many at once would miss the deadlines of `ray start`."""
         if self._init:  # they take turns as a whole: see Pod
             await self._start(env)
             started.set()
@@ -122,7 +123,7 @@ class Container:
         self.pod.changed()
 
     async def stop(self, kill_at: "KillAt") -> None:
-        """SIGTERM, after its preStop hook, and SIGKILL when the time is over."""
+        """Runs the preStop hook, sends SIGTERM, and SIGKILL when the grace period is over."""
         self._stopping = True
         if not self.running:
             return
@@ -219,7 +220,7 @@ class Container:
                 self.pod.changed()
 
     async def _restart(self, kind: str, probe: Probe) -> None:
-        """Ends it; `run` starts it again."""
+        """Stops it; `run` starts it again."""
         self._unhealthy(kind, probe)
         self.pod.event("Normal", "Killing", f"Container {self.name} failed {kind.lower()} probe, will be restarted")
         process = self.process
@@ -252,7 +253,7 @@ class Container:
 
 
 class KillAt:
-    """When the patience with a Pod that is to end is over. A second, more hasty request brings it forward."""
+    """The time at which a terminating Pod is killed. A second deletion with a shorter grace period moves it forward."""
 
     def __init__(self) -> None:
         self.time = float("inf")

@@ -6,27 +6,28 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING
 from typing import Any
 
-from harness.async_api import Api, ApiError
-from harness.kubelet import machine
-from harness.namespace import NODE_ADDRESS
 from kubernetes.utils.quantity import parse_quantity
+
+from tests.kubernetes.harness.async_api import Api, ApiError
+from tests.kubernetes.harness.kubelet import machine
+from tests.kubernetes.harness.namespace import NODE_ADDRESS
 
 Object = Mapping[str, Any]
 
 
 class NotYet(Exception):
-    """Something that the Pod refers to is not there. A kubelet waits for it."""
+    """An object that the Pod refers to does not exist yet. A kubelet waits for it."""
 
 
 class Sources:
-    """What a Pod's variables and files can be made of."""
+    """Resolves the ConfigMaps, Secrets, tokens and Pod fields that variables and files refer to."""
 
     def __init__(self, api: Api, pod: Object, node: Object, ip: str):
         self._api, self.pod, self.node, self._ip = api, pod, node, ip
         self.namespace = pod["metadata"]["namespace"]
 
     async def secret(self, name: str, optional: bool = False) -> dict[str, bytes] | None:
-        """None: it is not there, and need not be. Raises NotYet."""
+        """None if it does not exist and is optional. Raises NotYet if it is required."""
         found = await self._object("secret", name, optional)
         return found and {key: base64.b64decode(value) for key, value in found.get("data", {}).items()}
 
@@ -35,7 +36,7 @@ class Sources:
         return found and {key: value.encode() for key, value in found.get("data", {}).items()}
 
     async def token(self, audience: str | None) -> str:
-        """For the Pod's service account."""
+        """A token of the Pod's service account."""
         account = self.pod["spec"].get("serviceAccountName", "default")
         spec: dict[str, Any] = {"expirationSeconds": 24 * 3600}
         if audience:
@@ -45,7 +46,7 @@ class Sources:
         return (await self._api.post(path, request))["status"]["token"]
 
     def field(self, path: str) -> str:
-        """The downward API's fields."""
+        """The value of a downward API field."""
         meta, spec = self.pod["metadata"], self.pod["spec"]
         if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.*)'\]", path):
             return meta.get(match[1], {}).get(match[2], "")
@@ -65,7 +66,7 @@ class Sources:
         return known[path]
 
     def amount(self, container: Object, reference: Object) -> str:
-        """Of a resource, in the divisor's unit, rounded up; the node's where the container has no limit."""
+        """A resource's limit in units of the divisor, rounded up; without a limit, the node's capacity."""
         bound, _, resource = reference["resource"].partition(".")
         if wanted := reference.get("containerName"):
             spec = self.pod["spec"]
@@ -88,7 +89,7 @@ class Sources:
 
 
 async def environment(sources: Sources, container: Object) -> dict[str, str]:
-    """Raises NotYet, in a kubelet's words, while something is missing."""
+    """The container's variables. Raises NotYet, with a kubelet's message, while a referenced object is missing."""
     pod = sources.pod
     chips = int(container.get("resources", {}).get("limits", {}).get(machine.TPU, "0"))
     given = machine.image() | machine.patience()

@@ -1,4 +1,4 @@
-"""The kubelet of every Node in the test cluster: sees to the Pods that the scheduler puts there."""
+"""The kubelet of every Node in the test cluster: runs the Pods that the scheduler places."""
 
 import asyncio
 import itertools
@@ -10,26 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from harness.async_api import Api, ApiError, gone_is_fine
-from harness.kubelet.container import now
-from harness.kubelet.pod import Pod
-from harness.namespace import NETWORK, NODE_ADDRESS
+
+from tests.kubernetes.harness.async_api import Api, ApiError, gone_is_fine
+from tests.kubernetes.harness.kubelet.container import now
+from tests.kubernetes.harness.kubelet.pod import Pod
+from tests.kubernetes.harness.namespace import NETWORK, NODE_ADDRESS
 
 STARTING_AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 WAITING_AT_ONCE = 3
-"""Pods that run their init containers."""
+"""How many Pods may run their init containers at the same time."""
 VERSION = "v1.36.3"
 
 
 class Kubelet:
-    """One for all Nodes, for they are all this machine.
+    """One kubelet for all Nodes, since they are all this machine.
 
-    A Node that somebody makes gets a status that says it is ready; one that is deleted takes its Pods with it, as a
-    machine does that is switched off.
+    A new Node is reported ready. When a Node is deleted, its Pods vanish with it, as if the machine had been
+    switched off.
     """
 
     def __init__(self, api: Api, folder: Path, port: int):
-        """`port`: of the HTTPS server, which the API server is told of."""
+        """`port`: where the HTTPS server listens; reported to the API server."""
         self.api, self.folder, self._port = api, folder, port
         self.nodes: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, Pod] = {}
@@ -44,14 +45,14 @@ class Kubelet:
         self._events = itertools.count()
 
     async def run(self) -> None:
-        """For ever."""
+        """Watches Nodes and Pods. Never returns."""
         await asyncio.gather(
             self.api.watch("/api/v1/nodes", self._see_nodes),
             self.api.watch("/api/v1/pods", self._see_pods),
         )
 
     async def stop(self) -> None:
-        """Ends all processes. The API server is not told."""
+        """Stops all processes, without reporting it to the API server."""
         self.nodes.clear()
         for pod in list(self.pods.values()):
             pod.vanish()

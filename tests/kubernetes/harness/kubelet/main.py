@@ -1,6 +1,8 @@
-"""python -m harness.kubelet.main KUBECONFIG FOLDER: kubelet and network of the test cluster, until SIGTERM.
+"""The kubelet and the network of the test cluster, until SIGTERM.
 
-Run it where harness.namespace has made the bridge. Prints a line when it is up. FOLDER keeps the Pods' logs.
+    python -m tests.kubernetes.harness.kubelet.main KUBECONFIG FOLDER
+
+Run it where harness/namespace.py has made the bridge. Prints a line when it is up. FOLDER keeps the Pods' logs.
 """
 
 import asyncio
@@ -9,13 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.async_api import Api
-from harness.kubelet.kubelet import Kubelet
-from harness.kubelet.server import Server
-from harness.namespace import NODE_ADDRESS
-from harness.net.cluster_ips import ClusterIPs
-from harness.net.dns import NameServer
-from harness.net.services import Services
+from tests.kubernetes.harness.async_api import Api
+from tests.kubernetes.harness.kubelet.kubelet import Kubelet
+from tests.kubernetes.harness.kubelet.server import Server
+from tests.kubernetes.harness.namespace import NODE_ADDRESS
+from tests.kubernetes.harness.net.cluster_ips import ClusterIPs
+from tests.kubernetes.harness.net.dns import NameServer
+from tests.kubernetes.harness.net.services import Services
 
 PORT = 10250
 

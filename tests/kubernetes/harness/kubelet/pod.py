@@ -1,19 +1,20 @@
-"""One Pod, from the moment the scheduler has put it on a Node until nothing of it is left."""
+"""One Pod, from its placement on a Node until all of it is cleaned up."""
 
 import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from harness.async_api import ApiError, gone_is_fine
-from harness.kubelet.container import RETRY_S, Container, KillAt, now
-from harness.kubelet.environment import NotYet, Sources
-from harness.kubelet.sandbox import Sandbox
-from harness.kubelet.volumes import Volumes
-from harness.namespace import NODE_ADDRESS
+
+from tests.kubernetes.harness.async_api import ApiError, gone_is_fine
+from tests.kubernetes.harness.kubelet.container import RETRY_S, Container, KillAt, now
+from tests.kubernetes.harness.kubelet.environment import NotYet, Sources
+from tests.kubernetes.harness.kubelet.sandbox import Sandbox
+from tests.kubernetes.harness.kubelet.volumes import Volumes
+from tests.kubernetes.harness.namespace import NODE_ADDRESS
 
 if TYPE_CHECKING:
-    from harness.kubelet.kubelet import Kubelet
+    from tests.kubernetes.harness.kubelet.kubelet import Kubelet
 
 
 class Pod:
@@ -41,30 +42,30 @@ class Pod:
         self._changed = asyncio.Event()
 
     def container(self, name: str | None) -> Container | None:
-        """By its name; None: the first."""
+        """The container of this name; None means the first."""
         return next((one for one in (*self.mains, *self.inits) if name in (None, "", one.name)), None)
 
     def changed(self) -> None:
-        """Its status is to be reported."""
+        """Requests a report of its status."""
         self._changed.set()
 
     def end(self, grace_s: float) -> None:
-        """Somebody has deleted it."""
+        """Terminates it: it has been deleted."""
         self._kill_at.no_later_than(grace_s)
         self._ending.set()
 
     def vanish(self) -> None:
-        """Its machine is gone: no goodbye, and nobody left to report."""
+        """Kills it without a grace period or a report, as when its machine is lost."""
         self.vanished = True
         self.end(0)
 
     def event(self, kind: str, reason: str, message: str) -> None:
-        """An Event about it, Normal or Warning."""
+        """Records an Event about it, of type Normal or Warning."""
         self._kubelet.say(self, f"{reason}: {message}")
         self._kubelet.event(self, kind, reason, message)
 
     async def run(self) -> None:
-        """Returns when nothing of it is left."""
+        """Runs it; returns when it is cleaned up."""
         reporting = asyncio.create_task(self._report_changes())
         living = asyncio.create_task(self._live())
         ending = asyncio.create_task(self._ending.wait())

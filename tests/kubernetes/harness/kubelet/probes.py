@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
-from harness.kubelet.sandbox import Process
+
+from tests.kubernetes.harness.kubelet.sandbox import Process
 
 CLOCK = 4
-"""A probe may take that many times its timeout: the manifest's own is meant for machines of many cores."""
+"""Factor on the probes' timeouts, which are meant for machines with more cores."""
 Object = Mapping[str, Any]
 
 
 class Probe:
-    """One probe and its count."""
+    """One probe with its thresholds."""
 
     def __init__(self, spec: Object, container: Object, process: Process, ip: str):
         self._spec, self._container, self._process, self._ip = spec, container, process, ip
@@ -22,7 +23,7 @@ class Probe:
         self.said = ""
 
     async def verdicts(self) -> AsyncIterator[bool]:
-        """Asks for ever; tells each time that as many answers in a row as its threshold says were good, or bad."""
+        """Probes for ever; yields True or False whenever the success or failure threshold is reached."""
         await asyncio.sleep(self._spec.get("initialDelaySeconds", 0))
         while True:
             good, self.said = await self._ask()
@@ -53,7 +54,7 @@ class Probe:
 
 
 async def http_get(action: Object, container: Object, ip: str) -> tuple[bool, str]:
-    """As a probe's and a lifecycle hook's httpGet has it."""
+    """Makes the request of an httpGet in a probe or a lifecycle hook."""
     url = f"http://{action.get('host') or ip}:{port_number(action['port'], container)}{action.get('path', '/')}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders", ())}
     async with aiohttp.ClientSession() as http, http.get(url, headers=headers) as answer:

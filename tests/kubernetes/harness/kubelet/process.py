@@ -1,4 +1,4 @@
-"""The kubelet as a process of its own, beside the tests."""
+"""Runs the kubelet as a separate process beside the tests."""
 
 import os
 import signal
@@ -6,20 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.kubelet.machine import ROOT
+from tests.kubernetes.harness.kubelet.machine import ROOT
 
 STOP_S = 60
 
 
 class KubeletProcess:
-    """Kubelet and network of one control plane. There can be one in a network namespace.
+    """Kubelet and network of one control plane; at most one per network namespace.
 
     with KubeletProcess(plane.kubeconfig, folder):
         ...
     """
 
     def __init__(self, kubeconfig: Path, folder: Path):
-        """`folder`: for the Pods' logs and its own, kubelet.log."""
+        """`folder`: receives the Pods' logs and the kubelet's own, kubelet.log."""
         self._kubeconfig, self.folder = kubeconfig, folder
 
     def __enter__(self) -> "KubeletProcess":
@@ -27,7 +27,7 @@ class KubeletProcess:
         log = self.folder / "kubelet.log"
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "harness.kubelet.main", str(self._kubeconfig), str(self.folder)],
+                [sys.executable, "-m", f"{__package__}.main", str(self._kubeconfig), str(self.folder)],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

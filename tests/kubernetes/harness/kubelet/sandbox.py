@@ -1,7 +1,7 @@
 """A Pod as Linux namespaces: one network for it all, a process tree and a copy-on-write file system for each container.
 
-There are no images. A container sees this machine's files, and what it writes is its own and gone with it; /tmp, /run,
-/dev/shm and its home are empty when it starts.
+There are no images. A container sees this machine's files; what it writes is private to it and discarded when it ends.
+/tmp, /run, /dev/shm and its home directory are empty when it starts.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.namespace import BRIDGE, NODE_ADDRESS
+from tests.kubernetes.harness.namespace import BRIDGE, NODE_ADDRESS
 
 HOME = "/home/ray"
 # An overlay's upper folder must lie on another file system than its lower one: hence a tmpfs for each container. Mount
@@ -77,7 +77,7 @@ class Process:
         return self._outer.returncode is None
 
     async def wait(self) -> int:
-        """Exit code, as a container's: 137 for a SIGKILL."""
+        """The exit code as a container runtime reports it: 137 after SIGKILL."""
         code = await self._outer.wait()
         if self._killed:  # unshare cannot end as its child did, and says 1
             return 128 + signal.SIGKILL
@@ -85,13 +85,13 @@ class Process:
 
     @property
     def first(self) -> int | None:
-        """Process 1 of the container, as its number is here. None: not there yet, or any more."""
+        """The host's pid of the container's process 1; None before it starts and after it has ended."""
         with contextlib.suppress(OSError, IndexError):
             return int(Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text().split()[0])
         return None
 
     def signal(self, number: int) -> None:
-        """To process 1. As in any container it hears only what it has a handler for, and SIGKILL."""
+        """Signals process 1, which as in any container receives only signals that it handles, and SIGKILL."""
         self._killed |= number == signal.SIGKILL and self.alive
         with contextlib.suppress(ProcessLookupError):
             if (first := self.first) is not None:
@@ -100,14 +100,14 @@ class Process:
                 self._outer.kill()  # still preparing its mounts
 
     async def start(self, command: Sequence[str], **streams: int) -> asyncio.subprocess.Process:
-        """Another process in the container. Raises ProcessLookupError where that has ended."""
+        """Starts another process in the container. Raises ProcessLookupError if the container has ended."""
         if (first := self.first) is None:
             raise ProcessLookupError("the container is not running")
         inside = ("nsenter", "--target", str(first), "--all", "--root", "--wd", "--")
         return await asyncio.create_subprocess_exec(*inside, *command, env=self.env, start_new_session=True, **streams)
 
     async def run(self, command: Sequence[str], timeout_s: float) -> Exec:
-        """Like `start`, to its end."""
+        """Like `start`, but waits for the process to end."""
         try:
             process = await self.start(
                 command,
@@ -129,7 +129,7 @@ class Process:
 
 
 class Sandbox:
-    """The Pod's network and host name, held by a process that sleeps."""
+    """The Pod's network namespace and host name, kept alive by a sleeping process."""
 
     def __init__(self, folder: Path, ip: str):
         self.folder, self.ip = folder, ip
@@ -137,7 +137,7 @@ class Sandbox:
         self._pause: asyncio.subprocess.Process | None = None
 
     async def make(self, hostname: str, domain: str | None, namespace: str) -> None:
-        """`domain`: of a Pod with a subdomain, all that follows its host name."""
+        """`domain`: of a Pod with a subdomain, what follows the host name in its FQDN."""
         self.folder.mkdir(parents=True)
         names = f"{hostname}.{domain} {hostname}" if domain else hostname
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{self.ip} {names}\n")
@@ -169,7 +169,7 @@ class Sandbox:
         working_folder: str,
         log: Path,
     ) -> Process:
-        """A container. `name` is new each time."""
+        """Starts a container. `name` must be unused, also for restarts."""
         layer = self.folder / name
         layer.mkdir()
         lines = (f"{'ro' if one.read_only else 'rw'} {one.source} {one.target}\n" for one in mounts)
@@ -195,7 +195,7 @@ class Sandbox:
 
 
 def _kill_all_in(pid: int) -> None:
-    """Whatever is in the network of that process, itself too: also what has just been started."""
+    """Kills every process in the network namespace of that process, itself included."""
     network = os.readlink(f"/proc/{pid}/ns/net")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

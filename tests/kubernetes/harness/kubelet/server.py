@@ -1,6 +1,6 @@
 """The kubelet's HTTPS port: what the API server asks it for `kubectl logs`, `exec` and `port-forward`.
 
-It asks nobody who they are: the network that it listens on is the test's own.
+Callers are not authenticated: only the test is on the network that it listens on.
 """
 
 import asyncio
@@ -14,14 +14,15 @@ from collections import deque
 from pathlib import Path
 
 from aiohttp import WSMsgType, web
-from harness.kubelet.container import Container
-from harness.kubelet.kubelet import Kubelet
-from harness.kubelet.pod import Pod
-from harness.kubelet.spdy import Session, Stream
+
+from tests.kubernetes.harness.kubelet.container import Container
+from tests.kubernetes.harness.kubelet.kubelet import Kubelet
+from tests.kubernetes.harness.kubelet.pod import Pod
+from tests.kubernetes.harness.kubelet.spdy import Session, Stream
 
 EXEC_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 PORT_FORWARD_PROTOCOL = "SPDY/3.1+portforward.k8s.io"
-"""kubectl's. The subprotocol's name is the tunnel's: inside it speaks SPDY."""
+"""The WebSocket subprotocol by which kubectl tunnels SPDY."""
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
 CHUNK = 65536
 
@@ -133,7 +134,7 @@ class Server:
 
 
 async def _forward(pod: Pod, stream: Stream, errors: Stream) -> None:
-    """One connection to a port of the Pod."""
+    """Forwards one connection to a port of the Pod."""
     port = int(stream.headers["port"])
     try:
         reader, writer = await asyncio.open_connection(pod.ip, port)
@@ -175,7 +176,7 @@ async def _terminal_output(socket: web.WebSocketResponse, terminal: int) -> None
 
 
 async def _input(socket: web.WebSocketResponse, process: asyncio.subprocess.Process, terminal: int | None) -> None:
-    """Until the client has left, or has nothing more to say."""
+    """Passes on the client's input until it closes stdin or disconnects."""
     async for message in socket:
         if message.type != WSMsgType.BINARY or not message.data:
             continue
@@ -193,7 +194,7 @@ async def _input(socket: web.WebSocketResponse, process: asyncio.subprocess.Proc
 
 
 async def _say_how_it_ended(socket: web.WebSocketResponse, code: int | None, message: str) -> None:
-    """`code` None: it never ran."""
+    """Reports the exit code; None means that the command never ran."""
     status: dict[str, object] = {"metadata": {}, "status": "Success"}
     if code is None:
         status |= {"status": "Failure", "reason": "InternalError", "message": message, "code": 500}

@@ -40,7 +40,7 @@ DICTIONARY = b"".join(_text(word.replace("_", " ")) for word in _WORDS.split()) 
 
 @dataclass
 class Stream:
-    """One that the client has opened."""
+    """A stream that the client has opened."""
 
     number: int
     headers: dict[str, str]
@@ -48,7 +48,7 @@ class Stream:
     _received: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Until the client has said all."""
+        """Yields data until the client closes its side of the stream."""
         while data := await self._received.get():
             yield data
 
@@ -60,9 +60,9 @@ class Stream:
 
 
 class Session:
-    """The server's end of a connection.
+    """The server's side of a connection.
 
-    The peer's flow control is not waited for: kubectl takes what comes.
+    Ignores the peer's flow-control windows: kubectl reads whatever it is sent.
     """
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]], opened: Callable[[Stream], None]):
@@ -73,7 +73,7 @@ class Session:
         self._deflate = zlib.compressobj(zdict=DICTIONARY)
 
     async def receive(self, data: bytes) -> None:
-        """Bytes as they come, whole frames or not."""
+        """Takes received bytes, which need not end at a frame boundary."""
         self._buffer += data
         while len(self._buffer) >= 8:
             first, second = struct.unpack(">II", self._buffer[:8])
@@ -84,7 +84,7 @@ class Session:
             await self._frame(first, second >> 24, body)
 
     def close(self) -> None:
-        """The connection is gone: no stream will say more."""
+        """Ends all streams: the connection is closed."""
         for stream in self._streams.values():
             stream._received.put_nowait(b"")
 

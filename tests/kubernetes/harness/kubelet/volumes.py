@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.kubelet.environment import NotYet, Sources
-from harness.kubelet.sandbox import Mount
 from kubernetes.utils.quantity import parse_quantity
+
+from tests.kubernetes.harness.kubelet.environment import NotYet, Sources
+from tests.kubernetes.harness.kubelet.sandbox import Mount
 
 Object = Mapping[str, Any]
 GCSFUSE = "gcsfuse.csi.storage.gke.io"
@@ -15,11 +16,11 @@ GCSFUSE = "gcsfuse.csi.storage.gke.io"
 
 class Volumes:
     def __init__(self, sources: Sources, folder: Path, buckets: Path):
-        """`buckets`: where the folders lie that stand in for buckets; all Pods see the same."""
+        """`buckets`: parent of the folders that stand in for buckets, shared by all Pods."""
         self._sources, self._folder, self._buckets = sources, folder, buckets
 
     async def make(self) -> None:
-        """Raises NotYet while something that one of them refers to is missing."""
+        """Makes the Pod's volumes. Raises NotYet while an object that one of them refers to is missing."""
         for volume in self._sources.pod["spec"].get("volumes", ()):
             await self._one(volume, self._folder / volume["name"])
 

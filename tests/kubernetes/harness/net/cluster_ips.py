@@ -1,4 +1,4 @@
-"""ClusterIPs: each connection goes to a Ready endpoint, picked at random, as kube-proxy has it."""
+"""ClusterIPs: each connection goes to a random Ready endpoint, as with kube-proxy."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 
-from harness.net.services import Services
+from tests.kubernetes.harness.net.services import Services
 
 CONNECT_S = 10
 Address = tuple[str, int]
@@ -16,10 +16,10 @@ Target = tuple[str, str, str]
 
 
 class ClusterIPs:
-    """Listens on each Service's address, which it gives to this machine's loopback.
+    """Adds each Service's address to the loopback interface and listens on it.
 
-    Where no endpoint is Ready, or nothing listens at the one that was picked, the client's connection is reset. With
-    kube-proxy it would be refused: for the client it fails either way, at once.
+    If no endpoint is Ready, or nothing listens at the chosen one, the client's connection is reset. kube-proxy would
+    refuse it; either way the client fails at once.
     """
 
     def __init__(self, services: Services):
@@ -34,7 +34,7 @@ class ClusterIPs:
         self._changed.set()
 
     async def follow(self) -> None:
-        """For ever."""
+        """Keeps the listeners in step with the Services. Never returns."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -93,7 +93,7 @@ class ClusterIPs:
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Close without a goodbye: the other end sees a connection reset."""
+    """Closes the connection with a TCP reset."""
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
     writer.transport.abort()
@@ -105,7 +105,7 @@ async def join(
     there_reader: asyncio.StreamReader,
     there_writer: asyncio.StreamWriter,
 ) -> None:
-    """Carry bytes both ways until both ends have said all; where one end breaks, so does the other."""
+    """Copies bytes in both directions until both sides have closed; if one is reset, so is the other."""
 
     async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(65536):

@@ -5,7 +5,7 @@ import contextlib
 import socket
 import struct
 
-from harness.net.services import Services
+from tests.kubernetes.harness.net.services import Services
 
 DOMAIN = ["svc", "cluster", "local"]
 A, ANY = 1, 255
@@ -14,7 +14,7 @@ TTL_S = 1
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers over UDP. Names outside the cluster do not exist: there is no way there."""
+    """Answers over UDP. Names outside the cluster do not resolve, since they could not be reached."""
 
     def __init__(self, services: Services):
         self._services = services
@@ -32,7 +32,7 @@ class NameServer(asyncio.DatagramProtocol):
             self._transport.sendto(self._answer(data), addr)
 
     def resolve(self, name: str) -> list[str] | None:
-        """Addresses; None: there is no such name."""
+        """Its addresses; None if the name does not exist."""
         parts = name.rstrip(".").lower().split(".")
         if parts[-3:] != DOMAIN or len(parts) not in (5, 6):
             return None

@@ -1,11 +1,11 @@
-"""The cluster's Services and who stands behind them, as the real EndpointSlices say."""
+"""The cluster's Services and their endpoints, from the real EndpointSlices."""
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.async_api import Api, See
+from tests.kubernetes.harness.async_api import Api, See
 
 Key = tuple[str, str]
 
@@ -15,14 +15,14 @@ class Endpoint:
     ip: str
     hostname: str | None
     ports: dict[str, int]
-    """By the name of the Service's port; the empty name where it has one port without."""
+    """Keyed by the Service port's name, which is empty for a single unnamed port."""
     ready: bool
     serving: bool
-    """It would be ready, were it not ending."""
+    """EndpointSlice's `serving`: ready, even if terminating."""
 
 
 class Services:
-    """Watches, and answers from what was last seen."""
+    """Watches Services and EndpointSlices, and answers from the latest state."""
 
     def __init__(self, api: Api):
         self._api = api
@@ -30,14 +30,14 @@ class Services:
         self._slices: dict[Key, dict[str, Any]] = {}
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Calls `changed` whenever a Service has changed; for ever."""
+        """Calls `changed` after each change of a Service. Never returns."""
         await asyncio.gather(
             self._api.watch("/api/v1/services", self._into(self.services, changed)),
             self._api.watch("/apis/discovery.k8s.io/v1/endpointslices", self._into(self._slices, lambda: None)),
         )
 
     def cluster_ip(self, namespace: str, name: str) -> str | None:
-        """None: there is none such, or it is headless."""
+        """The Service's address; None if it does not exist or is headless."""
         ip = self.services.get((namespace, name), {}).get("spec", {}).get("clusterIP")
         return None if ip in ("", "None") else ip
 
