@@ -11,8 +11,8 @@ INPUT has a JSON object in each line, in OpenAI's terms (any field of /v1/comple
     {"prompt": [1, 15043, 29892]}
     {"messages": [{"role": "user", "content": "Hello"}], "n": 2, "stop": ["\\n"]}
 
-OUTPUT has a line for each line of INPUT, in its order; `index` counts from 0. With n or logprobs, `choices` is OpenAI's
-list instead of `text` and `finish_reason`:
+OUTPUT has a line for each line of INPUT, in its order; `index` counts from 0. With n, logprobs, reasoning or tool
+calls, `choices` is OpenAI's list instead of `text` and `finish_reason`:
 
     {"index": 0, "id": "q1", "text": " Seven.", "finish_reason": "stop", "usage": {"prompt_tokens": 8, ...}}
     {"index": 1, "choices": [{"index": 0, ...}, {"index": 1, ...}], "usage": {...}}
@@ -51,7 +51,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from apps.batch.generation.lines import InputFile, missing, scan
-from apps.batch.generation.parts import Parts, Refused, folder_of, held
+from apps.batch.generation.parts import OutputRefused, Parts, folder_of, held
 from apps.batch.generation.progress import shown
 from apps.batch.generation.requests import BadLine, Defaults, read
 from apps.batch.generation.source import language_model
@@ -130,7 +130,7 @@ def main(
             parts = Parts.open(fs, output, source.lines, run, overwrite)
             _run(parts, source, config, defaults, replicas or max(1, config.min_replicas), address, console)
             status = _finish(parts, output_url)
-    except (Refused, Busy) as error:
+    except (OutputRefused, Busy) as error:
         _fail(f"{output_url}: {error}" if isinstance(error, Busy) else str(error))
     except OSError as error:
         log.error("%s cannot be written: %s. Answers saved so far are safe; %s", output_url, error, GO_ON)

@@ -81,7 +81,7 @@ def _prepare(
     from pydantic import TypeAdapter, ValidationError
 
     from apps.batch.preparation import PrepareArguments, prepare
-    from apps.batch.preparation.output import Refused
+    from apps.batch.preparation.output import PreparationRefused
     from apps.llm.engine.model.checkpoint import CheckpointError
     from apps.serving.files import Busy
     from ray_configs.tpu import SliceField
@@ -91,7 +91,7 @@ def _prepare(
         summary = prepare(PrepareArguments(model, output, dtype.value, quantize_weights.value, parsed, tensor_parallel))
     except ValidationError as error:
         _end(f"--slice: {error.errors()[0]['msg'].removeprefix('Value error, ')}", WRONG)
-    except (Refused, ImportError) as error:  # of ImportError: a URL whose package is absent
+    except (PreparationRefused, ImportError) as error:  # of ImportError: a URL whose package is absent
         _end(str(error), WRONG)
     except (CheckpointError, Busy) as error:
         _end(str(error), FAILED)

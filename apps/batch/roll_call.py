@@ -15,7 +15,7 @@ READ_S = 5.0
 ALL_HERE = "all here"
 
 
-class Absent(RuntimeError):
+class HostsAbsent(RuntimeError):
     """Not all hosts came up in time, or two claim the same rank."""
 
 
@@ -28,7 +28,7 @@ def take(names: Sequence[str], own: int, port: int, timeout_s: float) -> None:
         port: where host 0 listens until then; free again afterwards.
 
     Raises:
-        Absent: after `timeout_s`, on every host that has come; it names the others.
+        HostsAbsent: after `timeout_s`, on every host that has come; it names the others.
     """
     deadline = time.monotonic() + timeout_s
     if own == 0:
@@ -51,16 +51,18 @@ def _lead(names: Sequence[str], port: int, deadline: float, timeout_s: float) ->
                     said = f"two hosts say that they are host {rank} ({names[rank]}): see TPU_WORKER_ID"
                     _tell([*came.values(), caller], said)
                     caller.close()
-                    raise Absent(said)
+                    raise HostsAbsent(said)
                 else:
                     came[rank] = caller
         missing = [f"{rank} ({name})" for rank, name in enumerate(names) if rank and rank not in came]
         said = f"not all hosts came within {timeout_s:g} s; missing: {', '.join(missing)}" if missing else ALL_HERE
         _tell(came.values(), said)
         if missing:
-            raise Absent(said)
+            raise HostsAbsent(said)
     except OSError as error:
-        raise Absent(f"host 0 cannot listen on port {port}: {error.strerror}; choose another with --port") from error
+        raise HostsAbsent(
+            f"host 0 cannot listen on port {port}: {error.strerror}; choose another with --port"
+        ) from error
     finally:
         for caller in came.values():
             caller.close()
@@ -98,8 +100,8 @@ def _answer(leader: str, own: int, port: int, deadline: float, timeout_s: float)
             if said == ALL_HERE:
                 return
             if said:
-                raise Absent(said)
+                raise HostsAbsent(said)
             reason = "it hung up"
         if time.monotonic() + PAUSE_S > deadline:
-            raise Absent(f"host 0 ({leader}) could not be reached within {timeout_s:g} s: {reason}")
+            raise HostsAbsent(f"host 0 ({leader}) could not be reached within {timeout_s:g} s: {reason}")
         time.sleep(PAUSE_S)

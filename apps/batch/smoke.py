@@ -34,7 +34,7 @@ class Platform(StrEnum):
     any = "any"
 
 
-class Failure(RuntimeError):
+class SmokeFailed(RuntimeError):
     """What is wrong, in a sentence."""
 
 
@@ -110,10 +110,12 @@ def main(
         for line in _facts(hosts, devices):
             typer.echo(line)
         if expect is not None and len(devices) != expect:
-            raise Failure(f"there are {len(devices)} devices over {len(hosts.names)} hosts, not {expect} (--expect)")
+            raise SmokeFailed(
+                f"there are {len(devices)} devices over {len(hosts.names)} hosts, not {expect} (--expect)"
+            )
         with watch.over("the sum over all devices"):
             typer.echo(_sum(devices))
-    except Failure as error:
+    except SmokeFailed as error:
         _end(str(error), FAILED)
 
 
@@ -123,8 +125,8 @@ def _meet(hosts: Hosts, port: int, timeout: float, watch: Watch) -> None:
         return
     try:
         roll_call.take(hosts.names, hosts.own, port, timeout)
-    except roll_call.Absent as error:
-        raise Failure(str(error)) from error
+    except roll_call.HostsAbsent as error:
+        raise SmokeFailed(str(error)) from error
     from apps.llm.engine.parallel import distributed
 
     with watch.over("joining the hosts"):
@@ -139,15 +141,15 @@ def _devices(platform: Platform) -> list[Any]:
     try:
         devices = jax.devices()
     except RuntimeError as error:
-        raise Failure(f"JAX could not start: {str(error).strip().splitlines()[0]}") from error
+        raise SmokeFailed(f"JAX could not start: {str(error).strip().splitlines()[0]}") from error
     found = devices[0].platform
     if platform is Platform.tpu and found != "tpu":
-        raise Failure(
+        raise SmokeFailed(
             f"a TPU was asked for (--platform tpu), but JAX runs on {len(devices)} {found} devices: is google.com/tpu "
             "among the Pod's limits, libtpu installed, and the chips free?"
         )
     if platform is Platform.cpu and found != "cpu":
-        raise Failure(f"the CPU was asked for (--platform cpu), but JAX runs on {len(devices)} {found} devices")
+        raise SmokeFailed(f"the CPU was asked for (--platform cpu), but JAX runs on {len(devices)} {found} devices")
     return devices
 
 
@@ -162,7 +164,7 @@ def _facts(hosts: Hosts, devices: list[Any]) -> Iterator[str]:
     yield f"hosts: {hosts}"
     yield f"devices of this host: {jax.local_device_count()}"
     if jax.process_count() != len(hosts.names):
-        raise Failure(f"JAX has {jax.process_count()} processes where the slice has {len(hosts.names)} hosts")
+        raise SmokeFailed(f"JAX has {jax.process_count()} processes where the slice has {len(hosts.names)} hosts")
 
 
 def _sum(devices: list[Any]) -> str:
@@ -194,7 +196,9 @@ def _sum(devices: list[Any]) -> str:
     expected = count * (count + 1) / 2
     for shard in total.addressable_shards:
         if not (np.asarray(shard.data) == expected).all():
-            raise Failure(f"the sum over all devices is wrong on {shard.device}: it should be {expected:g} everywhere")
+            raise SmokeFailed(
+                f"the sum over all devices is wrong on {shard.device}: it should be {expected:g} everywhere"
+            )
     return f"sum over {count} devices, {SHARE * 4 / 2**20:g} MiB each: right, {min(seconds) * 1e3:.2f} ms"
 
 

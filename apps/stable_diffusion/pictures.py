@@ -14,7 +14,7 @@ import numpy as np
 
 from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
-from apps.stable_diffusion.engine.job import Finished, Job, Preview, Queued, Step
+from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, Queued, Step
 from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
@@ -141,14 +141,14 @@ class PictureModel:
             for index in range(wanted.n)
         ]
 
-    def submit(self, wanted: ImageRequest) -> Job:
+    def submit(self, wanted: ImageRequest) -> ImageJob:
         """Queues a job whose events this event loop reads. Raises RequestError, QueueFull or EngineStopped.
 
         Whoever leaves the job before its end calls its `abort()`.
         """
         return self.engine.submit(self.requests(wanted), wanted.previews, asyncio.get_running_loop())
 
-    async def news(self, job: Job) -> AsyncIterator[News]:
+    async def news(self, job: ImageJob) -> AsyncIterator[News]:
         """The job's events, with pictures as PNG. Raises what ended the job, if that wasn't its last picture."""
         loop = asyncio.get_running_loop()
         async for event in job:
@@ -162,7 +162,7 @@ class PictureModel:
                 case _:
                     yield event
 
-    async def draw(self, job: Job) -> list[FinishedImage]:
+    async def draw(self, job: ImageJob) -> list[FinishedImage]:
         """All pictures of a job, in the order of their seeds."""
         pictures = [news async for news in self.news(job) if isinstance(news, FinishedImage)]
         return sorted(pictures, key=lambda drawn: drawn.picture)

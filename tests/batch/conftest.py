@@ -1,14 +1,11 @@
 """Tests of jobs use the tiny random models of the engine's tests."""
 
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path += [str(Path(__file__).parents[1] / "llm" / room) for room in ("engine", "slice")]
-
-import tiny_models
+from tests.llm.engine import tiny_models
 
 
 @pytest.fixture

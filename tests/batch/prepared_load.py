@@ -46,14 +46,14 @@ def differences(one: dict, other: dict) -> list[str]:
 
 def load(checkpoint: Checkpoint, int8: bool, **to: Any) -> params.Params:
     module = prepared if isinstance(checkpoint, Prepared) else params
-    return module.load(checkpoint=checkpoint, int8=int8, progress=False, **to)
+    return module.load(checkpoint=checkpoint, int8=int8, **to)
 
 
 def logits(configs: list[EngineConfig], devices: int) -> list[np.ndarray]:
     """Of each config's weights, by one program."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
     models = [Model.open(config) for config in configs]
-    executors = [LocalExecutor.on(mesh, model.settle(config), model) for config, model in zip(configs, models)]
+    executors = [LocalExecutor(mesh, model.settle(config), model) for config, model in zip(configs, models)]
     executor = executors[0]
     executor.make_cache([])
     shape = StepShape(16, 8, executor.max_pages)

@@ -43,6 +43,7 @@ def test_a_good_line(text: str, kind: type) -> None:
         ('{"prompt": "a", "stream": true}', "stream", "stream: "),
         ('{"messages": [{"role": "robot", "content": "a"}]}', "messages[0].role", "messages[0].role: "),
         ('{"url": "/v1/embeddings", "body": {}}', "url", "url must be"),
+        ('{"url": ["/v1/completions"], "body": {}}', "url", "url must be"),
         ('{"url": "/v1/completions", "body": 5}', "body", "body must be"),
         ('{"url": "/v1/completions", "method": "GET", "body": {}}', "method", "method must be POST"),
         ("[" * 100_000, None, "not JSON"),

@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from apps.batch.generation.lines import Chunk
-from apps.batch.generation.parts import Parts, Refused, held
+from apps.batch.generation.parts import OutputRefused, Parts, held
 from apps.serving.files import LOCK, Busy
 
 RUN = {"input": {"lines": 10, "sha256": "x"}, "model": {"model": "m"}}
@@ -53,7 +53,7 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
     parts.add(chunk(0))
     parts.save()
     other = {**RUN, "model": {"model": "n"}}
-    with pytest.raises(Refused, match=r"differs in model \(model\)\. .*--overwrite"):
+    with pytest.raises(OutputRefused, match=r"differs in model \(model\)\. .*--overwrite"):
         begin(output, run=other)
     assert not begin(output, run=other, overwrite=True).done.any()
     assert not list(Path(f"{output}.parts").glob("part-*"))
@@ -62,7 +62,7 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_an_output_is_not_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.write_text("precious")
-    with pytest.raises(Refused, match="is there already"):
+    with pytest.raises(OutputRefused, match="is there already"):
         begin(output)
     begin(output, lines=0, overwrite=True)
     assert output.read_text() == "precious", "not before the new one is whole"
@@ -75,11 +75,11 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     parts.save()
     part = Path(f"{output}.parts/part-000000.jsonl")
     part.write_bytes(part.read_bytes()[:-3])
-    with pytest.raises(Refused, match="jsonl is damaged"):
+    with pytest.raises(OutputRefused, match="jsonl is damaged"):
         begin(output, lines=2).finish()
     assert sorted(Path(f"{output}.parts").iterdir()) == [part, part.parent / "run.json"]
     part.write_bytes(b"")
-    with pytest.raises(Refused, match="jsonl is damaged"):
+    with pytest.raises(OutputRefused, match="jsonl is damaged"):
         begin(output, lines=2)
     part.unlink()
     assert not begin(output, lines=2).done.any()
@@ -108,8 +108,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 WRITER = """
 import random, sys
-sys.path.insert(0, {here!r})
-from test_batch_generate_parts import begin, chunk
+sys.path.insert(0, {root!r})
+from tests.batch.test_batch_generate_parts import begin, chunk
 from pathlib import Path
 parts = begin(Path({output!r}), lines={lines})
 left = [i for i in range({lines}) if not parts.done[i]]
@@ -124,7 +124,7 @@ parts.finish()
 def test_killed_at_any_moment(tmp_path: Path) -> None:
     """A process that does nothing but write parts, killed again and again, until one gets through."""
     output, lines = tmp_path / "out", 2000
-    program = WRITER.format(here=str(Path(__file__).parent), output=str(output), lines=lines)
+    program = WRITER.format(root=str(Path(__file__).parents[2]), output=str(output), lines=lines)
     kills = 0
     while not output.exists():
         writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from emulated import Emulated
 
 from apps.llm.engine import Engine, SamplingParams
 from ray_configs.llm import LLMConfig
+from tests.llm.slice.emulated import Emulated
 
 REPOSITORY = Path(__file__).parents[2]
 SIZES = {"max_batch_size": 4, "max_step_tokens": 16, "max_model_len": 128, "dtype": "float32", "num_cpus": 0.5}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from cloud_storage import Storage, cloud_storage
 from typer.testing import CliRunner
 
 from apps.batch import generate
 from apps.llm.engine.model.prepared import MANIFEST
+from tests.cloud_storage import Storage, cloud_storage
 
 REPOSITORY = Path(__file__).parents[2]
 SMALL = ["--set", "max_batch_size=4", "--set", "max_step_tokens=64"]  # as the other tests, so that it is compiled

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny_models
 
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.model.checkpoint import CheckpointError
 from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
+from tests.llm.engine import tiny_models
 
 LAYERS = 24
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_models
+
+from tests.llm.engine import tiny_models
 
 pytestmark = pytest.mark.slow
 

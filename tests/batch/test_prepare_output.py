@@ -8,7 +8,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-import tiny_models
 from safetensors import safe_open
 from typer.testing import CliRunner, Result
 
@@ -19,6 +18,7 @@ from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
 from apps.plan.llm import architectures
 from apps.serving.files import locked
+from tests.llm.engine import tiny_models
 
 
 def prepare(*arguments: object) -> Result:

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-import tiny_models
-from processes import Processes
 
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.model.prepared import open_checkpoint
+from tests.llm.engine import tiny_models
+from tests.llm.slice.processes import Processes
 
 HOSTS, DEVICES = 2, 2
 

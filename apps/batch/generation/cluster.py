@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from apps.batch.generation.parts import Refused
+from apps.batch.generation.parts import OutputRefused
 from ray_configs.llm import LLMConfig
 
 
@@ -18,7 +18,7 @@ def connected(config: LLMConfig, replicas: int, address: str | None) -> Iterator
     """Connected to a Ray cluster: that one, this process's own if it has one, or a new one on this machine.
 
     Raises:
-        Refused: there is no such cluster, or this machine lacks the TPU that the config wants.
+        OutputRefused: there is no such cluster, or this machine lacks the TPU that the config wants.
     """
     if ray.is_initialized():
         yield
@@ -31,11 +31,11 @@ def connected(config: LLMConfig, replicas: int, address: str | None) -> Iterator
     try:
         ray.init(**kind, logging_level=logging.WARNING)
     except (OSError, RuntimeError, ValueError) as error:
-        raise Refused(f"there is no Ray cluster at {address or 'this machine'}: {error}") from error
+        raise OutputRefused(f"there is no Ray cluster at {address or 'this machine'}: {error}") from error
     try:
         wanted = 0 if config.slice is None else config.slice.chips_per_host
         if address is None and ray.cluster_resources().get("TPU", 0) < wanted:
-            raise Refused(
+            raise OutputRefused(
                 f"this machine has no {config.slice}; name a cluster that has: --address, or --set slice=None"
             )
         yield

@@ -40,12 +40,12 @@ PART_BYTES = 64 * 2**20
 """A part that has grown so large is written at once."""
 
 
-class Refused(ValueError):
+class OutputRefused(ValueError):
     """The output cannot be written or resumed; the message says what to do."""
 
 
 @dataclass(frozen=True)
-class Part:
+class AnswersPart:
     """One part: which lines it has, as ranges [start, stop), ascending; how many of them are errors."""
 
     path: str
@@ -65,7 +65,7 @@ class Parts:
         self.done = np.zeros(lines, bool)
         """Which lines of the input have their answer, here or in memory."""
         self.errors = 0
-        self._parts: list[Part] = []
+        self._parts: list[AnswersPart] = []
         self._next = 0
         self._new: list[Chunk] = []
         self._new_bytes = 0
@@ -82,7 +82,7 @@ class Parts:
             overwrite: begin anew whatever is there.
 
         Raises:
-            Refused: there is an output already, or a run of something else.
+            OutputRefused: there is an output already, or a run of something else.
         """
         parts = cls(fs, output, lines)
         fs.invalidate_cache()
@@ -90,14 +90,14 @@ class Parts:
         if fs.exists(path) and not overwrite:
             before = json.loads(fs.cat_file(path))
             if before != run:
-                raise Refused(
+                raise OutputRefused(
                     f"{parts._folder} has answers of another run, which differs in {_differences(before, run)}. "
                     "Run the same command as then to go on with it, choose another OUTPUT, or begin anew: --overwrite"
                 )
             parts._load()
             return parts
         if fs.exists(output) and not overwrite:
-            raise Refused(f"{output} is there already. Choose another OUTPUT, or replace it: --overwrite")
+            raise OutputRefused(f"{output} is there already. Choose another OUTPUT, or replace it: --overwrite")
         parts._clear()
         with writing(fs, path) as file:
             file.write(json.dumps(run, indent=2).encode())
@@ -123,7 +123,7 @@ class Parts:
             return
         answers = sorted(pair for chunk in self._new for pair in zip(chunk.indices, chunk.answers))
         runs = _runs([index for index, _ in answers])
-        part = Part(f"{self._folder}/part-{self._next:06}.jsonl", runs, sum(chunk.errors for chunk in self._new))
+        part = AnswersPart(f"{self._folder}/part-{self._next:06}.jsonl", runs, sum(chunk.errors for chunk in self._new))
         with writing(self._fs, part.path) as file:
             file.write(json.dumps({"runs": runs, "errors": part.errors}).encode() + b"\n")
             for _, answer in answers:
@@ -136,7 +136,7 @@ class Parts:
         """Merges all parts into the output, which appears at once and whole, and removes them.
 
         Raises:
-            Refused: a part is damaged.
+            OutputRefused: a part is damaged.
             OSError: it cannot be written; the parts stay.
         """
         self.save()
@@ -150,7 +150,7 @@ class Parts:
             try:
                 with self._fs.open(path, "rb", **_small_reads(self._fs)) as file:
                     head = json.loads(file.readline())
-                part = Part(path, tuple(map(tuple, head["runs"])), head["errors"])
+                part = AnswersPart(path, tuple(map(tuple, head["runs"])), head["errors"])
             except (ValueError, KeyError) as error:
                 raise _damaged(path) from error
             for start, stop in part.runs:
@@ -182,9 +182,9 @@ class Parts:
             else:
                 heapq.heapreplace(heap, (*_join(following, number), further))
         if wanted != len(self.done):
-            raise Refused(f"{self._folder} lacks line {wanted + 1}; run the same command again")
+            raise OutputRefused(f"{self._folder} lacks line {wanted + 1}; run the same command again")
 
-    def _read(self, part: Part) -> Iterator[tuple[int, bytes]]:
+    def _read(self, part: AnswersPart) -> Iterator[tuple[int, bytes]]:
         with self._fs.open(part.path, "rb") as file:
             file.readline()
             for start, stop in part.runs:
@@ -237,8 +237,8 @@ def _small_reads(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
     return {} if is_local(fs) else {"block_size": 2**16}
 
 
-def _damaged(path: str) -> Refused:
-    return Refused(f"{path} is damaged. Delete it and run the same command again: its lines are answered anew")
+def _damaged(path: str) -> OutputRefused:
+    return OutputRefused(f"{path} is damaged. Delete it and run the same command again: its lines are answered anew")
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -3,13 +3,14 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from apps.llm.api import EngineStopped, Generation, RequestError, SamplingParams
+from apps.llm.api import Generation, RequestError, SamplingParams
+from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai_answers import ChatWriter, Choice, CompletionWriter, usage
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine
@@ -89,7 +90,7 @@ def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
     ids = {name: fields[name] for name in ID_FIELDS if name in fields}
     wrapped = "body" in fields or "url" in fields
     if wrapped:
-        kind = URLS.get(fields.get("url", ""))
+        kind = URLS.get(str(fields.get("url")))
         if kind is None:
             raise bad(f"url must be {' or '.join(URLS)}, not {fields.get('url')!r}", "url", "invalid_value")
         if fields.get("method", "POST") != "POST":
@@ -123,6 +124,8 @@ class Open:
     model: str
     echoes: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
+    reader: Callable[[], AnswerReader] | None = None
+    """Of answers that may be more than text."""
 
     def wait(self) -> None:
         """Until its answer is there, or the engine has failed. Nobody reads along: threads that are woken at each
@@ -153,9 +156,12 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
         message = f"The model '{body.model}' is not what runs here, which is '{model}'; name that, or leave model out."
         raise BadLine(line.index, line.ids, line.wrapped, OpenAIError(404, message, "model", "model_not_found"))
     opened = Open(line, body.params(), model)
+    prompts: Sequence[str | list[int]]
     try:
         if isinstance(body, ChatBody):
-            prompts = [engine.chat_prompt([message.plain() for message in body.messages])]
+            prompt, turn = engine.chat(body.request())
+            prompts, opened.params = [prompt], turn.held(opened.params)
+            opened.reader = None if turn.is_plain else turn.reader
         else:
             prompts = each(body.prompt)
             if body.echo:
@@ -177,12 +183,14 @@ def collect(opened: Open) -> AnswerLine:
     """
     opened.wait()
     line, n = opened.line, opened.params.n
-    choices = [Choice(i, opened.echoes[i // n] if opened.echoes else "") for i in range(len(opened.generations) * n)]
+    choices = [
+        Choice(i, opened.echoes[i // n] if opened.echoes else "", opened.reader() if opened.reader else None)
+        for i in range(len(opened.generations) * n)
+    ]
     tokens = 0
     for first, generation in enumerate(opened.generations):
         for output in generation.drain():
-            if output.finish_reason in ("error", "abort"):
-                raise EngineStopped(output.error or "the request was aborted")
+            output.raise_failure()
             choices[first * n + output.index].take(output)
             tokens += len(output.token_ids)
     prompt_tokens = sum(len(generation.prompt_ids) for generation in opened.generations)
@@ -196,8 +204,10 @@ def collect(opened: Open) -> AnswerLine:
     shape = {"index": line.index, **line.ids}
     # What depends on how the run went, not on the line, stays out: the prefix cache's luck.
     counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
-    if len(choices) == 1 and not with_logprobs:
-        shape |= {"text": "".join(choices[0].texts), "finish_reason": choices[0].finish_reason, "usage": counts}
+    answer = whole["choices"][0].get("message", {})
+    if len(choices) == 1 and not with_logprobs and answer.keys().isdisjoint(("reasoning_content", "tool_calls")):
+        text = answer["content"] if answer else "".join(choices[0].texts)
+        shape |= {"text": text, "finish_reason": choices[0].finish_reason, "usage": counts}
     else:
         shape |= {"choices": whole["choices"], "usage": counts}
     return AnswerLine(_dump(shape), False, prompt_tokens, tokens)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from apps.batch.preparation.output import Output, Refused
+from apps.batch.preparation.output import PreparationOutput, PreparationRefused
 from apps.batch.preparation.weights import StoredWeights
 from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
@@ -21,15 +21,15 @@ from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.model.prepared import (
     FORMAT,
     MANIFEST,
-    Manifest,
+    PreparationRequest,
     Prepared,
-    Request,
+    PreparedManifest,
     StoredFile,
     open_checkpoint,
     size_problem,
 )
-from apps.llm.engine.model.progress import bar
 from apps.llm.engine.parallel.layout import Devices, possible
+from apps.serving.progress import bar
 from ray_configs.tpu import TpuSlice
 
 OWN_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
@@ -66,13 +66,13 @@ def prepare(wanted: PrepareArguments) -> Summary:
     """Writes the output, or what is missing of it.
 
     Raises:
-        Refused: an argument is wrong, or the output holds something else; nothing was written.
+        PreparationRefused: an argument is wrong, or the output holds something else; nothing was written.
         Busy: another process is preparing there.
         CheckpointError: a file of the model is missing or damaged.
         OSError: the disk is full, the bucket cannot be written.
     """
     source, arch = _open(wanted.model)
-    request = Request(
+    request = PreparationRequest(
         source=wanted.model,
         source_digest=_digest(source),
         dtype=wanted.dtype,
@@ -84,9 +84,9 @@ def prepare(wanted: PrepareArguments) -> Summary:
     )
     own = {name: content for name in OWN_FILES if (content := source.file(name)) is not None}
     sizes = {file: weights.size(file) for file in weights.files} | {name: len(own[name]) for name in own}
-    output = Output(wanted.output)
+    output = PreparationOutput(wanted.output)
     if output.is_at(source.location):
-        raise Refused("OUTPUT is MODEL itself; choose another folder")
+        raise PreparationRefused("OUTPUT is MODEL itself; choose another folder")
     with output.locked():
         recorded = output.begin(request, MANIFEST)
         done = output.whole(recorded)
@@ -101,7 +101,7 @@ def prepare(wanted: PrepareArguments) -> Summary:
                 done[name] = StoredFile(size=sink.size, sha256=sink.sha256)
                 output.record(request, done)
                 advance()
-        manifest = Manifest(
+        manifest = PreparedManifest(
             **request.model_dump(), tensors=weights.tensors, files={name: done[name] for name in sorted(done)}
         )
         output.finish(MANIFEST, manifest.json_bytes())
@@ -121,7 +121,7 @@ def verify(location: str) -> list[str]:
     by_size = {name: size_problem(name, stored, sizes.get(name)) for name, stored in files.items()}
     problems = [problem for problem in by_size.values() if problem]
     rest = {name: stored for name, stored in files.items() if not by_size[name]}
-    whole = Output(location).whole(rest)
+    whole = PreparationOutput(location).whole(rest)
     return problems + [f"{name} is damaged: its SHA-256 is another" for name in rest if name not in whole]
 
 
@@ -130,11 +130,11 @@ def _open(model: str) -> tuple[Checkpoint, Architecture]:
         source = Checkpoint(model)
         manifest = source.json(MANIFEST, required=False)
         if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
-            raise Refused(f"MODEL: {model} is prepared already; give the model that it was made from")
+            raise PreparationRefused(f"MODEL: {model} is prepared already; give the model that it was made from")
         arch = architecture.from_hf_config(source.json("config.json"))
         _ = source.tensors
     except (CheckpointError, architecture.UnsupportedModel) as error:
-        raise Refused(f"MODEL: {error}") from error
+        raise PreparationRefused(f"MODEL: {error}") from error
     return source, arch
 
 
@@ -159,4 +159,4 @@ def _blocks(wanted: PrepareArguments, arch: Architecture) -> int:
         devices = Devices(wanted.slice.chips * per_chip, wanted.slice.hosts)
         return max((layout.tensor for layout in possible(arch, devices)), default=1)
     except ValueError as error:
-        raise Refused(f"--tensor-parallel: {error}") from error
+        raise PreparationRefused(f"--tensor-parallel: {error}") from error

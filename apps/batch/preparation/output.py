@@ -21,18 +21,18 @@ import fsspec
 from pydantic import ValidationError
 
 from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.prepared import FORMAT, UNFINISHED, VERSION, Manifest, Request, StoredFile
-from apps.llm.engine.model.progress import bar
+from apps.llm.engine.model.prepared import FORMAT, UNFINISHED, VERSION, PreparationRequest, PreparedManifest, StoredFile
 from apps.serving.files import LOCK, PARTIAL, is_local, locked, sync_folder, writing
+from apps.serving.progress import bar
 
 PIECE = 16 * 2**20
 
 
-class Refused(ValueError):
+class PreparationRefused(ValueError):
     """The command's arguments cannot be carried out; the message names the one."""
 
 
-class Progress(Request):
+class Progress(PreparationRequest):
     """What `preparing.json` says."""
 
     format: Literal["podslice-prepared"] = FORMAT
@@ -56,7 +56,7 @@ class Sink:
         return self._hash.hexdigest()
 
 
-class Output:
+class PreparationOutput:
     """Where a prepared model goes: a local folder, or any fsspec URL."""
 
     def __init__(self, location: str):
@@ -75,22 +75,24 @@ class Output:
 
     # -- what is there --------------------------------------------------------------------------------------------
 
-    def begin(self, request: Request, manifest: str) -> dict[str, StoredFile]:
+    def begin(self, request: PreparationRequest, manifest: str) -> dict[str, StoredFile]:
         """Files that earlier runs of the same request have written, by their records.
 
         Raises:
-            Refused: the folder holds something else.
+            PreparationRefused: the folder holds something else.
         """
         there = self._names()
-        for name, kind in ((manifest, Manifest), (UNFINISHED, Progress)):
+        for name, kind in ((manifest, PreparedManifest), (UNFINISHED, Progress)):
             if name not in there:
                 continue
             found = self._read(name, kind)
             if not request.same_as(found):
-                raise Refused(f"OUTPUT: {self.location} holds {_told(found)}, not {_told(request)}; {_ADVICE}")
-            return found.files if isinstance(found, Manifest) else found.done
+                raise PreparationRefused(
+                    f"OUTPUT: {self.location} holds {_told(found)}, not {_told(request)}; {_ADVICE}"
+                )
+            return found.files if isinstance(found, PreparedManifest) else found.done
         if there:
-            raise Refused(f"OUTPUT: {self.location} is not empty ({sorted(there)[0]} is there); {_ADVICE}")
+            raise PreparationRefused(f"OUTPUT: {self.location} is not empty ({sorted(there)[0]} is there); {_ADVICE}")
         self.record(request, {})
         return {}
 
@@ -100,16 +102,18 @@ class Output:
         names = {Path(path).name for path in self._fs.ls(self._root, detail=False)}
         return {name for name in names if not name.endswith((PARTIAL, LOCK))}
 
-    def _read(self, name: str, kind: type[Manifest] | type[Progress]) -> Manifest | Progress:
+    def _read(self, name: str, kind: type[PreparedManifest] | type[Progress]) -> PreparedManifest | Progress:
         content: Any = Checkpoint(self.location, weights=False).json(name)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise Refused(f"OUTPUT: {self.location}/{name} is not of this command; {_ADVICE}")
-        if kind is Manifest:
-            return Manifest.parse(content, self.location)
+            raise PreparationRefused(f"OUTPUT: {self.location}/{name} is not of this command; {_ADVICE}")
+        if kind is PreparedManifest:
+            return PreparedManifest.parse(content, self.location)
         try:
             return Progress.model_validate(content)
         except ValidationError as error:
-            raise Refused(f"OUTPUT: {self.location}/{name} is damaged or of another Podslice; {_ADVICE}") from error
+            raise PreparationRefused(
+                f"OUTPUT: {self.location}/{name} is damaged or of another Podslice; {_ADVICE}"
+            ) from error
 
     def whole(self, files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
         """Those that are there with the size and the checksum that they should have."""
@@ -150,7 +154,7 @@ class Output:
         with writing(self._fs, f"{self._root}/{name}") as file:
             yield Sink(file)
 
-    def record(self, request: Request, done: Mapping[str, StoredFile]) -> None:
+    def record(self, request: PreparationRequest, done: Mapping[str, StoredFile]) -> None:
         """From now on these files count as written."""
         progress = Progress(**request.model_dump(), done=dict(done))
         self._write(UNFINISHED, (progress.model_dump_json(indent=1) + "\n").encode())
@@ -171,7 +175,7 @@ class Output:
 _ADVICE = "choose another folder, or delete it"
 
 
-def _told(request: Request) -> str:
+def _told(request: PreparationRequest) -> str:
     quantized = "" if request.quantize_weights == "none" else f", weights {request.quantize_weights}"
     layout = f"tensor_parallel {request.tensor_parallel}"
     return f"{request.source} ({request.dtype}{quantized}, {layout}, digest {request.source_digest[:8]})"

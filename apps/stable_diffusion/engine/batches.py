@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from apps.stable_diffusion.engine.backends.backend import Picture
-from apps.stable_diffusion.engine.job import Job
+from apps.stable_diffusion.engine.job import ImageJob
 from apps.stable_diffusion.engine.request import PictureRequest, Size
 
 LAUNCH_S = 0.05
@@ -24,7 +24,7 @@ for the end of a launch."""
 class Order:
     """One picture of a job, from the queue to its end."""
 
-    job: Job
+    job: ImageJob
     index: int  # which of the job's pictures
     number: int  # how many were ordered before it
     submitted: float  # time.monotonic()

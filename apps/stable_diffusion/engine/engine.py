@@ -25,9 +25,10 @@ from typing import Any
 
 from apps.serving.errors import EngineStopped, QueueFull, RequestError
 from apps.serving.event_loops import wake
+from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.batches import Batches, Order
-from apps.stable_diffusion.engine.job import Finished, Job, PictureFailed, Preview, Queued, Step
+from apps.stable_diffusion.engine.job import Finished, ImageJob, PictureFailed, Preview, Queued, Step
 from apps.stable_diffusion.engine.pace import Pace
 from apps.stable_diffusion.engine.request import PictureRequest, check_size
 from ray_configs.stable_diffusion import StableDiffusionConfig
@@ -63,7 +64,7 @@ class Engine:
         self._batches = Batches(backend.batch_sizes[-1])
         self._lock = threading.Condition()
         self._incoming: deque[list[Order]] = deque()
-        self._leaving: deque[Job] = deque()
+        self._leaving: deque[ImageJob] = deque()
         self._queued = 0  # submitted and not yet started: what max_waiting bounds
         self._numbers = 0
         self._stopping = False
@@ -98,7 +99,7 @@ class Engine:
 
     # -- the callers' side --------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[PictureRequest], previews: int = 0, loop: Any = None) -> Job:
+    def submit(self, requests: Sequence[PictureRequest], previews: int = 0, loop: Any = None) -> ImageJob:
         """Queue pictures and return at once. Read the job by iterating it (with `loop`, by `async for`).
 
         Args:
@@ -115,7 +116,7 @@ class Engine:
             raise RequestError("previews", f"previews is {previews}; it must be from 0 to {MAX_PREVIEWS}")
         for request in requests:
             check_size((request.width, request.height), self.backend.sizes)
-        job, now = Job(requests, previews, self, loop), time.monotonic()
+        job, now = ImageJob(requests, previews, self, loop), time.monotonic()
         with self._lock:
             if self._stopping or self._failure:
                 raise EngineStopped(self._failure or "the engine is shutting down")
@@ -130,7 +131,7 @@ class Engine:
             self._lock.notify()
         return job
 
-    def abort(self, job: Job) -> None:
+    def abort(self, job: ImageJob) -> None:
         with self._lock:
             self._leaving.append(job)
             self._lock.notify()
@@ -244,7 +245,7 @@ class Engine:
             started += 1
         return started
 
-    def _refuse(self, job: Job, error: Exception) -> None:
+    def _refuse(self, job: ImageJob, error: Exception) -> None:
         """Ends a job one of whose pictures can't be started; too many in a row, and the engine is to blame."""
         if isinstance(error, RequestError):
             self._failed_starts = 0
@@ -285,7 +286,7 @@ class Engine:
         if job.pictures_done == len(job.requests):
             job.close("finished")
 
-    def _drop(self, job: Job) -> int:
+    def _drop(self, job: ImageJob) -> int:
         """Takes a job's pictures out, wherever they are; returns how many there were."""
         orders = [order for order in self._batches.orders() if order.job is job]
         for order in orders:
@@ -317,4 +318,5 @@ def _preview_steps(steps: int, previews: int) -> tuple[int, ...]:
 
 
 def _say(program: str, done: int, of: int, seconds: float) -> None:
+    tell({"part": "compiling programs", "done": done, "total": of})
     log.info("compiled %s in %.1f s (%d of %d)", program, seconds, done, of)

@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 
 from apps.serving.ingress.api_keys import OPEN, Principals
-from apps.serving.ingress.application import answer_as_openai, models_router
+from apps.serving.ingress.application import answer_errors, models_router
 from apps.stable_diffusion.http.imagine import imagine_router
 from apps.stable_diffusion.http.openai import openai_router
 from apps.stable_diffusion.http.sdapi import sdapi_router
@@ -17,5 +17,5 @@ def http_app(model: PictureModel, keys: Principals = OPEN) -> FastAPI:
     app.include_router(imagine_router(model), tags=["Pictures"])
     app.include_router(openai_router(model), tags=["OpenAI"])
     app.include_router(sdapi_router(model), tags=["AUTOMATIC1111"])
-    answer_as_openai(app, keys)
+    answer_errors(app, keys)
     return app

@@ -22,7 +22,7 @@ from apps.serving.errors import EngineError
 from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import query, schema_of
-from apps.stable_diffusion.engine.job import Job
+from apps.stable_diffusion.engine.job import ImageJob
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, News, PictureModel, PreviewImage
 
 
@@ -68,8 +68,7 @@ def imagine_router(model: PictureModel) -> APIRouter:
             raise from_engine(error) from error
         try:
             if stream:
-                events = _events(model, job)
-                return EventStream(await anext(events), events)
+                return await EventStream(_events(model, job)).begun()
             [drawn] = await model.draw(job)
         except EngineError as error:
             raise from_engine(error) from error
@@ -103,7 +102,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequ
     )
 
 
-async def _events(model: PictureModel, job: Job) -> AsyncIterator[bytes]:
+async def _events(model: PictureModel, job: ImageJob) -> AsyncIterator[bytes]:
     """The job as server-sent events. Aborts what is unread when it is closed."""
     try:
         async for news in model.news(job):

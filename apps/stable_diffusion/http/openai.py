@@ -14,7 +14,7 @@ from apps.serving.ingress.application import find_model
 from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_engine, of_stream, parsed
 from apps.serving.ingress.openapi import STREAMED, form, json_body
-from apps.stable_diffusion.engine.job import Job, Step
+from apps.stable_diffusion.engine.job import ImageJob, Step
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.imagine import event
 from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit
@@ -93,8 +93,7 @@ async def _answer(model: PictureModel, wanted: ImageRequest, body: GenerationBod
     try:
         if body.stream:
             events = _events(model, job, wanted.size, kind, bool(body.progress))
-            # The status is sent with the first event: a failure until then still gets its own.
-            return EventStream(await anext(events), events)
+            return await EventStream(events, lambda error: of_stream(error, NAMES).event()).begun()
         pictures = await model.draw(job)
     except EngineError as error:
         raise from_engine(error, NAMES) from error
@@ -114,9 +113,8 @@ def _text(size: Size) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-async def _events(model: PictureModel, job: Job, size: Size, kind: Kind, progress: bool) -> AsyncIterator[bytes]:
+async def _events(model: PictureModel, job: ImageJob, size: Size, kind: Kind, progress: bool) -> AsyncIterator[bytes]:
     """OpenAI's events, and `.step` ones where they are wanted. Aborts what is unread when it is closed."""
-    begun = False
     try:
         async for news in model.news(job):
             facts = {"created_at": int(time.time()), "background": "opaque", "output_format": "png"}
@@ -133,11 +131,6 @@ async def _events(model: PictureModel, job: Job, size: Size, kind: Kind, progres
                     name, facts = f"{kind}.step", {"image_index": picture, "step": step, "steps": steps}
                 case _:
                     continue
-            begun = True
             yield event(name, {"type": name} | facts)
-    except Exception as error:
-        if not begun:
-            raise  # no byte is out: the caller answers with a status
-        yield of_stream(error, NAMES).event()
     finally:
         job.abort()

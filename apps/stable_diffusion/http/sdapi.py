@@ -20,7 +20,7 @@ from apps.serving.errors import EngineError
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
 from apps.serving.ingress.openapi import json_body, json_object
-from apps.stable_diffusion.engine.job import Aborted, Job
+from apps.stable_diffusion.engine.job import Aborted, ImageJob
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import (
@@ -56,7 +56,7 @@ class _Route(APIRoute):
 def sdapi_router(model: PictureModel) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter(prefix="/sdapi/v1", route_class=_Route)
-    jobs: dict[Job, float] = {}  # those of this dialect under way, oldest first, with their beginnings
+    jobs: dict[ImageJob, float] = {}  # those of this dialect under way, oldest first, with their beginnings
 
     @router.post("/txt2img", openapi_extra=json_body(Text2ImageBody))
     async def txt2img(request: Request) -> Response:
@@ -142,7 +142,7 @@ def _arrays(body: Image2ImageBody, size: Size) -> dict[str, Any]:
 
 
 async def _answer(
-    model: PictureModel, jobs: dict[Job, float], body: Text2ImageBody, arrays: dict[str, Any]
+    model: PictureModel, jobs: dict[ImageJob, float], body: Text2ImageBody, arrays: dict[str, Any]
 ) -> Response:
     _check_settings(model, body.override_settings or {})
     try:
@@ -181,7 +181,7 @@ async def _answer(
     return JSONResponse({"images": images, "parameters": sent, "info": json.dumps(_info(model, job, pictures))})
 
 
-def _info(model: PictureModel, job: Job, pictures: list[FinishedImage]) -> dict[str, Any]:
+def _info(model: PictureModel, job: ImageJob, pictures: list[FinishedImage]) -> dict[str, Any]:
     """AUTOMATIC1111's facts of a job; the `all_` lists are of the pictures that there are."""
     first = job.requests[0]
     return {
@@ -207,7 +207,7 @@ def _info(model: PictureModel, job: Job, pictures: list[FinishedImage]) -> dict[
     }
 
 
-def _progress(jobs: dict[Job, float]) -> dict[str, Any]:
+def _progress(jobs: dict[ImageJob, float]) -> dict[str, Any]:
     idle = {"job": "", "job_count": 0, "job_no": 0, "sampling_step": 0, "sampling_steps": 0}
     reply = {"progress": 0.0, "eta_relative": 0.0, "current_image": None, "textinfo": None}
     state = {"skipped": False, "interrupted": False, "stopping_generation": False, "job_timestamp": _timestamp()}

@@ -15,19 +15,19 @@ from jax.sharding import SingleDeviceSharding
 
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae, weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
-from apps.stable_diffusion.engine.model.weights import Weights
+from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 pytestmark = pytest.mark.slow
 
 FAMILIES = ("sd1", "sd2", "sdxl")
 
 
-def run(folder: Path, component: str, function: Callable[[Weights], Any]) -> Any:
+def run(folder: Path, component: str, function: Callable[[NamedWeights], Any]) -> Any:
     """A function of a component's weights, loaded as the backend does."""
     checkpoint = Checkpoint(str(folder))
     entries = weights.required(checkpoint, component, function, np.dtype(np.float32))
     arrays = weights.load(checkpoint, entries, np.dtype(np.float32), SingleDeviceSharding(jax.devices()[0]))
-    return jax.tree.map(np.asarray, jax.jit(lambda arrays: function(Weights(arrays)))(arrays))
+    return jax.tree.map(np.asarray, jax.jit(lambda arrays: function(NamedWeights(arrays)))(arrays))
 
 
 def close(ours: np.ndarray, theirs: torch.Tensor, nhwc: bool = False) -> None:
@@ -76,7 +76,7 @@ def test_unet(checkpoint: Callable[[str], Path], family: str, height: int, width
     """The odd size is that of pictures whose latents can't be halved evenly."""
     folder = checkpoint(family)
     model = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
-    arch = unet.Architecture.of(Checkpoint(str(folder)).config("unet"))
+    arch = unet.UNetArchitecture.of(Checkpoint(str(folder)).config("unet"))
     x, x_torch = images(2, 4, height, width)
     time = torch.tensor([999.0, 12.5])
     context = torch.randn(2, 7, model.config.cross_attention_dim, generator=torch.Generator().manual_seed(1))
@@ -93,7 +93,7 @@ def test_unet(checkpoint: Callable[[str], Path], family: str, height: int, width
 def test_vae(checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint("sd1")
     model = diffusers.AutoencoderKL.from_pretrained(folder / "vae").eval()
-    arch = vae.Architecture.of(Checkpoint(str(folder)).config("vae"))
+    arch = vae.VaeArchitecture.of(Checkpoint(str(folder)).config("vae"))
     assert arch.reduction == 2
     pixels, pixels_torch = images(2, 3, 24, 32)
     theirs = model.encode(pixels_torch).latent_dist

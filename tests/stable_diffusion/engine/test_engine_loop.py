@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from loop_backend import LoopBackend, asked, read, wait_for
 
 from apps.serving.errors import EngineStopped, QueueFull, RequestError
 from apps.stable_diffusion.engine.batches import LAUNCH_S
 from apps.stable_diffusion.engine.engine import FAILED_STARTS, Engine
 from apps.stable_diffusion.engine.job import Aborted, Finished, PictureFailed, Preview, Queued, Step
+from tests.stable_diffusion.engine.loop_backend import LoopBackend, asked, read, wait_for
 
 
 class Bench:

@@ -11,12 +11,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from test_pictures import MASK, MIXED, PICTURE, ask, make
 
 from apps.stable_diffusion.engine.backends.choice import open_backend
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.model.weights import declared
 from apps.stable_diffusion.engine.request import SCHEDULERS
+from tests.stable_diffusion.engine.test_pictures import MASK, MIXED, PICTURE, ask, make
 
 
 def environment(**changes: str) -> dict[str, str]:

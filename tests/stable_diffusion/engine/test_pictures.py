@@ -10,12 +10,12 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from picture_backends import BACKENDS
 from PIL import Image
 
 from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.request import SCHEDULERS, PictureRequest
+from tests.stable_diffusion.engine.picture_backends import BACKENDS
 
 CLASSES = {
     "ddim": diffusers.DDIMScheduler,
@@ -92,7 +92,7 @@ def reference(folder: Path, request: PictureRequest) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("family", ["sd1", "sd2", "sdxl"])
+@pytest.mark.parametrize("family", ["sd1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd2", "sdxl"))])
 def test_as_diffusers(backend: Callable, checkpoint: Callable, family: str, name: str) -> None:
     for scheduler in SCHEDULERS:
         request = ask(scheduler, negative_prompt="blue square" if scheduler == "euler" else "")
@@ -102,7 +102,7 @@ def test_as_diffusers(backend: Callable, checkpoint: Callable, family: str, name
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("family", ["sd1", "sdxl"])
+@pytest.mark.parametrize("family", ["sd1", pytest.param("sdxl", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["image to image", "inpainting"])
 def test_from_an_image_as_diffusers(
     backend: Callable, checkpoint: Callable, mask: np.ndarray | None, family: str, name: str

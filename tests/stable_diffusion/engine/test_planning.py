@@ -64,8 +64,8 @@ def test_known_models_have_the_size_that_their_cards_state(model: str) -> None:
     programs = Programs(
         mesh=Mesh(jax.devices()[:1], ("data",)),
         text_configs=tuple(configs[name] for name in planner.TEXT_ENCODERS if name in configs),
-        unet=unet.Architecture.of(configs["unet"]),
-        vae=vae.Architecture.of(configs["vae"]),
+        unet=unet.UNetArchitecture.of(configs["unet"]),
+        vae=vae.VaeArchitecture.of(configs["vae"]),
         attention="xla",
         dtype=jnp.dtype("bfloat16"),
         guided=True,

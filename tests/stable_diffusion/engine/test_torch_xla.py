@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_pictures import MASK, MIXED, PICTURE, ask, make
 
 from apps.stable_diffusion.engine.backends.choice import open_backend
 from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
 from apps.stable_diffusion.engine.request import SCHEDULERS
+from tests.stable_diffusion.engine.test_pictures import MASK, MIXED, PICTURE, ask, make
 
 needs_torch_xla = pytest.mark.skipif(find_spec("torch_xla") is None, reason="make test-torch-xla runs it")
 

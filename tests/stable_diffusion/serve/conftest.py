@@ -1,15 +1,12 @@
 """A tiny random model: in this process for all that is about HTTP alone, and once behind Serve."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "engine"))  # loop_backend
-
-from picture_serving import MODEL, LocalServer, local_server
+from tests.stable_diffusion.serve.picture_serving import MODEL, LocalServer, local_server
 
 
 @pytest.fixture(scope="session")

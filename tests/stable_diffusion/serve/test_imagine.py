@@ -4,7 +4,8 @@ import base64
 
 import httpx
 import pytest
-from picture_serving import MODEL, events_of, far_apart, opened
+
+from tests.stable_diffusion.serve.picture_serving import MODEL, events_of, far_apart, opened
 
 
 def test_the_tutorials_request(studio):

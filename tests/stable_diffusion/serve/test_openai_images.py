@@ -6,7 +6,8 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from picture_serving import MODEL, far_apart, noise, opened, png_of
+
+from tests.stable_diffusion.serve.picture_serving import MODEL, far_apart, noise, opened, png_of
 
 
 def draw(client: openai.OpenAI, prompt: str = "a red circle", **fields) -> openai.types.ImagesResponse:

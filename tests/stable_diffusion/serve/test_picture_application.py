@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from picture_serving import MODEL, far_apart, opened, wait_until
 from PIL import Image
 
 from apps.serving.replica_options import options
 from apps.stable_diffusion.server import build
 from ray_configs.stable_diffusion import DEMO_MODEL, StableDiffusionConfig
+from tests.stable_diffusion.serve.picture_serving import MODEL, far_apart, opened, wait_until
 
 REPOSITORY = Path(__file__).parents[3]
 

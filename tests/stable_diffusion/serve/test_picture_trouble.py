@@ -7,12 +7,12 @@ import threading
 import httpx
 import openai
 import pytest
-from loop_backend import LoopBackend
-from picture_serving import MODEL, LocalServer, events_of, local_server, wait_until
 
 from apps.serving.errors import EngineStopped
 from apps.serving.ingress.api_keys import principals
 from apps.stable_diffusion.http.app import http_app
+from tests.stable_diffusion.engine.loop_backend import LoopBackend
+from tests.stable_diffusion.serve.picture_serving import MODEL, LocalServer, events_of, local_server, wait_until
 
 
 def ask_aside(server: LocalServer, **params) -> threading.Thread:

@@ -8,8 +8,17 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from loop_backend import LoopBackend
-from picture_serving import MODEL, far_apart, local_server, noise, opened, png_of, wait_until
+
+from tests.stable_diffusion.engine.loop_backend import LoopBackend
+from tests.stable_diffusion.serve.picture_serving import (
+    MODEL,
+    far_apart,
+    local_server,
+    noise,
+    opened,
+    png_of,
+    wait_until,
+)
 
 
 def post(studio: Any, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.serving.compilation import CompileCount, use_compile_cache
-from apps.stable_diffusion.engine.backends.programs import Given, Programs, State, Text
+from apps.stable_diffusion.engine.backends.programs import DenoisingState, Given, Programs, Text
 from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
 from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule
 from apps.stable_diffusion.engine.backends.trajectory import RESTING, Planner, Trajectory, batch_sizes, check_batch
@@ -42,7 +42,7 @@ class JaxPicture:
     request: PictureRequest
     warnings: tuple[str, ...]
     plan: Trajectory
-    state: State
+    state: DenoisingState
     given: Given
 
     @property
@@ -98,8 +98,8 @@ class JaxBackend:
         self.programs = Programs(
             mesh=mesh,
             text_configs=tuple(configs[name] for name in checkpoint.text_encoders),
-            unet=unet.Architecture.of(configs["unet"]),
-            vae=vae.Architecture.of(configs["vae"]),
+            unet=unet.UNetArchitecture.of(configs["unet"]),
+            vae=vae.VaeArchitecture.of(configs["vae"]),
             attention=attention or ("flash" if devices[0].platform == "tpu" else "xla"),
             dtype=self._dtype,
             guided=guided,
@@ -116,7 +116,7 @@ class JaxBackend:
         self._weights = self._load(checkpoint)
         self._compiled: dict[Any, Any] = {}
         self._constants: dict[Any, Any] = {}
-        self._spare: dict[tuple[int, int], list[State]] = {}
+        self._spare: dict[tuple[int, int], list[DenoisingState]] = {}
         self._programs_when_ready: int | None = None
 
     # -- loading ------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class JaxBackend:
             if self._zero_negative and not request.negative_prompt:
                 negative = self._constant("no text", lambda: jax.tree.map(np.zeros_like, jax.device_get(negative)))
         given = Given(self._texts(request.prompt), negative, mask, original, start_noise)
-        state = State(latents, self._put(np.zeros(zeros.shape, np.float32)))
+        state = DenoisingState(latents, self._put(np.zeros(zeros.shape, np.float32)))
         warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
         return JaxPicture(request, warnings, plan, state, given)
 
@@ -240,12 +240,12 @@ class JaxBackend:
             self._constants[name, size] = jax.tree.map(self._put, make())
         return self._constants[name, size]
 
-    def _spare_states(self, size: tuple[int, int], count: int) -> list[State]:
+    def _spare_states(self, size: tuple[int, int], count: int) -> list[DenoisingState]:
         """States of rows that only fill up: a donated buffer can't be given twice, so they have their own."""
         spare = self._spare.setdefault(size, [])
         zeros = np.zeros(self.programs.latents(size), np.float32)
         while len(spare) < count:
-            spare.append(State(self._put(zeros), self._put(zeros.copy())))
+            spare.append(DenoisingState(self._put(zeros), self._put(zeros.copy())))
         return spare[:count]
 
 

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from apps.stable_diffusion.engine.backends.schedules import COLUMNS, Row
 from apps.stable_diffusion.engine.backends.trajectory import LATENT_CHANNELS
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae
-from apps.stable_diffusion.engine.model.weights import Weights
+from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 Key = tuple[Any, ...]
@@ -37,7 +37,7 @@ class Text(NamedTuple):
     pooled: jax.Array | None  # [e], of XL
 
 
-class State(NamedTuple):
+class DenoisingState(NamedTuple):
     """What a step changes, float32."""
 
     latents: jax.Array  # [h, w, 4]
@@ -60,25 +60,25 @@ class Programs:
 
     mesh: Mesh
     text_configs: tuple[Mapping[str, Any], ...]
-    unet: unet.Architecture
-    vae: vae.Architecture
+    unet: unet.UNetArchitecture
+    vae: vae.VaeArchitecture
     attention: str  # see `attention.attend`
     dtype: jnp.dtype
     guided: bool
 
     def encode_text(self, weights: AllWeights, ids: tuple[jax.Array, ...]) -> Text:
         """One prompt; ids [1, positions] for each text encoder."""
-        encoded = [self.text(i, Weights(weights[TEXT_ENCODERS[i]]), ids[i]) for i in range(len(self.text_configs))]
+        encoded = [self.text(i, NamedWeights(weights[TEXT_ENCODERS[i]]), ids[i]) for i in range(len(self.text_configs))]
         pooled = encoded[-1][1]
         context = jnp.concatenate([context for context, _ in encoded], axis=-1)
         return Text(context[0], None if pooled is None else pooled[0])
 
-    def text(self, i: int, weights: Weights, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    def text(self, i: int, weights: NamedWeights, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """The i-th text encoder's part: [1, positions] -> [1, positions, hidden], and [1, e] of XL's second."""
         is_xl = len(self.text_configs) == 2
         return text_encoder.encode(weights, self.text_configs[i], ids, is_xl, is_xl and i == 1)
 
-    def predict(self, weights: Weights, x: jax.Array, time: jax.Array, text: Text) -> jax.Array:
+    def predict(self, weights: NamedWeights, x: jax.Array, time: jax.Array, text: Text) -> jax.Array:
         """The UNet's answer to latents [n, h, w, 4] at times [n] with stacked texts: [n, h, w, 4] float32."""
         sizes = None
         if self.unet.size_width is not None:
@@ -92,10 +92,10 @@ class Programs:
         self,
         weights: Mapping[str, jax.Array],
         rows: jax.Array,
-        states: tuple[State, ...],
+        states: tuple[DenoisingState, ...],
         givens: tuple[Given, ...],
         noises: tuple[jax.Array, ...],
-    ) -> tuple[State, ...]:
+    ) -> tuple[DenoisingState, ...]:
         """One step of b pictures, given one by one.
 
         Args:
@@ -110,7 +110,7 @@ class Programs:
             text = jax.tree.map(_interleave, given.negative, given.prompt)
         share = P("data")  # the chips share the n passes through the network; the rest is little, and done everywhere
         predict = jax.shard_map(
-            lambda weights, *arrays: self.predict(Weights(weights), *arrays),
+            lambda weights, *arrays: self.predict(NamedWeights(weights), *arrays),
             mesh=self.mesh,
             in_specs=(P(), share, share, share),
             out_specs=share,
@@ -123,14 +123,14 @@ class Programs:
         latents = row.keep * state.latents + row.toward * estimate + row.momentum * state.estimate + row.jitter * noise
         kept = row.original * given.original + row.noise * given.start_noise
         latents = given.mask * latents + (1 - given.mask) * kept
-        return tuple(State(latents[i], estimate[i]) for i in range(len(states)))
+        return tuple(DenoisingState(latents[i], estimate[i]) for i in range(len(states)))
 
     def decode(self, weights: Mapping[str, jax.Array], latents: tuple[jax.Array, ...]) -> jax.Array:
         """One picture [h, w, 4] for each chip -> [chips, H, W, 3] uint8."""
 
         def each(weights: Mapping[str, jax.Array], latents: jax.Array) -> jax.Array:
             x = (latents / self.vae.scaling).astype(self.dtype)
-            pixels = vae.decode(Weights(weights), self.vae, x, self.attention)
+            pixels = vae.decode(NamedWeights(weights), self.vae, x, self.attention)
             return jnp.round(jnp.clip(pixels / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
 
         specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
@@ -148,7 +148,7 @@ class Programs:
 
         def whole(weights: Mapping[str, jax.Array], image: jax.Array) -> tuple[jax.Array, jax.Array]:
             pixels = (image[None].astype(jnp.float32) / 255 * 2 - 1).astype(self.dtype)
-            return vae.encode(Weights(weights), self.vae, pixels, self.attention)
+            return vae.encode(NamedWeights(weights), self.vae, pixels, self.attention)
 
         split = jax.shard_map(whole, mesh=self.mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
         mean, deviation = split(weights, image)
@@ -177,15 +177,15 @@ class Programs:
         pooled = self.shape((self.text_configs[1]["projection_dim"],), self.dtype) if is_xl else None
         return Text(self.shape((length, width), self.dtype), pooled)
 
-    def functions(self, lengths: tuple[int, ...], size: tuple[int, int]) -> dict[str, Callable[[Weights], Any]]:
+    def functions(self, lengths: tuple[int, ...], size: tuple[int, int]) -> dict[str, Callable[[NamedWeights], Any]]:
         """Component -> a function of its weights that asks for all that the programs ask for, on small arrays."""
         text, small = self.texts(lengths[0]), 8 * self.vae.reduction
 
-        def predict(w: Weights) -> jax.Array:
+        def predict(w: NamedWeights) -> jax.Array:
             texts = jax.tree.map(lambda shape: jnp.zeros((1, *shape.shape), shape.dtype), text)
             return self.predict(w, jnp.zeros((1, *self.latents(size))), jnp.zeros(1), texts)
 
-        def both_ways(w: Weights) -> tuple[Any, ...]:
+        def both_ways(w: NamedWeights) -> tuple[Any, ...]:
             latents = jnp.zeros((1, 8, 8, LATENT_CHANNELS), self.dtype)
             pixels = jnp.zeros((1, small, small, 3), self.dtype)
             return vae.decode(w, self.vae, latents, "xla"), vae.encode(w, self.vae, pixels, "xla")
@@ -221,7 +221,10 @@ class Programs:
         for size in sizes:
             latents = self.shape(self.latents(size))
             mask = self.shape((*latents.shape[:2], 1))
-            state, given = State(latents, latents), Given(text, text if self.guided else None, mask, latents, latents)
+            state, given = (
+                DenoisingState(latents, latents),
+                Given(text, text if self.guided else None, mask, latents, latents),
+            )
             for b in batch_sizes:
                 rows = self.shape((b, COLUMNS + 1))
                 shapes = arrays["unet"], rows, (state,) * b, (given,) * b, (latents,) * b

@@ -44,14 +44,14 @@ log = logging.getLogger("podslice")
 Progress = Callable[[str, int, int, float], None]
 
 
-class Text(NamedTuple):
+class TorchText(NamedTuple):
     """An encoded prompt."""
 
     context: torch.Tensor  # [1, positions, d]
     pooled: torch.Tensor | None  # [1, e], of XL
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Text:
-        return Text(function(self.context), None if self.pooled is None else function(self.pooled))
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TorchText:
+        return TorchText(function(self.context), None if self.pooled is None else function(self.pooled))
 
 
 class Kept(NamedTuple):
@@ -71,8 +71,8 @@ class TorchPicture:
     plan: Trajectory
     latents: torch.Tensor  # [1, 4, h, w] float32
     estimate: torch.Tensor
-    prompt: Text
-    negative: Text | None
+    prompt: TorchText
+    negative: TorchText | None
     kept: Kept | None  # on XLA always there
 
     @property
@@ -312,19 +312,19 @@ class TorchBackend:
 
     # -- networks -----------------------------------------------------------------------------------------------
 
-    def _encode_text(self, text: str) -> Text:
+    def _encode_text(self, text: str) -> TorchText:
         """On XLA the result lies on the host: see `_upload`."""
         found = self._run_text_encoders(self._tokenizers(text).ids)
         self._sync()
         return found.map(torch.Tensor.cpu) if self._xla else found
 
-    def _run_text_encoders(self, each_ids: Sequence[np.ndarray]) -> Text:
+    def _run_text_encoders(self, each_ids: Sequence[np.ndarray]) -> TorchText:
         contexts, pooled = [], None
         for encoder, ids in zip(self._text_encoders, each_ids):
             output = encoder(torch.from_numpy(ids).long().to(self._device), output_hidden_states=self._is_xl)
             contexts.append(output.hidden_states[-2] if self._is_xl else output.last_hidden_state)
             pooled = output.text_embeds if self._is_xl and "text_embeds" in output else pooled
-        return Text(torch.cat(contexts, dim=-1).to(self._dtype), pooled)
+        return TorchText(torch.cat(contexts, dim=-1).to(self._dtype), pooled)
 
     def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
         """To the device: on XLA a new tensor each time, as two pictures of one batch may have one prompt."""

@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from apps.stable_diffusion.engine.model.weights import Weights
+from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 
-def linear(w: Weights, x: jax.Array, out: int, bias: bool = True) -> jax.Array:
+def linear(w: NamedWeights, x: jax.Array, out: int, bias: bool = True) -> jax.Array:
     """[..., in] -> [..., out]."""
     y = x @ w.get("weight", x.shape[-1], out)
     return y + w.get("bias", out) if bias else y
 
 
 def conv(
-    w: Weights, x: jax.Array, out: int, size: int = 3, stride: int = 1, padding: tuple[int, int] | None = None
+    w: NamedWeights, x: jax.Array, out: int, size: int = 3, stride: int = 1, padding: tuple[int, int] | None = None
 ) -> jax.Array:
     """[b, h, w, in] -> [b, h / stride, w / stride, out]; `padding` before and after, on both axes."""
     kernel = w.get("weight", size, size, x.shape[-1], out)
@@ -29,7 +29,7 @@ def conv(
     return y + w.get("bias", out)
 
 
-def layer_norm(w: Weights, x: jax.Array, eps: float = 1e-5) -> jax.Array:
+def layer_norm(w: NamedWeights, x: jax.Array, eps: float = 1e-5) -> jax.Array:
     scale, shift = (w.get(name, x.shape[-1]).astype(jnp.float32) for name in ("weight", "bias"))
     h = x.astype(jnp.float32)
     h = h - h.mean(-1, keepdims=True)
@@ -37,7 +37,7 @@ def layer_norm(w: Weights, x: jax.Array, eps: float = 1e-5) -> jax.Array:
     return (h * scale + shift).astype(x.dtype)
 
 
-def group_norm(w: Weights, x: jax.Array, groups: int, eps: float) -> jax.Array:
+def group_norm(w: NamedWeights, x: jax.Array, groups: int, eps: float) -> jax.Array:
     """[b, h, w, c], normed over the pixels and each group of neighbouring channels.
 
     Moments are taken for each channel and the few numbers grouped after, so that the large array keeps its layout.
@@ -56,7 +56,9 @@ def group_norm(w: Weights, x: jax.Array, groups: int, eps: float) -> jax.Array:
     return (h * scale[:, None, None] + shift[:, None, None]).astype(x.dtype)
 
 
-def resnet(w: Weights, x: jax.Array, out: int, groups: int, eps: float, time: jax.Array | None = None) -> jax.Array:
+def resnet(
+    w: NamedWeights, x: jax.Array, out: int, groups: int, eps: float, time: jax.Array | None = None
+) -> jax.Array:
     """Two convolutions with a residual; `time` [b, t] is the embedded time step, None in a VAE."""
     h = conv(w["conv1"], jax.nn.silu(group_norm(w["norm1"], x, groups, eps)), out)
     if time is not None:
@@ -65,7 +67,7 @@ def resnet(w: Weights, x: jax.Array, out: int, groups: int, eps: float, time: ja
     return h + (x if x.shape[-1] == out else conv(w["conv_shortcut"], x, out, size=1))
 
 
-def upsample(w: Weights, x: jax.Array, size: tuple[int, int]) -> jax.Array:
+def upsample(w: NamedWeights, x: jax.Array, size: tuple[int, int]) -> jax.Array:
     """To [b, *size, c] by repeating pixels, then a convolution."""
     if size == (2 * x.shape[1], 2 * x.shape[2]):
         x = x.repeat(2, axis=1).repeat(2, axis=2)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from apps.stable_diffusion.engine.model.attention import attend
 from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import layer_norm, linear
-from apps.stable_diffusion.engine.model.weights import Weights
+from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 ACTIVATIONS = {
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
@@ -28,7 +28,7 @@ def check(config: Mapping[str, Any], component: str) -> None:
 
 
 def encode(
-    w: Weights, config: Mapping[str, Any], ids: jax.Array, penultimate: bool = False, projection: bool = False
+    w: NamedWeights, config: Mapping[str, Any], ids: jax.Array, penultimate: bool = False, projection: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
     """What a UNet attends to.
 

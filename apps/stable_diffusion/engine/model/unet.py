@@ -25,7 +25,7 @@ from apps.stable_diffusion.engine.model.layers import (
     sinusoids,
     upsample,
 )
-from apps.stable_diffusion.engine.model.weights import Weights
+from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 BLOCKS = {"DownBlock2D": False, "CrossAttnDownBlock2D": True, "UpBlock2D": False, "CrossAttnUpBlock2D": True}
 ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -71,7 +71,7 @@ class Conditioning:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class UNetArchitecture:
     """The sizes of a UNet, from its config."""
 
     channels: tuple[int, ...]  # at each resolution, from the finest
@@ -89,7 +89,7 @@ class Architecture:
     size_width: int | None  # sinusoids of each of XL's size numbers
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Architecture:
+    def of(cls, config: Mapping[str, Any]) -> UNetArchitecture:
         """CheckpointError for a field that means another network."""
         refuse_others(config, "unet", ALLOWED)
         get = partial(needed, config, "unet")
@@ -128,7 +128,7 @@ class Architecture:
 
 
 def predict(
-    w: Weights, arch: Architecture, x: jax.Array, time: jax.Array, cond: Conditioning, attention: str
+    w: NamedWeights, arch: UNetArchitecture, x: jax.Array, time: jax.Array, cond: Conditioning, attention: str
 ) -> jax.Array:
     """What the network was trained to say of noisy latents x [b, h, w, 4] at time steps [b]: [b, h, w, 4]."""
     context = cond.context
@@ -164,7 +164,9 @@ def predict(
     return conv(w["conv_out"], x, 4)
 
 
-def _embed_time(w: Weights, arch: Architecture, time: jax.Array, cond: Conditioning, dtype: jnp.dtype) -> jax.Array:
+def _embed_time(
+    w: NamedWeights, arch: UNetArchitecture, time: jax.Array, cond: Conditioning, dtype: jnp.dtype
+) -> jax.Array:
     """[b] -> [b, time_width]."""
 
     def embed(name: str, x: jax.Array) -> jax.Array:
@@ -179,7 +181,7 @@ def _embed_time(w: Weights, arch: Architecture, time: jax.Array, cond: Condition
 
 
 def _transformer(
-    w: Weights, arch: Architecture, level: int, x: jax.Array, context: jax.Array, attention: str
+    w: NamedWeights, arch: UNetArchitecture, level: int, x: jax.Array, context: jax.Array, attention: str
 ) -> jax.Array:
     """Blocks of self attention, attention to the text [b, s, d] and a gated feed forward, over all pixels."""
     b, height, width, channels = x.shape
@@ -201,7 +203,7 @@ def _transformer(
     return x + project("proj_out", y.reshape(b, height, width, channels))
 
 
-def _attention(w: Weights, x: jax.Array, context: jax.Array, heads: int, attention: str) -> jax.Array:
+def _attention(w: NamedWeights, x: jax.Array, context: jax.Array, heads: int, attention: str) -> jax.Array:
     """[b, n, c] attends to [b, m, d]."""
     channels = x.shape[-1]
     q = linear(w["to_q"], x, channels, bias=False)

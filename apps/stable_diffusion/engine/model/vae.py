@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from apps.stable_diffusion.engine.model.attention import attend
 from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import conv, group_norm, linear, resnet, upsample
-from apps.stable_diffusion.engine.model.weights import Weights
+from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 EPS = 1e-6
 ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -28,7 +28,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Architecture:
+class VaeArchitecture:
     """The sizes of an autoencoder, from its config."""
 
     channels: tuple[int, ...]  # at each resolution, from the finest
@@ -40,7 +40,7 @@ class Architecture:
     scaling: float  # latents for the UNet are the encoder's times this
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Architecture:
+    def of(cls, config: Mapping[str, Any]) -> VaeArchitecture:
         """CheckpointError for a field that means another network."""
         refuse_others(config, "vae", ALLOWED)
         for side in ("down", "up"):
@@ -65,7 +65,7 @@ class Architecture:
         return 2 ** (len(self.channels) - 1)
 
 
-def encode(w: Weights, arch: Architecture, pixels: jax.Array, attention: str) -> tuple[jax.Array, jax.Array]:
+def encode(w: NamedWeights, arch: VaeArchitecture, pixels: jax.Array, attention: str) -> tuple[jax.Array, jax.Array]:
     """[b, H, W, 3] -> the latents' mean and standard deviation, [b, h, w, 4] each, before scaling."""
     e = w["encoder"]
     x = conv(e["conv_in"], pixels, arch.channels[0])
@@ -83,7 +83,7 @@ def encode(w: Weights, arch: Architecture, pixels: jax.Array, attention: str) ->
     return mean, jnp.exp(0.5 * jnp.clip(log_variance, -30, 20))
 
 
-def decode(w: Weights, arch: Architecture, latents: jax.Array, attention: str) -> jax.Array:
+def decode(w: NamedWeights, arch: VaeArchitecture, latents: jax.Array, attention: str) -> jax.Array:
     """[b, h, w, 4], unscaled -> [b, H, W, 3] float32."""
     d, x = w["decoder"], latents
     if arch.post_quant_conv:
@@ -100,7 +100,7 @@ def decode(w: Weights, arch: Architecture, latents: jax.Array, attention: str) -
     return conv(d["conv_out"], x, 3).astype(jnp.float32)
 
 
-def _middle(w: Weights, arch: Architecture, x: jax.Array, attention: str) -> jax.Array:
+def _middle(w: NamedWeights, arch: VaeArchitecture, x: jax.Array, attention: str) -> jax.Array:
     channels = arch.channels[-1]
     x = resnet(w["resnets"][0], x, channels, arch.groups, EPS)
     if arch.attention:

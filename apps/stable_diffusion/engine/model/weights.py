@@ -26,7 +26,7 @@ OLD_NAMES = {  # of a VAE's attention, before diffusers 0.18
 }
 
 
-class Weights:
+class NamedWeights:
     """Named arrays seen under a prefix: `weights["down_blocks"][0]["resnets"][1]`.
 
     A matrix is `[in, out]` and a convolution `[height, width, in, out]`, the transpose of what the files hold.
@@ -36,8 +36,8 @@ class Weights:
         self._arrays = arrays
         self._prefix = prefix
 
-    def __getitem__(self, name: str | int) -> Weights:
-        return Weights(self._arrays, f"{self._prefix}{name}.")
+    def __getitem__(self, name: str | int) -> NamedWeights:
+        return NamedWeights(self._arrays, f"{self._prefix}{name}.")
 
     def get(self, name: str, *shape: int) -> jax.Array:
         """The array of this name, which must have this shape."""
@@ -64,14 +64,14 @@ class _Noting(dict[str, Any]):
         return super().__getitem__(name)
 
 
-class _Declaring(Weights):
+class _Declaring(NamedWeights):
     """Has whatever it is asked for, and remembers it."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], dtype: np.dtype, prefix: str = "") -> None:
         super().__init__({}, prefix)
         self._shapes, self._dtype = shapes, dtype
 
-    def __getitem__(self, name: str | int) -> Weights:
+    def __getitem__(self, name: str | int) -> NamedWeights:
         return _Declaring(self._shapes, self._dtype, f"{self._prefix}{name}.")
 
     def get(self, name: str, *shape: int) -> jax.Array:
@@ -79,7 +79,7 @@ class _Declaring(Weights):
         return jnp.zeros(shape, self._dtype)
 
 
-def declared(function: Callable[[Weights], Any], dtype: np.dtype) -> dict[str, jax.ShapeDtypeStruct]:
+def declared(function: Callable[[NamedWeights], Any], dtype: np.dtype) -> dict[str, jax.ShapeDtypeStruct]:
     """The tensors that a function of a component's weights asks for, from its config alone, without a checkpoint."""
     shapes: dict[str, tuple[int, ...]] = {}
     jax.eval_shape(lambda: function(_Declaring(shapes, dtype)))
@@ -111,7 +111,7 @@ def _new_name(name: str) -> str:
 
 
 def required(
-    checkpoint: Checkpoint, component: str, function: Callable[[Weights], Any], dtype: np.dtype
+    checkpoint: Checkpoint, component: str, function: Callable[[NamedWeights], Any], dtype: np.dtype
 ) -> dict[str, TensorEntry]:
     """The tensors that a function of a component's weights asks for, by their new names.
 
@@ -125,7 +125,7 @@ def required(
     def noting(arrays: Mapping[str, Any]) -> Any:
         notes = _Noting(arrays)
         try:
-            return function(Weights(notes))
+            return function(NamedWeights(notes))
         finally:
             asked.update(notes.asked)
 
