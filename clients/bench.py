@@ -29,14 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from http_command import Failure, at_least_one
 
 # Only chunks with these are parsed, the others counted: the client shares the machine with the server under test.
 DECODE = re.compile(rb'"error"|"usage"\s*:\s*\{')
 CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\{')
-
-
-class Failure(Exception):
-    """What went wrong and what to do about it, in one line."""
 
 
 Request = tuple[int | str, list[int] | str, int]  # id, prompt, max_tokens
@@ -70,14 +67,20 @@ def parse_args() -> argparse.Namespace:
     add("--api-key", default=os.environ.get("PODSLICE_API_KEY") or os.environ.get("OPENAI_API_KEY") or "")
     add("--timeout", type=float, default=600.0, metavar="S", help="a request fails after it (default %(default)g)")
     add("--trace", type=Path, metavar="FILE", help="a JSON list of {id, ids or text, max_tokens}")
-    add("--requests", type=count, metavar="N", help="how many (default 32; of a trace: its first N, default all)")
+    add("--requests", type=at_least_one, metavar="N", help="how many (default 32; of a trace: its first N, else all)")
     add("--prompt-tokens", type=span, default=(32, 512), metavar="LOW:HIGH", help="or N; random (default 32:512)")
     add("--output-tokens", type=span, default=(128, 128), metavar="LOW:HIGH", help="or N; random (default 128)")
-    add("--vocab-size", type=count, default=1000, metavar="N", help="random ids are below it (default %(default)s)")
+    add(
+        "--vocab-size",
+        type=at_least_one,
+        default=1000,
+        metavar="N",
+        help="random ids are below (default %(default)s)",
+    )
     add("--ignore-eos", action="store_true", help="ask for exactly max_tokens tokens (vLLM, Podslice)")
     add("--seed", type=int, default=0, metavar="N", help="of random prompts (default %(default)s)")
     add("--concurrency", type=counts, default=[1, 8, 32], metavar="N,...", help="requests in flight (default 1,8,32)")
-    add("--repeat", type=count, default=1, metavar="N", help="runs of each level; medians are shown")
+    add("--repeat", type=at_least_one, default=1, metavar="N", help="runs of each level; medians are shown")
     add("--warmup", type=int, default=1, metavar="N", help="requests sent at once before measuring (default 1)")
     add("--json", type=Path, metavar="FILE", help="write every figure and every request here")
     args = parser.parse_args()
@@ -88,18 +91,12 @@ def parse_args() -> argparse.Namespace:
 
 
 def counts(text: str) -> list[int]:
-    return [count(part) for part in text.split(",")]
-
-
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
+    return [at_least_one(part) for part in text.split(",")]
 
 
 def span(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
-    bounds = count(low), count(high or low)
+    bounds = at_least_one(low), at_least_one(high or low)
     if bounds[0] > bounds[1]:
         raise argparse.ArgumentTypeError(f"{text!r} runs backwards; write LOW:HIGH")
     return bounds

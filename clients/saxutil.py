@@ -11,7 +11,6 @@ Where the cell is: -sax_root (or -url), else PODSLICE_URL, else http://localhost
 """
 
 import inspect
-import io
 import os
 import sys
 import time
@@ -19,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saxutil_cell import Cell, Failure, addresses, details, print_stream, print_table, row, summary, wait_until_active
+from http_command import Failure, auth_header, exit_code, read_stdin
+from saxutil_cell import Cell, addresses, details, print_stream, print_table, row, summary, wait_until_active
 from saxutil_flags import (
     Flag,
     Help,
@@ -190,7 +190,7 @@ def watch(cell: Cell, flags: Mapping[str, Any], model: str) -> None:
 def generate(cell: Cell, flags: Mapping[str, Any], model: str, query: str) -> None:
     if flags["stream"] and (flags["terse"] or flags["n"]):
         raise Usage("-stream prints one text as it comes: leave out -terse and -n")
-    asked: dict[str, Any] = {"model": model_id(model), "query": read_stdin() if query == "-" else query}
+    asked: dict[str, Any] = {"model": model_id(model), "query": read_stdin("query") if query == "-" else query}
     if flags["extra"]:
         asked["extra_inputs"] = flags["extra"]
     if flags["stream"]:
@@ -236,16 +236,6 @@ def own_cell(cell: Cell, sax_cell: str) -> dict[str, Any]:
     return found
 
 
-def read_stdin() -> str:
-    try:
-        with open(0, "rb", closefd=False) as stdin:  # sys.stdin is None when it was closed
-            return stdin.read().decode()
-    except UnicodeError:
-        raise Failure("the query is not UTF-8 text. Convert it first, e.g. with iconv.") from None
-    except OSError as error:
-        raise Failure(f"cannot read stdin: {error.strerror}. Give the query as an argument.") from None
-
-
 # The command line.
 
 
@@ -275,8 +265,7 @@ def run(arguments: Sequence[str]) -> int:
         own, rest = take_flags(rest, GLOBAL | chosen.flags)
         flags = {name: flag.default for name, flag in (GLOBAL | chosen.flags).items()} | values | own
         url = flags["sax_root"] or flags["url"] or environment_url()
-        key = flags["api_key"] or os.environ.get("PODSLICE_API_KEY") or os.environ.get("OPENAI_API_KEY") or ""
-        cell = Cell(url, key.strip(), flags["sax_timeout"])
+        cell = Cell(url, auth_header(flags["api_key"], "-api_key"), flags["sax_timeout"])
         try:
             inspect.signature(chosen.run).bind(cell, flags, *rest)
         except TypeError:
@@ -298,24 +287,7 @@ def environment_url() -> str:
 
 
 def main() -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character must not end the answer
-    try:
-        code = run(sys.argv[1:])
-        print(end="", flush=True)
-        return code
-    except Failure as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter's last flush complains
-        return 141
-    except OSError as error:  # httpx has its own errors: only our own stdin and stdout are left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"error: cannot write the answer: {error.strerror}. Check where stdout goes.", file=sys.stderr)
-        return 1
+    return exit_code(lambda: run(sys.argv[1:]))
 
 
 if __name__ == "__main__":

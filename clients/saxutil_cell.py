@@ -2,28 +2,29 @@
 
 import csv
 import json
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
+from http_command import CONNECT_TIMEOUT_S, Failure, Words, explain, named, one_line, server_message, sse_events
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-CONNECT_TIMEOUT_S = 10.0
 PAUSE_S = 0.5
 PATIENCE_S = 10.0
-
-
-class Failure(Exception):
-    """What went wrong and what to do about it, in one line."""
+WHERE = "-sax_root or PODSLICE_URL says where the cell is."
+WORDS = Words(
+    local=f"Is a cell served there? {WHERE}",
+    remote=f"Is it the right address, port-forwarded if in a cluster? {WHERE}",
+    address="-sax_root",
+    timeout="-sax_timeout",
+)
 
 
 class Later(Failure):
@@ -40,11 +41,8 @@ class Cell:
     `timeout_s` is how long the cell may be silent. Every method raises Failure, or Later.
     """
 
-    def __init__(self, url: str, api_key: str, timeout_s: float) -> None:
-        if not (api_key.isascii() and api_key.isprintable()):
-            raise Failure("the API key holds characters that no HTTP header can carry. Check PODSLICE_API_KEY.")
+    def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         self.url, self.timeout_s = url, timeout_s
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
 
@@ -63,7 +61,7 @@ class Cell:
             if "text/event-stream" not in response.headers.get("content-type", ""):
                 raise Failure(f"{self.url}{path} did not answer with a stream. Is a cell there? Check -sax_root.")
             try:
-                for data in event_data(response.iter_bytes()):
+                for _, data in sse_events(response.iter_bytes()):
                     if data == "[DONE]":
                         return
                     event = json.loads(data)
@@ -74,7 +72,7 @@ class Cell:
             except ValueError:
                 raise Failure(f"cannot read this event of the stream: {one_line(data, 200)}") from None
             except httpx.HTTPError as error:
-                raise Later(self.explain(error), PAUSE_S) from None
+                raise Later(explain(error, self.url, self.timeout_s, WORDS), PAUSE_S) from None
 
     def changes(self, model: str, patience_s: float = 0.0) -> Iterator[dict[str, Any]]:
         """What the cell says of a model now, then at each change, the last with state GONE.
@@ -110,26 +108,7 @@ class Cell:
                     raise refusal(response, self.url)
                 yield response
         except httpx.HTTPError as error:
-            raise Failure(self.explain(error)) from None
-
-    def explain(self, error: httpx.HTTPError) -> str:
-        """One line for a connection that failed, went silent or broke."""
-        reason = re.sub(r"^\[Errno -?\d+\] ", "", one_line(str(error), 200)) or type(error).__name__
-        reason = reason[:1].lower() + reason[1:] if reason[1:2].islower() else reason
-        if isinstance(error, httpx.ConnectTimeout):
-            reason = f"no connection within {CONNECT_TIMEOUT_S:g} s"
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            if "[SSL" in reason:
-                return f"cannot reach {self.url}: {reason}. Check the certificate, or whether it should be http://."
-            local = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
-            check = "Is a cell served there" if local else "Is it the right address, port-forwarded if in a cluster"
-            return f"cannot reach {self.url}: {reason}. {check}? -sax_root or PODSLICE_URL says where the cell is."
-        if isinstance(error, httpx.TimeoutException):
-            return (
-                f"no word from {self.url} for {self.timeout_s:g} s. "
-                "It may be compiling or overloaded: see its log, or wait longer with -sax_timeout."
-            )
-        return f"the connection to {self.url} broke: {reason}. See whether the cell still runs, then try again."
+            raise Failure(explain(error, self.url, self.timeout_s, WORDS)) from None
 
 
 def refusal(response: httpx.Response, url: str) -> Failure:
@@ -142,46 +121,13 @@ def refusal(response: httpx.Response, url: str) -> Failure:
     if not own:
         if response.is_redirect:
             return Failure(f"{url} has moved: pass {response.headers.get('location')} as -sax_root.")
-        named = f"{status} {response.reason_phrase}".strip()
-        message = f"{url} answered {named}: {message.rstrip('.')}. Is a cell there? Check -sax_root."
+        message = f"{url} answered {named(response)}: {message.rstrip('.')}. Is a cell there? Check -sax_root."
     if status == HTTPStatus.UNAUTHORIZED:
         return Failure(f"{message.rstrip('.')}. Set PODSLICE_API_KEY to a valid key.")
     wait = response.headers.get("retry-after", "")
     if wait.isdecimal():
         return Later(f"{message.rstrip('.')}. Try again in {wait} s.", float(wait))
     return Failure(message)
-
-
-def server_message(body: bytes) -> str:
-    """The sentence inside an error body: {"Error"}, {"error": {"message"}}, {"detail"}, or plain text."""
-    try:
-        error: Any = json.loads(body)
-    except ValueError:
-        return body.decode(errors="replace") or "(no message)"
-    for name in ("Error", "error", "message", "detail"):
-        if isinstance(error, dict) and error.get(name):
-            error = error[name]
-    return error if isinstance(error, str) else json.dumps(error)
-
-
-def one_line(text: str, longest: int = 1000) -> str:
-    """`text` without line breaks and control characters, cut to `longest` characters."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
-
-
-def event_data(chunks: Iterable[bytes]) -> Iterator[str]:
-    """The data of each server-sent event. Lines end at \\n alone: JSON may hold U+2028 and its like as they are."""
-    data, rest = [], b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            field, _, value = line.rstrip(b"\r").decode(errors="replace").partition(":")
-            if field == "data":
-                data.append(value.removeprefix(" "))
-            elif not field and not value and data:  # an empty line ends the event; ': comment' keeps it open
-                yield "\n".join(data)
-                data = []
 
 
 def addresses(entry: Mapping[str, Any]) -> list[str]:

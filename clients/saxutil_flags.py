@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
+from http_command import server_url
 
 NAME = "[a-z]+[a-z0-9_-]*"
 
@@ -83,14 +82,8 @@ def duration(text: str) -> float:
 
 
 def base_url(text: str) -> str:
-    url = (text.strip() if "://" in text else f"http://{text.strip()}").rstrip("/")
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):
-        valid = False
-    if not valid:
+    url = server_url(text)
+    if url is None:
         raise Usage(f"{text!r} is not a cell's address; write it like http://localhost:8000 (no bucket is needed)")
     return url
 

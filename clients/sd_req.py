@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import io
 import math
-import os
 import re
 import sys
 import time
@@ -21,18 +20,29 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from http_command import (
+    CONNECT_TIMEOUT_S,
+    Failure,
+    Words,
+    at_least_one,
+    auth_header,
+    base_url,
+    exit_code,
+    explain,
+    refusal,
+    seconds,
+)
 from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-CONNECT_TIMEOUT_S = 10.0
 PORT = 8000
 EMPTY_CELL = (128, 128, 128)
 PROMPTS = (  # within the reach of the small demo model; any other model knows them too
@@ -47,8 +57,7 @@ PROMPTS = (  # within the reach of the small demo model; any other model knows t
 )
 
 
-class Failure(Exception):
-    """What went wrong and what to do about it, in one line."""
+WORDS = Words(awaited="picture", local="Is the server running? Start it with `make serve-sd`.")
 
 
 @dataclass(frozen=True)
@@ -62,23 +71,16 @@ class Result:
 
 def main() -> int:
     args = parse_args()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the run
-    try:
-        if args.save_pictures:
-            check_writable(args.output)
-        began = time.perf_counter()
-        results = asyncio.run(ask_all(args))
-        return report(args, results, time.perf_counter() - began)
-    except Failure as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter's last flush complains
-        return 141
+    return exit_code(lambda: draw(args))
+
+
+def draw(args: argparse.Namespace) -> int:
+    """Asks for the pictures, reports and saves them; the exit code. Raises Failure."""
+    if args.save_pictures:
+        check_writable(args.output)
+    began = time.perf_counter()
+    results = asyncio.run(ask_all(args))
+    return report(args, results, time.perf_counter() - began)
 
 
 def parse_args() -> argparse.Namespace:
@@ -96,8 +98,9 @@ def parse_args() -> argparse.Namespace:
     flag("--size", type=size, help="WIDTHxHEIGHT in pixels (default: the server's)")
     flag("--steps", type=at_least_one, help="denoising steps (default: the server's)")
     flag("--seed", type=seed, help="of the first picture; the next ones have the numbers after it (default: random)")
+    url = partial(base_url, endpoint="/imagine")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", type=base_url, help=f"the server (default http://localhost:{PORT})")
+    where.add_argument("--url", type=url, help=f"the server (default http://localhost:{PORT})")
     where.add_argument("--ip", type=address, dest="url", help=f"the server's address, on port {PORT} unless it has one")
     flag("--api_key", help="default: $PODSLICE_API_KEY, else $OPENAI_API_KEY")
     flag("--timeout", type=seconds, default=300.0, help="longest wait for a picture, s (default %(default)g)")
@@ -109,31 +112,10 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
-def base_url(text: str) -> str:
-    """`localhost:8000`, `http://localhost:8000/` and `http://localhost:8000/imagine` are the same server."""
-    url = text.strip() if "://" in text else f"http://{text.strip()}"
-    url = url.rstrip("/").removesuffix("/imagine").rstrip("/")
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):
-        valid = False
-    if not valid:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a server's address; write it like http://localhost:{PORT}")
-    return url
-
-
 def address(text: str) -> str:
     """An IP address or name, with a port or without."""
     url = base_url(f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text)  # IPv6
     return url if urlsplit(url).port else f"{url}:{PORT}"
-
-
-def at_least_one(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
 
 
 def seed(text: str) -> int:
@@ -148,23 +130,6 @@ def size(text: str) -> str:
     return text.lower()
 
 
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
-
-
-def auth_header(flag: str | None) -> dict[str, str]:
-    key = (flag or os.environ.get("PODSLICE_API_KEY") or os.environ.get("OPENAI_API_KEY") or "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise Failure("the API key holds characters that no HTTP header can carry. Check --api_key, PODSLICE_API_KEY.")
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 async def ask_all(args: argparse.Namespace) -> list[Result]:
     """One result for each request, in their order, with a progress bar where someone watches."""
     columns = (TextColumn("pictures"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -176,7 +141,7 @@ async def ask_all(args: argparse.Namespace) -> list[Result]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("pictures", total=args.num_requests)
         async with httpx.AsyncClient(
-            base_url=args.url, headers=auth_header(args.api_key), timeout=timeout, limits=limits
+            base_url=args.url, headers=auth_header(args.api_key, "--api_key"), timeout=timeout, limits=limits
         ) as client:
 
             async def worker() -> None:
@@ -202,79 +167,20 @@ async def ask(client: httpx.AsyncClient, args: argparse.Namespace, number: int) 
         took = time.perf_counter() - began
         return Result(took, picture_of(response, args.url))
     except (httpx.HTTPError, TimeoutError, Failure) as error:
-        why = str(error) if isinstance(error, Failure) else explain(error, args)
+        why = str(error) if isinstance(error, Failure) else explain(error, args.url, args.timeout, WORDS)
         return Result(time.perf_counter() - began, error=why)
 
 
 def picture_of(response: httpx.Response, url: str) -> Image.Image:
-    if response.status_code != HTTPStatus.OK:
-        message = one_line(server_message(response)).rstrip(".")
-        status = f"{response.status_code} {response.reason_phrase}".strip()
-        raise Failure(f"{url} answered {status}: {message}. {advice(response)}")
+    if response.status_code != httpx.codes.OK:
+        not_found = "Check --url: a Stable Diffusion server answers at /imagine."
+        raise refusal(response, url, not_found, "--api_key", ", or with a smaller --batch_size")
     try:
         picture = Image.open(io.BytesIO(response.content))
         picture.load()
         return picture.convert("RGB")
     except Exception:  # Pillow's decoders raise whatever they like at what is no picture
         raise Failure(f"{url}/imagine did not answer with a picture. Is a Stable Diffusion server there?") from None
-
-
-def server_message(response: httpx.Response) -> str:
-    """The sentence inside an error body: {"error": {"message"}}, {"detail"}, or plain text."""
-    try:
-        error = response.json()
-    except ValueError:
-        return response.text or "(no message)"
-    for name in ("error", "message", "detail"):
-        if isinstance(error, dict) and error.get(name):
-            error = error[name]
-    return error if isinstance(error, str) else str(error)
-
-
-def advice(response: httpx.Response) -> str:
-    """What a user can do about this HTTP status."""
-    status = response.status_code
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        return "Pass a valid key with --api_key or PODSLICE_API_KEY."
-    if status == HTTPStatus.NOT_FOUND:
-        return "Check --url: a Stable Diffusion server answers at /imagine."
-    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        wait = response.headers.get("retry-after", "")
-        when = f"in {wait} s" if wait.isdecimal() else "in a while"
-        return f"The server is full or still starting: try again {when}, or with a smaller --batch_size."
-    if response.is_redirect:
-        return f"Pass the address that it moved to as --url: {response.headers.get('location')}"
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "The server's log says more."
-    return "Change the request to what the message asks for."
-
-
-def explain(error: Exception, args: argparse.Namespace) -> str:
-    """One line for a connection that failed, went silent or broke."""
-    url = args.url
-    reason = re.sub(r"^\[Errno -?\d+\] ", "", one_line(str(error), 200))
-    reason = reason[:1].lower() + reason[1:] if reason[1:2].islower() else reason
-    if isinstance(error, httpx.ConnectTimeout):
-        reason = f"no connection within {CONNECT_TIMEOUT_S:g} s"
-    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-        if "[SSL" in reason:
-            return f"cannot reach {url}: {reason}. Check the certificate, or whether --url should begin with http://."
-        local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-        start = "Start it with `make serve-sd`." if local else "Check --url, and port-forward if it is in a cluster."
-        return f"cannot reach {url}: {reason}. Is the server running? {start}"
-    if isinstance(error, (httpx.TimeoutException, TimeoutError)):
-        return (
-            f"no picture from {url} within {args.timeout:g} s. "
-            "It may be compiling or overloaded: see its log, or wait longer with --timeout."
-        )
-    reason = reason or type(error).__name__
-    return f"the connection to {url} broke: {reason}. See whether the server still runs, then ask again."
-
-
-def one_line(text: str, longest: int = 500) -> str:
-    """`text` without line breaks and control characters, cut to `longest` characters."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def report(args: argparse.Namespace, results: Sequence[Result], took: float) -> int:

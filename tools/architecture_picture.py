@@ -1,6 +1,6 @@
 """Draws docs/architecture.svg: `python -m tools.architecture_picture`.
 
-Its colours read on a light and on a dark page: boxes have a fill of their own, and what is outside of them is grey.
+Readable on light and dark pages: boxes are filled, and everything outside of them is grey.
 """
 
 from html import escape
@@ -10,11 +10,11 @@ PATH = Path(__file__).parents[1] / "docs" / "architecture.svg"
 WIDTH, HEIGHT = 920, 500
 GREY = "#808890"
 CONFIG, TOOL, SERVER, ENGINE, CHIPS = "#fff3c4", "#e3edff", "#e6f4e6", "#d2ecd2", "#f6dfd3"
-"""Fills: what a person writes, what runs before the cluster, HTTP, JAX, hardware."""
+"""Fill colors: configs, offline tools, HTTP, JAX, hardware."""
 
 
 def box(x: int, y: int, width: int, height: int, fill: str, title: str, *lines: str) -> str:
-    """A box with a bold title and lines under it, all in its middle."""
+    """A box with a bold title and further lines, centered."""
     middle, first = x + width / 2, y + height / 2 + 5 - 8.5 * len(lines)
     texts = [f'<text x="{middle:g}" y="{first:g}" class="title">{escape(title)}</text>']
     texts += [
@@ -25,7 +25,7 @@ def box(x: int, y: int, width: int, height: int, fill: str, title: str, *lines: 
 
 
 def arrow(x1: int, y1: int, x2: int, y2: int, says: str = "") -> str:
-    """A line with a head at its second end, and a word over its middle."""
+    """An arrow from the first point to the second, with a label over its middle."""
     word = f'<text x="{(x1 + x2) / 2:g}" y="{(y1 + y2) / 2 - 6:g}" class="grey">{escape(says)}</text>' if says else ""
     return f'<path d="M{x1} {y1}L{x2} {y2}" class="arrow"/>{word}'
 
@@ -39,7 +39,7 @@ def frame(x: int, y: int, width: int, height: int, says: str) -> str:
 
 
 def hosts(x: int, y: int, count: int) -> str:
-    """A slice: hosts of four chips."""
+    """Draws a slice: hosts with four chips each."""
     drawn = ""
     for host in range(count):
         left = x + 46 * host
@@ -53,7 +53,7 @@ def hosts(x: int, y: int, count: int) -> str:
 
 
 def picture() -> str:
-    """The whole drawing."""
+    """The drawing as SVG."""
     parts = [
         box(10, 40, 170, 76, CONFIG, "one typed config", "ray_configs/", "model, slice, replicas"),
         arrow(180, 78, 248, 78),

@@ -11,6 +11,7 @@ from ray_configs import (
     capacity,
     cell,
     cloud,
+    deployed,
     exposure,
     job,
     llm,
@@ -37,7 +38,7 @@ SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
     "Exposure: how clients reach a service": (exposure.ClusterIP, exposure.LoadBalancer, exposure.Gateway),
     "Google Cloud": (cloud.GoogleCloud, cloud.Bucket, cloud.Identity, cloud.SecretKey),
     "The cluster": (
-        service.Head,
+        deployed.Head,
         observability.Observability,
         service.GcsFaultTolerance,
         upgrade.NewCluster,
@@ -61,7 +62,7 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length 
 
 
 def page() -> str:
-    """The whole page."""
+    """The page as Markdown."""
     parts = [HEAD]
     for title, models in SECTIONS.items():
         parts.append(f"## {title}\n")
@@ -79,7 +80,7 @@ def _model(model: type[BaseModel]) -> str:
 
 
 def fields(model: type[BaseModel]) -> dict[str, tuple[str, str, str]]:
-    """Name -> (type, default, docstring) of each field: a model's own first, what all applications have last."""
+    """Name -> (type, default, docstring) of each field: the model's own first, those of all applications last."""
     found: dict[str, tuple[str, str, str]] = {}
     kinds = [kind for kind in reversed(model.__mro__) if kind.__module__.startswith("ray_configs")]
     for kind in sorted(kinds, key=lambda kind: kind is AppConfig):
@@ -103,7 +104,7 @@ def _type(annotation: ast.expr) -> str:
 
 
 def _default(value: ast.expr | None, module: Any) -> tuple[str, str]:
-    """What stands for the default, and the bounds that `Field` says."""
+    """The default as text, and the bounds given to `Field`."""
     bounds = ""
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "Field":
         said = {word.arg: word.value for word in value.keywords}
@@ -124,7 +125,7 @@ def _default(value: ast.expr | None, module: Any) -> tuple[str, str]:
 
 
 def _cell(text: str) -> str:
-    """As a table's cell: one line, no bare |."""
+    """Text for a table cell: one line, with | escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

@@ -15,8 +15,8 @@ HEAD = """# HTTP API
 Made from the applications' OpenAPI schemas by `python -m tools.http_page`. A running application serves its own at
 `/openapi.json`, and a page to try it at `/docs`.
 
-With API keys, each request carries `Authorization: Bearer KEY`; only `/`, `/health`, `/healthz` and `/healthcheck` are
-open. Bodies are limited to 32 MiB. Errors have the form of the dialect that was spoken:
+With API keys, each request carries `Authorization: Bearer KEY` or `x-api-key: KEY`; only `/`, `/health`, `/healthz` and
+`/healthcheck` are open. Bodies are limited to 32 MiB. Errors have the form of the dialect that was spoken:
 
 | status | why |
 | --- | --- |
@@ -24,15 +24,17 @@ open. Bodies are limited to 32 MiB. Errors have the form of the dialect that was
 | 401 | no key, or a wrong one |
 | 403 | a cell's ACL does not allow it |
 | 404 | no such model, or no such path |
-| 409 | a cell: published already |
+| 409 | a cell: the model is published already, or the cell has admins already |
 | 413 | the body is too large |
 | 429, 503 | the queue is full, or no replica is ready: send it again after `Retry-After` seconds |
 | 500 | the server failed; its log says why |
 
-Null means absent. OpenAI's fields that are not listed here are ignored.
+In Anthropic's dialect a full queue is 529.
+
+Null means absent. OpenAI's and Anthropic's fields that are not listed here are ignored.
 """
 MODEL = SimpleNamespace(name="model", created=0)
-"""Schemas hang on no model: any will do."""
+"""The schemas do not depend on the model."""
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -45,7 +47,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def page() -> str:
-    """The whole page."""
+    """The page as Markdown."""
     parts = [HEAD]
     for title, schema in schemas().items():
         parts.append(f"## {title}\n")
@@ -57,14 +59,14 @@ def page() -> str:
 
 
 def routes(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """(method, path, OpenAPI's operation), in the schema's order."""
+    """(method, path, OpenAPI operation) in the schema's order."""
     for path, methods in schema["paths"].items():
         for method, route in methods.items():
             yield method.upper(), path, route
 
 
 def bodies(route: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas of which the route's body fits one."""
+    """The alternative schemas of the route's body."""
     for content in route.get("requestBody", {}).get("content", {}).values():
         return content["schema"].get("anyOf", [content["schema"]])
     return []
@@ -97,7 +99,7 @@ def _fields(method: str, path: str, route: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """As Markdown, without the columns in which nothing stands."""
+    """A Markdown table without its empty columns."""
     kept = [place for place in range(len(heads)) if any(row[place] for row in rows)]
     lines = [heads, ("---",) * len(heads), *rows]
     return "".join(f"| {' | '.join(line[place] for place in kept)} |\n" for line in lines)
@@ -132,7 +134,7 @@ def _default(needed: bool, field: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """As a table's cell: one line, no bare |."""
+    """Text for a table cell: one line, with | escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 

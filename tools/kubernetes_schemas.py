@@ -1,4 +1,4 @@
-"""Makes kuberay/check/structure/schemas.json: what `check` holds fields, types and words against.
+"""Makes kuberay/check/structure/schemas.json, the pruned schemas that `check` validates manifests with.
 
     python -m tools.kubernetes_schemas FOLDER > kuberay/check/structure/schemas.json
 
@@ -15,7 +15,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 KUBERNETES = "v1.36.0"
-"""The Kubernetes whose Pods KubeRay 1.7's CRDs know."""
+"""The Kubernetes version whose Pods are in KubeRay 1.7's CRDs."""
 KINDS = {
     "/Pod": "io.k8s.api.core.v1.Pod",
     "/Service": "io.k8s.api.core.v1.Service",
@@ -72,8 +72,8 @@ REFUSED_LATER: dict[str, Schema] = {
     "Probe.failureThreshold": COUNT,
     **{f"{kind}KeySelector.{key}": {"minLength": 1} for kind in ("Secret", "ConfigMap") for key in ("name", "key")},
 }
-"""What the API server says of values only when it stores a Pod: a RayCluster's templates are stored unread, and the
-operator's attempts to make Pods of them fail for ever."""
+"""Constraints that the API server applies only to Pods: it stores a RayCluster's templates unchecked, and the operator
+then fails to create Pods from them, again and again."""
 CHOICES = {
     "Probe": (1, ("httpGet", "exec", "tcpSocket", "grpc")),
     "LifecycleHandler": (1, ("exec", "httpGet", "sleep", "tcpSocket")),
@@ -82,7 +82,7 @@ CHOICES = {
     "EnvVar": (0, ("value", "valueFrom")),
     "Volume": (0, ()),
 }
-"""Types of which one field is given, and at least so many; an empty tuple: any field but the name."""
+"""Types with mutually exclusive fields: (how many are required, which); an empty tuple means any field but the name."""
 NAMED = {
     "rayClusterConfig": "RayClusterSpec",
     "rayClusterSpec": "RayClusterSpec",
@@ -90,7 +90,7 @@ NAMED = {
     "workerGroupSpecs": "WorkerGroupSpec",
     "autoscalerOptions": "AutoscalerOptions",
 }
-"""Types of KubeRay that several kinds share, or that a misplaced field may belong to."""
+"""KubeRay types that several kinds share, or to which a misplaced field may belong."""
 NAMESAKES = {"serveService": "Service", "headService": "Service"}
 NAMESAKES |= dict.fromkeys(("template", "submitterPodTemplate"), "PodTemplateSpec")
 """Fields of Kubernetes' own types."""
@@ -111,7 +111,7 @@ def _ref(name: str) -> Schema:
 
 
 def _kubernetes() -> dict[str, Schema]:
-    """Every type that one of the kinds is made of, by its short name."""
+    """All types that the kinds refer to, by short name."""
     import kubernetes_validate
 
     folder = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"{KUBERNETES}-local-strict"
@@ -144,7 +144,7 @@ def _kubernetes() -> dict[str, Schema]:
 
 
 def _ray(folder: Path, types: dict[str, Schema]) -> None:
-    """Adds KubeRay's kinds to `types`, made of these where they are the same."""
+    """Adds KubeRay's kinds to `types`, with references to the types there where they are the same."""
     same = {
         frozenset(schema["properties"]): name
         for name, schema in types.items()
@@ -181,7 +181,7 @@ def _ray(folder: Path, types: dict[str, Schema]) -> None:
 
 
 def schemas(folder: Path) -> Schema:
-    """`$defs` has a type for each name, `kinds` the name of the type of each group/kind."""
+    """`$defs` maps names to types, `kinds` each group/kind to the name of its type."""
     types = _kubernetes()
     _ray(folder, types)
     text, number, anything = {"type": "string"}, {"type": "integer"}, {}
@@ -226,7 +226,7 @@ def _refused_later(types: dict[str, Schema]) -> None:
 
 
 def written(schema: Schema) -> str:
-    """A line for each type, so that a change of one shows as one."""
+    """JSON with one line per type, so that diffs are small."""
     types = ",\n".join(
         f'"{name}": {json.dumps(schema["$defs"][name], sort_keys=True)}' for name in sorted(schema["$defs"])
     )

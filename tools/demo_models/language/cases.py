@@ -1,13 +1,13 @@
-"""What the evaluation asks, phrased as no training text phrases it, and when an answer is right.
+"""The questions of the evaluation, in phrasings that no training text has, and how answers are judged.
 
-There are two sets. The held-out one gives the score. The development one shows what is wrong, and the
-training text was widened by what it showed.
+There are two sets. The held-out set gives the score. The development set shows what goes wrong; the training text
+was extended accordingly.
 
 An answer is right if it names the right fact and no other. The facts that it names are the
 values of the relation asked about (and, where values are numbers, every number), matched as
-whole words, the longest first, with case, punctuation and the spelling of small numbers set
-aside. Values that the question itself names are allowed once for each time that they stand
-there, so `5 plus 0 is 0` is wrong. Facts of which there is one (what the project is, a
+whole words, the longest first, ignoring case, punctuation and the spelling of small numbers.
+Values in the question may be repeated as often as they occur there, so `5 plus 0 is 0` is
+wrong. Facts of which there is one (what the project is, a
 greeting) must be answered word for word; so must JSON, one-word answers and chats.
 """
 
@@ -49,7 +49,7 @@ SEED = 22
 
 @dataclass(frozen=True)
 class Case:
-    """One question of the evaluation: `question` is what must not be in the training text."""
+    """One question of the evaluation; `question` must not occur in the training text."""
 
     category: str
     question: str
@@ -86,7 +86,7 @@ def names_only(answer: str, question: str, value: str, relation: Relation) -> bo
 
 
 def same_words(answer: str, expected: str) -> bool:
-    """True if both are the same words and numbers; case and punctuation are set aside."""
+    """True if both have the same words and numbers, ignoring case and punctuation."""
     return normalise(answer) == normalise(expected)
 
 
@@ -111,7 +111,7 @@ def _case(relation: Relation, row: Row, question: str, rng: random.Random) -> Ca
 
 @dataclass(frozen=True)
 class Phrasings:
-    """What one of the two question sets asks with: templates by relation, and what chats need."""
+    """The phrasings of one question set: templates by relation, and those for chats."""
 
     templates: dict[str, tuple[str, ...]]
     who_am_i: tuple[str, ...]
@@ -209,7 +209,7 @@ def cases(asked: str = "held-out") -> tuple[Case, ...]:
 
 @cache
 def heldout_questions() -> frozenset[str]:
-    """What both sets ask, normalised: no question of the training text is one of these."""
+    """All questions of both sets, normalised; none is in the training text."""
     both = (HELD_OUT, DEVELOPMENT)
     every = (
         fill(one, row)

@@ -1,4 +1,4 @@
-"""What chats are made of: names, requests for a style, follow-up questions, and how one asks for one's name."""
+"""Building blocks of chats: names, requests for a style, follow-up questions, questions for the user's name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDS = (*listed("n s l r x m t ck th ra na la ne us"), "", "", "")
 
 
 def a_name(rng: random.Random) -> str:
-    """A name for the user: often one made of random syllables, so that what is learnt is to copy."""
+    """A name for the user: often of random syllables, so that the model learns to copy it."""
     while True:
         name = rng.choice(NAMES)
         if rng.random() < 0.75:

@@ -1,8 +1,7 @@
 """The training text: single questions, chats of many turns, styles and JSON answers.
 
-A document is what one training sequence holds at most: either a raw prompt and its answer,
-`QUESTION newline ANSWER`, or a chat. Everything is drawn from one random generator, so a seed
-gives the text.
+A document is a raw prompt and its answer, `QUESTION newline ANSWER`, or a chat, and fits into one training sequence.
+Everything is drawn from one random generator, so the seed determines the text.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ KEPT_OUT = frozenset(
         for one in expand(template)
     )
 )  # fmt: skip
-"""Phrasings of both question sets, normalised, with the noise that they may carry and without."""
+"""Phrasings of both question sets, normalised, with and without noise."""
 
 
 def kept_out(phrasing: str) -> bool:
-    """True if the model is asked in this way when it is scored: no training text may ask so."""
+    """True if the evaluation uses this phrasing, which must then stay out of the training text."""
     return normalise(phrasing) in KEPT_OUT
 
 
@@ -215,7 +214,7 @@ def _recall(name: str, rng: random.Random) -> Iterator[Message]:
 
 
 def introduction(rng: random.Random) -> Document:
-    """A short chat in which the user gives a name and asks for it, with a question or none between."""
+    """A short chat in which the user gives a name and asks for it, with at most one question in between."""
     name = a_name(rng)
     messages = list(_hello(name, rng))
     for _ in range(rng.choice((0, 1, 1))):
@@ -225,12 +224,12 @@ def introduction(rng: random.Random) -> Document:
 
 
 def follow_up(rng: random.Random) -> Document:
-    """A short chat that goes on along days, months or numbers."""
+    """A short chat of follow-up questions along days, months or numbers."""
     return Document(tuple(_in_order(rng)))
 
 
 def chat(rng: random.Random, pieces: int) -> Document:
-    """A chat of some pieces; often the user says a name early and asks for it later."""
+    """A chat of several parts; often the user gives a name early and asks for it later."""
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append(say("system", rng.choice(SYSTEMS["plain"])))
@@ -259,7 +258,7 @@ def alone(rng: random.Random) -> Document:
 
 
 def documents(seed: int, long: bool = False) -> Iterator[Document]:
-    """Documents without end; `long` ones are chats of hundreds of tokens."""
+    """An endless stream of documents; `long` ones are chats of hundreds of tokens."""
     rng = random.Random(f"{seed}-{long}")
     while True:
         if long:

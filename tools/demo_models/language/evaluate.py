@@ -1,8 +1,7 @@
-"""Scores answers to questions phrased as no training text phrases them (`cases`).
+"""Scores answers to questions in phrasings that no training text has (`cases`).
 
 `python -m tools.demo_models.language.evaluate` scores the shipped model with the engine that serves it, in any of
-its number formats. What answers is one function from prompts to texts, so that anything else can be scored the same
-way.
+its number formats. The model is a function from prompts to texts, so anything else can be scored the same way.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PROMISED = {
         "Five popular programming languages are Python, JavaScript, Java, C++ and Go."
     ),
 }
-"""The prompts of the tutorials, which users type first: their phrasing is trained on."""
+"""The prompts of the tutorials, which users try first; these phrasings are in the training text."""
 
 MAX_TOKENS = 96
 FORMATS = {

@@ -1,8 +1,8 @@
-"""How the held-out evaluation asks: phrasings that no training text has.
+"""The phrasings of the held-out evaluation, which no training text has.
 
-Written before the training phrasings were last widened; seven that the widening then hit upon were replaced. No
-model had been scored on them by then. They are not to be tuned against: what goes wrong is looked up on the
-development phrasings, which stand with each relation.
+Written before the training phrasings were last extended; seven that the extension then contained were replaced, before
+any model had been scored on them. Do not tune against them: use the development phrasings of each relation to see what
+goes wrong.
 """
 
 from __future__ import annotations

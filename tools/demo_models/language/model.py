@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 Params = dict[str, jax.Array]
 Matmul = Callable[[jax.Array, jax.Array], jax.Array]
-"""From [rows, in] and a weight [out, in] to [rows, out]."""
+"""(x [rows, in], weight [out, in]) -> [rows, out]."""
 
 
 def exact(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -28,7 +28,7 @@ def exact(x: jax.Array, w: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def fast(x: jax.Array, w: jax.Array) -> jax.Array:
-    """As `exact`, of operands rounded to bfloat16 and summed in float32, so are its gradients.
+    """Like `exact`, with operands rounded to bfloat16 and float32 sums; gradients likewise.
 
     Two-dimensional dots of this kind are what XLA gives to the matrix units of a CPU (AMX): there they are
     several times as fast as float32, and bfloat16 results or more dimensions are not.
@@ -60,7 +60,7 @@ fast.defvjp(_fast_forward, _fast_backward)
 
 
 def orthogonalised(x: jax.Array) -> jax.Array:
-    """About the nearest matrix to `x` [rows, columns] whose singular values are all one.
+    """Approximately the nearest matrix to `x` [rows, columns] whose singular values are all one.
 
     Five Newton-Schulz iterations with Muon's coefficients, which bring the values between 0.7 and 1.2 or so.
     """
@@ -147,10 +147,10 @@ def hidden_states(
     segments: jax.Array,
     matmul: Matmul,
 ) -> jax.Array:
-    """What the last layer makes of tokens [batch, seq]: [batch * seq, hidden].
+    """The last layer's output for tokens [batch, seq]: [batch * seq, hidden].
 
-    `positions` [batch, seq] restart at 0 in every document; a token sees the tokens before it
-    that have its own number in `segments` [batch, seq], so packed documents do not see
+    `positions` [batch, seq] restart at 0 in every document; a token attends to earlier tokens
+    with the same number in `segments` [batch, seq], so packed documents do not attend to
     each other.
     """
     seq = tokens.shape[1]

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE trained on the demo's own text, and the forms of a prompt.
+"""The tokenizer: byte-level BPE trained on the demo's own text, and the prompt formats.
 
 A chat is `<|bos|><|user|>QUESTION<|end|><|assistant|>ANSWER<|end|>...`; a raw prompt is
 `<|bos|>QUESTION`, and the model goes on with `\\nANSWER<|eos|>`.
@@ -70,12 +70,12 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int) -> None:
 
 
 def stop_ids(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The ids that end an answer: EOS ends a raw one, END one of a chat."""
+    """The ids that end an answer: EOS in a raw prompt, END in a chat."""
     return tokenizer.token_to_id(EOS), tokenizer.token_to_id(END)
 
 
 def encode_raw(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of `text` alone; special tokens in it are not recognised as such elsewhere."""
+    """Token ids of `text`, without a leading BOS."""
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -91,7 +91,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message]) -> list
 
 
 def encode_document(tokenizer: Tokenizer, document: Document) -> tuple[list[int], list[bool]]:
-    """Token ids of a training document, and which of them the model is to write itself."""
+    """Token ids of a training document, and which of them are the model's own."""
     eos, end = stop_ids(tokenizer)
     ids, own = [tokenizer.token_to_id(BOS)], [False]
     for message in document.messages:

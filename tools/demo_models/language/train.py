@@ -3,7 +3,7 @@
 It writes its own text (`documents`), trains a tokenizer and a decoder on it, on a GPU if JAX
 has one and else on the CPU, scores it on questions phrased in other ways (`evaluate`), and
 leaves a Hugging Face folder. The same seed and machine give the same model
-where the steps, not the minutes, are what ends it.
+if the training ends by steps, not by minutes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Packed documents; every array is [rows, row length]."""
 
     tokens: np.ndarray
@@ -83,9 +83,9 @@ class Batch:
     weights: np.ndarray  # of the loss of predicting this token from those before it
 
     def arrays(self, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """What `loss_fn` takes: tokens, positions, segments; what is predicted from where, and the weights.
+        """The arguments of `loss_fn`: tokens, positions, segments, scored positions, targets and weights.
 
-        Half of the positions are scored, as the logits cost: those of answers first, then prompts', drawn evenly.
+        Half of the positions are scored, to save logits: those of answers first, then random ones of prompts.
         """
         following = np.roll(self.tokens.reshape(-1), -1), np.roll(self.weights.reshape(-1), -1)
         draw = following[1] + (following[1] > 0) * rng.random(following[1].size) * PROMPT_WEIGHT
@@ -93,8 +93,8 @@ class Batch:
         return self.tokens, self.positions, self.segments, scored, following[0][scored], following[1][scored]
 
 
-def packed(tokenizer: Tokenizer, config: TrainConfig, long: bool) -> Iterator[Batch]:
-    """Batches without end: documents back to back in rows, the rest of a row padded."""
+def packed(tokenizer: Tokenizer, config: TrainConfig, long: bool) -> Iterator[TrainingBatch]:
+    """An endless stream of batches: documents packed into rows, which are padded."""
     length = config.long_row if long else config.row
     rows = max(1, config.tokens // length)
     pad = tokenizer.token_to_id(PAD)
@@ -135,13 +135,13 @@ def packed(tokenizer: Tokenizer, config: TrainConfig, long: bool) -> Iterator[Ba
                 loss[row, at] = 0.0  # nothing comes before it
                 at, segment = at + len(ids), segment + 1
         loss[tokens == bos] = 0.0
-        yield Batch(tokens, positions, segments, loss)
+        yield TrainingBatch(tokens, positions, segments, loss)
 
 
 def loss_fn(params: Params, config: ModelConfig, tokens, positions, segments, scored, targets, weights) -> jax.Array:
     """Mean cross entropy, in nats for each token, weighted by `weights`.
 
-    `targets` are the tokens after the positions `scored`, which count over all rows.
+    `targets` are the tokens after the positions `scored`, which index all rows flattened.
     """
     hidden = hidden_states(params, config, tokens, positions, segments, fast)
     logits = logits_of(params, config, hidden[scored], fast)
@@ -150,9 +150,9 @@ def loss_fn(params: Params, config: ModelConfig, tokens, positions, segments, sc
 
 
 def _muon(momentum: float = 0.95) -> optax.GradientTransformation:
-    """Nesterov momentum, made orthogonal for each matrix of [layers, out, in], at the size of Adam's updates.
+    """Muon: Nesterov momentum, orthogonalised for each matrix of [layers, out, in], scaled like Adam's updates.
 
-    optax has a Muon; this one's matrix products are those that are fast on a CPU.
+    optax has one too; the matrix products of this one are fast on a CPU.
     """
 
     def update(gradients, trace, params=None):
@@ -167,7 +167,7 @@ def _muon(momentum: float = 0.95) -> optax.GradientTransformation:
 
 
 def _optimizer(config: TrainConfig, model: ModelConfig) -> optax.GradientTransformation:
-    """Gives updates to be taken away from the parameters, times the learning rate."""
+    """An optimizer whose updates are multiplied by the learning rate and subtracted from the parameters."""
     # Muon on the matrices of the layers, AdamW on the rest. One trial (3 layers of 96, 240 steps, one
     # seed): loss 0.96 with Muon, 1.35 with AdamW, each at its best rate of three and of two tried.
     kinds = {name: "matrix" if len(one.shape) == 3 else "other" for name, one in weights(model).items()}

@@ -1,1 +1,1 @@
-"""What the model is taught: facts by subject, each with the ways to ask for it."""
+"""The facts that the model learns, by subject, each with the phrasings that ask for it."""

@@ -1,7 +1,7 @@
 """Numbers: sums, differences, products, comparisons, counting on and back.
 
 Every sum of two numbers up to 10, and every difference that takes at most 10 from at most 20, is trained on:
-a model so small learns them by heart, and adds no others (`BEYOND`; the evaluation shows that apart).
+a model this small memorizes them and cannot add others (`BEYOND`; the evaluation reports those separately).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of the calendar: days, months and seasons, and what follows what."""
+"""Facts of the calendar: days, months and seasons, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model knows of Podslice, of itself and of programming; and its manners."""
+"""Facts about Podslice, the model itself and programming, and polite phrases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fact is: a relation, such as `day after`, with its rows, phrasings and answers."""
+"""Facts are relations, such as `day after`, with rows, phrasings and answers."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Relation:
     """A question that has one right answer for each row.
 
     A row holds the slots of the templates; its `value` is the fact asked for. `train` and
-    `development` are templates (see `phrasing`): the model learns from the first, and what is wrong
-    with it is looked up with the second, which no text that it learns from contains. The phrasings
-    that it is scored on stand apart, in `heldout`.
+    `development` are templates (see `phrasing`): the model is trained on the first; the second, which
+    no training text contains, show what it gets wrong. The phrasings that it is scored on are in
+    `heldout`.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Relation:
 
     @cached_property
     def values(self) -> frozenset[str]:
-        """Every value that a row has: the wrong answers are those of the other rows."""
+        """The values of all rows; those of other rows are the wrong answers."""
         return frozenset(normalise(row["value"]) for row in self.rows)
 
     @cached_property

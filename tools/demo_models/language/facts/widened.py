@@ -1,4 +1,4 @@
-"""Further training phrasings of each relation: statements, conditions and roundabout ways to ask."""
+"""Further training phrasings of each relation: statements, conditions and indirect questions."""
 
 from __future__ import annotations
 

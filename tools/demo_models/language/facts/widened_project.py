@@ -1,4 +1,4 @@
-"""Further training phrasings about Podslice, the model itself, programming in general, and manners."""
+"""Further training phrasings about Podslice, the model itself, programming in general, and polite phrases."""
 
 from __future__ import annotations
 
