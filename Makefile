@@ -13,15 +13,13 @@ TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-all test-kubernetes kubernetes test-torch-xla lint coverage docs demo-model manifests clean
+.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla lint coverage docs demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
-	@echo "== serving the demo model on http://localhost:8000 (Ctrl-C stops it)"
-	@. $(VENV)/bin/activate && serve run apps.llm:app
+	@. $(VENV)/bin/activate && python -m podslice serve
 
 serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://localhost:8000
-	@echo "== serving the Stable Diffusion demo model on http://localhost:8000 (Ctrl-C stops it)"
-	@. $(VENV)/bin/activate && serve run apps.stable_diffusion:app
+	@. $(VENV)/bin/activate && python -m podslice serve-images
 
 test: $(TEST_STAMP) ## Run the quick tests: all but what test-all adds
 	@echo "== running the tests"
@@ -31,16 +29,19 @@ test-all: $(TEST_STAMP) ## Run all tests but those on Kubernetes: compiling for 
 	@echo "== running all tests"
 	@. $(VENV)/bin/activate && python -m pytest -m 'not chaos and not kubernetes' $(PYTEST_ARGS)
 
+plan-check: $(TEST_STAMP) ## Hold TPU's compiler's counts of all programs against tests/plan/expected (NAMES=..., WRITE=1)
+	@. $(VENV)/bin/activate && python -m tools.plan_check $(if $(WRITE),--write) $(NAMES)
+
 # The environment's own KUBECONFIG is never taken: that may be somebody's production.
 OTHER_CLUSTER := $(if $(filter command%,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG))
 
 test-kubernetes: $(TEST_STAMP) ## Run the tests on a real control plane built with Go (as root), or on KUBECONFIG=...
 	@echo "== running the tests on Kubernetes"
-	@. $(VENV)/bin/activate && PYTHONPATH=tests/kubernetes python -m harness test $(OTHER_CLUSTER) $(PYTEST_ARGS)
+	@. $(VENV)/bin/activate && python -m tests.kubernetes.harness test $(OTHER_CLUSTER) $(PYTEST_ARGS)
 
 CONFIG ?= ray_configs.catalog.local
 kubernetes: $(TEST_STAMP) ## Leave a cluster running with CONFIG=... on it, models as toys, HOSTS=2 hosts to a slice
-	@. $(VENV)/bin/activate && PYTHONPATH=tests/kubernetes python -m harness stay $(CONFIG) $(if $(HOSTS),--hosts $(HOSTS))
+	@. $(VENV)/bin/activate && python -m tests.kubernetes.harness stay $(CONFIG) $(if $(HOSTS),--hosts $(HOSTS))
 
 test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU device (the first time installs 9 GB)
 	@echo "== running the pictures' tests on torch_xla"
@@ -50,10 +51,11 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 lint: $(TEST_STAMP) ## Check style, types, and each room's lines against its budget
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && mypy && python -m tools.budgets
 
-ROOMS := apps/batch apps/cell apps/llm apps/plan apps/serving apps/stable_diffusion kuberay podslice ray_configs
+ROOMS := apps/batch apps/cell apps/llm apps/plan apps/serving apps/stable_diffusion clients kuberay podslice ray_configs
 coverage: $(TEST_STAMP) ## Run the tests with coverage, and print it by folder (of the tests' own process)
-	@. $(VENV)/bin/activate && python -m pytest --cov --cov-report= $(PYTEST_ARGS); for room in $(ROOMS); do \
-		printf '%-24s' $$room && python -m coverage report --include="$$room/*" --format=total; done
+	@. $(VENV)/bin/activate; python -m pytest --cov --cov-report= $(PYTEST_ARGS); status=$$?; \
+		echo "== % of the lines run, by folder" && for room in $(ROOMS); do \
+		printf '%-24s' $$room && python -m coverage report --include="$$room/*" --format=total; done; exit $$status
 
 docs: $(DOCS_STAMP) ## Build the documentation into site/; a link that leads nowhere fails
 	@. $(VENV)/bin/activate && NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet && echo "== open site/index.html"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ports import SERVE_PORTS, free_port
+
+from tests.ports import SERVE_PORTS, free_port
 
 # Read when Ray is imported. Ray 2.60 guards a new local cluster with a token that it writes into the home directory.
 os.environ["RAY_AUTH_MODE"] = "disabled"

@@ -129,7 +129,7 @@ def test_what_is_not_there_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / here).write_text(told)
     (tmp_path / "apps/llm/engine/scheduler.py").write_text("class Scheduler:\n    def schedule(self): ...\n")
     (tmp_path / "apps/llm/engine/engine.py").write_text("")
-    monkeypatch.setattr("test_names_in_prose.ROOT", tmp_path)
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     assert sorted(problem.partition(": ")[2] for problem in wrong(here)) == [
         "there is no engine.lockstep",
         "there is no file apps/llm/nothing.py",

@@ -11,7 +11,7 @@ import typer
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from podslice import commandline
+from podslice import commands
 from tools import architecture_picture, config_page, http_page
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_no_field_is_left_out(model: type[BaseModel]) -> None:
     assert config_page.fields(model).keys() == model.model_fields.keys() - {"kind"}
 
 
-COMMANDS = typer.main.get_command(commandline.app).commands
+COMMANDS = typer.main.get_command(commands.app).commands
 COMMAND = re.compile(r"^ {4}(?:\$ )?(?:\S*/)?podslice (.*)$|`podslice ([^`]*)`", re.MULTILINE)
 
 
