@@ -6,6 +6,7 @@ The command sees of it its events (`apps.serving.progress`) and its exit status;
 stops it.
 """
 
+import ctypes
 import importlib
 import logging
 import signal
@@ -28,10 +29,13 @@ LOOK_S = 0.2
 """Between two looks at how a start goes."""
 LOOK_LATER_S = 3.0
 """Between two looks at what runs."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(kind: str, port: str, *arguments: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without one
+    # A command that is killed outright can stop nothing, so this process stops when its parent is gone.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
     serving = read(kind, arguments, int(port))
     try:
         targets = [

@@ -206,13 +206,16 @@ def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]]) -
         first = shlex.split(run.stdout.readline())
         asked = subprocess.run(first, capture_output=True, text=True, check=True)
         assert port in first[1] and "seven" in asked.stdout.lower()
-    for run in runs:
-        below = psutil.Process(run.pid).children(recursive=True)
-        assert len(below) > 5
-        run.send_signal(signal.SIGINT)
-        _, err = run.communicate(timeout=60)
-        assert run.returncode == 0 and "compiling programs: 5 of 5" in err
-        assert not any(process.is_running() for process in below)
+    stopped, killed = runs
+    below = [psutil.Process(run.pid).children(recursive=True) for run in runs]
+    assert all(len(processes) > 5 for processes in below)
+    stopped.send_signal(signal.SIGINT)
+    _, err = stopped.communicate(timeout=60)
+    assert stopped.returncode == 0 and "compiling programs: 5 of 5" in err
+    assert not any(process.is_running() for process in below[0])
+    killed.kill()
+    _, alive = psutil.wait_procs(below[1], timeout=60)
+    assert not alive, "a command that could not stop its server leaves none behind"
 
 
 @pytest.mark.slow
