@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
-from ray_configs.replicas import AppConfig
+from ray_configs.applications.replicas import AppConfig
 
 OWN_CPUS = 0.1
 """CPUs that Ray reserves for each of the cell's own processes, the admin and the fronts. They are mostly idle, and

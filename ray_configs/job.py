@@ -3,11 +3,11 @@
 from pydantic import Field, model_validator
 
 from ray_configs.capacity import Capacity, OnDemand
-from ray_configs.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
+from ray_configs.cluster.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
+from ray_configs.cluster.release import image
+from ray_configs.cluster.workers import WorkerGroup, group_name, refuse_unsold
 from ray_configs.observability import Observability
-from ray_configs.release import image
 from ray_configs.tpu import SliceField
-from ray_configs.workers import WorkerGroup, group_name, refuse_unsold
 
 MAX_INDEXED_JOB_NAME = 57
 """Host names of an Indexed Job's Pods are NAME-INDEX, a DNS label of 63 characters at most."""

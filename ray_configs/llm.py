@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ray_configs.applications.replicas import AppConfig
 from ray_configs.base import Config
-from ray_configs.replicas import AppConfig
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 

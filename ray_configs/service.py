@@ -5,19 +5,19 @@ import re
 
 from pydantic import Field, field_validator, model_validator
 
+from ray_configs.applications.model_size import fetched_gb
 from ray_configs.base import Config, Name
 from ray_configs.capacity import Capacity, OnDemand, Queued
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import SecretKey
-from ray_configs.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
+from ray_configs.cluster.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
+from ray_configs.cluster.release import image
+from ray_configs.cluster.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, process_group_name, refuse_unsold
 from ray_configs.exposure import ClusterIP, Exposure
 from ray_configs.llm import LLMConfig
-from ray_configs.model_size import fetched_gb
 from ray_configs.observability import Observability
-from ray_configs.release import image
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.upgrade import Incremental, Upgrade
-from ray_configs.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, process_group_name, refuse_unsold
 
 TPU_SCRATCH_GB = 40
 """Room for hub models of unknown size, such as Stable Diffusion's."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_configs.replicas import AppConfig
+from ray_configs.applications.replicas import AppConfig
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "stable_diffusion" / "demo" / "model")
 

@@ -11,7 +11,6 @@ from ray_configs import (
     capacity,
     cell,
     cloud,
-    deployed,
     exposure,
     job,
     llm,
@@ -21,7 +20,8 @@ from ray_configs import (
     tpu,
     upgrade,
 )
-from ray_configs.replicas import AppConfig
+from ray_configs.applications.replicas import AppConfig
+from ray_configs.cluster import deployed
 
 PATH = Path(__file__).parents[1] / "docs" / "configs.md"
 

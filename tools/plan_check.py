@@ -25,10 +25,10 @@ from apps.plan.llm import planner
 from apps.plan.llm.program import MeasuredStep
 from apps.plan.measured import KernelCost, run_time
 from ray_configs.catalog import gemma_7b_it_v5e, llama3_8b_v5e, spmd_175b, whole_graph
-from ray_configs.choosing import changed
 from ray_configs.llm import EngineConfig, LLMConfig
+from ray_configs.loading import changed
 from ray_configs.tpu import TpuSlice
-from ray_configs.tpu_peaks import Peaks
+from ray_configs.tpu.peaks import Peaks
 
 EXPECTED = Path(__file__).parents[1] / "tests" / "plan" / "expected"
 SPARE = 1.02

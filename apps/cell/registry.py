@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from apps.cell.errors import CellError
 from apps.cell.state import Published
-from ray_configs import lm_cloud
+from ray_configs.applications import lm_cloud
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, explained, load

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from ray_configs.choosing import application, assignments, changed
 from ray_configs.llm import EngineConfig, LLMConfig
-from ray_configs.loading import ConfigError
+from ray_configs.loading import ConfigError, application, assignments, changed
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import GENERATIONS
 

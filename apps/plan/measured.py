@@ -8,7 +8,7 @@ from typing import Self
 import jax
 
 from apps.plan import hlo, traffic
-from ray_configs.tpu_peaks import Peaks
+from ray_configs.tpu.peaks import Peaks
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 from apps.serving import progress
 from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.serving.replica_options import choose_platform, options
+from ray_configs.applications.replicas import AppConfig
 from ray_configs.llm import LLMConfig
-from ray_configs.replicas import AppConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 C = TypeVar("C", bound=AppConfig)

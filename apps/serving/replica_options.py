@@ -6,11 +6,11 @@ And for the process of each: which devices JAX is to use.
 import os
 from typing import Any
 
+from ray_configs.applications.replicas import AppConfig
+from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, process_group_name
 from ray_configs.labels import TPU_POD_TYPE, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
-from ray_configs.replicas import AppConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig
-from ray_configs.workers import GROUP_LABEL, GROUPS_LABELLED, process_group_name
 
 RETRY_AFTER_S = 2.0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kuberay.local import LocalError
-from kuberay.render.ray_cluster import HEADROOM
+from kuberay.render.ray.ray_cluster import HEADROOM
 from ray_configs.labels import (
     ACCELERATOR_TYPE,
     NODE_GROUP,

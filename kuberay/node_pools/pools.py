@@ -9,11 +9,11 @@ import hashlib
 from dataclasses import dataclass
 
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued
+from ray_configs.cluster.workers import WorkerGroup
 from ray_configs.job import Job
 from ray_configs.loading import ConfigError
 from ray_configs.service import Service
 from ray_configs.tpu import TpuSlice
-from ray_configs.workers import WorkerGroup
 
 MAX_NAME = 40
 """Characters that GKE allows in the name of a cluster or node pool."""

@@ -4,8 +4,8 @@ import re
 
 from kuberay.node_pools.bash import comment, joined, quote
 from kuberay.node_pools.pools import Pool, in_default_pool
+from ray_configs.cluster.release import PODSLICE_VERSION, REGISTRY
 from ray_configs.job import Job
-from ray_configs.release import PODSLICE_VERSION, REGISTRY
 from ray_configs.service import Service
 
 REPOSITORY = "podslice"

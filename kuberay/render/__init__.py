@@ -7,8 +7,8 @@ comment (see notes.py) for whoever reads the YAML. The same config always gives 
 from typing import Any
 
 from kuberay.render.jobs import job_objects
-from kuberay.render.ray_service import service_objects
-from kuberay.render.serve_config import serve_config
+from kuberay.render.ray.ray_service import service_objects
+from kuberay.render.ray.serve_config import serve_config
 from kuberay.render.yaml import to_yaml
 from ray_configs.job import Job
 from ray_configs.service import Service

@@ -8,7 +8,7 @@ from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
 from kuberay.render.objects import kubernetes_object, metadata
-from kuberay.render.pods import (
+from kuberay.render.ray.pods import (
     gigabytes,
     host_address,
     machine_memory_gb,
@@ -19,7 +19,7 @@ from kuberay.render.pods import (
     quantities,
     secrets,
 )
-from kuberay.render.ray_cluster import ray_cluster_spec
+from kuberay.render.ray.ray_cluster import ray_cluster_spec
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.job import Job
 from ray_configs.labels import JOB_NAME, NODE_POOL, RAY_CLUSTER

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kuberay.render.objects import kubernetes_object, metadata
-from kuberay.render.pods import INSTANCE_LABEL, Config
+from kuberay.render.ray.pods import INSTANCE_LABEL, Config
 
 METRICS_PORT = 8080
 """The metrics port of every Ray node, as KubeRay sets it."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kuberay.render.pods import Config
+from kuberay.render.ray.pods import Config
 
 MANAGED = {"app.kubernetes.io/managed-by": "podslice"}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kuberay.render.ray_cluster import HEADROOM
+from kuberay.render.ray.ray_cluster import HEADROOM
 from tests.kubernetes.clusters import Cluster
 from tests.kubernetes.deploying import Deployed, harness_only
 from tests.kubernetes.elastic import MODEL, MOST, TPU, Watch, elastic_service, group, one_replica, settle, uids, wait

@@ -11,7 +11,7 @@ from apps.plan.llm.program import MeasuredStep, extrapolated
 from apps.plan.llm.report import Serving
 from apps.plan.measured import KernelCost, run_time
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
-from ray_configs.tpu_peaks import Peaks, fewest_links
+from ray_configs.tpu.peaks import Peaks, fewest_links
 
 
 def measured(**values: float) -> MeasuredStep:

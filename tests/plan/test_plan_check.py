@@ -83,7 +83,7 @@ def test_a_name_that_is_none_is_refused() -> None:
 SMALL = """
 import sys
 from pathlib import Path
-from ray_configs.choosing import changed
+from ray_configs.loading import changed
 from tools import plan_check
 
 small = {"max_batch_size": 8, "max_step_tokens": 8, "max_model_len": 128}

@@ -15,7 +15,7 @@ from ray_configs.base import Config
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
-from ray_configs.deployed import Head
+from ray_configs.cluster.deployed import Head
 from ray_configs.exposure import ClusterIP, Exposure, Gateway, LoadBalancer
 from ray_configs.job import Job
 from ray_configs.llm import EngineConfig, LLMConfig

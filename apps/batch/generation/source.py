@@ -4,9 +4,8 @@ import importlib.util
 import os
 from collections.abc import Iterable
 
-from ray_configs.choosing import application, assignments, changed
 from ray_configs.llm import DEMO_MODEL, LLMConfig
-from ray_configs.loading import ConfigError
+from ray_configs.loading import ConfigError, application, assignments, changed
 
 
 def language_model(source: str | None, name: str | None = None, changes: Iterable[str] = ()) -> LLMConfig:

@@ -16,7 +16,7 @@ from apps.plan.measured import KernelCost, run_time
 from apps.plan.report import core_notes, run_fields
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
-from ray_configs.tpu_peaks import Peaks
+from ray_configs.tpu.peaks import Peaks
 
 Sequences = list[tuple[int, int]]
 """For each sequence of a step: its tokens in the step, and its tokens in the KV cache after it."""

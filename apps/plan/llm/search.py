@@ -17,7 +17,7 @@ from apps.plan.llm.planner import Sized, Workload, plan
 from apps.plan.llm.report import LLMPlan
 from apps.plan.report import LABEL, Part
 from ray_configs.tpu import GENERATIONS, TpuSlice
-from ray_configs.tpu_peaks import Peaks
+from ray_configs.tpu.peaks import Peaks
 
 
 class Candidate(Part):

@@ -22,7 +22,7 @@ from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.model.weights import declared
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
-from ray_configs.tpu_peaks import Peaks
+from ray_configs.tpu.peaks import Peaks
 
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 Tell = Callable[[str], None]

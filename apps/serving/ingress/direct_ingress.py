@@ -8,7 +8,7 @@ ingress", a token costs less than a tenth of that, and a start takes no longer.
 import os
 from pathlib import Path
 
-from ray_configs.ingress import DIRECT_INGRESS
+from ray_configs.applications.ingress import DIRECT_INGRESS
 
 WITHOUT_SPLICING = Path(__file__).with_name("haproxy")
 """Starts HAProxy; says itself why it is there."""

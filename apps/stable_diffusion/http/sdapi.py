@@ -32,7 +32,7 @@ from apps.stable_diffusion.http.uploads import (
 )
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel
 from apps.stable_diffusion.png import SAMPLER_NAMES
-from ray_configs.release import PODSLICE_VERSION
+from ray_configs.cluster.release import PODSLICE_VERSION
 
 
 class _Route(APIRoute):

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from kuberay.check.findings import Location
 from kuberay.check.rules import Problem, error, note, rule, warning
+from ray_configs.applications.model_size import parameters
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
 from ray_configs.exposure import ClusterIP
 from ray_configs.llm import EngineConfig, LLMConfig
-from ray_configs.model_size import parameters
 from ray_configs.service import Application, Service
 
 _CONFIG = "the typed config"

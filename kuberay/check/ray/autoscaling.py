@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster, Group
 from kuberay.check.rules import Problem, note, rule, warning
+from ray_configs.cluster.workers import GROUP_LABEL
 from ray_configs.labels import FLEX_START, PROVISIONING, QUEUED, SPOT
-from ray_configs.workers import GROUP_LABEL
 
 _ENV = "RAY_enable_autoscaler_v2"
 _PATIENCE = "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S"

@@ -12,9 +12,9 @@ from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, nearest, rule, warning
 from kuberay.check.serve.tpus import slices_of, tpus_by_hand
 from kuberay.check.serve_documents import ServeApplication, ServeConfig
+from ray_configs.applications.replicas import AppConfig
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
-from ray_configs.replicas import AppConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice
 

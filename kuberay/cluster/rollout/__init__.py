@@ -14,7 +14,7 @@ from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.rollout.exposure import Step, made_anew
 from kuberay.cluster.rollout.sameness import differences, short
 from kuberay.cluster.rollout.serve_config import Application, applications
-from kuberay.render.ray_cluster import NEVER_S
+from kuberay.render.ray.ray_cluster import NEVER_S
 from ray_configs.labels import QUEUE
 
 NUMBERS = ("replicas", "minReplicas", "maxReplicas")

@@ -14,7 +14,7 @@ from kuberay.cluster.status.ray_cluster import Count, RayClusterView, opening
 from kuberay.cluster.status.slices import Works
 from kuberay.cluster.status.state import Finding, Phase, Workload
 from kuberay.cluster.status.surroundings import Surroundings
-from ray_configs.workers import group_name
+from ray_configs.cluster.workers import group_name
 
 APPLICATION = {
     "NOT_STARTED": (Phase.STARTING, "has not started"),

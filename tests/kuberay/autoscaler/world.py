@@ -28,10 +28,10 @@ from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from apps.llm import slice_reservation
 from apps.serving import private_ray
 from kuberay.render import render
+from ray_configs.cluster.workers import GROUP_LABEL, SLICES_KEPT, process_group_name
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Service
 from ray_configs.tpu import TpuSlice
-from ray_configs.workers import GROUP_LABEL, SLICES_KEPT, process_group_name
 from tests.kuberay.autoscaler.operator_of_kuberay import reconcile
 
 AUTOSCALER_PERIOD_S = 5

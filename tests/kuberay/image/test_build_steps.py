@@ -54,7 +54,7 @@ def test_the_wheel_holds_all_that_a_cluster_needs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     demo = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     assert {f"apps/llm/demo/model/{name}" for name in demo} <= names
-    assert {"apps/serving/ingress/haproxy", "ray_configs/release.py"} <= names
+    assert {"apps/serving/ingress/haproxy", "ray_configs/cluster/release.py"} <= names
     for room in ("apps", "ray_configs", "kuberay", "podslice"):
         here = {str(path.relative_to(ROOT)) for path in (ROOT / room).rglob("*.py")}
         assert here <= names

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ray_configs.release import image
+from ray_configs.cluster.release import image
 from tests.kuberay.image.dockerfile import FOLDER, ROOT, TARGETS, read
 
 

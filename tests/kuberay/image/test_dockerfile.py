@@ -12,10 +12,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ray_configs.cell import CellConfig
+from ray_configs.cluster.release import PODSLICE_VERSION, RAY_VERSION
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
-from ray_configs.release import PODSLICE_VERSION, RAY_VERSION
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from tests.kuberay.image.dockerfile import FOLDER, ROOT, TARGETS, Dockerfile, ignored, read
 

@@ -9,7 +9,7 @@ from ray._private.utils import resolve_object_store_memory
 from ray_configs.capacity import FlexStart, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
-from ray_configs.deployed import Head
+from ray_configs.cluster.deployed import Head
 from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
@@ -95,7 +95,7 @@ def env_of(group: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_autoscaler_meets_no_bound_of_slices_of_several_hosts() -> None:
-    """One bound below and one above: see kuberay.render.ray_cluster._bounds, and tests/kuberay/autoscaler."""
+    """One bound below and one above: see kuberay.render.ray.ray_cluster._bounds, and tests/kuberay/autoscaler."""
     slices, processes = cluster(service(replicas=(1, 3)))["workerGroupSpecs"]
     assert (slices["replicas"], slices["minReplicas"], slices["maxReplicas"]) == (1, 0, 6)
     assert "idleTimeoutSeconds" not in slices and "PODSLICE_SLICES_KEPT" not in env_of(processes)

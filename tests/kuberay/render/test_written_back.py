@@ -15,7 +15,7 @@ import pytest
 
 from kuberay.render import render
 from ray_configs.cloud import Bucket, SecretKey
-from ray_configs.deployed import Head
+from ray_configs.cluster.deployed import Head
 from ray_configs.exposure import LoadBalancer
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load

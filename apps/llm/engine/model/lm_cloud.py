@@ -1,6 +1,6 @@
 """Saxml's LmCloud test models, by the names under which Saxml publishes them. They have sizes but no weights.
 
-The sizes are in ray_configs/lm_cloud.py. The block is paxml's TransformerLmSpmdAdafactor
+The sizes are in ray_configs/applications/lm_cloud.py. The block is paxml's TransformerLmSpmdAdafactor
 (paxml/tasks/lm/model_params.py) with the defaults of praxis' layers:
 - LayerNorm (normalizations.py): scale kept as its distance from one, bias, epsilon 1e-6, one more before the logits.
 - Attention (attentions.py): q, k and v without bias, no rotary embedding, scores over sqrt(head_dim), then capped at
@@ -13,7 +13,7 @@ Ids 0 and 1 begin and end a text (saxml's template.py).
 """
 
 from apps.llm.engine.model.architecture import Architecture, UnsupportedModel
-from ray_configs.lm_cloud import MODELS, bare_name, unknown
+from ray_configs.applications.lm_cloud import MODELS, bare_name, unknown
 
 
 def find(name: str) -> Architecture | None:

@@ -21,7 +21,7 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout, Param
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
-from ray_configs.tpu_peaks import Peaks
+from ray_configs.tpu.peaks import Peaks
 
 log = logging.getLogger("podslice")
 

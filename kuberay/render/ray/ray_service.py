@@ -8,8 +8,8 @@ from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
 from kuberay.render.objects import kubernetes_object, metadata
-from kuberay.render.ray_cluster import ray_cluster_spec
-from kuberay.render.serve_config import serve_config
+from kuberay.render.ray.ray_cluster import ray_cluster_spec
+from kuberay.render.ray.serve_config import serve_config
 from kuberay.render.yaml import to_yaml
 from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.service import Service

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kuberay.render.notes import noted
-from kuberay.render.pods import (
+from kuberay.render.ray.pods import (
     Config,
     gigabytes,
     host_address,
@@ -17,10 +17,10 @@ from kuberay.render.pods import (
     worker_memory_gb,
     worker_quantities,
 )
-from kuberay.render.serve_config import SERVE_PORT
-from ray_configs.ingress import DIRECT_INGRESS, HARD_STOP
+from kuberay.render.ray.serve_config import SERVE_PORT
+from ray_configs.applications.ingress import DIRECT_INGRESS, HARD_STOP
+from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEPT, WorkerGroup
 from ray_configs.service import GcsFaultTolerance, Service
-from ray_configs.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEPT, WorkerGroup
 
 IDLE_TIMEOUT_S = 300
 """Idle seconds before the autoscaler releases a slice; a new one takes minutes to come."""

@@ -3,13 +3,13 @@
 from typing import Any
 
 from kuberay.render.notes import noted
-from kuberay.render.placement import node_selector, tolerations
+from kuberay.render.ray.placement import node_selector, tolerations
 from ray_configs.cloud import Bucket, SecretKey
+from ray_configs.cluster.workers import WorkerGroup
 from ray_configs.job import Job
 from ray_configs.labels import GCS_FUSE, TPU
 from ray_configs.service import Service
 from ray_configs.tpu import TpuSlice
-from ray_configs.workers import WorkerGroup
 
 Config = Service | Job
 

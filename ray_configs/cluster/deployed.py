@@ -4,7 +4,7 @@ from pydantic import Field
 
 from ray_configs.base import Config, Name
 from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
-from ray_configs.release import RAY_VERSION
+from ray_configs.cluster.release import RAY_VERSION
 
 MAX_NAME = 47
 """KubeRay appends a random part and the service's kind to the name."""

@@ -1,0 +1,1 @@
+"""What services and jobs have in common: the Ray cluster, its worker groups, its versions."""
