@@ -16,8 +16,12 @@ WITHOUT_SPLICING = Path(__file__).with_name("haproxy")
 
 def environment() -> dict[str, str]:
     """Environment of every Ray process: where a cluster runs already, its nodes must have been started with it."""
-    # A thread of HAProxy passes on some 100,000 tokens a second; more of them than cores only cost.
-    return DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, max(1, (os.cpu_count() or 1) // 2)))}
+    return DIRECT_INGRESS | {
+        # A thread of HAProxy passes on some 100,000 tokens a second; more of them than cores only cost.
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, max(1, (os.cpu_count() or 1) // 2))),
+        # A busy machine may take longer than Serve's 5 s, after which it kills the proxy, and `serve.start` fails.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    }
 
 
 def prefer_direct_ingress() -> None:
