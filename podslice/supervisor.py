@@ -199,7 +199,9 @@ class Supervisor:
 
 def _joins_a_cluster() -> bool:
     """As `ray.init` decides it: what RAY_ADDRESS names, or what `ray start` has started here."""
-    return bool(os.environ.get("RAY_ADDRESS")) or Path("/tmp/ray/ray_current_cluster").exists()
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address != "local"
+    return Path("/tmp/ray/ray_current_cluster").exists()
 
 
 def _refuse_taken(port: int) -> None:

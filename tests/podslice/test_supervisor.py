@@ -182,6 +182,11 @@ def test_bars_on_a_terminal(tmp_path: Path, answering: int) -> None:
     os.close(ours)
 
 
+def alone() -> dict[str, str]:
+    """An environment in which Ray joins no cluster that another test, or somebody else, has running."""
+    return os.environ | {"RAY_ADDRESS": "local"}
+
+
 @pytest.fixture
 def runs() -> Iterator[list[subprocess.Popen[str]]]:
     """What a test starts; it is stopped however the test ends."""
@@ -199,7 +204,9 @@ def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]]) -
     for _ in range(2):
         port = str(free_port())
         command = [sys.executable, "-m", "podslice", "serve", "--port", port, "max_batch_size=4", "max_step_tokens=64"]
-        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        run = subprocess.Popen(
+            command, cwd=ROOT, env=alone(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         runs.append(run)
         assert "podslice-demo answers" in run.stdout.readline(), run.communicate()
         run.stdout.readline()
@@ -224,5 +231,5 @@ def test_a_checkpoint_that_does_not_load(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:20_000])
     command = [sys.executable, "-m", "podslice", "serve", "--port", str(free_port()), f"model={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=alone(), capture_output=True, text=True, timeout=250)
     assert done.returncode == 1 and f"\npodslice: {weights} is cut short or damaged" in done.stderr
