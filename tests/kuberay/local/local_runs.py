@@ -1,5 +1,6 @@
 """Runs of `python -m kuberay local` in processes of their own, and what they leave behind."""
 
+import contextlib
 import os
 import re
 import signal
@@ -58,6 +59,12 @@ class LocalRun:
 
     def ask(self, prompt: str = "Hello", **fields: object) -> httpx.Response:
         return self.post("/generate", {"prompt": prompt, "max_tokens": 4, **fields})
+
+    def answers(self) -> bool:
+        """Whether it does now; a request that waits for a replica too long on a busy machine is a no."""
+        with contextlib.suppress(httpx.TransportError):
+            return self.ask().status_code == 200
+        return False
 
     def post(self, path: str, body: dict[str, object]) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=60)

@@ -45,7 +45,7 @@ def test_two_at_once_answer_and_ctrl_c_leaves_nothing(local_run, config_file):
     assert killer.process.wait(60) == 0 and "killed tpu-v5e-2x2-0-0" in killer.output
     two.wait_for("host tpu-v5e-2x2-0-0 was killed; it is recreated")
     two.wait_for("slice tpu-v5e-2x2-0 is up again")
-    wait_until(lambda: two.ask().status_code == 200, 120, lambda: two.process.poll() is not None, two)
+    wait_until(two.answers, 120, lambda: two.process.poll() is not None, two)
     assert one.ask().json()["response"]
 
     # Ctrl-C, and the terminal that closes: everything goes, files too.
@@ -74,7 +74,7 @@ def test_a_drained_host_ends_what_has_begun(local_run, config_file):
     assert text.endswith("data: [DONE]\n\n") and '"error"' not in text
     run.wait_for("host tpu-v5e-2x2-0-0 was drained; it is recreated")
     run.wait_for("slice tpu-v5e-2x2-0 is up again")
-    wait_until(lambda: run.ask().status_code == 200, 120, lambda: run.process.poll() is not None, run)
+    wait_until(run.answers, 120, lambda: run.process.poll() is not None, run)
 
 
 @pytest.mark.slow
