@@ -48,6 +48,7 @@ SINCE = {
         "steps split by token": 60,
         "Anthropic's messages": 580,
         "scores of prompts, tokens and reranking": 374,
+        "priorities": 95,
     },
     "plan": {"the attention kernel's instructions": 130},
 }

@@ -9,6 +9,7 @@ import itertools
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,8 @@ import numpy as np
 from apps.serving.errors import EngineError, EngineStopped, QueueFull, RequestError
 
 __all__ = [
+    "CALLER",
+    "Caller",
     "EngineError",
     "EngineStats",
     "EngineStopped",
@@ -49,6 +52,18 @@ class PromptTooLong(RequestError):
     """The prompt (with room for one token of answer) is longer than the model's context or the KV cache."""
 
     code = "context_length_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose a request is, as far as the scheduler tells requests apart."""
+
+    background: bool = False  # takes places, pages and tokens of a step only where no other request wants them
+
+
+ANYONE = Caller()
+CALLER: ContextVar[Caller] = ContextVar("CALLER", default=ANYONE)
+"""The caller of the requests that the present task makes. No dialect need know of it: `EngineModel` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +104,7 @@ class SamplingParams:
     json_schema: str | dict[str, Any] | None = None  # a JSON schema; {} or "{}" means any JSON object
     grammar: Grammar | None = None  # what the answer is held to; instead of json_schema
     shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is part of the answer's
+    priority: int = 0  # among waiting requests the lowest goes first; of equals the one that came first
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +165,9 @@ class Generation:
     together; `drain()` takes all that wait. Who wants nothing before the end `wait()`s for it and then drains.
     """
 
-    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1):
-        self.id = next(_ids)
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1, caller: Caller = ANYONE):
+        self.id = next(_ids)  # in the order of arrival
+        self.caller = caller
         self.prompt_ids = tuple(prompt_ids)
         self.params = params  # None: nothing is sampled, `n` suffixes are scored or a prompt is embedded
         self.n = n if params is None else params.n

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apps.llm.api import EngineStats, Generation, Output, Pool, PromptToken, QueueFull, SamplingParams, TokenScore
+from apps.llm.api import (
+    CALLER,
+    EngineStats,
+    Generation,
+    Output,
+    Pool,
+    PromptToken,
+    QueueFull,
+    SamplingParams,
+    TokenScore,
+)
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.metrics import LanguageMetrics
 
@@ -22,7 +32,10 @@ LONG_TEXT = 20_000
 
 
 class EngineModel:
-    """What fails raises EngineError: RequestError (PromptTooLong) with its field, QueueFull or EngineStopped."""
+    """What fails raises EngineError: RequestError (PromptTooLong) with its field, QueueFull or EngineStopped.
+
+    Requests are those of the present task's CALLER.
+    """
 
     def __init__(self, name: str, engine: "Engine", step_deadline_s: float):
         self.name, self.created = name, int(time.time())
@@ -65,9 +78,9 @@ class EngineModel:
             prompt = await self.encode(prompt)
         loop = asyncio.get_running_loop()
         if params.json_schema is None and params.grammar is None:
-            generation = self._engine.submit(prompt, params, loop)
+            generation = self._engine.submit(prompt, params, loop, CALLER.get())
         else:  # compiling a schema can take long
-            submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop)
+            submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop, CALLER.get())
             try:
                 generation = await asyncio.shield(submitted)
             except asyncio.CancelledError:
@@ -85,7 +98,8 @@ class EngineModel:
         if sum(len(suffix) for suffix in suffixes if isinstance(suffix, str)) > LONG_TEXT:
             encode = self._engine.tokenizer.encode_suffix
             suffixes = [await asyncio.to_thread(encode, s) if isinstance(s, str) else s for s in suffixes]
-        outputs = await _whole(self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop()))
+        submitted = self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop(), CALLER.get())
+        outputs = await _whole(submitted)
         outputs.sort(key=lambda output: output.index)
         return [[score.logprob for score in output.scores] for output in outputs]
 
@@ -99,7 +113,7 @@ class EngineModel:
         open_: list[Generation] = []
         try:
             for prompt in prompts:
-                open_.append(self._engine.submit_prompt_scores(prompt, params, loop))
+                open_.append(self._engine.submit_prompt_scores(prompt, params, loop, CALLER.get()))
             read = [(await _whole(generation))[0].scores for generation in open_]
         finally:
             for generation in open_:
@@ -142,7 +156,7 @@ class EngineModel:
                     await read_one()
                 while True:
                     try:
-                        open_.append(self._engine.submit_embedding(prompt, pooling, loop))
+                        open_.append(self._engine.submit_embedding(prompt, pooling, loop, CALLER.get()))
                         break
                     except QueueFull:
                         if not open_ and not vectors:

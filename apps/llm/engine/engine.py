@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 
 from apps.llm.api import (
+    ANYONE,
     MAX_CHOICES,
+    Caller,
     EngineStats,
     Generation,
     Output,
@@ -127,7 +129,13 @@ class Engine:
 
     # -- the callers' side --------------------------------------------------------------------------------------
 
-    def submit(self, prompt: str | Ids[int], params: SamplingParams | None = None, loop: Any = None) -> Generation:
+    def submit(
+        self,
+        prompt: str | Ids[int],
+        params: SamplingParams | None = None,
+        loop: Any = None,
+        caller: Caller = ANYONE,
+    ) -> Generation:
         """Queue a request and return at once. Read the result by iterating it (or, with `loop`, by `async for`).
 
         Raises:
@@ -139,7 +147,7 @@ class Engine:
         check_params(params, self._arch.vocab_size)
         prompt_ids = self._ids_of("prompt", prompt)
         limit = answer_limit(len(prompt_ids), params, self.max_model_len, self._cache_tokens)
-        generation = Generation(prompt_ids, params)
+        generation = Generation(prompt_ids, params, caller=caller)
         first_seed = random.getrandbits(63) if params.seed is None else params.seed
         answers = []
         held = params.json_schema if params.grammar is None else params.grammar
@@ -153,7 +161,13 @@ class Engine:
             answers.append((seq, Answer(seq, self.tokenizer, self._arch, matcher)))
         return self._queue(generation, answers, loop)
 
-    def submit_score(self, prefix: str | Ids[int], suffixes: Ids[str | Ids[int]], loop: Any = None) -> Generation:
+    def submit_score(
+        self,
+        prefix: str | Ids[int],
+        suffixes: Ids[str | Ids[int]],
+        loop: Any = None,
+        caller: Caller = ANYONE,
+    ) -> Generation:
         """Queue the scoring of suffixes, each directly after the prefix; as `submit`, but with one output for each.
 
         A prefix given as text is encoded as a prompt is, special tokens and all; a suffix without any, by itself: no
@@ -173,11 +187,13 @@ class Engine:
         check_room("prefix", len(prefix_ids), self.max_model_len, self._cache_tokens)
         for suffix in suffix_ids:
             check_room("suffix", len(suffix), self.max_model_len, self._cache_tokens, after=len(prefix_ids))
-        generation = Generation(prefix_ids, None, len(suffix_ids))
+        generation = Generation(prefix_ids, None, len(suffix_ids), caller)
         tasks = [Scoring(generation, i, prefix_ids, suffix) for i, suffix in enumerate(suffix_ids)]
         return self._queue(generation, [(task.seq, task) for task in tasks], loop)
 
-    def submit_prompt_scores(self, prompt: Ids[int], params: SamplingParams, loop: Any = None) -> Generation:
+    def submit_prompt_scores(
+        self, prompt: Ids[int], params: SamplingParams, loop: Any = None, caller: Caller = ANYONE
+    ) -> Generation:
         """Queue the scoring of a prompt's own tokens, all but the first; as `submit`, but with one output.
 
         Args:
@@ -189,11 +205,13 @@ class Engine:
         check_params(replace(params, max_tokens=1) if params.max_tokens == 0 else params, self._arch.vocab_size)
         ids = self._ids_of("prompt", prompt)
         check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
-        generation = Generation(ids, None)
+        generation = Generation(ids, None, caller=caller)
         task = Scoring(generation, 0, ids[:1], ids[1:])
         return self._queue(generation, [(task.seq, task)], loop)
 
-    def submit_embedding(self, prompt: str | Ids[int], pooling: Pool = "mean", loop: Any = None) -> Generation:
+    def submit_embedding(
+        self, prompt: str | Ids[int], pooling: Pool = "mean", loop: Any = None, caller: Caller = ANYONE
+    ) -> Generation:
         """Queue the embedding of a prompt; as `submit`, but with one output.
 
         Raises:
@@ -203,7 +221,7 @@ class Engine:
             raise RequestError("pooling", f"pooling must be 'mean' or 'last', not {pooling!r}")
         ids = self._ids_of("prompt", prompt)
         check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
-        generation = Generation(ids, None)
+        generation = Generation(ids, None, caller=caller)
         task = Pooling(generation, ids, pooling)
         return self._queue(generation, [(task.seq, task)], loop)
 

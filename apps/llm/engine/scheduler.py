@@ -3,10 +3,14 @@
 Plain Python without JAX. A sequence's `computed` counts the tokens whose keys and values will be in the cache once
 everything launched has run; the token that a launched step samples is counted at once and its value filled in when
 the step is read.
+
+Who goes first, in the queue and in a step, is a sequence's `rank`; who gives up its pages is the last by rank.
+Background sequences get what the others leave of a step, and give up their places to them.
 """
 
 import sys
-from collections import deque
+from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from apps.llm.api import Generation
@@ -34,6 +38,16 @@ class Sequence:
     on_device: bool = False  # its last token was sampled in `slot`: the device has it
     lockstep: bool = False  # what it may sample hangs on the token before (structured output)
     done: bool = False
+    rank: tuple[bool, int, int, int] = field(init=False)  # lower goes first
+
+    def __post_init__(self) -> None:
+        params = self.generation.params
+        priority = 0 if params is None else params.priority
+        self.rank = self.background, priority, self.generation.id, self.index
+
+    @property
+    def background(self) -> bool:
+        return self.generation.caller.background
 
     @property
     def decoding(self) -> bool:
@@ -63,13 +77,13 @@ class Work:
 
 @dataclass
 class Scheduler:
-    """Holds all sequences: `waiting` for a place, `running` in the batch, oldest first."""
+    """Holds all sequences: `waiting` for a place, `running` in the batch; both in the order of their ranks."""
 
     pool: PagePool
     page_size: int
     max_batch: int
     max_step_tokens: int
-    waiting: deque[Sequence] = field(default_factory=deque)
+    waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
     prefix_hit_tokens: int = 0
@@ -77,35 +91,40 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._slots = list(reversed(range(self.max_batch)))
+        self._budget = 0  # what is left of the step's
+        self._planned: dict[Sequence, Work] = {}  # the step so far
 
     def add(self, seq: Sequence) -> None:
-        self.waiting.append(seq)
+        insort(self.waiting, seq, key=_rank)
 
     def schedule(self) -> list[Work]:
         """The next step's work, decodes first; empty when there is nothing that can run."""
-        budget = self.max_step_tokens
-        work: list[Work] = []
-
-        def plan(seq: Sequence, stop: int) -> None:
-            nonlocal budget
-            budget -= stop - seq.computed
-            work.append(self._work(seq, stop))
-
-        # Oldest first: only younger sequences than the one that needs pages are preempted, none already planned.
-        decodes = [seq for seq in self.running if seq.decoding]
-        for seq in decodes:
-            if budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
-                plan(seq, len(seq.tokens))
-        for seq in [seq for seq in self.running if not seq.decoding]:
-            stop = min(len(seq.tokens), seq.computed + budget)
-            if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
-                plan(seq, stop)
-        while budget and self.waiting and self._slots and not self.waiting[0].unread:
-            seq = self.waiting[0]
-            if not self._enter(seq, budget):
-                break
-            plan(seq, min(len(seq.tokens), seq.computed + budget))
+        self._budget, self._planned = self.max_step_tokens, {}
+        background = [seq for seq in self.running if seq.background]
+        self._plan_class(self.running[: len(self.running) - len(background)], background=False)
+        self._plan_class(background, background=True)
+        work = list(self._planned.values())
+        if background:  # its decodes stand behind the others' prefill for the budget, not in the step
+            work.sort(key=lambda item: not item.decoding)
         return work
+
+    def _plan_class(self, running: Iterable[Sequence], background: bool) -> None:
+        """Plan what is left of the step for the background, or for the others."""
+        decodes, prefills = [], []
+        for seq in running:
+            (decodes if seq.decoding else prefills).append(seq)
+        for seq in decodes:
+            if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
+                self._plan(seq, len(seq.tokens))
+        for seq in prefills:
+            stop = min(len(seq.tokens), seq.computed + self._budget)
+            if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
+                self._plan(seq, stop)
+        while self._budget and self.waiting and self.waiting[0].background is background:
+            seq = self.waiting[0]
+            if seq.unread or not self._enter(seq):
+                break
+            self._plan(seq, min(len(seq.tokens), seq.computed + self._budget))
 
     def fill_in(self, seq: Sequence, token: int) -> None:
         """A launched step's sample has been read: it stands for the oldest unread token."""
@@ -127,23 +146,36 @@ class Scheduler:
         if any(seq.pages for seq in self.waiting):
             raise AssertionError("a waiting sequence holds pages")
 
-    def _work(self, seq: Sequence, stop: int) -> Work:
+    def _plan(self, seq: Sequence, stop: int) -> None:
         decoding = seq.decoding
         work = Work(seq, seq.computed, stop, samples=stop == len(seq.tokens), decoding=decoding)
+        self._planned[seq] = work
+        self._budget -= stop - seq.computed
         seq.computed = stop
         if work.samples:
             seq.tokens.append(UNREAD)
             seq.on_device = True
         self._publish(seq)
-        return work
 
     def _make_room(self, seq: Sequence, tokens: int) -> bool:
-        """Pages for `tokens` tokens, preempting the youngest sequences while there are too few."""
+        """Pages for `tokens` tokens of a running sequence, preempting the last ones while there are too few."""
         while not self._grow(seq, tokens):
-            victim = self.running[-1]
+            victim = self._last()
             self._preempt(victim)
             if victim is seq:
                 return False
+        return True
+
+    def _last(self) -> Sequence | None:
+        """The last by rank of those that run and are not in the step yet."""
+        return next((seq for seq in reversed(self.running) if seq not in self._planned), None)
+
+    def _displace(self, seq: Sequence) -> bool:
+        """Preempt a background sequence for one that is not. False: there is none."""
+        victim = None if seq.background else self._last()
+        if victim is None or not victim.background:
+            return False
+        self._preempt(victim)
         return True
 
     def _grow(self, seq: Sequence, tokens: int) -> bool:
@@ -156,10 +188,10 @@ class Scheduler:
         return pages is not None
 
     def _preempt(self, seq: Sequence) -> None:
-        """Back to the head of the queue; what it computed is computed again (or found in the prefix cache)."""
+        """Back to the queue; what it computed is computed again (or found in the prefix cache)."""
         self.preemptions += 1
         self._leave(seq)
-        self.waiting.appendleft(seq)
+        self.add(seq)
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
@@ -173,20 +205,23 @@ class Scheduler:
         self.pool.release(seq.pages)
         seq.pages, seq.computed, seq.published = [], 0, 0
 
-    def _enter(self, seq: Sequence, budget: int) -> bool:
+    def _enter(self, seq: Sequence) -> bool:
         """Give the first of the queue a place and pages for its first chunk, known prefixes first."""
+        if not self._slots and not self._displace(seq):
+            return False
         if self.pool.reuse:
             # All but the last token's page: something must be computed to sample from.
             known = min(len(seq.tokens) - 1, seq.reusable)
             seq.pages = self.pool.match(self._names(seq, known // self.page_size))
             seq.published = len(seq.pages)
             seq.computed = len(seq.pages) * self.page_size
-        if not self._grow(seq, min(len(seq.tokens), seq.computed + budget)):
-            self._drop_pages(seq)
-            return False
-        self.waiting.popleft()
+        while not self._grow(seq, min(len(seq.tokens), seq.computed + self._budget)):
+            if not self._displace(seq):
+                self._drop_pages(seq)
+                return False
+        self.waiting.remove(seq)
         seq.slot = self._slots.pop()
-        self.running.append(seq)
+        insort(self.running, seq, key=_rank)
         self.entered.append(seq)
         self.prefix_hit_tokens += seq.computed
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, min(seq.computed, seq.prompt_len))
@@ -205,3 +240,7 @@ class Scheduler:
             parent = seq.hashes[-1] if seq.hashes else b""
             seq.hashes.append(page_hash(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
         return seq.hashes[:full]
+
+
+def _rank(seq: Sequence) -> tuple[bool, int, int, int]:
+    return seq.rank

@@ -28,6 +28,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     number("min_tokens", 0, 2**31 - 1, "0 or more")
     require(params.max_tokens is None or params.max_tokens >= 1, "max_tokens", "1 or more")
     require(params.max_tokens is None or params.min_tokens <= params.max_tokens, "min_tokens", "at most max_tokens")
+    number("priority", -(2**63), 2**63 - 1, "a 64-bit integer, lower for earlier")
     require(params.seed is None or -(2**63) <= params.seed < 2**63, "seed", "a 64-bit integer")
     require(
         params.logprobs is None or 0 <= params.logprobs <= TOP_LOGPROBS, "logprobs", f"between 0 and {TOP_LOGPROBS}"

@@ -22,7 +22,7 @@ from apps.serving.ingress.openai_errors import of_stream, retry_after
 
 class JetStreamBody(BaseModel):
     """JetStream's. Every field is optional. `server`, `port`, `session_cache` and `priority` are accepted and ignored:
-    the engine is in this server, and takes requests in the order in which they come."""
+    the engine is in this server, and to it all of these requests are alike."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -97,6 +97,8 @@ class SamplingBody(Body):
     ignore_eos: bool | None = None
     """Goes on after the model's end of sequence."""
     include_stop_str_in_output: bool | None = None
+    priority: int | None = None
+    """vLLM's: among waiting requests the lowest goes first, of equals the one that came first. Default: 0."""
 
     @field_validator("stream_options")
     @classmethod

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from apps.llm.api import Generation, SamplingParams
+from apps.llm.api import Caller, Generation, SamplingParams
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.scheduler import UNREAD, Scheduler, Sequence, Work
 
 PAGE = 4
 EOS = 0
+CALLER, BACKGROUND = Caller(), Caller(background=True)
 
 
 class Device:
@@ -26,6 +27,7 @@ class Device:
         self.slots: dict[tuple[int, int], tuple[int, ...]] = {}  # (page, offset) -> tokens up to and with this one
         self.last_token: dict[int, int] = {}  # by row
         self.truth: dict[Sequence, list[int]] = {}  # every token, sampled ones included
+        self.ends = True  # whether it samples EOS
 
     def launch(self, work: list[Work]) -> list[tuple[Work, int]]:
         for item in work:
@@ -42,7 +44,7 @@ class Device:
             for position in range(item.stop):
                 found = self.slots[seq.pages[position // PAGE], position % PAGE]
                 assert found == tuple(tokens[: position + 1]), "reads what another sequence wrote"
-            token = hash(tuple(tokens[: item.stop])) % 13
+            token = hash(tuple(tokens[: item.stop])) % 13 or int(not self.ends)
             if item.samples:
                 assert len(tokens) == item.stop, "each token is sampled once"
                 tokens.append(token)
@@ -66,15 +68,32 @@ class Serving(RuleBasedStateMachine):
         answer=st.integers(1, 20),
         lockstep=st.booleans(),
         reusable=st.integers(0, 40),
+        priority=st.integers(-1, 1),
+        caller=st.sampled_from([CALLER, BACKGROUND]),
     )
-    def submit(self, prompt: list[int], answer: int, lockstep: bool, reusable: int = 40) -> None:
+    def submit(
+        self, prompt: list[int], answer: int, lockstep: bool, reusable: int, priority: int, caller: Caller
+    ) -> None:
+        self.ask(prompt, answer, lockstep, reusable, priority, caller)
+
+    def ask(
+        self,
+        prompt: list[int],
+        answer: int,
+        lockstep: bool = False,
+        reusable: int = 40,
+        priority: int = 0,
+        caller: Caller = CALLER,
+    ) -> Sequence:
         prompt = prompt[: self.longest - 1]
         limit = min(len(prompt) + answer, self.longest)
-        seq = Sequence(Generation(prompt, SamplingParams()), 0, limit, 0, list(prompt), len(prompt), lockstep=lockstep)
+        generation = Generation(prompt, SamplingParams(priority=priority), caller=caller)
+        seq = Sequence(generation, 0, limit, 0, list(prompt), len(prompt), lockstep=lockstep)
         seq.reusable = reusable
         self.device.truth[seq] = list(prompt)
         self.open.append(seq)
         self.scheduler.add(seq)
+        return seq
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 100))
@@ -84,7 +103,8 @@ class Serving(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         """One turn of the engine's loop: schedule, launch, read the step before."""
-        expected = [seq for seq in self.scheduler.running if seq.decoding and seq.ready]
+        running = self.scheduler.running
+        expected = [seq for seq in running if seq.decoding and seq.ready and not seq.background]
         preemptions = self.scheduler.preemptions
         work = self.scheduler.schedule()
         self.check_work(work, expected, preempted=self.scheduler.preemptions > preemptions)
@@ -153,7 +173,7 @@ def test_shortage_preempts_the_youngest_and_keeps_its_answer() -> None:
     machine = Serving()
     machine.start(pages=6, batch=3, budget=20, reuse=True)
     for first in (7, 8, 9):
-        machine.submit([first] * 4, 15, False)
+        machine.ask([first] * 4, 15, False)
     order: deque[Sequence] = deque()
     for _ in range(200):
         before = list(machine.open)
@@ -169,8 +189,64 @@ def test_a_known_prefix_is_not_computed_again(reuse: bool) -> None:
     machine = Serving()
     machine.start(pages=14, batch=2, budget=20, reuse=reuse)
     for _ in range(2):
-        machine.submit([7] * 13, 2, False)
+        machine.ask([7] * 13, 2)
         for _ in range(8):
             machine.step()
     assert machine.scheduler.prefix_hit_tokens == (12 if reuse else 0)
+    machine.teardown()
+
+
+def test_the_lowest_priority_goes_first_and_of_equals_the_first() -> None:
+    machine = Serving()
+    machine.start(pages=14, batch=1, budget=20, reuse=False)
+    asked = {name: machine.ask([7] * 3, 1, priority=name[0]) for name in ((2, "a"), (0, "b"), (2, "c"), (-5, "d"))}
+    order = []
+    while machine.open:
+        machine.step()
+        order += [name for name, seq in asked.items() if seq.slot is not None and name not in order]
+    assert [name for _, name in order] == ["d", "b", "a", "c"]
+
+
+def test_the_background_gives_its_place_up_and_takes_it_again() -> None:
+    machine = Serving()
+    machine.start(pages=14, batch=2, budget=20, reuse=True)
+    background = [machine.ask([7] * 5, 20, caller=BACKGROUND) for _ in range(2)]
+    for _ in range(3):
+        machine.step()
+    assert machine.scheduler.running == background
+    asked = machine.ask([8] * 5, 2)
+    machine.step()
+    assert machine.scheduler.running == [asked, background[0]], "at once, from the last of them"
+    machine.teardown()
+
+
+def test_the_background_has_what_is_left_of_a_step() -> None:
+    machine = Serving()
+    machine.start(pages=14, batch=4, budget=6, reuse=False)
+    background = machine.ask([7], 20, caller=BACKGROUND)
+    for _ in range(2):
+        machine.step()
+    assert background.decoding
+    asked = machine.ask([8] * 13, 2)
+    took = []
+    for _ in range(3):
+        machine.step()
+        took.append([item.seq for item, _ in machine.pending])
+    assert took == [[asked], [asked], [background, asked]], "12 tokens, and then one of 6"
+    machine.teardown()
+
+
+def test_pages_that_are_needed_come_from_the_background_first() -> None:
+    machine = Serving()
+    machine.start(pages=9, batch=3, budget=20, reuse=False)
+    machine.device.ends = False
+    asked = machine.ask([8] * 4, 12)
+    background = machine.ask([7] * 8, 8, caller=BACKGROUND)
+    machine.step()
+    younger = machine.ask([9] * 4, 12)
+    lost = set()
+    while younger in machine.open or asked in machine.open:
+        machine.step()
+        lost |= {seq for seq in (asked, younger, background) if seq in machine.scheduler.waiting}
+    assert lost == {background}
     machine.teardown()

@@ -40,6 +40,8 @@ HELLO = [{"role": "user", "content": "Hello"}]
         ({"prompt_logprobs": 2}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"logprobs": 99}, "logprobs"),
+        ({"priority": 2**63}, "priority"),
+        ({"priority": "high"}, "priority"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),

@@ -7,6 +7,7 @@ import httpx
 import openai
 import pytest
 
+from apps.llm.api import CALLER, Caller, SamplingParams
 from apps.llm.engine import EngineStopped
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
@@ -81,6 +82,16 @@ def test_many_embeddings_wait_for_room_and_leave_with_their_reader(server):
             assert server.engine.stats().waiting == 0
 
     asyncio.run(ask())
+
+
+def test_requests_are_those_of_the_tasks_caller(server):
+    async def ask(**held) -> Caller:
+        CALLER.set(Caller(background=True))
+        stream = await server.model.submit("x", SamplingParams(max_tokens=1, **held))
+        assert [output async for outputs in stream.batches() for output in outputs]
+        return stream._generation.caller
+
+    assert asyncio.run(ask()).background and asyncio.run(ask(json_schema={})).background
 
 
 def test_keys(server):
