@@ -17,6 +17,9 @@ ReasoningFormat = Literal["auto", "none", "think", "mistral"]
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
 """Largest batch, step and sequence of a tiny model. The step is the smallest there is, so that it is the only one."""
 
+STORED_RESPONSES = 1000
+"""Answers that the only replica of a service keeps."""
+
 
 class EngineConfig(Config):
     """What one engine (one replica's JAX program) loads and how large it may grow."""
@@ -114,6 +117,17 @@ class LLMConfig(AppConfig, EngineConfig):
     drain_timeout_s: float = Field(120, ge=0)
     """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; only a
     Spot machine that is taken back does not, after half a minute."""
+
+    stored_responses: int | None = Field(None, ge=0)
+    """Answers of `/v1/responses` that a replica keeps in its memory, for `previous_response_id` and GET: the newest, at
+    most 256 MiB of them. 0: none. Default: 1000 with `max_replicas` 1; else 0, for no replica finds another's."""
+
+    @property
+    def kept_responses(self) -> int:
+        """`stored_responses`, with its default."""
+        if self.stored_responses is None:
+            return STORED_RESPONSES if self.max_replicas == 1 else 0
+        return self.stored_responses
 
     @property
     def served_name(self) -> str:

@@ -47,6 +47,7 @@ SINCE = {
         "a start that shows how it goes": 690,
         "steps split by token": 60,
         "Anthropic's messages": 580,
+        "OpenAI's responses": 880,
         "scores of prompts, tokens and reranking": 374,
         "priorities": 95,
     },

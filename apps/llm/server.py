@@ -30,14 +30,16 @@ class LLMServer(EngineServer):
     """A replica: an engine on this host's devices, or on a slice of several hosts."""
 
     _hosts: SliceHosts | None
+    _stored_responses: int
 
     def load(self, config: LLMConfig) -> EngineModel:
         engine, self._hosts = load_engine(config)
+        self._stored_responses = config.kept_responses
         return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
     def http_app(self, model: EngineModel, keys: Principals) -> FastAPI:
         models: Models = {model.name: model}
-        return http_app(models, keys)
+        return http_app(models, keys, self._stored_responses)
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host of its slice is dead or stuck; the third time Serve replaces it."""

@@ -96,6 +96,13 @@ def test_a_model_without_weights_takes_none() -> None:
         config("lm_cloud.LmCloudSpmd2BTest", checkpoint="huggingface:a/b")
 
 
+def test_replicas_keep_no_responses() -> None:
+    """To a model all callers are the cell's front, and it has several replicas."""
+    assert config("catalog.local").kept_responses == 0
+    with pytest.raises(CellError, match="override 'stored_responses'"):
+        config("catalog.local", overrides={"stored_responses": 5})
+
+
 def test_overrides() -> None:
     assert config("catalog.local", overrides={"BATCH_SIZE": 4, "max_model_len": 64}).max_batch_size == 4
     for name in ("model", "slice", "api_keys", "compile_cache", "min_replicas", "nonsense"):

@@ -115,6 +115,22 @@ def test_openais_client_by_either_name(cell: Client) -> None:
     assert refusal.value.param == "temperature"
 
 
+def test_responses_are_relayed_and_not_kept(cell: Client) -> None:
+    client = openai.OpenAI(base_url=f"{cell.url}/v1", api_key="none", max_retries=0)
+    asked: Any = {"model": "demo", "input": QUESTION, "temperature": 0, "max_output_tokens": 16}
+    answer = client.responses.create(**asked)
+    assert answer.output_text == "There are seven days in a week." and answer.model == "/sax/small/demo"
+    events = list(client.responses.create(**asked, stream=True))
+    assert events[-1].type == "response.completed" and events[-1].response.output_text == answer.output_text
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError, match="A cell keeps no responses"):
+            call(answer.id)
+    for field, value in (("store", True), ("previous_response_id", answer.id)):
+        with pytest.raises(openai.BadRequestError, match="keeps no responses") as refusal:
+            client.responses.create(**asked, **{field: value})
+        assert refusal.value.param == field
+
+
 def test_anthropics_client_by_either_name(cell: Client) -> None:
     client = anthropic.Anthropic(base_url=cell.url, api_key="none", max_retries=0)
     asked: Any = {"messages": [{"role": "user", "content": QUESTION}]}

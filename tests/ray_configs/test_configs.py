@@ -376,3 +376,8 @@ class TestLimitsAllow:
         assert StableDiffusionConfig(model="gs://bucket/models/mine/").served_name == "mine"
         assert StableDiffusionConfig(model_id="yours").served_name == "yours"
         assert StableDiffusionConfig.demo(max_batch_size=2).served_name == "podslice-sd-demo"
+
+    def test_only_a_single_replica_keeps_responses_unasked(self) -> None:
+        assert LLMConfig().kept_responses == 1000 and LLMConfig(stored_responses=0).kept_responses == 0
+        assert LLMConfig(max_replicas=2).kept_responses == 0
+        assert LLMConfig(max_replicas=2, stored_responses=9).kept_responses == 9

@@ -18,6 +18,7 @@ COUNT = f"{PATHS}/count_tokens"
 METHODS = {
     "/v1/completions": "lm.generate",
     "/v1/chat/completions": "lm.generate",
+    "/v1/responses": "lm.generate",
     "/v1/embeddings": "lm.embed",
     PATHS: "lm.generate",
     COUNT: "lm.generate",
@@ -44,6 +45,7 @@ def openai_router(caller: Caller) -> APIRouter:
 
     @router.post("/v1/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
     @router.post("/v1/chat/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
+    @router.post("/v1/responses", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
     @router.post("/v1/embeddings", openapi_extra=RELAYED, tags=["OpenAI"])
     @router.post(PATHS, openapi_extra=RELAYED, responses=STREAMED, tags=["Anthropic"])
     @router.post(COUNT, openapi_extra=RELAYED, tags=["Anthropic"])
@@ -68,6 +70,13 @@ def openai_router(caller: Caller) -> APIRouter:
         if body.get("model") != model:
             data = json.dumps(body | {"model": model}).encode()
         return await caller.call(request, model, method, path, data)
+
+    @router.get("/v1/responses/{response_id:path}", tags=["OpenAI"])
+    @router.delete("/v1/responses/{response_id:path}", tags=["OpenAI"])
+    async def kept(response_id: str) -> Any:
+        """Always 404: a cell's models keep no responses."""
+        message = "A cell keeps no responses: send the whole conversation as input, with store: false or without store."
+        raise OpenAIError(404, message, "response_id", "response_not_found")
 
     return router
 

@@ -8,10 +8,18 @@ from typing import Any
 from apps.llm.api import RequestError
 from apps.llm.chat.tools import NO_TOOLS, ToolUse
 
+PARAGRAPH = "\n\n"
+"""Between texts that are joined to one turn."""
+
 
 def thinking_fields(thinks: bool) -> dict[str, bool]:
     """Variables of chat templates that let a model think before it answers, or not; a template knows one or none."""
     return {"enable_thinking": thinks, "thinking": thinks}
+
+
+def effort_fields(effort: str | None) -> dict[str, Any]:
+    """Variables of chat templates for OpenAI's effort of reasoning; `none` is no thinking."""
+    return {} if effort is None else {"reasoning_effort": effort, **thinking_fields(effort != "none")}
 
 
 @dataclass(frozen=True)

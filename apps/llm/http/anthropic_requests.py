@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from apps.llm.api import RequestError, SamplingParams
-from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall, thinking_fields
+from apps.llm.chat.conversation import PARAGRAPH, ChatRequest, Conversation, PastCall, thinking_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.serving.ingress.bodies import Body
 
@@ -26,7 +26,6 @@ NAMES = {
 """Engine's field -> the client's, where they differ."""
 LONGEST_NAME = 128  # of a tool, Anthropic's limit
 NO_PICTURES = "this server's models read text: no images, no documents"
-PARAGRAPH = "\n\n"  # between the blocks of a turn
 
 
 class TextBlock(Body):

@@ -7,6 +7,8 @@ from apps.llm.engine_model import Models
 from apps.llm.http import jetstream, saxml
 from apps.llm.http.anthropic import anthropic_router
 from apps.llm.http.openai import openai_router
+from apps.llm.http.responses.routes import responses_router
+from apps.llm.http.responses.store import ResponseStore
 from apps.llm.http.vllm import vllm_router
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import OPEN, Principals
@@ -15,11 +17,16 @@ from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openapi import STREAMED, json_body
 
 
-def http_app(models: Models, keys: Principals = OPEN) -> FastAPI:
-    """An ASGI application that answers for these models; with keys, only to those who hold a key."""
+def http_app(models: Models, keys: Principals = OPEN, stored_responses: int = 0) -> FastAPI:
+    """An ASGI application that answers for these models; with keys, only to those who hold a key.
+
+    Args:
+        stored_responses: how many answers of /v1/responses are kept, in this process.
+    """
     app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.")
     app.include_router(models_router(models))
     app.include_router(openai_router(models), tags=["OpenAI"])
+    app.include_router(responses_router(models, ResponseStore(stored_responses)), tags=["OpenAI"])
     app.include_router(anthropic_router(models), tags=["Anthropic"])
     app.include_router(vllm_router(models), tags=["vLLM"])
     app.include_router(jetstream.jetstream_router(models), tags=["JetStream"])

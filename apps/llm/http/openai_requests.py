@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from apps.llm.api import SamplingParams
-from apps.llm.chat.conversation import ChatRequest, Conversation, thinking_fields
+from apps.llm.chat.conversation import ChatRequest, Conversation, effort_fields
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError
@@ -232,12 +232,10 @@ class ChatBody(SamplingBody):
         conversation = Conversation()
         for i, message in enumerate(self.messages):
             message.join(conversation, f"messages[{i}]")
-        fields: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            thinks = thinking_fields(self.reasoning_effort != "none")
-            fields = {"reasoning_effort": self.reasoning_effort, **thinks}
         use = tool_use(self.tools or [], self.tool_choice, self.parallel_tool_calls)
-        return ChatRequest(conversation.messages, use, fields | (self.chat_template_kwargs or {}))
+        return ChatRequest(
+            conversation.messages, use, effort_fields(self.reasoning_effort) | (self.chat_template_kwargs or {})
+        )
 
     def params(self) -> SamplingParams:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

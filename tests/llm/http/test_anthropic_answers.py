@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.llm.api import Generation, Output, SamplingParams
@@ -67,6 +67,7 @@ def comparable(message: dict[str, Any]) -> dict[str, Any]:
     return {"content": blocks, **{name: message[name] for name in names}}
 
 
+@settings(deadline=None)
 @given(
     parts=st.lists(
         st.sampled_from(["<think>", "</think>", "why ", "Hello", "\n", CALL % '{"a": [1, "é"]}', CALL % "{}", "<tool"]),

@@ -33,6 +33,21 @@ class LocalServer:
 
 
 @contextmanager
+def served(app: Any) -> Iterator[str]:
+    """The URL of an ASGI application, served from a thread of this process."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@contextmanager
 def local_server(**config: Any) -> Iterator[LocalServer]:
     """The application without Ray around it: for what needs a hand on the engine."""
     from apps.llm.engine import Engine
@@ -42,18 +57,11 @@ def local_server(**config: Any) -> Iterator[LocalServer]:
 
     engine = Engine.load(EngineConfig(**SMALL, **config))
     model = EngineModel(MODEL, engine, step_deadline_s=60)
-    server = uvicorn.Server(uvicorn.Config(http_app({MODEL: model}), port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield LocalServer(f"http://127.0.0.1:{port}", engine, model)
-    finally:
-        engine.shutdown()
-        server.should_exit = True
-        thread.join(10)
+    with served(http_app({MODEL: model})) as url:
+        try:
+            yield LocalServer(url, engine, model)
+        finally:
+            engine.shutdown()
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 10) -> Any:

@@ -1,0 +1,158 @@
+"""Items, of which the input and the output of a response consist: messages, reasoning, calls and their results."""
+
+import uuid
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Tag, TypeAdapter, field_validator
+
+from apps.llm.chat.conversation import PARAGRAPH, Conversation, PastCall
+from apps.serving.ingress.bodies import Body
+
+TEXT_ONLY = "this server's models read text: no images, files or audio"
+
+
+class TextPart(Body):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        if value not in ("input_text", "output_text"):
+            raise ValueError(f"must be input_text or output_text; {TEXT_ONLY}")
+        return value
+
+
+class ReasoningPart(Body):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+Texts = str | list[TextPart]
+
+
+def joined(texts: Texts) -> str:
+    return texts if isinstance(texts, str) else "".join(part.text for part in texts)
+
+
+class MessageItem(Body):
+    type: Literal["message"] = "message"
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Texts
+
+    def kept(self) -> dict[str, Any]:
+        """With its content as a list."""
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        parts = [TextPart(type=kind, text=self.content)] if isinstance(self.content, str) else self.content
+        about = {"id": self.id or new_id("msg"), "type": "message", "status": "completed", "role": self.role}
+        return about | {"content": [_part(part) for part in parts]}
+
+
+class CallItem(Body):
+    type: Literal["function_call"]
+    id: str | None = None
+    call_id: str
+    name: str
+    arguments: str
+
+    def kept(self) -> dict[str, Any]:
+        return self.model_dump() | {"id": self.id or new_id("fc"), "status": "completed"}
+
+
+class ResultItem(Body):
+    type: Literal["function_call_output"]
+    id: str | None = None
+    call_id: str
+    output: Texts
+
+    def kept(self) -> dict[str, Any]:
+        return self.model_dump() | {"id": self.id or new_id("fco"), "status": "completed"}
+
+
+class ReasoningItem(Body):
+    type: Literal["reasoning"]
+    id: str | None = None
+    content: list[ReasoningPart] | None = None
+    summary: list[ReasoningPart] | None = None
+
+    def kept(self) -> dict[str, Any]:
+        return self.model_dump() | {"id": self.id or new_id("rs"), "summary": self.model_dump()["summary"] or []}
+
+    def thought(self) -> str:
+        """The reasoning itself, or what there is of it in a summary."""
+        return PARAGRAPH.join(part.text for part in self.content or self.summary or ())
+
+
+def _tag(item: Any) -> str:
+    kind = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
+    return f"a {kind} item"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("a message item")]
+    | Annotated[CallItem, Tag("a function_call item")]
+    | Annotated[ResultItem, Tag("a function_call_output item")]
+    | Annotated[ReasoningItem, Tag("a reasoning item")],
+    Discriminator(
+        _tag,
+        custom_error_type="item",
+        custom_error_message="must be an item of type message, function_call, function_call_output or reasoning",
+    ),
+]
+ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+Placed = tuple[str, Item]
+"""An item, and where the client has it."""
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def placed(field: str, items: Sequence[Item]) -> list[Placed]:
+    return [(f"{field}[{i}]", item) for i, item in enumerate(items)]
+
+
+def conversation(items: Sequence[Placed]) -> Conversation:
+    """What a chat template is given. Neighbours of one role are one turn, their texts are paragraphs.
+
+    Raises:
+        RequestError: a result without its call, or a call whose arguments are no JSON object.
+    """
+    talk = Conversation()
+    for role, turn in groupby(items, key=lambda each: _role(each[1])):
+        if role == "tool":
+            for field, item in turn:
+                assert isinstance(item, ResultItem)
+                talk.result(item.call_id, joined(item.output), f"{field}.call_id")
+            continue
+        texts, thoughts, calls = [], [], []
+        for field, item in turn:
+            match item:
+                case MessageItem():
+                    texts.append(joined(item.content))
+                case ReasoningItem():
+                    thoughts.append(item.thought())
+                case CallItem():
+                    calls.append(PastCall(item.call_id, item.name, item.arguments, f"{field}.arguments"))
+        text = PARAGRAPH.join(filter(None, texts))
+        if role == "assistant":
+            talk.answer(text, PARAGRAPH.join(thoughts), calls)
+        else:
+            talk.say(role, text)
+    return talk
+
+
+def _role(item: Item) -> str:
+    """Whose turn an item is part of, as chat templates name it."""
+    if isinstance(item, ResultItem):
+        return "tool"
+    if isinstance(item, MessageItem) and item.role != "assistant":
+        return "system" if item.role == "developer" else item.role
+    return "assistant"
+
+
+def _part(part: TextPart) -> dict[str, Any]:
+    return {"type": part.type, "text": part.text} | ({"annotations": []} if part.type == "output_text" else {})

@@ -1,0 +1,257 @@
+"""The body of /v1/responses. Types are strict; null means absent; fields that are not named here are ignored."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from apps.llm.api import RequestError, SamplingParams
+from apps.llm.chat.conversation import ChatRequest, effort_fields
+from apps.llm.chat.tools import CallMode, Tool, ToolUse
+from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed
+from apps.serving.ingress.bodies import Body
+
+UNIONS = {
+    "tool_choice": 'tool_choice must be none, auto, required, {"type": "function", "name": ...} or allowed_tools',
+}
+"""What to say of a field that may be of several types, instead of one complaint for each."""
+NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "json_schema": "text.format.schema",
+    "response_format": "text.format.schema",
+    "max_tokens": "max_output_tokens",
+}
+"""Engine's field -> the client's, where they differ."""
+MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512  # pairs, and characters of each; OpenAI's limits
+LOGPROBS = "message.output_text.logprobs"
+
+
+def _json(value: Any) -> Any:
+    """A value of any type, which the answer repeats. Raises ValueError where that would be no JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"must be JSON: {error}") from None
+    return value
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments."""
+    strict: bool | None = None
+    """Holds the arguments to the schema wherever the tool is called."""
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_the_clients(cls, value: Any) -> Any:
+        if value != "function":
+            raise ValueError("must be function: this server runs no tools, it offers the client's own functions")
+        return value
+
+    @field_validator("parameters")
+    @classmethod
+    def _can_be_repeated(cls, value: Any) -> Any:
+        return _json(value)
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1)]
+
+
+class Reasoning(Body):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """None is made: the reasoning itself is part of the answer."""
+
+
+class Format(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    """The schema is enforced, whatever this says."""
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @field_validator("schema_")
+    @classmethod
+    def _can_be_repeated(cls, value: Any) -> Any:
+        return _json(value)
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "Format":
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("schema is needed with type json_schema")
+        return self
+
+    def constraint(self) -> dict[str, Any] | None:
+        """The JSON schema to follow; {} for any JSON object, None for free text."""
+        return None if self.type == "text" else self.schema_ if self.type == "json_schema" else {}
+
+
+class Text(Body):
+    format: Format | None = None
+
+
+class ResponseBody(Body):
+    """Ranges are the engine's to check."""
+
+    model: str | None = None
+    """Needed where more than one is served."""
+    input: str | list[Item] | None = None
+    """A text, or items: messages, `function_call`, `function_call_output`, `reasoning`. Texts only. Neighbours of one
+    role are one turn."""
+    instructions: str | None = None
+    """What the system says first. Not carried over to a response that continues this one."""
+    previous_response_id: str | None = None
+    """The kept response that the input continues."""
+    store: bool | None = None
+    """Keeps the response, for `previous_response_id` and GET. Default: true where the server keeps any; see
+    `stored_responses`."""
+    tools: list[FunctionTool] | None = None
+    """Functions that the model may call. Their arguments are held to the schema with `strict: true`."""
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
+    """none, auto (the default), required, the function that must be called, or those that may be. Required calls are
+    held to their schemas."""
+    parallel_tool_calls: bool | None = None
+    """false: at most one call in an answer."""
+    reasoning: Reasoning | None = None
+    """`effort`: for chat templates that know it; `none` is also `enable_thinking: false` for them, the others are
+    `true`."""
+    text: Text | None = None
+    """`format`: the answer is a text, a JSON object, or JSON that follows the schema."""
+    max_output_tokens: int | None = None
+    """Longest answer, reasoning included. One that fills the context before ends there. Default: as far as the context
+    allows."""
+    temperature: float | None = None
+    """0: greedy. Default: 1."""
+    top_p: float | None = None
+    metadata: dict[str, str] | None = None
+    """Up to 16 texts by name, which the response repeats."""
+    stream: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """disabled: a conversation that is longer than the context is refused."""
+    background: bool | None = None
+    """Not supported."""
+    conversation: Any = None
+    """Not supported: continue with `previous_response_id`."""
+    prompt: Any = None
+    """Not supported."""
+    include: list[str] | None = None
+    """Nothing of what may be included is made here. Log probabilities are refused: chat completions have them."""
+    top_logprobs: int | None = None
+    """0, or nothing."""
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _text_or_items(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, str | list):
+            raise ValueError("must be a string or a list of items")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _small(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        pairs = value or {}
+        if len(pairs) > MAX_METADATA:
+            raise ValueError(f"at most {MAX_METADATA} pairs")
+        if any(len(name) > MAX_KEY or len(text) > MAX_VALUE for name, text in pairs.items()):
+            raise ValueError(f"names have at most {MAX_KEY} characters, texts at most {MAX_VALUE}")
+        return value
+
+    @field_validator("truncation", "background", "conversation", "prompt", "include", "top_logprobs")
+    @classmethod
+    def _offered(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name == "truncation" and value == "auto":
+            raise ValueError("auto is not supported: leave out what is too long")
+        if info.field_name == "background" and value:
+            raise ValueError("is not supported: ask with stream: true")
+        if info.field_name in ("conversation", "prompt") and value is not None:
+            raise ValueError("is not supported: send input, with previous_response_id or with the whole conversation")
+        if (info.field_name == "include" and LOGPROBS in (value or ())) or (
+            info.field_name == "top_logprobs" and value
+        ):
+            raise ValueError("log probabilities are not supported here: /v1/chat/completions has them")
+        return value
+
+    def items(self) -> list[Item]:
+        """The input."""
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input or []
+
+    def request(self, earlier: Sequence[Item] = ()) -> ChatRequest:
+        """The chat. Raises RequestError where items or tools do not fit each other.
+
+        Args:
+            earlier: the conversation that `previous_response_id` stands for.
+        """
+        items: list[Placed] = [*placed("previous_response_id.items", earlier), *placed("input", self.items())]
+        if not items:
+            raise RequestError("input", "input is needed: a text, or a list with an item")
+        if self.instructions:
+            items.insert(0, ("instructions", MessageItem(role="system", content=self.instructions)))
+        fields = effort_fields(self.reasoning.effort if self.reasoning else None)
+        return ChatRequest(conversation(items).messages, self._tool_use(), fields)
+
+    def _tool_use(self) -> ToolUse:
+        """Raises RequestError: a choice among no tools, or among others."""
+        choice = self.tool_choice
+        if not self.tools and choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice", "tool_choice may only be given with tools")
+        offered = [
+            Tool(tool.name, f"tools[{i}]", tool.description, tool.parameters, bool(tool.strict))
+            for i, tool in enumerate(self.tools or ())
+        ]
+        only: str | None = None
+        mode: CallMode = "auto"
+        if isinstance(choice, NamedFunction):
+            only, mode = choice.name, "required"
+        elif isinstance(choice, AllowedTools):
+            mode, allowed = choice.mode, {tool.name for tool in choice.tools}
+            if unknown := sorted(allowed - {tool.name for tool in offered}):
+                raise RequestError("tool_choice", f"tool_choice.tools: no tool is named {unknown[0]!r}")
+            offered = [tool for tool in offered if tool.name in allowed]
+        elif choice is not None:
+            mode = choice
+        return ToolUse(offered, mode, only, self.parallel_tool_calls is not False)
+
+    def params(self) -> SamplingParams:
+        values: dict[str, Any] = {
+            name: value for name in ("temperature", "top_p") if (value := getattr(self, name)) is not None
+        }
+        if self.text is not None and self.text.format is not None:
+            values["json_schema"] = self.text.format.constraint()
+        return SamplingParams(max_tokens=self.max_output_tokens, within_context=True, **values)
+
+    def repeated(self) -> dict[str, Any]:
+        """What a response says of its request."""
+        format_ = self.text.format if self.text is not None and self.text.format is not None else Format(type="text")
+        choice = self.tool_choice or "auto"
+        effort = self.reasoning.effort if self.reasoning else None
+        return {
+            "background": False,
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": effort, "summary": None},
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {"format": format_.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in self.tools or ()],
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "truncation": "disabled",
+        }

@@ -1,0 +1,175 @@
+"""OpenAI's Responses API: /v1/responses, and the responses that are kept."""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field, ValidationError
+from starlette.responses import JSONResponse, Response
+
+from apps.llm.api import EngineError
+from apps.llm.engine_model import EngineStream, Models
+from apps.llm.http.responses.answers import ResponseWriter
+from apps.llm.http.responses.items import ITEMS
+from apps.llm.http.responses.requests import NAMES, UNIONS, ResponseBody
+from apps.llm.http.responses.store import Kept, ResponseStore
+from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
+from apps.serving.ingress.application import find_model
+from apps.serving.ingress.bodies import Body, EventStream
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream, parsed
+from apps.serving.ingress.openapi import STREAMED, json_body, query
+
+PATH = "/v1/responses"
+ONE = PATH + "/{response_id}"
+NONE_KEPT = "this server keeps no responses (stored_responses is 0); send the whole conversation as input"
+
+
+class Page(Body):
+    """Which items of a list are wanted."""
+
+    after: str | None = None
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+
+
+def responses_router(models: Models, store: ResponseStore) -> APIRouter:
+    """The dialect's routes over these models."""
+    router = APIRouter()
+
+    @router.post(PATH, openapi_extra=json_body(ResponseBody), responses=STREAMED)
+    async def create(request: Request) -> Response:
+        """OpenAI's responses: the model's own chat template makes the prompt."""
+        body = await parsed(ResponseBody, request, UNIONS)
+        model, owner = find_model(models, body.model), _owner(request)
+        if body.store and not store.most:
+            raise OpenAIError(400, f"store must be false: {NONE_KEPT}", "store", "invalid_value")
+        before = _earlier(store, body.previous_response_id, owner)
+        earlier = ITEMS.validate_python(before)
+        try:
+            prompt, turn = await model.chat(body.request(earlier))
+            stream = await model.submit(prompt, turn.held(body.params()))
+        except EngineError as error:
+            raise from_engine(error, NAMES) from error
+        kept = bool(store.most) and body.store is not False
+        about = body.repeated() | {"store": kept}
+        writer = ResponseWriter(model.name, about, stream, None if turn.is_plain else turn.reader())
+
+        def keep() -> None:
+            if kept:
+                items = before + [item.kept() for item in body.items()]
+                store.put(writer.id, Kept(owner, _json(writer.whole()), _json(items)))
+
+        return await _answer(stream, writer, bool(body.stream), keep)
+
+    @router.get(ONE)
+    async def retrieve(response_id: str, request: Request) -> Response:
+        """A response that is kept."""
+        if request.query_params.get("stream", "").lower() in ("true", "1"):
+            raise OpenAIError(400, "stream: a kept response is not streamed again", "stream", "invalid_value")
+        return Response(_found(store, response_id, request).response, media_type="application/json")
+
+    @router.delete(ONE)
+    async def delete(response_id: str, request: Request) -> Any:
+        """Forgets a response. Those that continue it stay."""
+        _found(store, response_id, request)
+        store.delete(response_id, _owner(request))
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.get(f"{ONE}/input_items", openapi_extra=query(Page.model_json_schema()["properties"]))
+    async def input_items(response_id: str, request: Request) -> Any:
+        """What the model read for a response that is kept: the items of earlier turns, and those of its input."""
+        items = json.loads(_found(store, response_id, request).items)
+        try:
+            page = Page.model_validate_strings(dict(request.query_params))
+        except ValidationError as error:
+            raise from_body(error) from None
+        return _listed(items, page)
+
+    return router
+
+
+async def _answer(stream: EngineStream, writer: ResponseWriter, streamed: bool, keep: Callable[[], None]) -> Response:
+    try:
+        if streamed:
+            events = _events(stream, writer, keep)
+            return await EventStream(events, lambda error: writer.failed(of_stream(error, NAMES))).begun()
+        async for outputs in stream.batches():
+            writer.take(outputs)
+        keep()
+        return JSONResponse(writer.whole())
+    except EngineError as error:
+        stream.abort()
+        raise from_engine(error, NAMES) from error
+    except BaseException:  # above all: cancelled, because the client has left
+        stream.abort()
+        raise
+
+
+async def _events(
+    stream: EngineStream, writer: ResponseWriter, keep: Callable[[], None]
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events: one piece of bytes for all that a step brings. Aborts what is unread when it is closed."""
+    try:
+        async for outputs in stream.batches():
+            if news := writer.events(outputs):
+                yield news
+        keep()  # before the client knows that it has ended: it may go on at once
+        yield writer.last_event()
+    finally:
+        stream.abort()
+
+
+def _earlier(store: ResponseStore, response_id: str | None, owner: str | None) -> list[dict[str, Any]]:
+    """The conversation that a request continues. Raises OpenAIError."""
+    if response_id is None:
+        return []
+    field = "previous_response_id"
+    if not store.most:
+        raise OpenAIError(400, f"{field} cannot be given: {NONE_KEPT}", field, "invalid_value")
+    kept = store.get(response_id, owner)
+    if kept is None:
+        raise OpenAIError(400, f"{field}: {_missing(store, response_id)}", field, "previous_response_not_found")
+    return [*json.loads(kept.items), *json.loads(kept.response)["output"]]
+
+
+def _found(store: ResponseStore, response_id: str, request: Request) -> Kept:
+    """A response of the caller's. Raises OpenAIError."""
+    kept = store.get(response_id, _owner(request))
+    if kept is None:
+        raise OpenAIError(404, _missing(store, response_id), "response_id", "response_not_found")
+    return kept
+
+
+def _missing(store: ResponseStore, response_id: str) -> str:
+    """Says the same of another caller's response as of one that never was."""
+    if not store.most:
+        return f"There is no response {response_id!r}: {NONE_KEPT}."
+    return (
+        f"There is no response {response_id!r} here. Each replica keeps its own last {store.most} in memory, for the "
+        "API key that made them: it may be too old, deleted, another replica's or from before a restart."
+    )
+
+
+def _owner(request: Request) -> str | None:
+    """The name of the caller's key; None where the service has no keys."""
+    return request.scope.get(SCOPE_PRINCIPAL)
+
+
+def _listed(items: list[dict[str, Any]], page: Page) -> dict[str, Any]:
+    """A page of items. Raises OpenAIError: `after` is none of them."""
+    if page.order == "desc":
+        items = items[::-1]
+    if page.after is not None:
+        place = next((i for i, item in enumerate(items) if item["id"] == page.after), None)
+        if place is None:
+            raise OpenAIError(400, f"after: no item has the id {page.after!r}", "after", "invalid_value")
+        items = items[place + 1 :]
+    data = items[: page.limit]
+    ids = [item["id"] for item in data] or [None]
+    ends = {"first_id": ids[0], "last_id": ids[-1], "has_more": len(items) > len(data)}
+    return {"object": "list", "data": data, **ends}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
