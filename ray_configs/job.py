@@ -59,6 +59,15 @@ class Job(Deployed):
         return self
 
     @model_validator(mode="after")
+    def _no_boards(self) -> "Job":
+        for field in ("dashboards", "alerts"):
+            if getattr(self.observability, field):
+                raise ValueError(
+                    f"observability.{field} is for services, whose metrics it shows; leave it out of a job"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _name_fits(self) -> "Job":
         several = self.hosts > 1
         most = (MAX_NAME_MULTI_HOST if several else MAX_NAME) if self.ray else (MAX_INDEXED_JOB_NAME if several else 63)

@@ -50,8 +50,10 @@ SINCE = {
         "OpenAI's responses": 880,
         "scores of prompts, tokens and reranking": 374,
         "priorities": 95,
+        "objects for boards and alerts": 40,
     },
     "plan": {"the attention kernel's instructions": 130},
+    "kuberay": {"Grafana boards and Prometheus rules": 560},
 }
 ROOMS = (
     Room(
@@ -64,7 +66,7 @@ ROOMS = (
     ),
     Room("pictures", 4_300, ("apps/stable_diffusion",), PICTURES_PLAN),
     Room("plan", 2_200, (*PLAN, *PICTURES_PLAN), features=SINCE["plan"]),
-    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=9_782),
+    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=9_782, features=SINCE["kuberay"]),
     Room("batch and clients", 3_600, (*JOBS, "clients")),
 )
 PRODUCT = Room(

@@ -9,12 +9,16 @@ KUEUE = (
     f"v{KUEUE_VERSION}/manifests.yaml, or v{NEWER_KUEUE_VERSION} with KubeRay 1.6.1 and 1.6.2"
 )
 MONITORING = "turn on managed Prometheus: {update} --enable-managed-prometheus"
+PROMETHEUS_OPERATOR = (
+    "install prometheus-operator, as kube-prometheus-stack does, or set observability.prometheus google"
+)
 GATEWAY = "turn on the Gateway API: {update} --gateway-api=standard"
 
 REMEDIES = {
     "ray.io": RAY,
     "kueue.x-k8s.io": KUEUE,
     "monitoring.googleapis.com": MONITORING,
+    "monitoring.coreos.com": PROMETHEUS_OPERATOR,
     "gateway.networking.k8s.io": GATEWAY,
 }
 

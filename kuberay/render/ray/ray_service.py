@@ -5,7 +5,7 @@ from typing import Any
 from kuberay.render.access import gateway_objects, serve_service, service_accounts
 from kuberay.render.disruption import disruption_budgets
 from kuberay.render.kueue import queue_labels, queue_objects
-from kuberay.render.monitoring import pod_monitoring
+from kuberay.render.monitoring import boards_and_alerts, pod_monitoring
 from kuberay.render.notes import noted
 from kuberay.render.objects import kubernetes_object, metadata
 from kuberay.render.ray.ray_cluster import ray_cluster_spec
@@ -19,7 +19,7 @@ from ray_configs.upgrade import Incremental, NewCluster
 def service_objects(service: Service) -> list[dict[str, Any]]:
     """ServiceAccounts, queues, RayService, monitoring, budgets and Gateway, as far as the config asks for them."""
     objects = [*service_accounts(service), *queue_objects(service), _ray_service(service), *pod_monitoring(service)]
-    objects += disruption_budgets(service)
+    objects += [*boards_and_alerts(service), *disruption_budgets(service)]
     if isinstance(service.exposure, Gateway):
         objects += gateway_objects(service, service.exposure)
     return objects

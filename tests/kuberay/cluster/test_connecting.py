@@ -143,6 +143,7 @@ def test_what_proxies_answer(tmp_path: Path, answer: bytes, says: str) -> None:
     [
         ("ray.io", "update night --location=us-central2-b --project=proj --update-addons=RayOperator=ENABLED"),
         ("monitoring.googleapis.com", "--enable-managed-prometheus"),
+        ("monitoring.coreos.com", "kube-prometheus-stack"),
         ("kueue.x-k8s.io", "install Kueue"),
         ("gateway.networking.k8s.io", "--gateway-api=standard"),
         ("example.com", "misspelt"),

@@ -13,6 +13,7 @@ from ray_configs.exposure import Gateway, LoadBalancer
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import catalog, load
+from ray_configs.observability import Observability
 from ray_configs.service import Application, GcsFaultTolerance, Service
 from ray_configs.upgrade import Incremental
 
@@ -39,6 +40,10 @@ CONFIGS: dict[str, Service | Job] = {name.rsplit(".", 1)[-1]: load(name) for nam
         disruption_budget=1,
         priority_class="high",
         lock_memory=True,
+        observability=Observability(dashboards=True, alerts=True),
+    ),
+    "prometheus-operator": a_service(
+        "v6e:2x2", Spot(), observability=Observability(prometheus="prometheus-operator", dashboards=True, alerts=True)
     ),
     "ray-job": Job(
         name="j", command=("a",), ray=True, slice="v6e:4x4", slices=2, hugging_face_token=HUGGING_FACE_TOKEN
@@ -93,6 +98,6 @@ def test_the_schemas_do_catch_an_unknown_field(path: str) -> None:
 def test_only_kinds_whose_schemas_are_known_or_named_here() -> None:
     """No schema is at hand for these: their fields are as their documentation has them, and nothing checked them."""
     unchecked = {"kueue.x-k8s.io/v1beta1", "monitoring.googleapis.com/v1", "gateway.networking.k8s.io/v1"}
-    unchecked |= {"networking.gke.io/v1"}
+    unchecked |= {"networking.gke.io/v1", "monitoring.coreos.com/v1"}
     versions = {item["apiVersion"] for config in CONFIGS.values() for item in render(config)}
     assert versions - CORE - {"ray.io/v1"} == unchecked

@@ -41,9 +41,13 @@ CONTROLLERS = (
     "serviceaccount-controller",
     "ttl-after-finished-controller",
 )
-# Kinds of GKE and Kueue that our manifests use, whose schemas Go's module proxy does not have: any content is accepted.
+# Kinds of GKE, Kueue and prometheus-operator that our manifests use, whose schemas Go's module proxy does not have: any
+# content is accepted.
 OTHER_KINDS = (
     ("monitoring.googleapis.com", "v1", "PodMonitoring", "podmonitorings", "Namespaced"),
+    ("monitoring.googleapis.com", "v1", "Rules", "rules", "Namespaced"),
+    ("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", "Namespaced"),
+    ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", "Namespaced"),
     ("networking.gke.io", "v1", "HealthCheckPolicy", "healthcheckpolicies", "Namespaced"),
     ("networking.gke.io", "v1", "GCPBackendPolicy", "gcpbackendpolicies", "Namespaced"),
     ("kueue.x-k8s.io", "v1beta1", "LocalQueue", "localqueues", "Namespaced"),

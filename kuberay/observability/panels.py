@@ -1,0 +1,250 @@
+"""The boards' panels as tables: a title, a unit, and a PromQL expression for each line.
+
+In an expression @ stands for the labels that pick the board's series; `@{state="USED"}` adds one. The interval of a
+rate is Grafana's own, which follows the zoom and the time between two scrapes.
+"""
+
+from dataclasses import dataclass
+
+from ray_configs.cell import CellConfig
+from ray_configs.llm import LLMConfig
+from ray_configs.service import Service
+from ray_configs.stable_diffusion import StableDiffusionConfig
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart."""
+
+    title: str
+    unit: str
+    """Grafana's name of it; `suffix:` puts any text behind the number."""
+    lines: dict[str, str]
+    """PromQL by the line's name, in which {{label}} is the series' own."""
+    about: str = ""
+    """What a reader should know of it."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """A dashboard."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    by_application: str = ""
+    """A metric of each application that the reader can choose from; empty: the board is of them all."""
+
+
+def rate(metric: str, by: str = "application") -> str:
+    return f"sum by ({by}) (rate(ray_{metric}[$__rate_interval]))"
+
+
+def gauges(metrics: dict[str, str], labels: str = "", by: str = "application") -> dict[str, str]:
+    """Sums by application (or more) of gauges: line -> metric."""
+    return {_line(name, by): f"sum by ({by}) (ray_{metric}@{labels})" for name, metric in metrics.items()}
+
+
+def rates(metrics: dict[str, str], labels: str = "", by: str = "application") -> dict[str, str]:
+    """Likewise of counters, for each second."""
+    return {_line(name, by): rate(f"{metric}_total@{labels}", by) for name, metric in metrics.items()}
+
+
+def quantiles(histogram: str, *percent: int) -> dict[str, str]:
+    buckets = rate(f"podslice_{histogram}_bucket@", "le, application")
+    return {_line(f"p{n}", "application"): f"histogram_quantile({n / 100}, {buckets})" for n in percent}
+
+
+def each(metric: str) -> dict[str, str]:
+    """Every replica's own."""
+    return {_line("", "application, replica"): f"ray_{metric}@"}
+
+
+def _line(name: str, by: str) -> str:
+    return " ".join([name, *(f"{{{{{label}}}}}" for label in by.split(", "))]).strip()
+
+
+def answers(labels: str = "") -> Panel:
+    lines = rates({"": "serve_num_http_requests"}, labels, "application, status_code")
+    about = "As they leave the service; 499 is a client that left. A cell's models answer through the cell."
+    return Panel("Answers by status", "reqps", lines, about)
+
+
+ANSWERS = answers()
+MODELS = '{application=~"sax[.].+"}'
+"""The Serve applications of what cells publish: sax.CELL.MODEL."""
+SEQUENCES = {"running": "podslice_requests_running", "waiting": "podslice_requests_waiting"}
+REPLICAS = {"wanted": "serve_autoscaling_target_replicas", "healthy": "serve_deployment_replica_healthy"}
+HITS, COMPUTED = rate("podslice_prefix_hit_tokens_total@"), rate("podslice_prompt_tokens_total@")
+BOTH = (
+    Panel(
+        "Before and in the replicas",
+        "short",
+        gauges({"queued": "serve_deployment_queued_queries", "in replicas": "serve_replica_processing_queries"}),
+        "Serve's view: requests without a replica yet, and those that a replica has, streams included.",
+    ),
+    Panel(
+        "Programs compiled after ready",
+        "short",
+        each("podslice_compiles_after_ready"),
+        "A defect if not 0: requests waited for the compiler.",
+    ),
+)
+LANGUAGE = (
+    Panel("Sequences", "short", gauges(SEQUENCES), "What waits for long has too few slots, KV pages or replicas."),
+    ANSWERS,
+    Panel(
+        "Tokens",
+        "suffix: tokens/s",
+        rates({"in": "podslice_prompt_tokens", "out": "podslice_generated_tokens"}),
+        "In: prompt tokens computed, without those found in the prefix cache.",
+    ),
+    Panel("Time to first token", "s", quantiles("time_to_first_token_s", 50, 95, 99)),
+    Panel("Time per output token", "s", quantiles("time_per_output_token_s", 50, 95, 99)),
+    Panel(
+        "KV cache in use",
+        "percentunit",
+        {"{{application}} {{replica}}": "ray_podslice_kv_pages_used@ / ray_podslice_kv_pages_total@"},
+    ),
+    Panel("Prompt found in the prefix cache", "percentunit", {"{{application}}": f"{HITS} / ({HITS} + {COMPUTED})"}),
+    Panel(
+        "Preemptions",
+        "suffix: /s",
+        rates({"": "podslice_preemptions"}),
+        "Sequences that gave up their KV pages and are computed again: the cache is too small for the load.",
+    ),
+    Panel("Steps", "suffix: /s", rates({"": "podslice_engine_steps"})),
+    Panel(
+        "Scores and embeddings",
+        "suffix: /s",
+        rates({"tokens scored": "podslice_scored_tokens", "prompts embedded": "podslice_embeddings"}),
+    ),
+    *BOTH,
+)
+PICTURES = (
+    Panel(
+        "Pictures", "short", gauges({"running": "podslice_pictures_running", "waiting": "podslice_pictures_waiting"})
+    ),
+    ANSWERS,
+    Panel(
+        "Pictures ended",
+        "suffix: /s",
+        rates(
+            {
+                "finished": "podslice_pictures",
+                "client left": "podslice_pictures_aborted",
+                "failed": "podslice_pictures_failed",
+            }
+        ),
+    ),
+    Panel("From request to picture", "s", quantiles("picture_s", 50, 95, 99)),
+    Panel("Denoising step of a batch", "s", quantiles("denoising_step_s", 50, 95)),
+    Panel("Pictures denoised together", "short", quantiles("picture_batch_size", 50, 95)),
+    Panel("Denoising steps", "suffix: /s", rates({"": "podslice_denoising_steps"})),
+    Panel("Work ahead", "s", each("podslice_pictures_seconds_ahead"), "About how long what runs and waits will take."),
+    *BOTH,
+)
+CELL = (
+    Panel(
+        "Models",
+        "short",
+        {
+            "loaded": f"sum(ray_serve_application_status@{MODELS} == bool 6)",
+            "not loaded": f"sum(ray_serve_application_status@{MODELS} != bool 6)",
+        },
+        "GET /listcell says why a model is not loaded.",
+    ),
+    Panel("Replicas of each model", "short", gauges(REPLICAS, MODELS)),
+    Panel("Sequences of each model", "short", gauges(SEQUENCES, MODELS)),
+    Panel("Tokens out, by model", "suffix: tokens/s", rates({"": "podslice_generated_tokens"}, MODELS)),
+    Panel(
+        "Answers begun, by model",
+        "reqps",
+        {"{{application}}": rate(f"podslice_time_to_first_token_s_count@{MODELS}")},
+    ),
+)
+PODS = (
+    Panel(
+        "Replicas",
+        "short",
+        gauges(REPLICAS, by="application, deployment"),
+        "What is wanted and not healthy starts, waits for a slice, or fails: `podslice status` says which.",
+    ),
+    Panel(
+        "Status of deployments",
+        "short",
+        gauges({"": "serve_deployment_status"}, by="application, deployment"),
+        "1 failed, 2 unhealthy, 3 updating, 4 upscaling, 5 downscaling, 6 healthy.",
+    ),
+    Panel(
+        "Health checks failed", "suffix: /s", rates({"": "serve_health_check_failures"}, by="application, deployment")
+    ),
+    Panel(
+        "Ray nodes alive",
+        "short",
+        {"{{RayNodeType}}": "count by (RayNodeType) (ray_node_mem_total@)"},
+        "Each host of a slice is one, each CPU Pod, and the head.",
+    ),
+    Panel("CPUs in use", "percent", {"{{instance}}": "ray_node_cpu_utilization@"}),
+    Panel("Memory in use", "percentunit", {"{{instance}}": "ray_node_mem_used@ / ray_node_mem_total@"}),
+)
+SLICES = (
+    Panel(
+        "Hosts of each slice",
+        "short",
+        {"{{Name}}": 'count by (Name) (ray_resources@{Name=~"tpu-.+",State="AVAILABLE"})'},
+        "A slice that loses one is recreated whole.",
+    ),
+    Panel(
+        "Chips",
+        "short",
+        {"{{State}}": 'sum by (State) (ray_resources@{Name="TPU"})'},
+        "Those in use belong to a replica, whether or not it computes.",
+    ),
+    Panel(
+        "Chips at work",
+        "percent",
+        {
+            "duty cycle": "avg by (TpuType) (ray_tpu_duty_cycle@)",
+            "TensorCores": "avg by (TpuType) (ray_tpu_tensorcore_utilization@)",
+            "HBM bandwidth": "avg by (TpuType) (ray_tpu_memory_bandwidth_utilization@)",
+        },
+        "From GKE's device plugin, by way of Ray.",
+    ),
+    Panel(
+        "HBM in use",
+        "percentunit",
+        {"{{TpuType}}": "sum by (TpuType) (ray_tpu_memory_used@) / sum by (TpuType) (ray_tpu_memory_total@)"},
+    ),
+)
+AUTOSCALER = (
+    Panel(
+        "Ray nodes, as the autoscaler counts them",
+        "short",
+        gauges({state: f"cluster_{state}_nodes" for state in ("active", "idle", "pending", "failed")}, by="node_type"),
+        "Pending for long: no capacity, or the node pool is at its limit.",
+    ),
+    Panel(
+        "What Serve's autoscaler decides",
+        "short",
+        gauges({"replicas": "serve_autoscaling_desired_replicas", "requests": "serve_autoscaling_total_requests"}),
+    ),
+)
+
+
+def boards_of(service: Service) -> list[Board]:
+    """Those whose applications the service has."""
+    kinds = {type(app.config) for app in service.applications}
+    cells = "|".join(app.serve_name for app in service.applications if isinstance(app.config, CellConfig))
+    found = []
+    if kinds & {LLMConfig, CellConfig}:
+        # What a cell publishes answers through the cell, and has no answers of its own to count.
+        panels = LANGUAGE if LLMConfig in kinds else tuple(panel for panel in LANGUAGE if panel is not ANSWERS)
+        found.append(Board("language-models", "language models", panels, "ray_podslice_requests_running"))
+    if StableDiffusionConfig in kinds:
+        found.append(Board("pictures", "pictures", PICTURES, "ray_podslice_pictures_running"))
+    if cells:
+        found.append(Board("cell", "cell", (*CELL, answers(f'{{application=~"{cells}"}}'))))
+    slices = any(app.config.slice for app in service.applications)
+    panels = PODS + (SLICES if slices else ()) + (AUTOSCALER if service.elastic else ())
+    return [*found, Board("slices", "slices and replicas", panels)]
