@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
+from ray_configs.applications.callers import Callers
 from ray_configs.applications.replicas import AppConfig
 
 OWN_CPUS = 0.1
@@ -43,6 +44,8 @@ class CellConfig(AppConfig):
     """Principals (names of keys) that may publish, update and unpublish; empty: everyone with a key.
 
     Once a client has set the cell's own ACL, that is kept with the state and applies instead."""
+    callers: Callers = Field(default_factory=dict)
+    """Weights and limits at each published model, by the names of keys; see a language model's field of this name."""
     front_replicas: int = Field(1, ge=1)
     """Processes that relay requests to the models' replicas; use more for more clients."""
 

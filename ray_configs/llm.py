@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ray_configs.applications.callers import Callers
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.base import Config
 
@@ -78,7 +79,13 @@ class EngineConfig(Config):
     """The marks round the model's reasoning, which is told apart from its answer: `think` (`<think>`) or `mistral`
     (`[THINK]`). auto: those that its chat template has; none: whatever stands there is part of the answer."""
     max_waiting: int = Field(256, ge=1)
-    """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After."""
+    """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After.
+
+    Where one caller has filled the queue, others are still let in up to their shares."""
+    callers: Callers = Field(default_factory=dict)
+    """Weights and limits (`CallerConfig`) by the names of API keys; `default` is the name of keys without one.
+    `anonymous` is for all who come without a key: each address has its own. On a command line:
+    `callers='{"alice": {"weight": 3}}'`."""
 
     @field_validator("page_size")
     @classmethod

@@ -32,7 +32,7 @@ OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"
 """Saxml's names of what is a field here."""
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
-    | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses"}
+    | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers"}
 )
 """Fields that the cell decides, or that name files."""
 
@@ -56,6 +56,7 @@ class Registry:
         fields |= {
             "model_id": name,
             "slice": cell.slice,
+            "callers": cell.callers,
             "num_cpus": fields.get("num_cpus", cell.num_cpus),
             "min_replicas": 1,
             "max_replicas": 1,

@@ -13,7 +13,7 @@ from ray import serve
 from apps.cell.reconcile import ReplicaStatus, ServeApp, Version
 from apps.llm.server import LLMServer
 from apps.serving import private_ray
-from apps.serving.ingress.api_keys import OPEN, digest
+from apps.serving.ingress.api_keys import OPEN, RELAY, digest
 from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
 
@@ -56,7 +56,7 @@ class ServeApps:
         """
         chosen = options(config) | {"num_replicas": replicas, "max_surge_percent": surge_percent}
         deployment = private_ray.with_version(LLMServer, str(version), **chosen)
-        keys = OPEN if relay_key is None else {digest(relay_key): "cell"}
+        keys = OPEN if relay_key is None else {digest(relay_key): RELAY}
         serve.run_many(
             [serve.RunTarget(deployment.bind(config, keys), name=self.app_name(model), route_prefix=self.route(model))],
             wait_for_ingress_deployment_creation=False,

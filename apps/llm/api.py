@@ -11,21 +11,24 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from apps.serving.errors import EngineError, EngineStopped, QueueFull, RequestError
+from apps.serving.errors import EngineError, EngineStopped, LimitReached, QueueFull, RequestError
+from ray_configs.applications.callers import ANONYMOUS
 
 __all__ = [
     "CALLER",
     "Caller",
+    "CallerStats",
     "EngineError",
     "EngineStats",
     "EngineStopped",
     "FinishReason",
     "Generation",
     "Grammar",
+    "LimitReached",
     "Output",
     "Pool",
     "PromptToken",
@@ -56,8 +59,10 @@ class PromptTooLong(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose a request is, as far as the scheduler tells requests apart."""
+    """Whose a request is."""
 
+    name: str = ANONYMOUS  # of its API key
+    address: str = ""  # of one without a key: by it they are told apart
     background: bool = False  # takes places, pages and tokens of a step only where no other request wants them
 
 
@@ -104,7 +109,7 @@ class SamplingParams:
     json_schema: str | dict[str, Any] | None = None  # a JSON schema; {} or "{}" means any JSON object
     grammar: Grammar | None = None  # what the answer is held to; instead of json_schema
     shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is part of the answer's
-    priority: int = 0  # among waiting requests the lowest goes first; of equals the one that came first
+    priority: int = 0  # of a caller's waiting requests the lowest goes first; of equals the one that came first
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,14 @@ class Output:
             raise EngineStopped(self.error or "the request was aborted")
 
 
+class Counted(Protocol):
+    """What a caller has and uses, as `fairness.admission` counts it."""
+
+    def enters(self) -> None: ...
+    def uses(self, tokens: int) -> None: ...
+    def ends(self) -> None: ...
+
+
 class Generation:
     """A submitted request: iterate it (`for` in a thread, `async for` in an event loop) to read its outputs.
 
@@ -168,6 +181,7 @@ class Generation:
     def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1, caller: Caller = ANYONE):
         self.id = next(_ids)  # in the order of arrival
         self.caller = caller
+        self.member: Counted | None = None  # set by submit
         self.prompt_ids = tuple(prompt_ids)
         self.params = params  # None: nothing is sampled, `n` suffixes are scored or a prompt is embedded
         self.n = n if params is None else params.n
@@ -197,6 +211,8 @@ class Generation:
         if output.finish_reason is not None:
             self._running -= 1
             if not self._running:
+                if self.member is not None:
+                    self.member.ends()
                 self._ended.set()
 
     def wake(self) -> None:
@@ -246,6 +262,16 @@ class Generation:
         async for outputs in self.batches():
             for output in outputs:
                 yield output
+
+
+@dataclass
+class CallerStats:
+    """What the callers of one name have; `tokens` and `refused` are totals since the engine started."""
+
+    requests: int = 0  # open
+    waiting: int = 0  # sequences
+    tokens: int = 0  # of prompts and answers
+    refused: int = 0  # requests
 
 
 @dataclass(frozen=True, slots=True)

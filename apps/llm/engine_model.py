@@ -44,7 +44,7 @@ class EngineModel:
         self.embedding_size = engine.embedding_size
         """Numbers in an embedding."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
-        self._metrics = LanguageMetrics(name)
+        self._metrics = LanguageMetrics(name, engine.callers)
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of a text, with the special tokens round a prompt or without any."""
@@ -236,7 +236,7 @@ class EngineStream:
             last = time.monotonic()
             if first is None:
                 first = last
-                self._metrics.observe("ttft", first - self._began)
+                self._metrics.first_token(self._generation.caller.name, first - self._began)
             for output in outputs:
                 output.raise_failure()
                 tokens += len(output.token_ids)

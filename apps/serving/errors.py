@@ -40,6 +40,16 @@ class QueueFull(EngineError, RuntimeError):
         super().__init__(message, retry_after_s=retry_after_s)
 
 
+class LimitReached(QueueFull):
+    """The caller has what it may have, or has used it up. `field` names the limit; another caller may be let in."""
+
+    says = "{}"
+
+    def __init__(self, limit: str, message: str, retry_after_s: float):
+        super().__init__(message, retry_after_s)
+        self.field = limit
+
+
 class EngineStopped(EngineError, RuntimeError):
     """The engine loop has ended (shutdown or a failed step); its message says why."""
 

@@ -79,7 +79,7 @@ class Caller:
         if entry["active_replicas"] == 0:
             why = f": {entry['reason']}" if entry["reason"] else ""
             raise Unavailable(f"{model} is {entry['state'].lower().replace('_', ' ')}{why}", retry_after_s=5)
-        return await self._relay.send(view.routes[model], path, request.headers, body, view.relay_key)
+        return await self._relay.send(view.routes[model], path, request.headers, body, view.relay_key, principal)
 
     def view(self) -> View:
         if self._front.view is None:

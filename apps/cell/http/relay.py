@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from apps.cell.errors import Unavailable
+from apps.serving.ingress.api_keys import CALLER_HEADER
 
 log = logging.getLogger("podslice")
 
@@ -28,9 +29,17 @@ class Relay:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(
-        self, route: str, path: str, headers: Mapping[str, str], body: bytes, relay_key: str | None
+        self,
+        route: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        relay_key: str | None,
+        principal: str | None = None,
     ) -> Response:
-        """Raises Unavailable if no replica can be reached; any answer of the model's is passed on as it is."""
+        """Args: `principal`, for whom; known to the model's application by the relay key.
+
+        Raises Unavailable if no replica can be reached; any answer of the model's is passed on as it is."""
         if self._session is None:  # it belongs to the event loop that requests run in
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -40,6 +49,7 @@ class Relay:
         sent = {name: value for name, value in headers.items() if name.lower() in PASSED_ON}
         if relay_key is not None:
             sent["Authorization"] = f"Bearer {relay_key}"
+            sent[CALLER_HEADER] = principal or ""
         try:
             answer = await self._session.post(f"{self._base_url}{route}{path}", data=body, headers=sent)
         except aiohttp.ClientError as error:

@@ -28,6 +28,7 @@ from apps.llm.api import (
     ANYONE,
     MAX_CHOICES,
     Caller,
+    CallerStats,
     EngineStats,
     Generation,
     Output,
@@ -41,6 +42,7 @@ from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
+from apps.llm.engine.fairness.admission import Admission
 from apps.llm.engine.loop import Loop, Member
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import layout
@@ -77,7 +79,9 @@ class Engine:
         self.format = replace(format_, tokens=grammars.tokens(format_.marks))
         """How the model writes tool calls and reasoning."""
         self._arch = loops[0].executor.arch
-        self._places = threading.Lock()  # between looking for a free place and taking it
+        self.admission = Admission(config.callers, config.max_waiting)
+        """What each caller has and may have, over all DP ranks."""
+        self._places = threading.Lock()  # between looking for the least busy rank and giving it more
 
     @classmethod
     def load(
@@ -140,7 +144,7 @@ class Engine:
 
         Raises:
             RequestError: a value out of range, or a prompt that can never fit (PromptTooLong).
-            QueueFull: `max_waiting` requests wait already.
+            QueueFull: `max_waiting` requests wait already, or (LimitReached) the caller has what it may have.
             EngineStopped: the loop has ended.
         """
         params = params or SamplingParams()
@@ -231,9 +235,9 @@ class Engine:
             generation.bind_loop(loop)
         with self._places:
             self._raise_if_stopped()
-            waiting = sum(loop.waiting for loop in self.loops)
-            if waiting and waiting + len(members) > self.config.max_waiting:
-                raise QueueFull(f"{waiting} requests wait already (max_waiting {self.config.max_waiting})")
+            prompt = len(generation.prompt_ids)
+            tokens = prompt + sum(len(seq.tokens) - prompt for seq, _ in members)  # suffixes to score have more
+            generation.member = self.admission.admit(generation.caller, len(members), tokens)
             generation.engine = min(self.loops, key=lambda loop: loop.open)
             generation.engine.submit(members)
         return generation
@@ -269,6 +273,10 @@ class Engine:
     def chat_prompt(self, messages: Ids[dict]) -> list[int]:
         """Ids of a conversation, ready to submit; RequestError when the model's chat template refuses it."""
         return self.chat(ChatRequest(messages))[0]
+
+    def callers(self) -> dict[str, CallerStats]:
+        """What the callers of each name have, and had since the start."""
+        return self.admission.stats()
 
     def stats(self) -> EngineStats:
         return EngineStats.together([loop.stats() for loop in self.loops])

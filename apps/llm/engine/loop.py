@@ -48,12 +48,13 @@ class Loop(Generic[LaunchedT]):
             config.page_size,
             config.max_batch_size,
             config.max_step_tokens,
+            {name: caller.weight for name, caller in config.callers.items()},
         )
         self._answers: dict[Sequence, Answer | PromptTask] = {}
         self._lock = threading.Condition()
         self._incoming: deque[list[Member]] = deque()
         self._aborted: deque[Generation] = deque()
-        self._queued = 0  # submitted and not yet running: what max_waiting bounds
+        self._queued = 0  # submitted and not yet running
         self._stopping = False
         self._failure: str | None = None
         self._turn_began: float | None = None
@@ -84,10 +85,6 @@ class Loop(Generic[LaunchedT]):
         """Raises EngineStopped when nothing more can be submitted."""
         if self._stopping or self._failure:
             raise EngineStopped(self._failure or "the engine is shutting down")
-
-    @property
-    def waiting(self) -> int:
-        return self._queued
 
     @property
     def open(self) -> int:
@@ -172,7 +169,7 @@ class Loop(Generic[LaunchedT]):
     def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:
         executor = self.executor
         for seq in self._scheduler.entered:
-            self._leave_queue(self._answers[seq])
+            self._leave_queue(seq, self._answers[seq])
             if self._answers[seq].penalized:
                 known = [token for token in seq.tokens if token >= 0]
                 executor.start_slot(seq.slot, known[: seq.prompt_len], known[seq.prompt_len :])
@@ -232,6 +229,8 @@ class Loop(Generic[LaunchedT]):
             self._scheduler.fill_in(seq, ids[i])
             output = answer.take(ids[i], result, i)
             self._generated_tokens += len(output.token_ids)
+            if output.token_ids and seq.generation.member is not None:
+                seq.generation.member.uses(len(output.token_ids))
             self._scored_tokens += len(output.scores)
             self._embeddings += output.embedding is not None
             if output.finish_reason is not None:
@@ -243,13 +242,15 @@ class Loop(Generic[LaunchedT]):
     def _close(self, seq: Sequence, reason: Any, error: str | None = None) -> tuple[Generation, Output]:
         """End a sequence from outside."""
         answer = self._answers.pop(seq)
-        self._leave_queue(answer)
+        self._leave_queue(seq, answer)
         self._scheduler.finish(seq)
         return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error)
 
-    def _leave_queue(self, answer: Answer | PromptTask) -> None:
+    def _leave_queue(self, seq: Sequence, answer: Answer | PromptTask) -> None:
         if not answer.entered:
             answer.entered = True
+            if seq.generation.member is not None:
+                seq.generation.member.enters()
             with self._lock:  # callers' threads count up
                 self._queued -= 1
 

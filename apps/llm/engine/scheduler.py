@@ -4,16 +4,18 @@ Plain Python without JAX. A sequence's `computed` counts the tokens whose keys a
 everything launched has run; the token that a launched step samples is counted at once and its value filled in when
 the step is read.
 
-Who goes first, in the queue and in a step, is a sequence's `rank`; who gives up its pages is the last by rank.
-Background sequences get what the others leave of a step, and give up their places to them.
+Between callers `fairness.accounts` says whose turn it is; among one caller's sequences, their `rank`. Pages that are
+needed come from the last sequence of the caller that holds most. Background sequences get what the others leave of a
+step, and give up their places to them.
 """
 
 import sys
-from bisect import insort
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from apps.llm.api import Generation
+from apps.llm.engine.fairness.accounts import Account, Accounts, next_of, put
 from apps.llm.engine.pages import PageHash, PagePool, page_hash
 
 UNREAD = -1  # a token that is sampled on the device but not yet read
@@ -38,12 +40,12 @@ class Sequence:
     on_device: bool = False  # its last token was sampled in `slot`: the device has it
     lockstep: bool = False  # what it may sample hangs on the token before (structured output)
     done: bool = False
-    rank: tuple[bool, int, int, int] = field(init=False)  # lower goes first
+    rank: tuple[int, int, int] = field(init=False)  # among its caller's, lower goes first
+    account: Account["Sequence"] = field(init=False, repr=False)  # its caller's, set by `Scheduler.add`
 
     def __post_init__(self) -> None:
         params = self.generation.params
-        priority = 0 if params is None else params.priority
-        self.rank = self.background, priority, self.generation.id, self.index
+        self.rank = (0 if params is None else params.priority), self.generation.id, self.index
 
     @property
     def background(self) -> bool:
@@ -77,13 +79,13 @@ class Work:
 
 @dataclass
 class Scheduler:
-    """Holds all sequences: `waiting` for a place, `running` in the batch; both in the order of their ranks."""
+    """Holds all sequences: `waiting` for a place, `running` in the batch."""
 
     pool: PagePool
     page_size: int
     max_batch: int
     max_step_tokens: int
-    waiting: list[Sequence] = field(default_factory=list)
+    weights: Mapping[str, float] = field(default_factory=dict)  # by the name of a caller
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
     prefix_hit_tokens: int = 0
@@ -93,38 +95,78 @@ class Scheduler:
         self._slots = list(reversed(range(self.max_batch)))
         self._budget = 0  # what is left of the step's
         self._planned: dict[Sequence, Work] = {}  # the step so far
+        self._accounts: Accounts[Sequence] = Accounts(self.weights)
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return list(self._accounts.waiting)
 
     def add(self, seq: Sequence) -> None:
-        insort(self.waiting, seq, key=_rank)
+        seq.account = self._accounts.of(seq.generation.caller)
+        put(seq.account.waiting, seq)
 
     def schedule(self) -> list[Work]:
         """The next step's work, decodes first; empty when there is nothing that can run."""
         self._budget, self._planned = self.max_step_tokens, {}
-        background = [seq for seq in self.running if seq.background]
-        self._plan_class(self.running[: len(self.running) - len(background)], background=False)
-        self._plan_class(background, background=True)
+        clients, background = self._accounts.of_class(background=False), self._accounts.of_class(background=True)
+        self._make_way(clients, background)
+        self._plan_class(clients, entering=True)
+        if background:
+            self._plan_class(background, entering=not any(account.waiting for account in clients))
+        # The background's decodes stand behind the others' prefill for the budget, not in the step.
         work = list(self._planned.values())
-        if background:  # its decodes stand behind the others' prefill for the budget, not in the step
-            work.sort(key=lambda item: not item.decoding)
-        return work
+        return sorted(work, key=lambda item: not item.decoding) if background else work
 
-    def _plan_class(self, running: Iterable[Sequence], background: bool) -> None:
-        """Plan what is left of the step for the background, or for the others."""
-        decodes, prefills = [], []
-        for seq in running:
-            (decodes if seq.decoding else prefills).append(seq)
-        for seq in decodes:
-            if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
-                self._plan(seq, len(seq.tokens))
-        for seq in prefills:
-            stop = min(len(seq.tokens), seq.computed + self._budget)
-            if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
-                self._plan(seq, stop)
-        while self._budget and self.waiting and self.waiting[0].background is background:
-            seq = self.waiting[0]
-            if seq.unread or not self._enter(seq):
-                break
-            self._plan(seq, min(len(seq.tokens), seq.computed + self._budget))
+    def _make_way(self, clients: list[Account[Sequence]], background: list[Account[Sequence]]) -> None:
+        """Take a place from the caller that holds most for the one whose turn it is, if that is due more.
+
+        Before anything is planned, and one in a step. What the background holds is taken when it is needed.
+        """
+        if len(clients) < 2 or any(account.running for account in background):
+            return
+        wants = next_of(account for account in clients if account.waiting and not account.waiting[0].unread)
+        holder = max(clients, key=lambda account: account.holds, default=None)
+        if wants is None or not wants.may_take_from(holder):
+            return
+        first_chunk = min(len(wants.waiting[0].tokens), self.max_step_tokens)
+        if not self._slots or self.pool.free * self.page_size < first_chunk:
+            self._preempt(holder.running[-1])
+
+    def _plan_class(self, accounts: list[Account[Sequence]], entering: bool) -> None:
+        """Plan what is left of the step for the background, or for all others."""
+        # Those who hold least come first: pages are taken from who holds most, and from none that is planned already.
+        accounts = sorted(accounts, key=lambda account: account.holds)
+        prefills: dict[Account[Sequence], deque[Sequence]] = {}
+        for account in accounts:
+            prefills[account] = deque(seq for seq in account.running if not seq.decoding)
+            for seq in [seq for seq in account.running if seq.decoding]:
+                if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
+                    self._plan(seq, len(seq.tokens))
+        crowding = self._crowding(accounts)
+        while self._budget and (account := next_of(accounts)) is not None:
+            if prefills[account]:
+                seq = prefills[account].popleft()
+                stop = min(len(seq.tokens), seq.computed + self._budget)
+                if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
+                    self._plan(seq, stop)
+            elif not entering or not account.waiting or account.waiting[0].unread:
+                accounts.remove(account)
+                continue
+            elif self._enter(seq := account.waiting[0]):
+                self._plan(seq, min(len(seq.tokens), seq.computed + self._budget))
+            else:  # nobody passes by: small prompts would keep a large one out for ever
+                entering = False
+                continue
+            if account not in crowding and seq in self._planned and self._planned[seq].samples:
+                # Its first token: the step is not made longer for those who have their shares of the places.
+                accounts = [other for other in accounts if other not in crowding]
+
+    def _crowding(self, accounts: list[Account[Sequence]]) -> list[Account[Sequence]]:
+        """Those that hold their shares of the places or more, if there are others."""
+        if len(accounts) < 2:
+            return []
+        share = self.max_batch / sum(account.weight for account in accounts)
+        return [account for account in accounts if account.holds >= share]
 
     def fill_in(self, seq: Sequence, token: int) -> None:
         """A launched step's sample has been read: it stands for the oldest unread token."""
@@ -137,8 +179,8 @@ class Scheduler:
         seq.done = True
         if seq.slot is not None:
             self._leave(seq)
-        elif seq in self.waiting:
-            self.waiting.remove(seq)
+        elif seq in seq.account.waiting:
+            seq.account.waiting.remove(seq)
 
     def check(self) -> None:
         """Pages in use and pages free add up. Raises AssertionError."""
@@ -151,6 +193,7 @@ class Scheduler:
         work = Work(seq, seq.computed, stop, samples=stop == len(seq.tokens), decoding=decoding)
         self._planned[seq] = work
         self._budget -= stop - seq.computed
+        seq.account.charge(stop - seq.computed)
         seq.computed = stop
         if work.samples:
             seq.tokens.append(UNREAD)
@@ -167,8 +210,13 @@ class Scheduler:
         return True
 
     def _last(self) -> Sequence | None:
-        """The last by rank of those that run and are not in the step yet."""
-        return next((seq for seq in reversed(self.running) if seq not in self._planned), None)
+        """Of those that run and are not planned yet, the last of the caller that holds most, the background first."""
+        accounts = (*self._accounts.of_class(background=True), *self._accounts.of_class(background=False))
+        for account in sorted(accounts, key=lambda account: (account.caller.background, account.holds), reverse=True):
+            for seq in reversed(account.running):
+                if seq not in self._planned:
+                    return seq
+        return None
 
     def _displace(self, seq: Sequence) -> bool:
         """Preempt a background sequence for one that is not. False: there is none."""
@@ -191,10 +239,11 @@ class Scheduler:
         """Back to the queue; what it computed is computed again (or found in the prefix cache)."""
         self.preemptions += 1
         self._leave(seq)
-        self.add(seq)
+        put(seq.account.waiting, seq)
 
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
+        seq.account.running.remove(seq)
         if seq in self.entered:
             self.entered.remove(seq)
         self._slots.append(seq.slot)
@@ -206,7 +255,7 @@ class Scheduler:
         seq.pages, seq.computed, seq.published = [], 0, 0
 
     def _enter(self, seq: Sequence) -> bool:
-        """Give the first of the queue a place and pages for its first chunk, known prefixes first."""
+        """Give the first of its caller's queue a place and pages for its first chunk, known prefixes first."""
         if not self._slots and not self._displace(seq):
             return False
         if self.pool.reuse:
@@ -219,9 +268,10 @@ class Scheduler:
             if not self._displace(seq):
                 self._drop_pages(seq)
                 return False
-        self.waiting.remove(seq)
+        seq.account.waiting.remove(seq)
         seq.slot = self._slots.pop()
-        insort(self.running, seq, key=_rank)
+        self.running.append(seq)
+        put(seq.account.running, seq)
         self.entered.append(seq)
         self.prefix_hit_tokens += seq.computed
         seq.generation.cached_tokens = max(seq.generation.cached_tokens, min(seq.computed, seq.prompt_len))
@@ -240,7 +290,3 @@ class Scheduler:
             parent = seq.hashes[-1] if seq.hashes else b""
             seq.hashes.append(page_hash(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
         return seq.hashes[:full]
-
-
-def _rank(seq: Sequence) -> tuple[bool, int, int, int]:
-    return seq.rank

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from apps.llm.engine_model import Models
 from apps.llm.http import jetstream, saxml
 from apps.llm.http.anthropic import anthropic_router
+from apps.llm.http.caller import NamedCaller
 from apps.llm.http.openai import openai_router
 from apps.llm.http.responses.routes import responses_router
 from apps.llm.http.responses.store import ResponseStore
@@ -46,5 +47,6 @@ def http_app(models: Models, keys: Principals = OPEN, stored_responses: int = 0)
             return saxml.refusal(error)
         return await (saxml if saxml.is_saxml(body) else jetstream).generate(models, body)
 
+    app.add_middleware(NamedCaller)
     answer_errors(app, keys, anthropic_errors.by_path)
     return app

@@ -98,7 +98,7 @@ class SamplingBody(Body):
     """Goes on after the model's end of sequence."""
     include_stop_str_in_output: bool | None = None
     priority: int | None = None
-    """vLLM's: among waiting requests the lowest goes first, of equals the one that came first. Default: 0."""
+    """vLLM's: of a caller's waiting requests the lowest goes first, of equals the one that came first. Default: 0."""
 
     @field_validator("stream_options")
     @classmethod

@@ -17,6 +17,7 @@ TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     529: "overloaded_error",
 }
 
@@ -49,7 +50,8 @@ def by_path(scope: Mapping[str, Any], error: OpenAIError) -> Response:
 
 
 def _status(error: OpenAIError) -> int:
-    return 529 if error.status == 429 else error.status
+    full = error.status == 429 and error.param is None  # else it names the limit that the caller has reached
+    return 529 if full else error.status
 
 
 def _body(error: OpenAIError) -> dict[str, Any]:

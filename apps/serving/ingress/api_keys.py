@@ -20,6 +20,10 @@ DEFAULT_PRINCIPAL = "default"
 """Whom a key without a name speaks for."""
 SCOPE_PRINCIPAL = "podslice.principal"
 """Where an ASGI scope holds the caller's principal; absent where no keys are asked for."""
+RELAY = "/cell"
+"""Principal of a cell's fronts at the models' applications; no key that anybody configures can have this name."""
+CALLER_HEADER = "x-podslice-caller"
+"""In which a cell's front says for whom it asks. Believed of nobody else."""
 
 _NAMED = re.compile(r"([a-z][a-z0-9_-]*)=(.*)", re.DOTALL)
 

@@ -69,7 +69,7 @@ class Serving(RuleBasedStateMachine):
         lockstep=st.booleans(),
         reusable=st.integers(0, 40),
         priority=st.integers(-1, 1),
-        caller=st.sampled_from([CALLER, BACKGROUND]),
+        caller=st.sampled_from([CALLER, CALLER, Caller("b"), BACKGROUND]),
     )
     def submit(
         self, prompt: list[int], answer: int, lockstep: bool, reusable: int, priority: int, caller: Caller
@@ -216,7 +216,7 @@ def test_the_background_gives_its_place_up_and_takes_it_again() -> None:
     assert machine.scheduler.running == background
     asked = machine.ask([8] * 5, 2)
     machine.step()
-    assert machine.scheduler.running == [asked, background[0]], "at once, from the last of them"
+    assert machine.scheduler.running == [background[0], asked], "at once, from the last of them"
     machine.teardown()
 
 

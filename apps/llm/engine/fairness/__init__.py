@@ -1,0 +1,1 @@
+"""Fairness between callers: who may ask for more (`admission`), and whose turn it is (`accounts`)."""

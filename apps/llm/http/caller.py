@@ -1,0 +1,34 @@
+"""Tells the engine whose a request is, for all dialects."""
+
+from typing import Any
+
+from apps.llm.api import ANYONE, CALLER, Caller
+from apps.serving.ingress.api_keys import CALLER_HEADER, RELAY, SCOPE_PRINCIPAL, Asgi
+
+
+class NamedCaller:
+    """ASGI middleware: sets CALLER for each request, inside `RequireKey`."""
+
+    def __init__(self, app: Asgi):
+        self._app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or CALLER.get() is not ANYONE:  # who asks from within has said so
+            await self._app(scope, receive, send)
+            return
+        before = CALLER.set(caller_of(scope))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            CALLER.reset(before)
+
+
+def caller_of(scope: dict[str, Any]) -> Caller:
+    """By the name of its key; a cell's front says for whom it asks; without a key by the address that it comes from."""
+    principal = scope.get(SCOPE_PRINCIPAL)
+    if principal == RELAY:
+        principal = dict(scope["headers"]).get(CALLER_HEADER.encode(), b"").decode("latin-1") or None
+    if principal is not None:
+        return Caller(principal)
+    client = scope.get("client")
+    return Caller(address=client[0] if client else "")
