@@ -60,7 +60,7 @@ class Registry:
             "num_cpus": fields.get("num_cpus", cell.num_cpus),
             "min_replicas": 1,
             "max_replicas": 1,
-            "stored_responses": 0,  # the front's callers are one principal to the model, and it has several replicas
+            "stored_responses": 0,  # a response's id names neither its model nor the replica that has it
         }
         try:
             config = LLMConfig(**fields)

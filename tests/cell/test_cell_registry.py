@@ -97,7 +97,7 @@ def test_a_model_without_weights_takes_none() -> None:
 
 
 def test_replicas_keep_no_responses() -> None:
-    """To a model all callers are the cell's front, and it has several replicas."""
+    """The id of one would name neither its model nor its replica."""
     assert config("catalog.local").kept_responses == 0
     with pytest.raises(CellError, match="override 'stored_responses'"):
         config("catalog.local", overrides={"stored_responses": 5})
