@@ -51,7 +51,7 @@ SINCE = {
         "scores of prompts, tokens and reranking": 374,
         "priorities": 95,
         "objects for boards and alerts": 40,
-        "fairness between callers": 500,
+        "fairness between callers": 555,
     },
     "plan": {"the attention kernel's instructions": 130},
     "kuberay": {"Grafana boards and Prometheus rules": 560},

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from apps.llm.api import Generation
 from apps.llm.engine.fairness.accounts import Account, Accounts, next_of, put
+from apps.llm.engine.fairness.crowd import Crowd
 from apps.llm.engine.pages import PageHash, PagePool, page_hash
 
 UNREAD = -1  # a token that is sampled on the device but not yet read
@@ -96,6 +97,7 @@ class Scheduler:
         self._budget = 0  # what is left of the step's
         self._planned: dict[Sequence, Work] = {}  # the step so far
         self._accounts: Accounts[Sequence] = Accounts(self.weights)
+        self._crowd = Crowd(self.max_step_tokens)
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -113,6 +115,7 @@ class Scheduler:
         self._plan_class(clients, entering=True)
         if background:
             self._plan_class(background, entering=not any(account.waiting for account in clients))
+        self._crowd.next_step(clients)
         # The background's decodes stand behind the others' prefill for the budget, not in the step.
         work = list(self._planned.values())
         return sorted(work, key=lambda item: not item.decoding) if background else work
@@ -142,31 +145,28 @@ class Scheduler:
             for seq in [seq for seq in account.running if seq.decoding]:
                 if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
                     self._plan(seq, len(seq.tokens))
-        crowding = self._crowding(accounts)
+        accounts = [account for account in accounts if prefills[account] or (entering and account.waiting)]
+        crowds = self._crowd.budget(self._budget)
         while self._budget and (account := next_of(accounts)) is not None:
-            if prefills[account]:
-                seq = prefills[account].popleft()
-                stop = min(len(seq.tokens), seq.computed + self._budget)
-                if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
-                    self._plan(seq, stop)
-            elif not entering or not account.waiting or account.waiting[0].unread:
+            left, budget = self._budget, min(self._budget, crowds) if account in self._crowd else self._budget
+            if not budget or not (prefills[account] or (account.waiting and not account.waiting[0].unread)):
                 accounts.remove(account)
                 continue
-            elif self._enter(seq := account.waiting[0]):
-                self._plan(seq, min(len(seq.tokens), seq.computed + self._budget))
+            if prefills[account]:
+                seq = prefills[account].popleft()
+                stop = min(len(seq.tokens), seq.computed + budget)
+                if stop > seq.computed and seq.slot is not None and self._make_room(seq, stop):
+                    self._plan(seq, stop)
+            elif entering and self._enter(seq := account.waiting[0]):
+                self._plan(seq, min(len(seq.tokens), seq.computed + budget))
             else:  # nobody passes by: small prompts would keep a large one out for ever
-                entering = False
+                entering, accounts = False, [account for account in accounts if prefills[account]]
                 continue
-            if account not in crowding and seq in self._planned and self._planned[seq].samples:
-                # Its first token: the step is not made longer for those who have their shares of the places.
-                accounts = [other for other in accounts if other not in crowding]
-
-    def _crowding(self, accounts: list[Account[Sequence]]) -> list[Account[Sequence]]:
-        """Those that hold their shares of the places or more, if there are others."""
-        if len(accounts) < 2:
-            return []
-        share = self.max_batch / sum(account.weight for account in accounts)
-        return [account for account in accounts if account.holds >= share]
+            if account in self._crowd:
+                crowds -= left - self._budget
+            elif seq in self._planned and self._planned[seq].samples and not seq.background:
+                self._crowd.first_token(account)
+                crowds = 0
 
     def fill_in(self, seq: Sequence, token: int) -> None:
         """A launched step's sample has been read: it stands for the oldest unread token."""

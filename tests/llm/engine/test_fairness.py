@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from apps.llm.api import Caller, LimitReached, QueueFull
+from apps.llm.engine.fairness import crowd
 from apps.llm.engine.fairness.admission import Admission, Member
 from apps.llm.engine.scheduler import Sequence
 from ray_configs.applications.callers import CallerConfig
@@ -72,16 +73,26 @@ def test_a_flood_does_not_delay_another_callers_request(shape: tuple[int, int]) 
             machine.step()
 
 
-def test_a_first_token_does_not_wait_for_the_prompts_of_a_flood() -> None:
+def _prefill(machine: Serving) -> int:
+    """Tokens of prompts in the next step."""
+    machine.step()
+    return sum(item.stop - item.start for item, _ in machine.pending if not item.decoding)
+
+
+def test_a_first_token_does_not_wait_for_the_prompts_of_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "LATELY", 60)
     machine = serving(budget=64)
-    flood(machine, ALICE, 100, prompt=50, answer=2)
+    flood(machine, ALICE, 200, prompt=50, answer=2)
     for _ in range(20):
         machine.step()
     asked = machine.ask([9] * 6, 2, caller=BOB)
     machine.step()
     prefill = {item.seq: item.stop - item.start for item, _ in machine.pending if not item.decoding}
     assert prefill == {asked: 6}, "though the step had room"
-    assert tokens(machine, 30)["alice"] > 500, "which does not keep the flood waiting"
+    prefills = [_prefill(machine) for _ in range(55)]
+    assert max(prefills) <= 64 // crowd.PART, "while others are about, a part of each step"
+    assert sum(prefills[:30]) > 0.8 * 30 * 64 // crowd.PART, "which it has all the time"
+    assert max(_prefill(machine) for _ in range(20)) > 64 // 2, "and alone again, as much as there is"
 
 
 def test_places_are_shared_and_the_flood_gets_its_own_back() -> None:
