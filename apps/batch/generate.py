@@ -50,12 +50,13 @@ from fsspec.implementations.local import LocalFileSystem
 from rich.console import Console
 from rich.logging import RichHandler
 
-from apps.batch.generation.lines import InputFile, missing, scan
 from apps.batch.generation.parts import OutputRefused, Parts, folder_of, held
 from apps.batch.generation.progress import shown
 from apps.batch.generation.requests import BadLine, Defaults, read
 from apps.batch.generation.source import language_model
 from apps.llm.api import RequestError
+from apps.llm.batches.input_file import InputFile, missing, scan
+from apps.llm.batches.parts import PartDamaged
 from apps.llm.engine.validation import check_params
 from apps.serving.files import Busy
 from ray_configs.llm import LLMConfig
@@ -130,7 +131,7 @@ def main(
             parts = Parts.open(fs, output, source.lines, run, overwrite)
             _run(parts, source, config, defaults, replicas or max(1, config.min_replicas), address, console)
             status = _finish(parts, output_url)
-    except (OutputRefused, Busy) as error:
+    except (OutputRefused, PartDamaged, Busy) as error:
         _fail(f"{output_url}: {error}" if isinstance(error, Busy) else str(error))
     except OSError as error:
         log.error("%s cannot be written: %s. Answers saved so far are safe; %s", output_url, error, GO_ON)

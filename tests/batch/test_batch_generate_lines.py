@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apps.batch.generation.lines import SPAN_LINES, missing, scan
 from apps.batch.generation.requests import BadLine, Defaults, read
+from apps.llm.batches import input_file
+from apps.llm.batches.input_file import SPAN_LINES, missing, scan
 from apps.llm.http.openai_requests import ChatBody, CompletionBody
 
 
@@ -95,6 +96,16 @@ def test_scan_finds_every_line(tmp_path: Path, lines: int, end: str) -> None:
     done[::3] = True
     left = {i: text for todo in missing(source, done) for part in todo.chunks(source, 10) for i, text in zip(*part)}
     assert {i: text.decode() for i, text in left.items()} == {i: t for i, t in enumerate(texts) if i % 3}
+
+
+def test_long_lines_make_short_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_file, "SPAN_BYTES", 100)
+    file = tmp_path / "in.jsonl"
+    texts = [b"a" * size for size in (1, 100, 50, 48, 1, 1)]
+    file.write_bytes(b"\n".join(texts))
+    source = scan(str(file))
+    assert [(span.first, span.lines) for span in source.spans] == [(0, 1), (1, 1), (2, 2), (4, 2)]
+    assert [text for span in source.spans for text in source.span(span)] == texts
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:

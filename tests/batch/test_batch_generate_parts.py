@@ -13,8 +13,8 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from apps.batch.generation.lines import Chunk
-from apps.batch.generation.parts import OutputRefused, Parts, held
+from apps.batch.generation.parts import Chunk, OutputRefused, Parts, held
+from apps.llm.batches.parts import PartDamaged
 from apps.serving.files import LOCK, Busy
 
 RUN = {"input": {"lines": 10, "sha256": "x"}, "model": {"model": "m"}}
@@ -75,11 +75,11 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     parts.save()
     part = Path(f"{output}.parts/part-000000.jsonl")
     part.write_bytes(part.read_bytes()[:-3])
-    with pytest.raises(OutputRefused, match="jsonl is damaged"):
+    with pytest.raises(PartDamaged, match="jsonl is damaged"):
         begin(output, lines=2).finish()
     assert sorted(Path(f"{output}.parts").iterdir()) == [part, part.parent / "run.json"]
     part.write_bytes(b"")
-    with pytest.raises(OutputRefused, match="jsonl is damaged"):
+    with pytest.raises(PartDamaged, match="jsonl is damaged"):
         begin(output, lines=2)
     part.unlink()
     assert not begin(output, lines=2).done.any()

@@ -20,9 +20,10 @@ from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask, TaskP
 from ray.data.block import BlockMetadata
 
 from apps.batch.generation.deaths import Deaths
-from apps.batch.generation.lines import Chunk, InputFile, Todo
+from apps.batch.generation.parts import Chunk
 from apps.batch.generation.replica import Replica
 from apps.batch.generation.requests import Defaults
+from apps.llm.batches.input_file import InputFile, Todo
 from apps.serving.replica_options import options
 from ray_configs.llm import LLMConfig
 

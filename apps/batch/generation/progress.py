@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from apps.batch.generation.lines import Chunk
+from apps.batch.generation.parts import Chunk
 
 log = logging.getLogger("podslice")
 

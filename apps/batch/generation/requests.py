@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from apps.llm.api import Generation, RequestError, SamplingParams
+from apps.llm.batches.lines import answered, check_model, check_whole, dump, json_object, request_body
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai_answers import ChatWriter, Choice, CompletionWriter, usage
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
@@ -49,8 +50,8 @@ class BadLine(ValueError):
         body = self.error.body()
         body["error"]["message"] = str(self)
         if self.wrapped:
-            return _dump(_wrapped(self.index, self.ids, self.error.status, body))
-        return _dump({"index": self.index, **self.ids, **body})
+            return dump(_wrapped(self.index, self.ids, self.error.status, body))
+        return dump({"index": self.index, **self.ids, **body})
 
 
 @dataclass(frozen=True)
@@ -77,41 +78,27 @@ def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
     """The request in a line. Raises BadLine."""
     ids: dict[str, Any] = {}
     wrapped = False
-
-    def bad(message: str, param: str | None, code: str) -> BadLine:
-        return BadLine(index, ids, wrapped, OpenAIError(400, message, param, code))
-
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise bad(f"this is not JSON: {error}", None, "invalid_json") from None
-    if not isinstance(fields, dict):
-        raise bad('a line must be a JSON object, such as {"prompt": "..."}', None, "invalid_type")
-    ids = {name: fields[name] for name in ID_FIELDS if name in fields}
-    wrapped = "body" in fields or "url" in fields
-    if wrapped:
-        kind = URLS.get(str(fields.get("url")))
-        if kind is None:
-            raise bad(f"url must be {' or '.join(URLS)}, not {fields.get('url')!r}", "url", "invalid_value")
-        if fields.get("method", "POST") != "POST":
-            raise bad(f"method must be POST, not {fields['method']!r}", "method", "invalid_value")
-        if not isinstance(fields.get("body"), dict):
-            raise bad("body must be a JSON object, the request", "body", "invalid_type")
-        fields = fields["body"]
-    else:
-        if ("prompt" in fields) == ("messages" in fields):
-            raise bad("exactly one of prompt and messages is needed", "prompt", "missing_required_parameter")
-        kind = CompletionBody if "prompt" in fields else ChatBody
-    given = {name for name, value in fields.items() if value is not None}
-    if "max_completion_tokens" in given:
-        given.add("max_tokens")
-    added = {name: value for name, value in defaults.fields(index).items() if name not in given}
-    try:
+        fields = json_object(text, '{"prompt": "..."}')
+        ids = {name: fields[name] for name in ID_FIELDS if name in fields}
+        wrapped = "body" in fields or "url" in fields
+        if wrapped:
+            kind, fields = URLS.get(str(fields.get("url"))), request_body(fields, URLS)
+        elif ("prompt" in fields) == ("messages" in fields):
+            message = "exactly one of prompt and messages is needed"
+            raise OpenAIError(400, message, "prompt", "missing_required_parameter")
+        else:
+            kind = CompletionBody if "prompt" in fields else ChatBody
+        given = {name for name, value in fields.items() if value is not None}
+        if "max_completion_tokens" in given:
+            given.add("max_tokens")
+        added = {name: value for name, value in defaults.fields(index).items() if name not in given}
         body = kind.model_validate_json(json.dumps(fields | added))
+        check_whole(body.stream)
     except ValidationError as error:
         raise BadLine(index, ids, wrapped, from_body(error, UNIONS)) from None
-    if body.stream:
-        raise bad("stream: answers in a file are whole; leave it out", "stream", "invalid_value")
+    except OpenAIError as error:
+        raise BadLine(index, ids, wrapped, error) from None
     return Line(index, ids, wrapped, body)
 
 
@@ -152,9 +139,10 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
         EngineStopped: the engine takes nothing more.
     """
     body = line.body
-    if body.model is not None and body.model != model:
-        message = f"The model '{body.model}' is not what runs here, which is '{model}'; name that, or leave model out."
-        raise BadLine(line.index, line.ids, line.wrapped, OpenAIError(404, message, "model", "model_not_found"))
+    try:
+        check_model(body.model, (model,))
+    except OpenAIError as error:
+        raise BadLine(line.index, line.ids, line.wrapped, error) from None
     opened = Open(line, body.params(), model)
     prompts: Sequence[str | list[int]]
     try:
@@ -200,7 +188,7 @@ def collect(opened: Open) -> AnswerLine:
     whole = writer.whole(choices, counts)
     if line.wrapped:
         whole["id"] = f"{writer.ID}{line.index}"
-        return AnswerLine(_dump(_wrapped(line.index, line.ids, 200, whole)), False, prompt_tokens, tokens)
+        return AnswerLine(dump(_wrapped(line.index, line.ids, 200, whole)), False, prompt_tokens, tokens)
     shape = {"index": line.index, **line.ids}
     # What depends on how the run went, not on the line, stays out: the prefix cache's luck.
     counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
@@ -210,20 +198,9 @@ def collect(opened: Open) -> AnswerLine:
         shape |= {"text": text, "finish_reason": choices[0].finish_reason, "usage": counts}
     else:
         shape |= {"choices": whole["choices"], "usage": counts}
-    return AnswerLine(_dump(shape), False, prompt_tokens, tokens)
+    return AnswerLine(dump(shape), False, prompt_tokens, tokens)
 
 
 def _wrapped(index: int, ids: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:
     """A line of the file that OpenAI's batch API returns."""
-    response = {"status_code": status, "request_id": f"req_{index}", "body": body}
-    custom_id = ids.get("custom_id")
-    return {"id": f"batch_req_{index}", "index": index, "custom_id": custom_id, "response": response, "error": None}
-
-
-def _dump(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape and UTF-8 cannot say
-        return json.dumps(value)
-    return text
+    return {"index": index, **answered(index, ids.get("custom_id"), status, body)}

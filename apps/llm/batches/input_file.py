@@ -1,7 +1,7 @@
-"""The input file: how many lines it has, where they are, and which are still to be answered.
+"""A file of requests: how many lines it has, where they are, and which are still to be answered.
 
-A large file is never in memory: `scan` reads it once and notes where every 1024th line begins, and a span's lines are
-read again when they are due.
+A large file is never in memory: `scan` reads it once and notes where spans of lines begin, and a span's lines are read
+again when they are due.
 """
 
 import hashlib
@@ -13,6 +13,8 @@ import fsspec
 import numpy as np
 
 SPAN_LINES = 1024
+SPAN_BYTES = 16 * 2**20
+"""A span has no more, unless one line alone does."""
 BUFFER_BYTES = 8 * 2**20
 
 
@@ -54,21 +56,19 @@ def scan(url: str) -> InputFile:
         OSError: it cannot be read.
     """
     digest = hashlib.sha256()
-    starts, lines, at, last_line, last_byte = [0], 0, 0, 0, 0
+    begins, lines, at, last_line, last_byte = list[tuple[int, int]](), 0, 0, 0, 0
     with fsspec.open(url, "rb") as raw, io.BufferedReader(raw, BUFFER_BYTES) as file:
         for line in file:
             digest.update(line)
+            full = not begins or lines - begins[-1][0] == SPAN_LINES or at + len(line) - begins[-1][1] > SPAN_BYTES
+            if full:
+                begins.append((lines, at))
             lines, at = lines + 1, at + len(line)
-            if lines % SPAN_LINES == 0:
-                starts.append(at)
             if not line.isspace():
                 last_line, last_byte = lines, at
-    starts = starts[: -(-last_line // SPAN_LINES)]
-    stops = [*starts[1:], last_byte]
-    spans = [
-        Span(i * SPAN_LINES, min(SPAN_LINES, last_line - i * SPAN_LINES), start, stop)
-        for i, (start, stop) in enumerate(zip(starts, stops))
-    ]
+    begins = [(first, start) for first, start in begins if first < last_line]
+    ends = [*begins[1:], (last_line, last_byte)]
+    spans = [Span(first, end - first, start, stop) for (first, start), (end, stop) in zip(begins, ends)]
     return InputFile(url, last_line, digest.hexdigest(), tuple(spans))
 
 
@@ -96,16 +96,3 @@ def missing(source: InputFile, done: np.ndarray) -> list[Todo]:
         if len(wanted):
             left.append(Todo(span, None if len(wanted) == span.lines else wanted))
     return left
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Answered lines: their numbers (from 0), ascending, and their lines of the output, without ends."""
-
-    indices: list[int]
-    answers: list[bytes]
-    errors: int
-    prompt_tokens: int
-    completion_tokens: int
-    ready_at: float
-    """Unix time at which the replica that answered had loaded its model."""

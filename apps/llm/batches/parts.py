@@ -1,0 +1,221 @@
+"""Answers on disk as they come, so that whoever is killed while it answers a file of requests loses little.
+
+    part-000000.jsonl   a first line says which lines of the input are answered, the others are lines of the output
+
+A part appears whole or not at all (on a disk it is synced, then renamed; in a bucket an object is whole by nature),
+and so there is no half line to be found and cut. In the end the parts are merged in the input's order. Appending to the
+output in place would need no merge, but then one long answer would keep all later ones in memory, to be lost with the
+process; and a bucket has no appending.
+"""
+
+import heapq
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from apps.serving.files import PARTIAL, is_local, writing
+
+LOSS = 0.01
+"""Share of the time so far that a kill may cost: a part is written when so much has passed since the last one."""
+PERIOD_S = (1.0, 60.0)
+"""At least, at most, between two parts."""
+PART_BYTES = 64 * 2**20
+"""A part that has grown so large is written at once."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answered lines: their numbers (from 0), ascending, and their lines of the output, without ends."""
+
+    indices: list[int]
+    answers: list[bytes]
+    errors: int
+
+
+class PartDamaged(ValueError):
+    """A part cannot be read; the message says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class AnswersPart:
+    """One part: which lines it has, as ranges [start, stop), ascending; how many of them are errors."""
+
+    path: str
+    runs: tuple[tuple[int, int], ...]
+    errors: int
+
+    @property
+    def lines(self) -> int:
+        return sum(stop - start for start, stop in self.runs)
+
+
+class Parts:
+    """The answers to a file of so many lines, in a folder. One process writes; `take` and `save` may be two threads'.
+
+    Args:
+        period_s: least and greatest time between two parts.
+        writer: part of the parts' names, where one that stood still may go on beside its successor.
+    """
+
+    def __init__(
+        self,
+        fs: fsspec.AbstractFileSystem,
+        folder: str,
+        lines: int,
+        period_s: tuple[float, float] = PERIOD_S,
+        writer: str = "",
+    ):
+        self._fs, self._folder, self._period_s, self._writer = fs, folder, period_s, writer
+        self.done = np.zeros(lines, bool)
+        """Which lines of the input have their answer, here or in memory."""
+        self.errors = 0
+        self._parts: list[AnswersPart] = []
+        self._next = 0
+        self._new: list[Answers] = []
+        self._new_bytes = 0
+        self._began = self._written = time.monotonic()
+        self._taking = threading.Lock()
+
+    @property
+    def saved(self) -> int:
+        """Lines that are answered and would outlive this process."""
+        return sum(part.lines for part in self._parts)
+
+    @property
+    def saved_errors(self) -> int:
+        return sum(part.errors for part in self._parts)
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        now = time.monotonic()
+        period = min(max(LOSS * (now - self._began), self._period_s[0]), self._period_s[1])
+        return bool(self._new) and (now - self._written > period or self._new_bytes > PART_BYTES)
+
+    def take(self, answers: Answers) -> bool:
+        """Keeps answers in memory until they are saved. False: they were there already."""
+        if self.done[answers.indices].all():
+            return False
+        with self._taking:
+            self.done[answers.indices] = True
+            self.errors += answers.errors
+            self._new.append(answers)
+            self._new_bytes += sum(map(len, answers.answers))
+        return True
+
+    def add(self, answers: Answers) -> bool:
+        """Takes answers; writes a part when it is time to. False: they were there already."""
+        if not self.take(answers):
+            return False
+        if self.due:
+            self.save()
+        return True
+
+    def save(self) -> None:
+        """Writes what is in memory. Raises OSError when it cannot; then nothing that was written before is lost."""
+        with self._taking:
+            new, self._new, self._new_bytes = self._new, [], 0
+        if not new:
+            return
+        answers = sorted(pair for each in new for pair in zip(each.indices, each.answers))
+        runs = _runs([index for index, _ in answers])
+        name = f"part-{self._next:06}{self._writer and f'-{self._writer}'}.jsonl"
+        part = AnswersPart(f"{self._folder}/{name}", runs, sum(each.errors for each in new))
+        try:
+            with writing(self._fs, part.path) as file:
+                file.write(json.dumps({"runs": runs, "errors": part.errors}).encode() + b"\n")
+                for _, answer in answers:
+                    file.write(answer + b"\n")
+        except BaseException:
+            with self._taking:
+                self._new = new + self._new
+                self._new_bytes += sum(len(answer) for _, answer in answers)
+            raise
+        self._parts.append(part)
+        self._next += 1
+        self._written = time.monotonic()
+
+    def load(self) -> None:
+        """Finds what was saved before. Raises PartDamaged."""
+        for path in self._found("part-*.jsonl"):
+            try:
+                with self._fs.open(path, "rb", **_small_reads(self._fs)) as file:
+                    head = json.loads(file.readline())
+                part = AnswersPart(path, tuple(map(tuple, head["runs"])), head["errors"])
+            except (ValueError, KeyError) as error:
+                raise _damaged(path) from error
+            for start, stop in part.runs:
+                self.done[start:stop] = True
+            self.errors += part.errors
+            self._parts.append(part)
+            self._next = int(path.rsplit("/part-", 1)[1][:6]) + 1
+
+    def merged(self) -> Iterator[tuple[int, bytes]]:
+        """(number, line) of all that is answered and saved, in the input's order. Raises PartDamaged.
+
+        A part is open only while its lines' turn is on.
+        """
+        ahead = sorted(self._parts, key=lambda part: part.runs[0], reverse=True)
+        # (line's number, part's number to tell equal ones apart, the line, the part's further lines)
+        heap: list[tuple[int, int, bytes, Iterator[tuple[int, bytes]]]] = []
+        wanted = opened = 0
+        while ahead or heap:
+            while ahead and (not heap or ahead[-1].runs[0][0] <= heap[0][0]):
+                further = self._read(ahead.pop())
+                heapq.heappush(heap, (*_join(next(further), opened), further))
+                opened += 1
+            index, number, line, further = heap[0]
+            if index >= wanted:  # else it was answered twice
+                wanted = index + 1
+                yield index, line
+            following = next(further, None)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (*_join(following, number), further))
+
+    def clear(self, first: Sequence[str] = ()) -> None:
+        """Removes everything: what these names match, and then the parts."""
+        for pattern in (*first, "part-*", f"*{PARTIAL}"):
+            for path in self._found(pattern):
+                self._fs.rm_file(path)
+
+    def _found(self, pattern: str) -> list[str]:
+        self._fs.invalidate_cache()
+        return sorted(self._fs.glob(f"{self._folder}/{pattern}"))
+
+    def _read(self, part: AnswersPart) -> Iterator[tuple[int, bytes]]:
+        with self._fs.open(part.path, "rb") as file:
+            file.readline()
+            for start, stop in part.runs:
+                for index in range(start, stop):
+                    line = file.readline()
+                    if not line.endswith(b"\n"):
+                        raise _damaged(part.path)
+                    yield index, line
+
+
+def _runs(indices: list[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending numbers as ranges [start, stop)."""
+    numbers = np.asarray(indices)
+    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks))
+
+
+def _join(entry: tuple[int, bytes], number: int) -> tuple[int, int, bytes]:
+    return entry[0], number, entry[1]
+
+
+def _small_reads(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
+    """For a part's first line: a bucket's file is fetched 5 MB at a time otherwise."""
+    return {} if is_local(fs) else {"block_size": 2**16}
+
+
+def _damaged(path: str) -> PartDamaged:
+    return PartDamaged(f"{path} is damaged. Delete it and start again: its lines are answered anew")
