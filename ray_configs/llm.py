@@ -128,6 +128,14 @@ class LLMConfig(AppConfig, EngineConfig):
     stored_responses: int | None = Field(None, ge=0)
     """Answers of `/v1/responses` that a replica keeps in its memory, for `previous_response_id` and GET: the newest, at
     most 256 MiB of them. 0: none. Default: 1000 with `max_replicas` 1; else 0, for no replica finds another's."""
+    batches: str | None = Field(None, min_length=1)
+    """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
+    replicas must see the same one. None: both answer 404. A replica works on batches when it has places to spare; with
+    `min_replicas` 0, only while requests keep one alive."""
+    batch_file_mib: int = Field(200, ge=1)
+    """Largest file that may be uploaded for a batch, in MiB."""
+    batch_lines: int = Field(50_000, ge=1)
+    """Most requests in a batch's file."""
 
     @property
     def kept_responses(self) -> int:

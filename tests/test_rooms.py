@@ -29,6 +29,7 @@ def loaded(modules: str, among: tuple[str, ...]) -> list[str]:
 ABSENT = {
     "ray_configs.llm": ("jax", "ray", "torch", "kubernetes", "numpy"),
     "apps.llm.api": ("jax", "ray", "torch", "fastapi", "transformers"),
+    "apps.llm.batches.runner": ("jax", "ray", "torch", "transformers", "apps.llm.engine"),
     "apps.llm.chat.model_format": ("jax", "ray", "torch", "fastapi", "transformers", "tokenizers", "apps.llm.engine"),
     "apps.llm.engine": ("jax", "ray", "torch", "fastapi", "transformers"),
     "apps.llm.engine.validation": ("jax", "ray", "torch", "fastapi", "transformers"),

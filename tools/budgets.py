@@ -45,6 +45,7 @@ SINCE = {
     "core": {
         "tools and reasoning": 1_850,
         "a start that shows how it goes": 690,
+        "files and batches": 1_850,
         "steps split by token": 60,
         "Anthropic's messages": 580,
         "OpenAI's responses": 880,

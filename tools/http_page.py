@@ -16,7 +16,8 @@ Made from the applications' OpenAPI schemas by `python -m tools.http_page`. A ru
 `/openapi.json`, and a page to try it at `/docs`.
 
 With API keys, each request carries `Authorization: Bearer KEY` or `x-api-key: KEY`; only `/`, `/health`, `/healthz` and
-`/healthcheck` are open. Bodies are limited to 32 MiB. Errors have the form of the dialect that was spoken:
+`/healthcheck` are open. Bodies are limited to 32 MiB, files of batches to `batch_file_mib`. Errors have the form of the
+dialect that was spoken:
 
 | status | why |
 | --- | --- |
@@ -24,10 +25,11 @@ With API keys, each request carries `Authorization: Bearer KEY` or `x-api-key: K
 | 401 | no key, or a wrong one |
 | 403 | a cell's ACL does not allow it |
 | 404 | no such model, or no such path |
-| 409 | a cell: the model is published already, or the cell has admins already |
+| 409 | a cell: the model is published already, or the cell has admins already; a file that a batch still reads |
 | 413 | the body is too large |
 | 429, 503 | the queue is full, or no replica is ready: send it again after `Retry-After` seconds |
 | 500 | the server failed; its log says why |
+| 507 | the storage of files is full |
 
 In Anthropic's dialect a full queue is 529.
 

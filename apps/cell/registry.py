@@ -32,7 +32,7 @@ OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"
 """Saxml's names of what is a field here."""
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
-    | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers"}
+    | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers", "batches"}
 )
 """Fields that the cell decides, or that name files."""
 

@@ -43,6 +43,8 @@ class EngineModel:
         """Tokens of prompt and answer together."""
         self.embedding_size = engine.embedding_size
         """Numbers in an embedding."""
+        self.places = engine.config.max_batch_size
+        """Sequences that are computed at a time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._metrics = LanguageMetrics(name, engine.callers)
 

@@ -3,6 +3,8 @@
 from fastapi import FastAPI
 from ray import serve
 
+from apps.llm.batches.records import Kept, Limits
+from apps.llm.batches.storage import Storage
 from apps.llm.engine_model import EngineModel, Models
 from apps.llm.http.app import http_app
 from apps.llm.slice import SliceHosts, load_engine
@@ -31,15 +33,19 @@ class LLMServer(EngineServer):
 
     _hosts: SliceHosts | None
     _stored_responses: int
+    _kept: Kept | None
 
     def load(self, config: LLMConfig) -> EngineModel:
+        self._kept = None
+        if config.batches is not None:  # first: what is wrong with it is known at once
+            self._kept = Kept(Storage(config.batches), Limits(config.batch_file_mib * 2**20, config.batch_lines))
         engine, self._hosts = load_engine(config)
         self._stored_responses = config.kept_responses
         return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
     def http_app(self, model: EngineModel, keys: Principals) -> FastAPI:
         models: Models = {model.name: model}
-        return http_app(models, keys, self._stored_responses)
+        return http_app(models, keys, self._stored_responses, self._kept)
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host of its slice is dead or stuck; the third time Serve replaces it."""

@@ -1,12 +1,16 @@
 """Answers on disk: whatever kills the run, and whenever, each line has its one answer in the end."""
 
+import contextlib
 import json
 import random
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -14,6 +18,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from apps.batch.generation.parts import Chunk, OutputRefused, Parts, held
+from apps.llm.batches import parts as saved_parts
 from apps.llm.batches.parts import PartDamaged
 from apps.serving.files import LOCK, Busy
 
@@ -83,6 +88,31 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
         begin(output, lines=2)
     part.unlink()
     assert not begin(output, lines=2).done.any()
+
+
+def test_two_threads_that_save_write_two_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, began, go_on = tmp_path / "out", threading.Event(), threading.Event()
+    parts = begin(output, lines=3)
+    writing = saved_parts.writing
+
+    @contextlib.contextmanager
+    def slowly(*arguments: object, **named: object) -> Iterator[object]:
+        with writing(*arguments, **named) as file:
+            began.set()
+            assert go_on.wait(60)
+            yield file
+
+    monkeypatch.setattr(saved_parts, "writing", slowly)
+    parts.add(chunk(0))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(parts.save)
+        assert began.wait(60)
+        parts.add(chunk(1, 2))
+        second = pool.submit(parts.save)
+        go_on.set()
+        first.result(60), second.result(60)
+    assert [line for _, line in parts.merged()] == [b"answer 0\n", b"answer 1\n", b"answer 2\n"]
+    assert begin(output, lines=3).done.all()
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class AnswersPart:
 
 
 class Parts:
-    """The answers to a file of so many lines, in a folder. One process writes; `take` and `save` may be two threads'.
+    """The answers to a file of so many lines, in a folder. One process writes, in any of its threads.
 
     Args:
         period_s: least and greatest time between two parts.
@@ -80,7 +80,7 @@ class Parts:
         self._new: list[Answers] = []
         self._new_bytes = 0
         self._began = self._written = time.monotonic()
-        self._taking = threading.Lock()
+        self._taking, self._saving = threading.Lock(), threading.Lock()
 
     @property
     def saved(self) -> int:
@@ -119,6 +119,10 @@ class Parts:
 
     def save(self) -> None:
         """Writes what is in memory. Raises OSError when it cannot; then nothing that was written before is lost."""
+        with self._saving:  # whoever was cancelled while a thread saved for it may have left that thread behind
+            self._save()
+
+    def _save(self) -> None:
         with self._taking:
             new, self._new, self._new_bytes = self._new, [], 0
         if not new:

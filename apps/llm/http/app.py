@@ -1,8 +1,13 @@
 """The HTTP application: the dialects, side by side, and what belongs to none of them."""
 
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
+from apps.llm.batches.http import batches_router
+from apps.llm.batches.records import Kept
+from apps.llm.batches.runner import Runner
 from apps.llm.engine_model import Models
 from apps.llm.http import jetstream, saxml
 from apps.llm.http.anthropic import anthropic_router
@@ -18,20 +23,33 @@ from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openapi import STREAMED, json_body
 
 
-def http_app(models: Models, keys: Principals = OPEN, stored_responses: int = 0) -> FastAPI:
+def http_app(models: Models, keys: Principals = OPEN, stored_responses: int = 0, kept: Kept | None = None) -> FastAPI:
     """An ASGI application that answers for these models; with keys, only to those who hold a key.
 
     Args:
         stored_responses: how many answers of /v1/responses are kept, in this process.
+        kept: where files and batches are; None: there are none. The application works on batches while it runs, between
+            ASGI's lifespan events.
     """
-    app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.")
+    name, model = next(iter(models.items()))
+    runner = kept and Runner(kept)
+    lifespan = None if runner is None else lambda _: runner.running(http_app(models), model)
+    app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.", lifespan=lifespan)
+    dialects = [
+        ("OpenAI", openai_router(models)),
+        ("OpenAI", responses_router(models, ResponseStore(stored_responses))),
+        ("Anthropic", anthropic_router(models)),
+        ("vLLM", vllm_router(models)),
+        ("JetStream", jetstream.jetstream_router(models)),
+        ("Saxml", saxml.saxml_router(models)),
+    ]
+    posts = [route.path for _, router in dialects for route in router.routes if _is_post(route)]
+    endpoints = [path for path in posts if path.startswith("/v1/") and "{" not in path]
     app.include_router(models_router(models))
-    app.include_router(openai_router(models), tags=["OpenAI"])
-    app.include_router(responses_router(models, ResponseStore(stored_responses)), tags=["OpenAI"])
-    app.include_router(anthropic_router(models), tags=["Anthropic"])
-    app.include_router(vllm_router(models), tags=["vLLM"])
-    app.include_router(jetstream.jetstream_router(models), tags=["JetStream"])
-    app.include_router(saxml.saxml_router(models), tags=["Saxml"])
+    for dialect, router in dialects:
+        app.include_router(router, tags=[dialect])
+    made = runner.wake if runner else lambda: None
+    app.include_router(batches_router(kept, name, endpoints, made), tags=["OpenAI"])
 
     @app.post(
         "/generate",
@@ -50,3 +68,7 @@ def http_app(models: Models, keys: Principals = OPEN, stored_responses: int = 0)
     app.add_middleware(NamedCaller)
     answer_errors(app, keys, anthropic_errors.by_path)
     return app
+
+
+def _is_post(route: BaseRoute) -> bool:
+    return isinstance(route, APIRoute) and "POST" in route.methods

@@ -1,0 +1,98 @@
+"""Files in the storage. A file is there when what is known of it is there, which comes last."""
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import IO, Any
+
+from apps.llm.batches.storage import FILE, READ_BYTES, Storage, age_s, is_id, new_id
+from apps.serving.files import writing
+from apps.serving.ingress.openai_errors import OpenAIError
+
+ABOUT, CONTENT = ".json", ".jsonl"
+LEFT_OVER_S = 24 * 3600
+"""Content that nothing is known of is of an upload that was killed, when it is older than this."""
+
+File = dict[str, Any]
+"""As OpenAI's clients see it."""
+
+
+class Files:
+    """Everyone's files; each call says whose. Blocking."""
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+
+    def writing(self, owner: str, id_: str) -> AbstractContextManager[IO[bytes]]:
+        """Where the content of a new file goes. It is no file before `add`."""
+        path = self._path(owner, id_, CONTENT)
+        self._storage.make_for(path)
+        return writing(self._storage.fs, path)
+
+    def add(self, owner: str, id_: str, size: int, filename: str, purpose: str) -> File:
+        """Makes a file of the content that was written: from now on it is seen."""
+        about = {
+            "id": id_,
+            "object": "file",
+            "bytes": size,
+            "created_at": int(time.time()),
+            "filename": filename,
+            "purpose": purpose,
+            "status": "processed",
+        }
+        try:
+            self._storage.write(self._path(owner, id_, ABOUT), about)
+        except BaseException:
+            self._storage.remove(self._path(owner, id_, CONTENT))
+            raise
+        return about
+
+    def get(self, owner: str, id_: str) -> File:
+        """Raises OpenAIError if the key has no such file."""
+        (about,) = self._storage.read([self._path(owner, id_, ABOUT)]) if is_id(id_) else [None]
+        if about is None:
+            raise OpenAIError(404, f"No such File object: {id_}", "id", "file_not_found")
+        return about
+
+    def newest_first(self, owner: str) -> list[str]:
+        """Ids of all of the key's files."""
+        names = self._storage.names("keys", owner, "files")
+        return [name.removesuffix(ABOUT) for name in reversed(names) if name.endswith(ABOUT)]
+
+    def several(self, owner: str, ids: list[str]) -> list[File | None]:
+        """None for each that is gone."""
+        return self._storage.read([self._path(owner, id_, ABOUT) for id_ in ids])
+
+    def url(self, owner: str, id_: str) -> str:
+        """Where fsspec finds the content."""
+        return self._storage.fs.unstrip_protocol(self._path(owner, id_, CONTENT))
+
+    def pieces(self, owner: str, id_: str) -> Iterator[bytes]:
+        """The content; its file is open from the first piece to the last."""
+        with self._storage.fs.open(self._path(owner, id_, CONTENT), "rb") as file:
+            while piece := file.read(READ_BYTES):
+                yield piece
+
+    def delete(self, owner: str, id_: str) -> None:
+        """Raises OpenAIError if the key has no such file."""
+        self.get(owner, id_)
+        self._storage.remove(self._path(owner, id_, ABOUT), self._path(owner, id_, CONTENT))
+
+    def tidy(self) -> int:
+        """Removes what killed uploads left; returns how much."""
+        removed = 0
+        for owner in self._storage.names("keys"):
+            names = set(self._storage.names("keys", owner, "files"))
+            for name in names:
+                id_ = name.partition(".")[0]
+                if is_id(id_) and id_ + ABOUT not in names and age_s(id_) > LEFT_OVER_S:
+                    self._storage.remove(self._storage.path("keys", owner, "files", name))
+                    removed += 1
+        return removed
+
+    def _path(self, owner: str, id_: str, kind: str) -> str:
+        return self._storage.path("keys", owner, "files", id_ + kind)
+
+
+def new_file_id() -> str:
+    return new_id(FILE)

@@ -1,0 +1,82 @@
+"""What a batch leaves when it has ended: a file of answers and a file of errors, those that have a line."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import IO
+
+from apps.llm.batches.files import Files
+from apps.llm.batches.input_file import InputFile, missing
+from apps.llm.batches.lines import dump, json_object, never_asked
+from apps.llm.batches.parts import Parts
+from apps.llm.batches.records import Batch, Opened
+
+EXPIRED = "This request was not executed before the completion window expired."
+
+
+def line_name(opened: Opened, index: int) -> str:
+    """Tells a line from all others, in ids."""
+    return f"{opened.id.removeprefix('batch_')}_{index}"
+
+
+class Outputs:
+    """The two files. Blocking.
+
+    Args:
+        ids: theirs, decided before: whoever does this again writes the same files.
+    """
+
+    def __init__(self, files: Files, opened: Opened, ids: Sequence[str]):
+        self._files, self._opened, self._ids = files, opened, ids
+        self._good, self._bad = (_Output(partial(files.writing, opened.owner, id_)) for id_ in ids)
+
+    def write(self, parts: Parts | None, source: InputFile | None, expired: bool) -> Batch:
+        """Writes them; returns what the batch says of them.
+
+        Args:
+            parts, source: answers, and the file that they answer; None: it was never asked.
+            expired: lines without an answer become errors that say so.
+        """
+        with ExitStack() as stack:
+            for _, line in parts.merged() if parts else ():
+                is_good = json.loads(line)["response"]["status_code"] == 200
+                (self._good if is_good else self._bad).write(stack, line)
+            if expired and parts and source:
+                for todo in missing(source, parts.done):
+                    for indices, texts in todo.chunks(source, source.lines):
+                        for index, text in zip(indices, texts):
+                            name, custom_id = line_name(self._opened, int(index)), json_object(text)["custom_id"]
+                            error = never_asked(name, custom_id, "batch_expired", EXPIRED)
+                            self._bad.write(stack, dump(error).encode() + b"\n")
+        found = {}
+        for kind, id_, output in zip(("output", "error"), self._ids, (self._good, self._bad)):
+            if output.lines:
+                name = f"{self._opened.id}_{kind}.jsonl"
+                self._files.add(self._opened.owner, id_, output.size, name, "batch_output")
+            found[f"{kind}_file_id"] = id_ if output.lines else None
+        total = source.lines if source else 0
+        return found | {"request_counts": {"total": total, "completed": self._good.lines, "failed": self._bad.lines}}
+
+    def remove_but(self, end: Batch | None) -> None:
+        """Removes those that are not named in how the batch ended: another replica was faster."""
+        named = {(end or {}).get(name) for name in ("output_file_id", "error_file_id")}
+        for id_, output in zip(self._ids, (self._good, self._bad)):
+            if output.lines and id_ not in named:
+                self._files.delete(self._opened.owner, id_)
+
+
+class _Output:
+    """A file that is opened when it gets its first line."""
+
+    def __init__(self, opened: Callable[[], AbstractContextManager[IO[bytes]]]):
+        self._opened = opened
+        self._file: IO[bytes] | None = None
+        self.lines = self.size = 0
+
+    def write(self, stack: ExitStack, line: bytes) -> None:
+        if self._file is None:
+            self._file = stack.enter_context(self._opened())
+        self._file.write(line)
+        self.lines += 1
+        self.size += len(line)

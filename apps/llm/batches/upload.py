@@ -1,0 +1,181 @@
+"""A file that comes as multipart/form-data, written to its place piece by piece: however large, it is never in memory.
+
+(Starlette's own reader of forms would keep the whole file on the local disk first.)
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, asynccontextmanager
+from typing import IO, Any, TypeVar
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from apps.serving.ingress.openai_errors import OpenAIError
+
+T = TypeVar("T")
+
+MAX_FIELD_BYTES = 2**16
+MAX_PARTS = 32
+FORM_BYTES = 2**20
+"""What a form has round its file, at most."""
+
+
+class Form:
+    """A form whose bytes come in pieces: `fields`, and what is in the file called `file`. Raises OpenAIError.
+
+    Args:
+        content_type: the request's.
+    """
+
+    def __init__(self, content_type: str):
+        kind, options = parse_options_header(content_type.encode("latin-1", "replace"))
+        boundary = options.get(b"boundary")
+        if kind != b"multipart/form-data" or not boundary:
+            message = "The request must be multipart/form-data with a file and a purpose."
+            raise OpenAIError(400, message, None, "invalid_content_type")
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        """The name of the file; None: it has not come yet."""
+        self._file: list[bytes] = []
+        self._parts, self._ended = 0, False
+        self._header, self._value, self._disposition = b"", b"", b""
+        self._field: tuple[str, bytearray] | None = None
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_part_data": self._data,
+                    "on_part_end": self._end,
+                    "on_header_field": self._header_name,
+                    "on_header_value": self._header_value,
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers,
+                    "on_end": self._whole,
+                },
+            )
+        except FormParserError as error:
+            raise _unreadable(str(error)) from None
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """What these bytes of the body have of the file."""
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise _unreadable(str(error)) from None
+        pieces, self._file = self._file, []
+        return pieces
+
+    def finish(self) -> str:
+        """The file's name, when all has come."""
+        if not self._ended:
+            raise _unreadable("it ends before its last boundary")
+        if self.filename is None:
+            raise OpenAIError(400, "file: a file is needed, with a name", "file", "missing_required_parameter")
+        return self.filename
+
+    def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise _unreadable(f"it has more than {MAX_PARTS} parts")
+        self._disposition = b""
+
+    def _header_name(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._header = self._value = b""
+
+    def _headers(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name = options.get(b"name")
+        if name is None:
+            raise _unreadable("a part has no name")
+        if b"filename" not in options:
+            self._field = (name.decode("utf-8", "replace"), bytearray())
+            return
+        self._field = None
+        if name != b"file" or self.filename is not None:
+            raise OpenAIError(400, "file: just one file is needed, called file", "file", "invalid_value")
+        self.filename = options[b"filename"].decode("utf-8", "replace")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._field is None:
+            self._file.append(data[start:end])
+            return
+        name, value = self._field
+        if len(value) + end - start > MAX_FIELD_BYTES:
+            raise OpenAIError(400, f"{name}: larger than {MAX_FIELD_BYTES // 2**10} KiB", name, "invalid_value")
+        value += data[start:end]
+
+    def _end(self) -> None:
+        if self._field is not None:
+            name, value = self._field
+            self.fields[name] = value.decode("utf-8", "replace")
+
+    def _whole(self) -> None:
+        self._ended = True
+
+
+class Writer:
+    """Writes to an open file in a thread of its own, in order."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "podslice-upload")
+        self._file: IO[bytes] | None = None
+        self.size = 0
+
+    async def write(self, piece: bytes) -> None:
+        assert self._file is not None
+        self.size += len(piece)
+        await self._in_thread(self._file.write, piece)
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, opened: Callable[[], AbstractContextManager[IO[bytes]]]) -> "AsyncIterator[Writer]":
+        """In what `opened` opens; that is closed however the block ends, after the last write has."""
+        writer = cls()
+        pool = writer._pool
+        try:
+            place = await writer._in_thread(opened)
+            entering = pool.submit(place.__enter__)
+
+            def leave(*error: Any) -> None:
+                if entering.exception() is None:  # it came before, in the same thread
+                    place.__exit__(*error)
+
+            try:
+                writer._file = await asyncio.shield(asyncio.wrap_future(entering))
+                yield writer
+            except BaseException as error:
+                await writer._in_thread(leave, type(error), error, error.__traceback__)
+                raise
+            await writer._in_thread(leave, None, None, None)
+        finally:
+            pool.shutdown(wait=False)
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        # Shielded: what was handed to the thread is done, in its turn, whether or not the client is still there.
+        return await asyncio.shield(asyncio.wrap_future(self._pool.submit(call, *arguments)))
+
+
+def too_large(most: int) -> OpenAIError:
+    return OpenAIError(413, f"file: larger than {most:,} bytes", "file", "file_too_large")
+
+
+def check_length(headers: Mapping[str, str], most: int) -> None:
+    """Refuses a body that says itself that it is too large. Raises OpenAIError."""
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > most + FORM_BYTES:
+        raise too_large(most)
+
+
+def _unreadable(why: str) -> OpenAIError:
+    return OpenAIError(400, f"The form cannot be read: {why}", None, "invalid_form")

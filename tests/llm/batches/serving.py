@@ -1,0 +1,149 @@
+"""Files and batches over HTTP, with a stand-in for the model: it counts what it is asked, and answers when it may."""
+
+import asyncio
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import openai
+import uvicorn
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from apps.llm.batches.http import batches_router
+from apps.llm.batches.records import Kept, Limits
+from apps.llm.batches.runner import Runner
+from apps.llm.batches.storage import Storage
+from apps.serving.ingress.api_keys import principals
+from apps.serving.ingress.application import answer_errors
+
+MODEL = "stand-in"
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+LIMITS = Limits(file_bytes=2**20, lines=1000)
+
+Answer = Callable[[dict[str, Any]], Awaitable[Response]]
+
+
+@dataclass
+class StandIn:
+    """A model of four places. A prompt `n` is answered with 400 if it begins with `bad`."""
+
+    name: str = MODEL
+    places: int = 4
+    asked: Counter[str] = field(default_factory=Counter)
+    """How often each prompt was asked."""
+    may_answer: asyncio.Semaphore | None = None
+    """One for each answer; None: as many as are asked."""
+    running: int = 0
+    most: int = 0
+    """Requests at the same time, at most."""
+    refusals: int = 0
+    """So many more requests find the queue full."""
+
+    def stats(self) -> Any:
+        return SimpleNamespace(running=self.running, waiting=0)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = json.loads(await Request(scope, receive).body())
+        await (await self._answer(body))(scope, receive, send)
+
+    async def _answer(self, body: dict[str, Any]) -> Response:
+        prompt = str(body["prompt"])
+        if self.refusals:
+            self.refusals -= 1
+            return JSONResponse({"error": {"message": "busy"}}, 429, {"Retry-After": "0.01"})
+        self.asked[prompt] += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            if self.may_answer is not None:
+                await self.may_answer.acquire()
+            else:
+                await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+        if prompt.startswith("bad"):
+            return JSONResponse({"error": {"message": "this is bad", "param": "prompt"}}, 400)
+        return JSONResponse({"object": "text_completion", "choices": [{"text": f"answer to {prompt}"}]})
+
+
+def app_of(kept: Kept | None, model: StandIn, keys: tuple[str, ...] = ()) -> FastAPI:
+    runner = Runner(kept) if kept else None
+    app = FastAPI(lifespan=(lambda _: runner.running(model, model)) if runner else None)
+    app.include_router(batches_router(kept, model.name, ENDPOINTS, runner.wake if runner else lambda: None))
+    answer_errors(app, principals(keys))
+    return app
+
+
+def kept_in(folder: Path | str, limits: Limits = LIMITS) -> Kept:
+    return Kept(Storage(str(folder)), limits)
+
+
+@contextmanager
+def http_server(app: Any) -> Iterator[str]:
+    """Base URL of an application, lifespan and all."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+@contextmanager
+def batch_server(
+    folder: Path | str, model: StandIn | None = None, keys: tuple[str, ...] = (), limits: Limits = LIMITS
+) -> Iterator[openai.OpenAI]:
+    """A client of a replica on that state."""
+    with http_server(app_of(kept_in(folder, limits), model or StandIn(), keys)) as url:
+        yield client_of(url, keys[0].partition("=")[2] if keys else "none")
+
+
+def client_of(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def lines(*prompts: str, url: str = "/v1/completions", **body: Any) -> bytes:
+    """A batch's file: line i has the custom_id `line-i`."""
+    requests = (
+        {"custom_id": f"line-{i}", "method": "POST", "url": url, "body": {"prompt": prompt, **body}}
+        for i, prompt in enumerate(prompts)
+    )
+    return b"".join(json.dumps(request).encode() + b"\n" for request in requests)
+
+
+def begin(client: openai.OpenAI, content: bytes, endpoint: str = "/v1/completions", window: str = "24h") -> Any:
+    """A batch of that file."""
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window)  # type: ignore
+
+
+def ended(client: openai.OpenAI, batch: Any, timeout_s: float = 60) -> Any:
+    """The batch when it has ended."""
+    return until(client, batch, lambda now: now.status in ("completed", "failed", "expired", "cancelled"), timeout_s)
+
+
+def until(client: openai.OpenAI, batch: Any, condition: Callable[[Any], bool], timeout_s: float = 60) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not condition(now := client.batches.retrieve(batch.id)):
+        assert time.monotonic() < deadline, now
+        time.sleep(0.05)
+    return now
+
+
+def answers(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    """What an output or error file has, line by line."""
+    return [json.loads(line) for line in client.files.content(file_id).text.splitlines()] if file_id else []
