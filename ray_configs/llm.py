@@ -78,6 +78,12 @@ class EngineConfig(Config):
     reasoning_format: ReasoningFormat = "auto"
     """The marks round the model's reasoning, which is told apart from its answer: `think` (`<think>`) or `mistral`
     (`[THINK]`). auto: those that its chat template has; none: whatever stands there is part of the answer."""
+    speculation: Literal["ngram", "off"] = "off"
+    """ngram: where an answer repeats its prompt or itself (an edited document, code, JSON), a step computes some of its
+    next tokens at once, as rows that the batch has left. Answers are the same; see `max_draft_tokens`."""
+    max_draft_tokens: int = Field(15, ge=1, le=127)
+    """Tokens that speculation may guess for a sequence in a step. How many it does follows from how often its guesses
+    were right, and from how long steps take, which is measured at startup."""
     max_waiting: int = Field(256, ge=1)
     """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After.
 

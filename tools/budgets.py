@@ -50,6 +50,7 @@ SINCE = {
         "Anthropic's messages": 580,
         "OpenAI's responses": 880,
         "scores of prompts, tokens and reranking": 374,
+        "speculation": 400,
         "priorities": 95,
         "objects for boards and alerts": 40,
         "fairness between callers": 555,

@@ -288,6 +288,8 @@ class EngineStats:
     embeddings: int
     prefix_hit_tokens: int
     preemptions: int
+    drafted_tokens: int
+    accepted_tokens: int  # of the drafted ones: those that were right
     compiles_after_ready: int
     steps: int
     step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle

@@ -66,6 +66,11 @@ class LanguageMetrics(Metrics[EngineStats]):
         "embeddings": ("podslice_embeddings", "Prompts embedded."),
         "prefix_hit_tokens": ("podslice_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
         "preemptions": ("podslice_preemptions", "Sequences that gave up their pages and are computed again."),
+        "drafted_tokens": ("podslice_drafted_tokens", "Tokens that speculation guessed."),
+        "accepted_tokens": (
+            "podslice_accepted_tokens",
+            "Of these, the right ones: they took no step of their own.",
+        ),
         "steps": ("podslice_engine_steps", "Steps run."),
     }
     HISTOGRAMS: ClassVar = {

@@ -10,6 +10,7 @@ model/      architecture, weights and forward pass
 attention/  over the paged KV cache, for each platform
 parallel/   layout over devices, and the processes of a slice of several hosts
 text/       tokens to text and back, and grammars
+speculation/  guesses of an answer's next tokens, and when they pay
 """
 
 from typing import TYPE_CHECKING, Any

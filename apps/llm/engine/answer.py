@@ -1,6 +1,7 @@
 """One answer in progress: turns its tokens into text and checks its stop conditions."""
 
 import logging
+from collections.abc import Sequence as Ids
 
 import numpy as np
 
@@ -43,12 +44,21 @@ class Answer:
             "logprobs": params.logprobs is not None,
         }
 
-    def allowed(self, length: int) -> np.ndarray | None:
-        """Bits of the tokens that may be sampled as token number `length`; None: all."""
-        mask = self._matcher.allowed() if self._matcher is not None else None
-        if length - self._seq.prompt_len < self.params.min_tokens:
-            mask = self._without_ends() if mask is None else mask & self._without_ends()
-        return mask
+    def plausible(self, draft: list[int]) -> list[int]:
+        """The draft, up to where it ends or leaves the grammar."""
+        end = next((i for i, token in enumerate(draft) if token in self._eos or token in self._stops), len(draft))
+        return draft[:end] if self._matcher is None else draft[: self._matcher.follows(draft[:end])]
+
+    def allowed(self, length: int, draft: Ids[int] = ()) -> list[np.ndarray | None]:
+        """Bits of the tokens that may be sampled as token number `length`, and after each token of the draft, which is
+        plausible; None: all."""
+        masks: list[np.ndarray | None] = [None] * (1 + len(draft))
+        if self._matcher is not None:
+            masks = self._matcher.allowed_along(draft)
+        for i, mask in enumerate(masks):
+            if length + i - self._seq.prompt_len < self.params.min_tokens:
+                masks[i] = self._without_ends() if mask is None else mask & self._without_ends()
+        return masks
 
     def _without_ends(self) -> np.ndarray:
         mask = np.full(-(-self._vocab_size // 32), 0xFFFFFFFF, np.uint32)

@@ -48,6 +48,8 @@ from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import layout
 from apps.llm.engine.pooling import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
+from apps.llm.engine.speculation.choice import Pace
+from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
@@ -123,12 +125,15 @@ class Engine:
             try:
                 calibration = words.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
                 _make_ready(executors, [token for token in calibration if token < model.arch.vocab_size])
+                of_rank = chosen.of_dp_rank(config)
+                drafts = config.speculation == "ngram"
+                paces = [Pace.measured(executor, of_rank) if drafts else None for executor in executors]
                 tokenizer, grammars = words.result()
             except BaseException:
                 for executor in executors:
                     executor.close()
                 raise
-        loops = [Loop(chosen.of_dp_rank(config), executor) for executor in executors]
+        loops = [Loop(of_rank, executor, pace) for executor, pace in zip(executors, paces)]
         return cls(config, loops, tokenizer, grammars, max_len)
 
     # -- the callers' side --------------------------------------------------------------------------------------
@@ -154,6 +159,7 @@ class Engine:
         generation = Generation(prompt_ids, params, caller=caller)
         first_seed = random.getrandbits(63) if params.seed is None else params.seed
         answers = []
+        known = grams(prompt_ids) if self.config.speculation == "ngram" else None
         held = params.json_schema if params.grammar is None else params.grammar
         first = None if held is None else self._grammars.matcher(held)
         for index in range(params.n):
@@ -162,7 +168,10 @@ class Engine:
             seed = (first_seed + index * 0x9E3779B1) % (2**31 - 1)
             seq = Sequence(generation, index, limit, seed, list(prompt_ids), len(prompt_ids))
             seq.lockstep = matcher is not None
-            answers.append((seq, Answer(seq, self.tokenizer, self._arch, matcher)))
+            answer = Answer(seq, self.tokenizer, self._arch, matcher)
+            if known is not None and not answer.penalized:  # penalties follow from the tokens before, on the device
+                seq.drafter = Drafter(prompt_ids, known)
+            answers.append((seq, answer))
         return self._queue(generation, answers, loop)
 
     def submit_score(

@@ -5,6 +5,8 @@
    outputs go to their readers, each event loop woken once.
 3. A finished, aborted or failed sequence gives its pages back at once. A step that was already launched for it runs
    in vain; that is the price of never waiting for the device.
+
+Where sequences are expected to repeat themselves, the loop reads the step first, and drafts: see `speculation`.
 """
 
 import logging
@@ -22,7 +24,8 @@ from apps.llm.engine.pages import PagePool
 from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
-from apps.llm.engine.scheduler import Scheduler, Sequence, Work
+from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
+from apps.llm.engine.speculation.choice import Pace, draft_lengths
 from apps.llm.engine.step import StepShape
 from apps.serving.event_loops import wake
 from ray_configs.llm import EngineConfig
@@ -38,10 +41,11 @@ class Loop(Generic[LaunchedT]):
 
     Args:
         config: of this DP rank: its own share of the batch.
+        pace: how long its steps take; None: nothing is drafted.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor[LaunchedT]):
-        self.config, self.executor = config, executor
+    def __init__(self, config: EngineConfig, executor: Executor[LaunchedT], pace: Pace | None = None):
+        self.config, self.executor, self.pace = config, executor, pace
         self._arch = executor.arch
         self._scheduler = Scheduler(
             PagePool(executor.pages, reuse=config.prefix_cache),
@@ -59,6 +63,8 @@ class Loop(Generic[LaunchedT]):
         self._failure: str | None = None
         self._turn_began: float | None = None
         self._prompt_tokens = self._generated_tokens = self._scored_tokens = self._embeddings = self._steps = 0
+        self._drafted_tokens = self._accepted_tokens = 0
+        self._waited_s = 0.0  # for the device, in this turn
         self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
         self._thread.start()
 
@@ -104,6 +110,8 @@ class Loop(Generic[LaunchedT]):
             embeddings=self._embeddings,
             prefix_hit_tokens=scheduler.prefix_hit_tokens,
             preemptions=scheduler.preemptions,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
             compiles_after_ready=self.executor.compiles_after_ready,
             steps=self._steps,
             step_running_s=0.0 if began is None else time.monotonic() - began,
@@ -130,11 +138,20 @@ class Loop(Generic[LaunchedT]):
         try:
             pending: tuple[list[Work], LaunchedT] | None = None
             while self._take_commands(wait=pending is None):
-                work = self._scheduler.schedule()
+                began, self._waited_s = time.monotonic(), 0.0
+                running = [] if pending is None else pending[0]
+                reads_first = pending is not None and self._reads_first(running)
+                if pending is not None and reads_first:
+                    self._read(*pending)
+                    pending = None
+                work = self._scheduler.schedule(self._drafts() if pending is None else {})
                 launched = self._launch(work) if work else None
                 if pending is not None:
                     self._read(*pending)
                 pending = launched
+                if self.pace is not None and work and running and all(item.stop - item.start == 1 for item in running):
+                    rows, turn_s = sum(1 + len(item.draft) for item in running), time.monotonic() - began
+                    self.pace.note(rows, reads_first, turn_s, turn_s - self._waited_s)
                 if pending is None and not self._scheduler.running:
                     self._scheduler.check()
         except Exception as error:
@@ -166,6 +183,18 @@ class Loop(Generic[LaunchedT]):
         self._deliver(outputs)
         return not self._stopping
 
+    def _reads_first(self, running: list[Work]) -> bool:
+        """Whether the next step hangs on the running one's tokens: on its drafts, or for drafts of its own."""
+        if any(item.draft for item in running):
+            return True
+        return self.pace is not None and bool(draft_lengths(self._scheduler, self.config, self.pace, in_flight=True))
+
+    def _drafts(self) -> dict[Sequence, list[int]]:
+        if self.pace is None:
+            return {}
+        wanted = draft_lengths(self._scheduler, self.config, self.pace, in_flight=False)
+        return {seq: self._answers[seq].plausible(seq.drafter.draft(count)) for seq, count in wanted.items()}
+
     def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:
         executor = self.executor
         for seq in self._scheduler.entered:
@@ -174,30 +203,35 @@ class Loop(Generic[LaunchedT]):
                 known = [token for token in seq.tokens if token >= 0]
                 executor.start_slot(seq.slot, known[: seq.prompt_len], known[seq.prompt_len :])
         self._scheduler.entered.clear()
-        tokens = sum(item.stop - item.start for item in work)
+        drafted = sum(len(item.draft) for item in work)
+        tokens = sum(item.stop - item.start for item in work) + drafted
         reads = any(self._answers[item.seq].reads for item in work if not item.decoding)
-        shape = executor.shape_for(tokens, len(work), reads)
-        step, readout = shape.host(), Readout()
-        for i, item in enumerate(work):
+        shape = executor.shape_for(tokens, len(work) + drafted, reads)
+        step, readout, nobody = shape.host(), Readout(), self.config.max_batch_size
+        for row, item in with_rows(work):
             seq, answer = item.seq, self._answers[item.seq]
             known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
-            # What a chunk short of the prompt's end samples means nothing: it is noted in the slot that is nobody's.
-            slot = seq.slot if item.samples else self.config.max_batch_size
+            # What a chunk short of the prompt's end samples means nothing, and of the samples round a draft only the
+            # host knows which counts: they are noted in the slot that is nobody's.
+            slot = seq.slot if item.samples and not item.draft else nobody
             start = step.add(known, item.stop, seq.pages, item.decoding, row=slot, seed=seq.seed, **answer.rows)
+            for i, token in enumerate(item.draft, 1):
+                step.add((token,), item.stop + i, seq.pages, False, row=nobody, seed=seq.seed, **answer.rows)
             if answer.reads:
-                answer.want(readout, shape, start, i, item)
+                answer.want(readout, shape, start, row, item)
         self._steps += 1
+        self._drafted_tokens += drafted
         return work, executor.launch(step, self._extras(work, shape), readout)
 
     def _extras(self, work: list[Work], shape: StepShape) -> Extras | None:
         """Token masks and logit biases, when a sequence of the step has any."""
         masks, biased = {}, {}
-        for i, item in enumerate(work):
+        for row, item in with_rows(work):
             answer = self._answers[item.seq]
-            if item.samples and (mask := answer.allowed(len(item.seq.tokens) - 1)) is not None:
-                masks[i] = mask
+            allowed = answer.allowed(len(item.seq.tokens) - 1, item.draft) if item.samples else ()
+            masks |= {row + i: mask for i, mask in enumerate(allowed) if mask is not None}
             if answer.bias:
-                biased[i] = answer.bias
+                biased |= {row + i: answer.bias for i in range(1 + len(item.draft))}
         if not masks and not biased:
             return None
         words = -(-self._arch.vocab_size // 32)
@@ -212,10 +246,12 @@ class Loop(Generic[LaunchedT]):
 
     def _read(self, work: list[Work], launched: LaunchedT) -> None:
         """Wait for a step's results and pass them on."""
+        began = time.monotonic()
         result: Tokens = self.executor.read(launched)
+        self._waited_s += time.monotonic() - began
         outputs: list[tuple[Generation, Output]] = []
         ids = result.ids.tolist()
-        for i, item in enumerate(work):
+        for row, item in with_rows(work):
             seq = item.seq
             if seq.done:
                 continue
@@ -226,18 +262,31 @@ class Loop(Generic[LaunchedT]):
                 answer.note(result)
             if not item.samples:
                 continue
-            self._scheduler.fill_in(seq, ids[i])
-            output = answer.take(ids[i], result, i)
-            self._generated_tokens += len(output.token_ids)
-            if output.token_ids and seq.generation.member is not None:
-                seq.generation.member.uses(len(output.token_ids))
-            self._scored_tokens += len(output.scores)
-            self._embeddings += output.embedding is not None
-            if output.finish_reason is not None:
-                self._scheduler.finish(seq)
-                del self._answers[seq]
-            outputs.append((seq.generation, output))
+            self._scheduler.fill_in(seq, ids[row])
+            outputs.append(self._taken(seq, answer, result, row))
+            for i, drafted in enumerate(item.draft, row):
+                if seq.done or ids[i] != drafted:
+                    break
+                self._accepted_tokens += 1
+                self._scheduler.accept(seq, ids[i + 1])
+                outputs.append(self._taken(seq, answer, result, i + 1))
         self._deliver(outputs)
+
+    def _taken(self, seq: Sequence, answer: Answer | PromptTask, result: Tokens, row: int) -> tuple[Generation, Output]:
+        """A sequence's next token, in that row of its step; if it is the last one, the sequence ends."""
+        token = int(result.ids[row])
+        if seq.drafter is not None:
+            seq.drafter.take(token)
+        output = answer.take(token, result, row)
+        self._generated_tokens += len(output.token_ids)
+        if output.token_ids and seq.generation.member is not None:
+            seq.generation.member.uses(len(output.token_ids))
+        self._scored_tokens += len(output.scores)
+        self._embeddings += output.embedding is not None
+        if output.finish_reason is not None:
+            self._scheduler.finish(seq)
+            del self._answers[seq]
+        return seq.generation, output
 
     def _close(self, seq: Sequence, reason: Any, error: str | None = None) -> tuple[Generation, Output]:
         """End a sequence from outside."""

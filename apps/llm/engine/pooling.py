@@ -6,6 +6,7 @@ prefixes as for any other, and the end with the step that reaches its last token
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence as Ids
 from typing import ClassVar
 
 import numpy as np
@@ -29,9 +30,13 @@ class PromptTask(ABC):
         self.seq = seq
         self.entered = False  # has left the queue at least once
 
-    def allowed(self, length: int) -> np.ndarray | None:
+    def plausible(self, draft: list[int]) -> list[int]:
+        """Nothing is drafted."""
+        return []
+
+    def allowed(self, length: int, draft: Ids[int] = ()) -> list[np.ndarray | None]:
         """Bits of the tokens that may be sampled; any, for it does not matter."""
-        return None
+        return [None]
 
     @abstractmethod
     def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:

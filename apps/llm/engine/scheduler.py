@@ -2,7 +2,7 @@
 
 Plain Python without JAX. A sequence's `computed` counts the tokens whose keys and values will be in the cache once
 everything launched has run; the token that a launched step samples is counted at once and its value filled in when
-the step is read.
+the step is read. Of a step with drafted tokens only its first sample is: `accept` counts the others when it is read.
 
 Between callers `fairness.accounts` says whose turn it is; among one caller's sequences, their `rank`. Pages that are
 needed come from the last sequence of the caller that holds most. Background sequences get what the others leave of a
@@ -11,13 +11,15 @@ step, and give up their places to them.
 
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
 from apps.llm.api import Generation
 from apps.llm.engine.fairness.accounts import Account, Accounts, next_of, put
 from apps.llm.engine.fairness.crowd import Crowd
 from apps.llm.engine.pages import PageHash, PagePool, page_hash
+from apps.llm.engine.speculation.drafter import Drafter
 
 UNREAD = -1  # a token that is sampled on the device but not yet read
 
@@ -40,6 +42,7 @@ class Sequence:
     slot: int | None = None  # its place in the batch
     on_device: bool = False  # its last token was sampled in `slot`: the device has it
     lockstep: bool = False  # what it may sample hangs on the token before (structured output)
+    drafter: Drafter | None = None  # guesses its next tokens, if it may have drafts
     done: bool = False
     rank: tuple[int, int, int] = field(init=False)  # among its caller's, lower goes first
     account: Account["Sequence"] = field(init=False, repr=False)  # its caller's, set by `Scheduler.add`
@@ -53,9 +56,14 @@ class Sequence:
         return self.generation.caller.background
 
     @property
+    def one_left(self) -> bool:
+        """Its next step computes just its last token."""
+        return self.computed == len(self.tokens) - 1
+
+    @property
     def decoding(self) -> bool:
-        """Its next step computes just the token that it sampled last."""
-        return self.on_device and self.computed == len(self.tokens) - 1
+        """Its next step computes just the token that it sampled last, which the device has."""
+        return self.on_device and self.one_left
 
     @property
     def unread(self) -> bool:
@@ -64,7 +72,8 @@ class Sequence:
     @property
     def ready(self) -> bool:
         """Whether it may decode in the next step, launched before the last one is read."""
-        return len(self.tokens) < self.limit and not (self.lockstep and self.unread)
+        waits = self.unread and (self.lockstep or not self.on_device)
+        return len(self.tokens) < self.limit and not waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,15 @@ class Work:
     stop: int
     samples: bool  # the step reaches the sequence's end: its sample is the next token
     decoding: bool  # the token is on the device, not in the plan
+    draft: Ids[int] = ()  # computed too, and sampled after: guesses of what follows
+
+
+def with_rows(work: list[Work]) -> Iterator[tuple[int, Work]]:
+    """Each sequence's part in a step with its first row of it; its drafted tokens have the rows after that."""
+    row = 0
+    for item in work:
+        yield row, item
+        row += 1 + len(item.draft)
 
 
 @dataclass
@@ -96,6 +114,7 @@ class Scheduler:
         self._slots = list(reversed(range(self.max_batch)))
         self._budget = 0  # what is left of the step's
         self._planned: dict[Sequence, Work] = {}  # the step so far
+        self._drafts: Mapping[Sequence, Ids[int]] = {}  # for the step
         self._accounts: Accounts[Sequence] = Accounts(self.weights)
         self._crowd = Crowd(self.max_step_tokens)
 
@@ -107,9 +126,14 @@ class Scheduler:
         seq.account = self._accounts.of(seq.generation.caller)
         put(seq.account.waiting, seq)
 
-    def schedule(self) -> list[Work]:
-        """The next step's work, decodes first; empty when there is nothing that can run."""
-        self._budget, self._planned = self.max_step_tokens, {}
+    def schedule(self, drafts: Mapping[Sequence, Ids[int]] | None = None) -> list[Work]:
+        """The next step's work, decodes first; empty when there is nothing that can run.
+
+        Args:
+            drafts: of sequences that decode and whose tokens are all read. They are shortened to what has room; the
+                batch and the budget must have a row and a token for each.
+        """
+        self._budget, self._planned, self._drafts = self.max_step_tokens, {}, drafts or {}
         clients, background = self._accounts.of_class(background=False), self._accounts.of_class(background=True)
         self._make_way(clients, background)
         self._plan_class(clients, entering=True)
@@ -118,7 +142,7 @@ class Scheduler:
         self._crowd.next_step(clients)
         # The background's decodes stand behind the others' prefill for the budget, not in the step.
         work = list(self._planned.values())
-        return sorted(work, key=lambda item: not item.decoding) if background else work
+        return sorted(work, key=lambda item: not (item.decoding or item.draft)) if background else work
 
     def _make_way(self, clients: list[Account[Sequence]], background: list[Account[Sequence]]) -> None:
         """Take a place from the caller that holds most for the one whose turn it is, if that is due more.
@@ -141,10 +165,10 @@ class Scheduler:
         accounts = sorted(accounts, key=lambda account: account.holds)
         prefills: dict[Account[Sequence], deque[Sequence]] = {}
         for account in accounts:
-            prefills[account] = deque(seq for seq in account.running if not seq.decoding)
-            for seq in [seq for seq in account.running if seq.decoding]:
+            prefills[account] = deque(seq for seq in account.running if not seq.one_left)
+            for seq in [seq for seq in account.running if seq.one_left]:
                 if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
-                    self._plan(seq, len(seq.tokens))
+                    self._plan(seq, len(seq.tokens), self._fitting(seq, self._drafts.get(seq, ())))
         accounts = [account for account in accounts if prefills[account] or (entering and account.waiting)]
         crowds = self._crowd.budget(self._budget)
         while self._budget and (account := next_of(accounts)) is not None:
@@ -173,6 +197,16 @@ class Scheduler:
         seq.tokens[-2 if seq.tokens[-2] == UNREAD else -1] = token
         self._publish(seq)
 
+    def accept(self, seq: Sequence, token: int) -> None:
+        """The sample after a drafted token that was right: the sequence's last token is computed, and this is the next.
+
+        Keys and values of drafts that were wrong stay behind the sequence's end, until its next tokens overwrite them.
+        """
+        seq.account.charge(1)
+        seq.computed += 1
+        seq.tokens.append(token)
+        self._publish(seq)
+
     def finish(self, seq: Sequence) -> None:
         """Take a sequence out, wherever it is. Its pages are free at once: a step already launched that still
         writes to them runs before any step that a new owner may launch."""
@@ -188,17 +222,25 @@ class Scheduler:
         if any(seq.pages for seq in self.waiting):
             raise AssertionError("a waiting sequence holds pages")
 
-    def _plan(self, seq: Sequence, stop: int) -> None:
-        decoding = seq.decoding
-        work = Work(seq, seq.computed, stop, samples=stop == len(seq.tokens), decoding=decoding)
+    def _plan(self, seq: Sequence, stop: int, draft: Ids[int] = ()) -> None:
+        decoding = seq.decoding and not draft
+        work = Work(seq, seq.computed, stop, samples=stop == len(seq.tokens), decoding=decoding, draft=draft)
         self._planned[seq] = work
-        self._budget -= stop - seq.computed
+        self._budget -= stop - seq.computed + len(draft)
         seq.account.charge(stop - seq.computed)
         seq.computed = stop
         if work.samples:
             seq.tokens.append(UNREAD)
-            seq.on_device = True
+            seq.on_device = not draft  # which of the samples is its last token turns out when they are read
         self._publish(seq)
+
+    def _fitting(self, seq: Sequence, draft: Ids[int]) -> Ids[int]:
+        """As much of a draft as its limit allows and pages are free for: no other sequence makes room for guesses."""
+        length = len(seq.tokens)
+        draft = draft[: seq.limit - length - 1]
+        if draft and not self._grow(seq, length + len(draft)):
+            draft = draft[: len(seq.pages) * self.page_size - length]
+        return draft
 
     def _make_room(self, seq: Sequence, tokens: int) -> bool:
         """Pages for `tokens` tokens of a running sequence, preempting the last ones while there are too few."""

@@ -1,6 +1,6 @@
 """Structured output: which tokens keep an answer within a JSON schema or a grammar, by llguidance."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -73,10 +73,30 @@ class Matcher:
         """Why it cannot go on (a grammar too complex for llguidance's limits, say); "" if it can."""
         return self._matcher.get_error() if self._matcher.is_error() else ""
 
+    def follows(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens, from the first on, may come next."""
+        return self._matcher.validate_tokens(list(tokens))
+
     def allowed(self) -> np.ndarray:
         """Bits of the tokens that may come next, `[ceil(vocab / 32)]` uint32."""
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._bits, 0)
         return self._bits[0].view(np.uint32)
+
+    def allowed_along(self, draft: Sequence[int]) -> list[np.ndarray | None]:
+        """`allowed`, and what it would be after each token of a draft, which follows the grammar.
+
+        None where that token ends the answer: whatever comes then does not count.
+        """
+        masks: list[np.ndarray | None] = []
+        for count in range(1 + len(draft)):
+            if count:
+                self._matcher.consume_token(draft[count - 1])
+            if self._matcher.is_stopped():
+                masks += [None] * (1 + len(draft) - count)
+                break
+            masks.append(self.allowed().copy())
+        self._matcher.rollback(count)
+        return masks
 
     def consume(self, token: int) -> bool:
         """Take note of the token; False when the answer is complete."""
