@@ -56,7 +56,7 @@ SINCE = {
         "fairness between callers": 555,
     },
     "plan": {"the attention kernel's instructions": 130},
-    "kuberay": {"Grafana boards and Prometheus rules": 560},
+    "kuberay": {"Grafana boards and Prometheus rules": 565},
 }
 ROOMS = (
     Room(

@@ -108,6 +108,11 @@ LANGUAGE = (
     ),
     Panel("Prompt found in the prefix cache", "percentunit", {"{{application}}": f"{HITS} / ({HITS} + {COMPUTED})"}),
     Panel(
+        "Tokens of speculation",
+        "suffix: tokens/s",
+        rates({"guessed": "podslice_drafted_tokens", "right": "podslice_accepted_tokens"}),
+    ),
+    Panel(
         "Preemptions",
         "suffix: /s",
         rates({"": "podslice_preemptions"}),

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import ray_configs
+from ray_configs.applications.callers import CallerConfig
 from ray_configs.base import Config
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
@@ -71,6 +72,7 @@ CONFIGS = (
     LLMConfig(model="gs://weights/llama", slice="v5e:2x4:4t", max_replicas=3, compile_cache=None),
     StableDiffusionConfig(sizes=("512x512", "768x768"), slice="v4:2x2x1"),
     CellConfig(name="test", slice="v5e:4x8", model_roots=("gs://b/models", "/gcs"), admins=("alice", "acl/bob")),
+    CallerConfig(weight=3, max_requests=8),
     TpuSlice("v5e", "4x8"),
     Head(cpus=4),
     llm("v5e:4x8", capacity=Spot(), route_prefix="/a"),
