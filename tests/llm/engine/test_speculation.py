@@ -178,6 +178,7 @@ def test_abort_while_drafts_run(load: Load) -> None:
     settled(engine)
 
 
+@pytest.mark.slow
 def test_the_distribution_is_the_models(load: Load) -> None:
     """Chi-square, at 99.9 %, over pairs of an answer's first tokens, of which the second is drafted, mostly wrongly."""
     engine, few, temperature, count = eager(load), list(FEW), 1.5, 400

@@ -210,6 +210,7 @@ def try_bodies(url: str, count: int, number: int | None = None) -> Counter[int]:
     return trials.answers
 
 
+@pytest.mark.slow
 def test_no_body_is_too_bad(keeping: str) -> None:
     answers = try_bodies(keeping, 200)
     assert answers[200] > 5 and answers[400] > 5, answers  # else they are all alike
