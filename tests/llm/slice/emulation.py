@@ -7,7 +7,6 @@ JSON order a line, [command, arguments], on stdin, and answers with one line of 
 import contextlib
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -29,14 +28,9 @@ from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from ray_configs.labels import TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
+from tests.ports import SERVE_PORTS, free_port
 
 TOPOLOGIES = {2: "2x4", 4: "4x4", 8: "4x8"}  # v5e, by hosts
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -57,8 +51,8 @@ class Emulation:
     def __init__(self, count: int, hosts: int, devices: int):
         self.kind = TpuSlice("v5e", TOPOLOGIES[hosts], "4t" if hosts == 2 else None)
         # Beside another Serve of this machine. HAProxy and the replicas' own servers, as `serve run` would have them.
-        for name in ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC"):
-            os.environ[f"RAY_SERVE_{name}_PORT"] = str(free_port())
+        for name in SERVE_PORTS:
+            os.environ[name] = str(free_port())
         prefer_direct_ingress()
         self.cluster = Cluster(
             initialize_head=True,
