@@ -82,7 +82,9 @@ class Fuzz:
             return await client.post("/v1/files", content=data, headers=headers)
         if route == "POST /v1/batches":
             right = {"input_file_id": chance.choice(self.ids), "endpoint": ENDPOINTS[0], "completion_window": "24h"}
-            return await client.post("/v1/batches", content=self.body(right | {"metadata": self.value()}))
+            # Most values are no metadata, and would keep all but a few requests from what is checked after it.
+            right |= {"metadata": self.value()} if chance.random() < 0.3 else {}
+            return await client.post("/v1/batches", content=self.body(right))
         if route == "line":
             data = b"\n".join(self.line() for _ in range(chance.randint(0, 5)))
             sent = await client.post("/v1/files", content=form(PURPOSE, ("file", "f", data)), headers=HEADERS)
@@ -117,15 +119,14 @@ class Fuzz:
                             await client.post(f"/v1/batches/{answer.json()['id']}/cancel")
 
 
+SEED = 20261123  # a suite that draws anew fails now and then on what nobody changed; new draws are the command's
 ENDED = ("completed", "failed", "cancelled", "expired")
 
 
 def test_random_bodies(tmp_path: Path) -> None:
-    seed = time.time_ns()
-    print(f"seed {seed}")
-    fuzz = Fuzz(seed, str(tmp_path))
+    fuzz = Fuzz(SEED, str(tmp_path))
     asyncio.run(fuzz.run(200, ROUTES[:-1]))
-    asyncio.run(Fuzz(seed, str(tmp_path / "lines")).run(50, ("line",)))
+    asyncio.run(Fuzz(SEED, str(tmp_path / "lines")).run(50, ("line",)))
     assert fuzz.statuses["POST /v1/files", 200] and fuzz.statuses["POST /v1/files", 400]
     assert fuzz.statuses["POST /v1/batches", 200] and fuzz.statuses["POST /v1/batches", 400]
 
