@@ -1,16 +1,14 @@
-"""What the creating and the deleting script share: names, variables, and where a config's resources are."""
+"""What the scripts and Terraform share of a config: its accounts, images and services, and how they are called."""
 
 import re
 
-from kuberay.node_pools.bash import comment, joined, quote
 from kuberay.node_pools.pools import Pool, in_default_pool
+from ray_configs.capacity import Reservation
 from ray_configs.cluster.release import PODSLICE_VERSION, REGISTRY
 from ray_configs.job import Job
 from ray_configs.service import Service
 
 REPOSITORY = "podslice"
-LOCATED = '--location="${LOCATION}"'
-CLUSTER_FLAGS = f'--cluster="${{CLUSTER_NAME}}" {LOCATED}'
 SPARE_CPU_NODES = 4
 """Nodes that the default pool may grow to for Ray heads, operators and gateways."""
 
@@ -25,26 +23,11 @@ def kind(config: Service | Job) -> str:
     return "job" if isinstance(config, Job) else "service"
 
 
-def head(config: Service | Job, why: str, *functions: str) -> str:
-    """How a script begins: what it is for, the config's names, and the functions that it uses."""
-    return joined(["#!/usr/bin/env bash\n" + comment(why) + "set -euo pipefail\n", _variables(config), *functions])
-
-
-def _variables(config: Service | Job) -> str:
-    """The config's names, as the rest of a script refers to them."""
-    cloud, identity = config.cloud, config.service_account
-    values = {
-        "PROJECT_ID": quote(cloud.project),
-        "CLUSTER_NAME": quote(cloud.cluster),
-        "LOCATION": quote(cloud.location),
-        "NAMESPACE": quote(config.namespace),
-    }
-    if config.bucket is not None:
-        values["BUCKET_NAME"] = quote(config.bucket.name)
-    if identity is not None:
-        values["SERVICE_ACCOUNT_EMAIL"] = f'"{identity.service_account}@${{PROJECT_ID}}.iam.gserviceaccount.com"'
-    assigned = "".join(f"{name}={value}\n" for name, value in values.items())
-    return assigned + comment("The --project of every gcloud below.") + 'export CLOUDSDK_CORE_PROJECT="${PROJECT_ID}"\n'
+def reservation_path(reservation: Reservation) -> str:
+    """Its name, or its path where another project shares it."""
+    if reservation.project is None:
+        return reservation.name
+    return f"projects/{reservation.project}/reservations/{reservation.name}"
 
 
 def kubernetes_accounts(config: Service | Job) -> list[str]:

@@ -1,4 +1,4 @@
-"""The same as `script`, for Google's Terraform provider: cluster, node pools, bucket, rights, repository.
+"""The same as create.sh.jinja, for Google's Terraform provider: cluster, node pools, bucket, rights, repository.
 
 It is in Terraform's JSON syntax: `node-pools CONFIG --format terraform > main.tf.json`. Not there: the Kubernetes
 Secrets, whose values would be in Terraform's state, Kueue, and the image build. The bash script has those.
@@ -7,7 +7,6 @@ Secrets, whose values would be in Terraform's state, Kueue, and the image build.
 import json
 from typing import Any
 
-from kuberay.node_pools.pool_flags import reservation_path
 from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, is_zone, pools, region
 from kuberay.node_pools.setting import (
     REPOSITORY,
@@ -17,6 +16,7 @@ from kuberay.node_pools.setting import (
     kubernetes_accounts,
     own_images,
     registry_location,
+    reservation_path,
 )
 from kuberay.node_pools.versions import refuse_old_version
 from ray_configs.capacity import FlexStart, Queued, Reservation, Spot

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kuberay.node_pools.script import OPERATOR_MARKS
+from kuberay.node_pools.scripts import OPERATOR_MARKS
 from kuberay.render import render
 from kuberay.source import Placeholders
 from ray_configs.capacity import Queued

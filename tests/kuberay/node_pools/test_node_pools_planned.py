@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from kuberay.node_pools import Pool, commands, pools, teardown
-from kuberay.node_pools.pool_flags import create_flags
+from kuberay.node_pools.scripts import create_flags
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cloud import GoogleCloud
 from ray_configs.job import Job

@@ -1,0 +1,155 @@
+"""The bash scripts that create, and delete, everything that a config needs: create.sh.jinja and delete.sh.jinja."""
+
+import textwrap
+from pathlib import Path
+from shlex import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, is_zone, pools, region
+from kuberay.node_pools.setting import (
+    REPOSITORY,
+    apis,
+    cpu_nodes,
+    kind,
+    kubernetes_accounts,
+    own_images,
+    registry_location,
+    reservation_path,
+)
+from kuberay.node_pools.versions import minimum_version, refuse_old_version
+from ray_configs.capacity import (
+    KUEUE_VERSION,
+    NEWER_KUEUE_VERSION,
+    WHY_NO_NEWER_KUEUE,
+    FlexStart,
+    OnDemand,
+    Queued,
+    Reservation,
+    Spot,
+)
+from ray_configs.job import Job
+from ray_configs.service import Service
+
+_RAY_SERVICE = '{.spec.versions[?(@.name=="v1")].schema.openAPIV3Schema.properties.spec.properties'
+OPERATOR_MARKS = (
+    f"jsonpath={_RAY_SERVICE}.managedBy.type}}/{_RAY_SERVICE}.rayClusterConfig.properties.historyServerOptions.type}}"
+)
+"""What the CRD of RayServices tells of KubeRay's version: `/` before 1.6, `string/` for 1.6, then `string/object`."""
+
+
+def commands(config: Service | Job) -> str:
+    """A bash script. Run again, it makes what is still missing and leaves the rest as it is.
+
+    Raises ConfigError where the config cannot be had on Google Cloud.
+    """
+    refuse_old_version(config)
+    return _script("create.sh.jinja", config)
+
+
+def teardown(config: Service | Job) -> str:
+    """A bash script that deletes what costs most first, and what others may share only when it is unused.
+
+    gcloud asks before each deletion; CLOUDSDK_CORE_DISABLE_PROMPTS=1 answers yes.
+    """
+    return _script("delete.sh.jinja", config)
+
+
+def _script(template: str, config: Service | Job) -> str:
+    """Values of the config go through `quote`: they are literal text, whatever is in them."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"quote": lambda value: quote(str(value)), "comment": _comment}
+    planned = pools(config)
+    least, reason = minimum_version(config)
+    return environment.get_template(template).render(
+        REPOSITORY=REPOSITORY,
+        KUEUE_VERSION=KUEUE_VERSION,
+        NEWER_KUEUE_VERSION=NEWER_KUEUE_VERSION,
+        WHY_NO_NEWER_KUEUE=WHY_NO_NEWER_KUEUE,
+        OPERATOR_MARKS=OPERATOR_MARKS,
+        about=about,
+        account=config.service_account,
+        apis=apis(planned),
+        cloud=config.cloud,
+        config=config,
+        cpu_nodes=cpu_nodes(config),
+        create_flags=create_flags,
+        images=own_images(config),
+        kind=kind(config),
+        kubernetes_accounts=kubernetes_accounts(config),
+        least=least,
+        planned=planned,
+        queued=any(isinstance(group.capacity, Queued) for group in config.worker_groups),
+        reason=reason,
+        region=region(config),
+        registry=registry_location(),
+        secrets=_secrets(config),
+        zonal=is_zone(config.cloud.location),
+    )
+
+
+def _comment(text: str) -> str:
+    """`text` must come from this project: a line break in it would end the comment."""
+    words = " ".join(text.split())
+    return textwrap.fill(words, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
+
+
+def _secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
+    """By name of the Secret: each key in it, the variable with its value, and how a person is asked for it."""
+    wanted = (
+        (config.hugging_face_token, "HF_TOKEN", "Hugging Face token"),
+        (getattr(config, "api_keys", None), "PODSLICE_API_KEYS", "API keys, KEY or NAME=KEY, comma-separated"),
+    )
+    entries: dict[str, list[tuple[str, str, str]]] = {}
+    for secret, variable, what in wanted:
+        if secret is not None:
+            entries.setdefault(secret.secret, []).append((secret.key, variable, what))
+    return entries
+
+
+def about(pool: Pool) -> str:
+    slice = pool.slice
+    if slice is None:
+        return f"Machines for Pods without TPUs: {pool.nodes} to {pool.max_nodes} ({pool.capacity.kind})."
+    chips = f"{slice.chips_per_host} chip{'s' * (slice.chips_per_host > 1)}"
+    if slice.single_host:
+        limit = f"{pool.nodes} to {pool.max_nodes}" if pool.autoscaled else str(pool.nodes)
+        return f"Hosts of {chips}, each a {slice} slice by itself: {limit} ({pool.capacity.kind})."
+    size = f"One {slice} slice: {slice.hosts} hosts of {chips} ({pool.capacity.kind})."
+    return f"{size} The autoscaler makes all of them or none." if pool.autoscaled else size
+
+
+def create_flags(pool: Pool) -> list[str]:
+    """All but the cluster's. With --tpu-topology GKE places the hosts compactly by itself, as a torus needs."""
+    flags = [f"--node-locations={quote(pool.zone)}"] if pool.zone else []
+    flags.append(f"--machine-type={quote(pool.machine_type)}")
+    if pool.disk_gb > DEFAULT_DISK_GB:
+        flags.append(f"--disk-size={pool.disk_gb}")
+    if pool.topology:
+        flags.append(f"--tpu-topology={pool.topology}")
+    if pool.workload_policy:
+        flags.append(f"--placement-policy={pool.workload_policy}")
+    flags.append(f"--num-nodes={pool.nodes}")
+    if pool.autoscaled:
+        flags += ["--enable-autoscaling", f"--min-nodes={pool.nodes}", f"--max-nodes={pool.max_nodes}"]
+    # What the Dynamic Workload Scheduler asks for: any zone's stock, no reservation, no repair by replacement.
+    scheduled = ["--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
+    match pool.capacity:
+        case OnDemand():
+            return [*flags, "--reservation-affinity=none"]
+        case Spot():
+            return [*flags, "--spot", "--reservation-affinity=none"]
+        case Reservation() as reservation:
+            path = quote(reservation_path(reservation))
+            return [*flags, "--reservation-affinity=specific", f"--reservation={path}"]
+        case FlexStart(max_run_hours=hours):
+            return [*flags, "--flex-start", *scheduled, f"--max-run-duration={hours * 3600}s"]
+        case Queued(max_run_hours=hours):
+            queued = ["--flex-start", "--enable-queued-provisioning"]
+            return [*flags, *queued, *scheduled, f"--max-run-duration={hours * 3600}s"]
