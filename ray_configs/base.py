@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Strin
 
 
 class Config(BaseModel):
-    """Frozen, and an unknown field is an error that names it: a typo must not become a default."""
+    """Base of all configs: frozen, and an unknown field is an error, so that a typo is not silently ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Kind(Config):
-    """One of the kinds that a field may hold. `kind` says which, so a dump that leaves out defaults keeps it."""
+    """A member of a discriminated union. `kind` is dumped even where defaults are left out."""
 
     kind: str
 
@@ -22,4 +22,4 @@ class Kind(Config):
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-"""A Kubernetes name that is a DNS label too: small letters, digits and dashes, a letter first."""
+"""A Kubernetes name that is also a DNS label: lower-case letters, digits and dashes, starting with a letter."""

@@ -13,17 +13,17 @@ share hosts with the models' replicas."""
 
 _NAME = StringConstraints(pattern=r"^[a-z][a-z0-9_-]*$", max_length=63)
 CellName = Annotated[str, _NAME]
-"""A part of Saxml's /sax/CELL/MODEL: lower-case letters, digits, - and _, a letter first."""
+"""A part of Saxml's /sax/CELL/MODEL: lower-case letters, digits, - and _, starting with a letter."""
 Principal = Annotated[str, AfterValidator(lambda name: name.removeprefix("acl/")), _NAME]
 """The name of an API key. Saxml's prefix `acl/` may precede it."""
 
 
 class CellConfig(AppConfig):
-    """A cell, as Saxml has them: models `/sax/NAME/...` are published, updated and unpublished while it runs.
+    """A cell as in Saxml: models `/sax/NAME/...` are published, updated and unpublished while it runs.
 
-    Each replica of a published model owns one slice. `max_replicas` is the number of slices that the cell may use in
-    all, `min_replicas` the number that it keeps while nothing is published; of slices of several hosts, all or none.
-    Without a slice, models run on CPUs, as many as fit.
+    Each replica of a published model owns one slice. `max_replicas` is the total number of slices that the cell may
+    use, `min_replicas` the number that it keeps while nothing is published (multi-host slices: all or none). Without a
+    slice, models run on CPUs, as many as fit.
     """
 
     import_path: ClassVar[str] = "apps.cell:build"
@@ -39,13 +39,13 @@ class CellConfig(AppConfig):
     hub_models: bool = True
     """Whether any model of the Hugging Face hub may be published, as `huggingface:OWNER/NAME`."""
     tiny: bool = False
-    """Publish every model as a tiny random one of the same architecture, for trying a cell without TPUs."""
+    """Publish every model as a tiny random one of the same architecture, to try a cell without TPUs."""
     admins: tuple[Principal, ...] = ()
     """Principals (names of keys) that may publish, update and unpublish; empty: everyone with a key.
 
-    Once a client has set the cell's own ACL, that is kept with the state and applies instead."""
+    An ACL that a client sets on the cell itself is kept with the state and replaces this list."""
     callers: Callers = Field(default_factory=dict)
-    """Weights and limits at each published model, by the names of keys; see a language model's field of this name."""
+    """Weights and limits by the names of API keys, at each published model; see `callers` of a language model."""
     front_replicas: int = Field(1, ge=1)
     """Processes that relay requests to the models' replicas; use more for more clients."""
 
@@ -58,18 +58,18 @@ class CellConfig(AppConfig):
     def _all_slices_or_none_kept(self) -> "CellConfig":
         if self.slice is not None and self.slice.hosts > 1 and self.min_replicas not in (0, self.max_replicas):
             raise ValueError(
-                f"min_replicas={self.min_replicas} of max_replicas={self.max_replicas}: slices of several hosts "
-                f"({self.slice}) come and go with the models that use them, and none is kept for nobody. Set "
-                f"min_replicas={self.max_replicas} to keep them all, or 0 to have them while models are published"
+                f"min_replicas={self.min_replicas} of max_replicas={self.max_replicas}: multi-host slices "
+                f"({self.slice}) are kept all or not at all. Set min_replicas={self.max_replicas} to keep them all, or "
+                "0 to have them only while models are published on them"
             )
         return self
 
     @property
     def state_bucket(self) -> str | None:
-        """Name of the Cloud Storage bucket that keeps the state; None: a folder does."""
+        """Name of the Cloud Storage bucket that keeps the state; None: it is kept in a folder."""
         return self.state_uri.removeprefix("gs://").partition("/")[0] if self.state_uri.startswith("gs://") else None
 
     @property
     def worker_cpus(self) -> float:
-        """For one replica of a model, and the cell's own processes beside it."""
+        """CPUs that a worker needs for one replica of a model and the cell's own processes."""
         return self.num_cpus + OWN_CPUS * (1 + self.front_replicas)

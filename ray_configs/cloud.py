@@ -18,7 +18,7 @@ class GoogleCloud(Config):
     location: str = "us-central1"
     """Region of a regional cluster, or zone of a zonal one."""
     zones: tuple[str, ...] = ()
-    """Zones of the TPU node pools, which slices take in turn. Required where `location` is a region."""
+    """Zones of the TPU node pools; slices are spread over them in turn. Required where `location` is a region."""
     cluster: Annotated[Name, Field(max_length=40)] = "podslice"
     """Name of the GKE cluster."""
     cluster_version: str | None = None
@@ -47,7 +47,7 @@ class Bucket(Config):
 
 
 class SecretKey(Config):
-    """One entry of a Kubernetes Secret. Its value is in no config, manifest or log."""
+    """One entry of a Kubernetes Secret. Its value never appears in a config, manifest or log."""
 
     secret: str
     """The Secret's name."""

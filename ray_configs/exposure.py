@@ -14,7 +14,7 @@ class ClusterIP(Kind):
 
 
 class LoadBalancer(Kind):
-    """A passthrough load balancer, with an address of its own, in front of the Serve port."""
+    """A passthrough load balancer with its own address in front of the Serve port."""
 
     kind: Literal["load-balancer"] = "load-balancer"
     port: int = Field(8000, ge=1, le=65535)
@@ -30,7 +30,7 @@ class Gateway(Kind):
     gateway_class: str = "gke-l7-rilb"
     """gke-l7-rilb is internal; gke-l7-global-external-managed is on the internet: set `api_keys` first."""
     hostname: str | None = None
-    """Host that the route answers for; None: any."""
+    """Host name that the route matches; None: any."""
     certificate: str | None = None
     """Secret of type kubernetes.io/tls for HTTPS on port 443; None: HTTP on port 80."""
 

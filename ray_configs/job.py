@@ -21,7 +21,7 @@ class Job(Deployed):
     slice: SliceField | None = None
     """The TPU slice that it runs on; None: CPUs."""
     slices: int = Field(1, ge=1)
-    """How many such slices a Ray job has; others run on one."""
+    """Number of slices of a Ray job; other jobs run on one."""
     capacity: Capacity = OnDemand()
     """How the slice is bought."""
     ray: bool = False
@@ -53,8 +53,8 @@ class Job(Deployed):
             raise ValueError("slices above 1 need ray=True: a Kubernetes Job has the hosts of one slice")
         if self.retries and self.hosts > 1 and not self.ray:
             raise ValueError(
-                "retries must be 0 on a slice of several hosts, which a Kubernetes Job cannot restart together; "
-                "set ray=True to have them"
+                "retries must be 0 on a multi-host slice, whose hosts a Kubernetes Job cannot restart together; "
+                "set ray=True to allow retries"
             )
         return self
 
@@ -73,13 +73,13 @@ class Job(Deployed):
         most = (MAX_NAME_MULTI_HOST if several else MAX_NAME) if self.ray else (MAX_INDEXED_JOB_NAME if several else 63)
         if len(self.name) > most:
             raise ValueError(
-                f"name {self.name!r} has {len(self.name)} characters; {most} are what its Pods' names leave"
+                f"name {self.name!r} has {len(self.name)} characters; its Pods' names leave room for {most}"
             )
         return self
 
     @property
     def clusters_at_once(self) -> int:
-        """As a service has them during an upgrade."""
+        """Ray clusters that exist at a time; only a service's upgrade has two."""
         return 1
 
     @property
@@ -93,7 +93,7 @@ class Job(Deployed):
 
     @property
     def worker_groups(self) -> tuple[WorkerGroup, ...]:
-        """The one worker group that it needs."""
+        """The job's only worker group."""
         count = self.slices
         return (
             WorkerGroup(

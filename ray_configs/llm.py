@@ -1,4 +1,4 @@
-"""Configs of a language model: the engine's, and the Serve application's around it."""
+"""Configs of a language model: of its engine, and of the Serve application around it."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -16,10 +16,10 @@ ToolCallFormat = Literal["auto", "none", "hermes", "llama", "pythonic", "mistral
 ReasoningFormat = Literal["auto", "none", "think", "mistral"]
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
-"""Largest batch, step and sequence of a tiny model. The step is the smallest there is, so that it is the only one."""
+"""Largest batch, step and sequence of a tiny model. The step is the smallest possible, so only one is compiled."""
 
 STORED_RESPONSES = 1000
-"""Answers that the only replica of a service keeps."""
+"""Default of `stored_responses` where a service has one replica."""
 
 
 class EngineConfig(Config):
@@ -31,11 +31,11 @@ class EngineConfig(Config):
 
     Or one of Saxml's test models, which have no weights: `lm_cloud.LmCloudSpmd175B32Test` with `random_weights`."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of weights, activations and KV cache, where no quantization says otherwise."""
+    """Type of weights, activations and KV cache, unless they are quantized."""
     quantize_weights: Literal["none", "int8"] = "none"
     """int8: one scale per output channel, computed while loading; halves what a decode step reads.
 
-    A prepared checkpoint that is int8 stays int8 whatever this says."""
+    A checkpoint prepared as int8 stays int8 in any case."""
     quantize_kv_cache: Literal["none", "int8"] = "none"
     """int8: static scales per layer and channel, calibrated at startup; twice the tokens in the same memory."""
     random_weights: bool = False
@@ -59,7 +59,7 @@ class EngineConfig(Config):
     memory_fraction: float = Field(0.85, gt=0, le=0.98)
     """Share of the device memory left after loading that the KV cache may take (on a CPU, half of it)."""
     prefix_cache: bool = True
-    """Reuse the KV pages of a prompt's prefix that an earlier prompt had."""
+    """Reuse the KV pages of a prefix that an earlier prompt shares."""
     tensor_parallel: int | None = Field(None, ge=1)
     """Devices over which each layer is split; default: with `data_parallel`, the devices of each DP rank."""
     data_parallel: int | None = Field(None, ge=1)
@@ -74,23 +74,24 @@ class EngineConfig(Config):
     """Folder of JAX's persistent compilation cache, so that a second start compiles nothing. None: no cache."""
     tool_call_format: ToolCallFormat = "auto"
     """How the model writes tool calls: `hermes` (Qwen's too), `llama` (Llama 3's JSON), `pythonic`, `mistral`, `gemma`,
-    or `json`, plain. auto: as its chat template shows it; none: requests with tools are refused."""
+    or plain `json`. auto: detected from its chat template; none: requests with tools are refused."""
     reasoning_format: ReasoningFormat = "auto"
-    """The marks round the model's reasoning, which is told apart from its answer: `think` (`<think>`) or `mistral`
-    (`[THINK]`). auto: those that its chat template has; none: whatever stands there is part of the answer."""
+    """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`) or `mistral`
+    (`[THINK]`). auto: detected from its chat template; none: reasoning is left in the answer."""
     speculation: Literal["ngram", "off"] = "off"
-    """ngram: where an answer repeats its prompt or itself (an edited document, code, JSON), a step computes some of its
-    next tokens at once, as rows that the batch has left. Answers are the same; see `max_draft_tokens`."""
+    """ngram: draft tokens by looking up repeated n-grams in the prompt and the answer, and verify them in rows of the
+    step that the batch leaves free. Faster where an answer repeats text (edited documents, code, JSON); never changes
+    it."""
     max_draft_tokens: int = Field(15, ge=1, le=127)
-    """Tokens that speculation may guess for a sequence in a step. How many it does follows from how often its guesses
-    were right, and from how long steps take, which is measured at startup."""
+    """Most draft tokens of a sequence in a step. The number in use adapts to the acceptance rate and to step times
+    measured at startup."""
     max_waiting: int = Field(256, ge=1)
     """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After.
 
-    Where one caller has filled the queue, others are still let in up to their shares."""
+    When one caller has filled the queue, others are still admitted up to their shares."""
     callers: Callers = Field(default_factory=dict)
     """Weights and limits (`CallerConfig`) by the names of API keys; `default` is the name of keys without one.
-    `anonymous` is for all who come without a key: each address has its own. On a command line:
+    `anonymous` applies to clients without a key, to each address separately. On a command line:
     `callers='{"alice": {"weight": 3}}'`."""
 
     @field_validator("page_size")
@@ -128,16 +129,16 @@ class LLMConfig(AppConfig, EngineConfig):
     health_step_deadline_s: float = Field(60, gt=0)
     """A step longer than this counts as stuck: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; only a
-    Spot machine that is taken back does not, after half a minute."""
+    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
+    preempted Spot machine allows only 30 seconds."""
 
     stored_responses: int | None = Field(None, ge=0)
-    """Answers of `/v1/responses` that a replica keeps in its memory, for `previous_response_id` and GET: the newest, at
-    most 256 MiB of them. 0: none. Default: 1000 with `max_replicas` 1; else 0, for no replica finds another's."""
+    """Most recent answers of `/v1/responses` that a replica keeps in memory for `previous_response_id` and GET, at most
+    256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, else 0, because replicas do not share them."""
     batches: str | None = Field(None, min_length=1)
     """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
-    replicas must see the same one. None: both answer 404. A replica works on batches when it has places to spare; with
-    `min_replicas` 0, only while requests keep one alive."""
+    replicas must see the same one. None: both answer 404. Batches run in slots that other requests leave free; with
+    `min_replicas` 0, only while other requests keep a replica alive."""
     batch_file_mib: int = Field(200, ge=1)
     """Largest file that may be uploaded for a batch, in MiB."""
     batch_lines: int = Field(50_000, ge=1)

@@ -1,5 +1,5 @@
-"""Loads the config that a command names: a module of the catalog, or a file; and, for commands about one model,
-`CONFIG [--app NAME] [--set FIELD=VALUE]`.
+"""Loads the config named on a command line, a catalog module or a file. Commands about one model also take
+`--app NAME` and `--set FIELD=VALUE`.
 """
 
 import importlib
@@ -66,7 +66,7 @@ def catalog() -> list[str]:
 
 
 def explained(error: ValidationError) -> str:
-    """A line for each complaint: the field, then what is wrong with it."""
+    """One line per validation error: the field, then what is wrong with it."""
     return "\n".join(
         f"  {error.title}{''.join(f'.{part}' for part in item['loc'])}: {item['msg'].removeprefix('Value error, ')}"
         + (f" (got {item['input']!r})" if isinstance(item["input"], str | int | float) else "")
@@ -94,11 +94,11 @@ def _from_file(path: Path) -> ModuleType:
         raise ConfigError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(f"podslice_config_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file: its name must end in .py")
+        raise ConfigError(f"{path} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pydantic looks up annotations there
     folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)  # as for any script: it may import what lies beside it
+    sys.path.insert(0, folder)  # as for any script: it may import its neighbours
     try:
         spec.loader.exec_module(module)
     finally:
@@ -118,10 +118,10 @@ def _place(error: BaseException, path: str) -> str:
 
 
 def application(source: str, *kinds: type[AppConfig], name: str | None = None) -> AppConfig:
-    """The one application of these kinds in the service that a module or file defines, or the one of that name.
+    """Config of the only application of these kinds in the service that `source` defines, or of the one named `name`.
 
     Raises:
-        ConfigError: there is none, or several and no name.
+        ConfigError: there is none, or there are several and `name` is None.
     """
     service, called = load(source), " or ".join(CALLED[kind] for kind in kinds)
     if not isinstance(service, Service):
@@ -138,10 +138,10 @@ def application(source: str, *kinds: type[AppConfig], name: str | None = None) -
 
 
 def assignments(pairs: Iterable[str], config: type[BaseModel]) -> dict[str, Any]:
-    """`FIELD=VALUE`s as values of a config's fields; None and null say None.
+    """Parse `FIELD=VALUE` arguments into field values; `None` and `null` become None.
 
     Raises:
-        ConfigError: one has no value, or there is no such field.
+        ConfigError: an argument has no value, or the config has no such field.
     """
     changes: dict[str, Any] = {}
     for pair in pairs:
@@ -154,10 +154,10 @@ def assignments(pairs: Iterable[str], config: type[BaseModel]) -> dict[str, Any]
 
 
 def changed(config: AppConfig, changes: Mapping[str, Any], source: str) -> AppConfig:
-    """The config with some fields changed, and checked again.
+    """The config with some fields changed, validated again.
 
     Raises:
-        ConfigError: they do not fit it.
+        ConfigError: the result is not valid.
     """
     try:
         return cast(AppConfig, config.model_validate(config.model_dump() | dict(changes)))

@@ -13,14 +13,14 @@ class Observability(Config):
     pod_monitoring: bool = True
     """Google Cloud Managed Service for Prometheus scrapes every Ray Pod (podslice_* and ray_* metrics)."""
     prometheus: Literal["google", "prometheus-operator"] = "google"
-    """Who scrapes and evaluates alerts. prometheus-operator, as in kube-prometheus-stack: by a PodMonitor and a
+    """What scrapes metrics and evaluates alerts. prometheus-operator (kube-prometheus-stack) gets a PodMonitor and a
     PrometheusRule in place of managed Prometheus' PodMonitoring and Rules."""
     dashboards: bool = False
-    """Boards for Grafana, as ConfigMaps with the label `grafana_dashboard: "1"`. Of a service."""
+    """Grafana dashboards, as ConfigMaps with the label `grafana_dashboard: "1"`. Services only."""
     alerts: bool = False
-    """Alerting rules: lost hosts, missing replicas, errors, queues, slow first tokens and the like. Of a service."""
+    """Alerting rules: lost hosts, missing replicas, errors, queues, slow first tokens and the like. Services only."""
     ttft_p95_s: float = Field(5, gt=0)
-    """Alert if 95 % of requests do not have their first token within so many seconds."""
+    """Alert if the 95th percentile of the time to first token exceeds this many seconds."""
     scrape_interval_s: int = Field(30, ge=5, le=3600)
     """Seconds between two scrapes; samples are billed."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

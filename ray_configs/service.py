@@ -27,18 +27,18 @@ class Application(Config):
     """One Serve application of a service."""
 
     config: LLMConfig | StableDiffusionConfig | CellConfig
-    """What runs; its slice and replicas say what is bought for it."""
+    """What runs; its slice and replica counts determine what is bought."""
     name: Name | None = None
     """Name in Serve and its metrics; None: `llm`, `stable-diffusion` or `cell`."""
     route_prefix: str = "/"
-    """Path under which it answers. Several applications need one each."""
+    """URL path prefix. Each of several applications needs its own."""
     capacity: Capacity = OnDemand()
     """How its slices are bought."""
     scratch_gb: int | None = Field(None, ge=PROCESS_SCRATCH_GB)
     """Local disk, 10^9 bytes, that a Pod of its workers may fill; a Pod that fills more is evicted. Node pools get boot
     disks to match.
 
-    None: 40 (10 without a slice), or what a hub model needs whose name states its size (`-70B`), since each host
+    None: 40 (10 without a slice), or more for a hub model whose name states its size (`-70B`), because each host
     downloads all of it. For a cell, set it to the size of the largest hub model that will be published, plus 20."""
     image: str | None = None
     """Container image of its workers; None: the project's own image for this kind of application."""
@@ -57,7 +57,7 @@ class Application(Config):
             raise ValueError(refusal)
         if getattr(self.config, "api_keys", ()):
             raise ValueError(
-                "api_keys must not be written into a service: everyone who reads the manifest would have "
+                "api_keys must not be written into a service: everyone who reads the manifest would see "
                 "them. Put them into a Secret and name it in Service(api_keys=SecretKey(...))"
             )
         return self
@@ -70,8 +70,8 @@ class Application(Config):
             raise ValueError(
                 f"scratch_gb={self.scratch_gb} is too little: each host fetches all of {self.config.model}, about "
                 f"{fetched_gb(self.config)} GB, and the Pod would be evicted while it loads. Set "
-                f"{self._scratch_needed_gb} or more, or leave it out; or prepare the model into a bucket, of which "
-                "each host reads its part only (python -m apps.batch.prepare)"
+                f"{self._scratch_needed_gb} or more, or leave it out; or prepare the model into a bucket "
+                "(python -m apps.batch.prepare), from which each host reads only its part"
             )
         return self
 
@@ -92,7 +92,7 @@ class Application(Config):
 
 
 class GcsFaultTolerance(Config):
-    """A Redis of your own that keeps the head's state, so that the service goes on answering while a lost head returns.
+    """An external Redis that keeps the head's state, so that the service stays up while a lost head restarts.
 
     Without it, losing the head ends every replica, and the service is down until all models are loaded again.
     """
@@ -107,7 +107,7 @@ class Service(Deployed):
     """One Ray cluster and its applications: rendered as a RayService and the objects that it needs."""
 
     applications: tuple[Application, ...] = Field(min_length=1)
-    """What it serves, each under a route of its own."""
+    """What it serves, each under its own route."""
     api_keys: SecretKey | None = None
     """Secret entry that becomes PODSLICE_API_KEYS: KEY or NAME=KEY, comma-separated. None: everyone who reaches the
     service may use it. A cell's ACLs and `admins` tell callers apart by NAME."""
@@ -118,19 +118,19 @@ class Service(Deployed):
     upgrade: Upgrade | None = None
     """How a change of image, slices or environment reaches the running service: `NewCluster()` or `Incremental(...)`.
 
-    None: not by itself; `python -m kuberay apply --recreate` does it, with a pause."""
+    None: it does not; `python -m kuberay apply --recreate` recreates the service, with downtime."""
     gcs_fault_tolerance: GcsFaultTolerance | None = None
-    """A Redis that keeps the service answering while a lost head returns; None: every replica ends with the head."""
+    """A Redis that keeps the service answering while a lost head restarts; None: every replica dies with the head."""
     disruption_budget: int | None = Field(None, ge=1)
-    """Slices of each kind (or CPU workers) that node drains, for upgrades and the like, may take at a time.
+    """Slices of each kind (or CPU workers) that node drains, such as upgrades, may take down at a time.
 
-    None: any number. With a budget the head is never taken, unless `gcs_fault_tolerance` keeps its state. Idle slices
-    of several hosts that a cell keeps count as not serving, and hold up drains too. GKE waits for a budget for an hour
-    at most, then drains anyway; machines that fail or are preempted do not wait."""
+    None: any number. With a budget the head is never drained, unless `gcs_fault_tolerance` keeps its state. Idle
+    multi-host slices that a cell keeps count as unavailable and block drains too. GKE respects a budget for at most an
+    hour, then drains anyway; machines that fail or are preempted ignore it."""
     priority_class: str | None = Field(None, min_length=1)
-    """PriorityClass of all its Pods, which must exist in the cluster: it decides who is evicted when room is short."""
+    """PriorityClass of all its Pods, which must exist in the cluster: it decides who is evicted under pressure."""
     lock_memory: bool = False
-    """Let TPU workers lock memory without limit, by running them as root with the capability IPC_LOCK.
+    """Let TPU workers lock unlimited memory, by running them as root with the capability IPC_LOCK.
 
     Some of Google's guides for v6e do this (`ulimit -l`), others do not. Set it if libtpu reports that it cannot lock
     memory."""
@@ -186,7 +186,7 @@ class Service(Deployed):
         for app in self.applications:
             if isinstance(app.capacity, Queued) and self.elastic:
                 raise ValueError(
-                    f"application {app.serve_name!r} has capacity queued, and the service grows and shrinks: Kueue "
+                    f"application {app.serve_name!r} has capacity queued, and the service autoscales: Kueue "
                     "gives a service all its machines at once or none. Set max_replicas equal to min_replicas in "
                     "every application, or use capacity flex-start, which adds slices one by one"
                 )
@@ -196,8 +196,8 @@ class Service(Deployed):
     def _one_gateway(self) -> "Service":
         if isinstance(self.upgrade, Incremental) and not isinstance(self.exposure, ClusterIP):
             raise ValueError(
-                f"exposure {self.exposure.kind} goes past the Gateway by which upgrade=Incremental(...) moves requests "
-                f"({self.name}-gateway, which KubeRay makes); leave exposure out"
+                f"exposure {self.exposure.kind} bypasses the Gateway by which upgrade=Incremental(...) shifts traffic "
+                f"({self.name}-gateway, created by KubeRay); leave exposure out"
             )
         return self
 
@@ -220,7 +220,7 @@ class Service(Deployed):
         for app in self.applications:
             if isinstance(app.config, CellConfig) and app.config.admins and self.api_keys is None:
                 raise ValueError(
-                    f"admins of cell {app.config.name!r} are names of API keys, and the service asks for none, so that "
+                    f"admins of cell {app.config.name!r} are names of API keys, but the service requires none, so "
                     "everyone could publish; set Service(api_keys=SecretKey(...)) with entries NAME=KEY, or leave "
                     "admins out"
                 )
@@ -250,20 +250,20 @@ class Service(Deployed):
 
     @property
     def drain_s(self) -> int:
-        """Seconds for which the replicas of the most patient application may finish what they have begun."""
+        """Longest drain timeout among the applications, in seconds."""
         published = LLMConfig.model_fields["drain_timeout_s"].default
         return math.ceil(max(getattr(app.config, "drain_timeout_s", published) for app in self.applications))
 
     @property
     def head_account(self) -> str | None:
-        """The head's own Kubernetes service account, where workers have one and KubeRay gives the head's rights.
+        """The head's own Kubernetes service account, where workers have one and the service autoscales; else None.
 
-        With an autoscaler it does: whoever shares that account may change Pods and RayClusters."""
+        KubeRay lets an autoscaling head's account change Pods and RayClusters, so workers must not share it."""
         return f"{self.name}-head" if self.service_account and self.elastic else None
 
     @property
     def worker_groups(self) -> tuple[WorkerGroup, ...]:
-        """One for each kind of worker, in the applications' order; after slices of several hosts their processes'."""
+        """One group per kind of worker, in the applications' order; a multi-host group is followed by its CPU Pods'."""
         groups: dict[str, WorkerGroup] = {}
 
         def add(name: str, app: Application, minimum: int, *, leads: str | None = None) -> None:
@@ -297,12 +297,12 @@ class Service(Deployed):
 
     @property
     def elastic(self) -> bool:
-        """Whether anything is left to an autoscaler."""
+        """Whether the cluster needs an autoscaler."""
         return isinstance(self.upgrade, Incremental) or any(
             group.maximum > group.minimum for group in self.worker_groups
         )
 
     @property
     def clusters_at_once(self) -> int:
-        """Ray clusters that there are during an upgrade, each with slices of its own."""
+        """Ray clusters that exist during an upgrade, each with its own slices."""
         return 2 if self.upgrade else 1

@@ -55,8 +55,8 @@ class StableDiffusionConfig(AppConfig):
     health_step_deadline_s: float = Field(300, gt=0)
     """A step longer than this counts as stuck: the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
-    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; only a
-    Spot machine that is taken back does not, after half a minute."""
+    """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
+    preempted Spot machine allows only 30 seconds."""
 
     @field_validator("sizes", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from ray_configs.base import Kind
 class NewCluster(Kind):
     """A second Ray cluster beside the first; all requests move over when it serves. No downtime.
 
-    Every slice is needed twice meanwhile, and the upgrade waits until it has them.
+    The upgrade needs every slice twice, and waits until it has them.
     """
 
     kind: Literal["new-cluster"] = "new-cluster"

@@ -1,4 +1,4 @@
-"""What each caller of a language model may have, by the name of its API key."""
+"""Weights and limits of a language model's callers, by the names of their API keys."""
 
 import json
 from typing import Annotated, Any
@@ -8,23 +8,23 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from ray_configs.base import Config
 
 ANONYMOUS = "anonymous"
-"""Name of all who come without a key."""
+"""Caller name of requests without a key."""
 
 
 class CallerConfig(Config):
-    """One caller's share and limits. Each replica counts for itself."""
+    """One caller's share and limits. Each replica enforces them on its own."""
 
     weight: float = Field(1, gt=0, le=1000)
-    """Share of places, of tokens and of the queue, relative to the other callers that want some at the time."""
+    """Share of slots, tokens and queue places, relative to the other backlogged callers."""
     tokens_per_minute: int | None = Field(None, ge=1)
-    """Tokens of prompts and answers; up to a minute's are saved up. What has been admitted runs to its end: a caller
-    that went beyond waits the longer. None: no limit."""
+    """Prompt and answer tokens; up to a minute's worth accumulates. Admitted requests run to the end: a caller that
+    overdraws waits longer for its next one. None: no limit."""
     max_requests: int | None = Field(None, ge=1)
     """Requests open at a time, waiting or running. Each prompt of a request counts. None: no limit."""
 
 
 def _from_text(value: Any) -> Any:
-    """Command lines have it as JSON."""
+    """Parse the JSON that command lines pass."""
     if not isinstance(value, str):
         return value
     try:

@@ -12,7 +12,7 @@ SAXML_PREFIX = "saxml.server.pax.lm.params."  # Saxml's own name of a model is i
 
 @dataclass(frozen=True)
 class Size:
-    """What a model's name says about it."""
+    """Dimensions of a test model."""
 
     layers: int
     hidden: int
@@ -28,11 +28,11 @@ MODELS = {
 
 
 def bare_name(model: str) -> str | None:
-    """NAME of `lm_cloud.NAME`, or of the whole Saxml path; None: it is of neither form. It need not be in MODELS."""
+    """NAME of `lm_cloud.NAME` or of a full Saxml path, whether in MODELS or not; None: `model` has neither form."""
     short = model.removeprefix(SAXML_PREFIX)
     return short.removeprefix(PREFIX) if short.startswith(PREFIX) else None
 
 
 def unknown(model: str) -> str:
-    """What to say of a name of that form that is not in MODELS."""
+    """Error message for a name that is not in MODELS."""
     return f"model {model!r} is not registered; registered: {', '.join(PREFIX + name for name in MODELS)}"

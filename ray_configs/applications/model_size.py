@@ -1,4 +1,4 @@
-"""How many parameters a language model has, and how much of it each host downloads, judged by its name and config."""
+"""Estimates a language model's parameter count, and what each host downloads of it, from its name or config."""
 
 import json
 import math
@@ -9,18 +9,18 @@ from ray_configs.llm import EngineConfig
 
 _BILLIONS = re.compile(r"(?<![\d.])(?:(\d+)x)?(\d+(?:\.\d+)?)[bB](?![a-z])")
 _BYTES = 2
-"""Of a parameter in the hub: nearly all models are published in bfloat16."""
+"""Bytes per parameter in the hub: nearly all models are published in bfloat16."""
 
 
 def parameters(model: str) -> tuple[float, str] | None:
-    """How many, and how that is known: by config.json of a local folder, or by the name (`-8B`); None: it is not."""
+    """Parameter count and its source: config.json of a local folder, or the name (`-8B`). None: unknown."""
     return _from_folder(Path(model)) or _from_name(model)
 
 
 def fetched_gb(config: EngineConfig) -> int | None:
-    """10^9 bytes that each host fetches from the hub; None: nothing, or it cannot be told.
+    """10^9 bytes that each host downloads from the hub; None: nothing, or unknown.
 
-    Folders and URLs are read where they lie, in parts.
+    Folders and URLs are read in place, in parts.
     """
     local = config.model.startswith(("/", ".", "~")) or "://" in config.model
     if local or config.model.count("/") != 1 or config.random_weights or config.tiny:
@@ -39,7 +39,7 @@ def _from_name(model: str) -> tuple[float, str] | None:
 
 
 def _from_folder(folder: Path) -> tuple[float, str] | None:
-    """Embeddings, attention and gated feed-forward layers: all that counts in the decoders that Podslice serves."""
+    """Count embeddings, attention and gated feed-forward layers: nearly all parameters of the decoders served here."""
     try:
         told = json.loads((folder / "config.json").read_text())
         hidden, layers, inner = told["hidden_size"], told["num_hidden_layers"], told["intermediate_size"]

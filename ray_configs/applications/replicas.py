@@ -12,7 +12,7 @@ class AppConfig(Config):
     """A Serve application whose replicas each own a slice, or run on CPUs."""
 
     import_path: ClassVar[str]
-    """Serve's name of the typed builder that reads this config back, `module:attribute`."""
+    """Import path of the typed builder that reads this config back, `module:attribute`."""
     image_name: ClassVar[str]
     """The project's image that it runs in: a target of the Dockerfile."""
     default_name: ClassVar[str]
@@ -24,14 +24,14 @@ class AppConfig(Config):
     released five minutes later; the next request waits for a slice and for the model to load: minutes, or as long as
     the capacity takes (flex-start: hours)."""
     max_replicas: int = Field(1, ge=1)
-    """Most replicas, and so most slices. Equal to `min_replicas`: no autoscaling."""
+    """Upper limit of replicas, and so of slices. Equal to `min_replicas`: no autoscaling."""
     num_cpus: float = Field(1, ge=0)
     """CPUs that Ray reserves for a replica (accounting, not a limit)."""
     api_keys: tuple[SecretStr, ...] = ()
     """Accepted `Authorization: Bearer` keys; empty: open. PODSLICE_API_KEYS (comma-separated) adds to them.
 
-    Written KEY or NAME=KEY. NAME (lower-case letters, digits, - and _, a letter first) is the principal that the key
-    speaks for in a cell's ACLs; without it, `default`. Several keys may share a name, but no key has two.
+    Written KEY or NAME=KEY. NAME (lower-case letters, digits, - and _, starting with a letter) is the key's principal
+    in a cell's ACLs; without it, `default`. Several keys may share a name, but no key has two.
 
     Prefer the environment (in Kubernetes, from a Secret): what is written here appears in the Serve config, its
     dashboard and its logs, as every argument of an application does."""

@@ -19,7 +19,7 @@ service = Service(
             )
         ),
     ),
-    exposure=LoadBalancer(port=8888),  # as in Saxml's tutorials; with others in the VPC, set api_keys and admins
+    exposure=LoadBalancer(port=8888),  # as in Saxml's tutorials; in a shared VPC, set api_keys and admins
     bucket=Bucket(mount=None),
     cloud=GoogleCloud(location="us-west4-a", cluster="saxml"),
 )

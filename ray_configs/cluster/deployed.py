@@ -7,7 +7,7 @@ from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
 from ray_configs.cluster.release import RAY_VERSION
 
 MAX_NAME = 47
-"""KubeRay appends a random part and the service's kind to the name."""
+"""Longest name with Ray: KubeRay appends a random part and the service's kind."""
 MAX_NAME_MULTI_HOST = 35
 """GKE's TPU webhook truncates NAME-xxxxx-headless at 50 characters; past that, hosts of a slice would not find each
 other."""
@@ -32,9 +32,9 @@ class Deployed(Config):
     namespace: Name = "default"
     """Kubernetes namespace of all its objects."""
     identity: Identity | None = None
-    """Workload Identity; None: made where `bucket` needs it."""
+    """Workload Identity; None: created where `bucket` needs it."""
     bucket: Bucket | None = None
-    """Bucket of checkpoints and state; None: none is mounted, and no right to one is asked for."""
+    """Bucket of checkpoints and state; None: no mount and no access to one."""
     hugging_face_token: SecretKey | None = None
     """Secret entry that becomes HF_TOKEN: needed for gated models."""
     head: Head = Head()
@@ -42,7 +42,7 @@ class Deployed(Config):
     env: dict[str, str] = Field(default_factory=dict)
     """More environment variables of every container. Secrets do not belong here."""
     ray_version: str = RAY_VERSION
-    """Ray's version in the images; KubeRay picks features of the cluster by it."""
+    """Ray's version in the images; KubeRay enables features of the cluster by it."""
 
     @property
     def service_account(self) -> Identity | None:

@@ -1,8 +1,8 @@
 """Worker groups: slices of one kind, bought one way, running one image. A Ray cluster has a group for each kind.
 
-Beside a group of slices of several hosts there is one of small CPU Pods. A replica that owns such a slice is a process
-on one of them, which reserves the hosts and leads them. On a host of some slice it would die with that slice, and the
-autoscaler would take a busy slice for one that nothing needs, or the reverse.
+A group of multi-host slices comes with a group of small CPU Pods. A replica that owns such a slice is a process on one
+of them, which reserves the slice's hosts and drives them. On a TPU host it could die with another replica's slice, and
+the autoscaler would mistake a busy slice for an idle one, or the reverse.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from ray_configs.tpu import TpuSlice
 PROCESS_SCRATCH_GB = 10
 """Local disk of a Pod that loads no weights, 10^9 bytes: for its logs."""
 GROUP_LABEL = "podslice/group"
-"""Ray label of the CPU Pods of a service with slices of several hosts: their group's name."""
+"""Ray label of the CPU Pods of a service with multi-host slices: their group's name."""
 GROUPS_LABELLED = "PODSLICE_GROUPS_LABELLED"
-"""Environment variable, `1` in every Pod of a cluster whose CPU Pods have that label: processes then ask for it."""
+"""Environment variable, `1` in every Pod of a cluster whose CPU Pods have that label: processes then request it."""
 
 SLICES_KEPT = "PODSLICE_SLICES_KEPT"
-"""Environment variable, `1` in CPU Pods beside slices of a fixed number: those come without being asked for."""
+"""Environment variable, `1` in CPU Pods whose slices are fixed in number: those are provisioned without a request."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class WorkerGroup:
     minimum: int
     maximum: int
     cpus: float
-    """CPUs that one application replica, and what runs beside it, ask of Ray; sizes the Pod where there is no machine
-    type to fill."""
+    """CPUs that one replica and the processes beside it request from Ray; sizes the Pod where no machine type does."""
     scratch_gb: int
     """Local disk, 10^9 bytes, that a Pod may fill."""
     leads: str | None = None
-    """Of CPU Pods: the group of slices of several hosts whose replicas' processes they are for."""
+    """For CPU Pods: the group of multi-host slices whose replica processes they run."""
 
     @property
     def hosts(self) -> int:
@@ -51,7 +50,7 @@ def group_name(slice: TpuSlice | None) -> str:
 
 
 def process_group_name(slice: TpuSlice | None) -> str:
-    """The group of CPU Pods for the processes that lead such slices: `cpu-v5e-4x8`. Without a slice, `cpu` itself."""
+    """Name of the group of CPU Pods whose processes drive such slices: `cpu-v5e-4x8`. Without a slice, `cpu`."""
     return "cpu" if slice is None else f"cpu-{_dashed(slice)}"
 
 
@@ -60,7 +59,7 @@ def _dashed(slice: TpuSlice) -> str:
 
 
 def refuse_unsold(slice: TpuSlice | None, capacity: Capacity) -> None:
-    """Raises ValueError where the Dynamic Workload Scheduler does not sell the slice's machines."""
+    """Raise ValueError if the Dynamic Workload Scheduler does not sell the slice's machines."""
     if not isinstance(capacity, FlexStart | Queued):
         return
     if slice is None:

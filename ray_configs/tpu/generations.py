@@ -18,7 +18,7 @@ class MachineType:
     vcpus: int
     memory_gb: int
     single_host: str | None
-    """The topology that one such host is by itself; None: only sold as a part of a larger slice."""
+    """Topology of a single-host slice of this machine; None: sold only as part of a larger slice."""
     dynamic_workload_scheduler: bool = True
     """Whether flex-start and queued provisioning sell it."""
 
@@ -48,7 +48,7 @@ class TpuGeneration:
     Cloud TPU's pages of v5e, v5p, v6e and 7x give; v3 and v4 from the links in "TPU v4: An Optically Reconfigurable
     Supercomputer" (ISCA 2023), 4 of 70 GB/s and 6 of 50."""
     clock_ghz: float | None
-    """Of a TensorCore, which turns the compiler's cycles into time; None where none is published."""
+    """TensorCore clock, which converts the compiler's cycles into time; None where none is published."""
     cores_per_chip: int
     """TensorCores; Ray counts them in its pod types (v4-16 is 8 chips)."""
     ray_topologies: frozenset[str]
@@ -60,11 +60,11 @@ class TpuGeneration:
 
     @property
     def multi_host_machine(self) -> MachineType:
-        """The last machine of four chips: single hosts and slices of several share it, but for v3."""
+        """The last machine of four chips. Except for v3, single hosts use it too."""
         return [machine for machine in self.machines if machine.chips == 4][-1]
 
     def machines_for(self, topology: str) -> tuple[MachineType, ...]:
-        """Machine types that make up such a slice, the usual one of each size first; none: no such slice."""
+        """Machine types that such a slice can consist of, single hosts first; empty: there is no such slice."""
         alone = tuple(machine for machine in self.machines if machine.single_host == topology)
         return alone + ((self.multi_host_machine,) if topology in self.multi_host else ())
 
@@ -205,5 +205,5 @@ GENERATIONS: dict[str, TpuGeneration] = {
         ),
     )
 }
-"""Every TPU generation that GKE sells and Podslice places, by name. Left out: v4's and v5e's `device` machines (ct4l,
+"""Every TPU generation that GKE sells and Podslice supports, by name. Left out: v4's and v5e's `device` machines (ct4l,
 ct5l), which the podslice ones replace, tpu7x-ultranet-4t, and v7 (tpu7), which Ray does not know yet."""

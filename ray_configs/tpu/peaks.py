@@ -7,7 +7,7 @@ from ray_configs.tpu import TpuSlice
 
 @dataclass(frozen=True)
 class Peaks:
-    """One device's published limits. A device is a chip, or one of its two TensorCores where they are apart."""
+    """One device's published limits. A device is a chip, or one TensorCore where JAX sees two per chip."""
 
     flops_per_s: float
     hbm_bytes_per_s: float
@@ -31,10 +31,10 @@ def ports(slice: TpuSlice) -> int:
 
 
 def fewest_links(slice: TpuSlice) -> int:
-    """Links that the chip with the fewest neighbours has: a ring over all chips goes no faster than it can.
+    """Links of the chip with the fewest neighbours, which limits a ring over all chips.
 
-    An axis is closed to a ring, and so gives two, only where it has the pod's full length (v3, v5e, v6e) or all axes
-    are multiples of four (v4, v5p, 7x, whose cubes are joined by optical switches).
+    An axis wraps around, and so gives two links, only where it has the pod's full length (v3, v5e, v6e) or all axes are
+    multiples of four (v4, v5p, 7x, whose cubes are joined by optical switches).
     """
     axes = [int(length) for length in slice.topology.split("x")]
     if len(axes) == 3:

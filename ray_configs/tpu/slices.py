@@ -14,7 +14,7 @@ class TpuSlice(BaseModel):
     """One TPU slice: `TpuSlice("v5e", "4x8")`; written `v5e:4x8` on a command line and in Serve's `args`.
 
     An impossible one raises an error that names the choices. v5e and v6e sell 2x4 both as one host of eight chips and
-    as two hosts of four, so there the machine type must be said: `TpuSlice("v5e", "2x4", "8t")`, `v5e:2x4:8t`.
+    as two hosts of four, so there the machine type is required: `TpuSlice("v5e", "2x4", "8t")`, `v5e:2x4:8t`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,14 +67,14 @@ class TpuSlice(BaseModel):
         return self
 
     def __str__(self) -> str:
-        """`v5e:4x8`, with the machine's last part where it must be said."""
+        """`v5e:4x8`, with the machine type's suffix where the topology is ambiguous."""
         short = f"{self.generation}:{self.topology}"
         ambiguous = len(self.facts.machines_for(self.topology)) > 1 and self.machine_type is not None
         return f"{short}:{self.machine.suffix}" if ambiguous else short
 
     @property
     def facts(self) -> TpuGeneration:
-        """The row of the table that this is a slice of."""
+        """The generation's entry in GENERATIONS."""
         return GENERATIONS[self.generation]
 
     @property
@@ -124,7 +124,7 @@ class TpuSlice(BaseModel):
 
     @property
     def ray_head_resource(self) -> str:
-        """The resource that Ray gives worker 0 of the slice alone, and by which a slice is reserved."""
+        """The resource that Ray gives to the slice's worker 0 only; whoever holds it has reserved the slice."""
         return f"TPU-{self.ray_pod_type}-head"
 
     @property
