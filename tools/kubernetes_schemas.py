@@ -3,8 +3,9 @@
     python -m tools.kubernetes_schemas FOLDER > kuberay/check/structure/schemas.json
 
 FOLDER has rayclusters.v1.json, rayservices.v1.json and rayjobs.v1.json, KubeRay's CRDs as the operator installs them.
-Kubernetes' own kinds come from the package kubernetes-validate. Pruned means: without descriptions, defaults, status
-and validation rules, and with each type written once. Unknown fields are refused, as kubectl's validation does.
+Kubernetes' own kinds come from the package kubernetes-validate, Serve's config from the installed Ray. Pruned means:
+without descriptions, defaults, status and validation rules, and with each type written once. Unknown fields are
+refused, as kubectl's validation does.
 """
 
 import json
@@ -40,6 +41,10 @@ LABEL = {
     "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9])?$",
     "title": "label value: at most 63 letters, digits, - _ . with a letter or digit at both ends",
 }
+PORT_NAME = {
+    "pattern": "^(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$",
+    "title": "port name: at most 15 small letters, digits and hyphens",
+}
 FIELDS = ("metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations")
 FIELDS += (
     "spec.nodeName",
@@ -63,6 +68,7 @@ REFUSED_LATER: dict[str, Schema] = {
     "Container.terminationMessagePolicy": {"enum": ["File", "FallbackToLogsOnError"]},
     "ContainerPort.protocol": {"enum": ["TCP", "UDP", "SCTP"]},
     "ContainerPort.containerPort": PORT,
+    "ContainerPort.name": PORT_NAME,
     "HTTPGetAction.port": PORT,
     "TCPSocketAction.port": PORT,
     "ObjectFieldSelector.fieldPath": FIELD,
@@ -94,6 +100,18 @@ NAMED = {
 NAMESAKES = {"serveService": "Service", "headService": "Service"}
 NAMESAKES |= dict.fromkeys(("template", "submitterPodTemplate"), "PodTemplateSpec")
 """Fields of Kubernetes' own types."""
+
+
+SERVE = {
+    "ServeDeploySchema": "a Serve config",
+    "ServeApplicationSchema": "an application",
+    "DeploymentSchema": "a deployment",
+    "HTTPOptionsSchema": "http_options",
+    "gRPCOptionsSchema": "grpc_options",
+    "RayActorOptionsSchema": "ray_actor_options",
+    "AutoscalingConfig": "autoscaling_config",
+}
+"""Types of Ray Serve's config, and what a message calls them."""
 
 
 def _closed(properties: Schema, required: tuple[str, ...] = ()) -> Schema:
@@ -180,6 +198,38 @@ def _ray(folder: Path, types: dict[str, Schema]) -> None:
         types[kind] = _object(f"{kind}Spec")
 
 
+def _serve(types: dict[str, Schema]) -> None:
+    """Adds Ray Serve's types. Anything goes for a number or a string: Serve takes "2" for 2."""
+    from ray.serve.schema import ServeDeploySchema
+
+    top = ServeDeploySchema.model_json_schema()
+    known = {**top["$defs"], "ServeDeploySchema": top}
+
+    def pruned(schema: Schema) -> Schema:
+        name = schema.get("$ref", "").rpartition("/")[2]
+        if name in SERVE:
+            return _ref(name)
+        if name:
+            return pruned(known[name])
+        if "anyOf" in schema:
+            choices = [pruned(each) for each in schema["anyOf"] if each.get("type") != "null"]
+            one = choices[0] if len(choices) == 1 else {}
+            return one if {} in choices else next((each for each in choices if "$ref" in each), one)
+        if schema.get("type") == "array":
+            return {"type": "array", "items": pruned(schema.get("items", {}))}
+        words = schema.get("enum", ())
+        if words and all(isinstance(word, str) for word in words):
+            return {"type": "string", "enum": words}
+        return {"type": "object"} if schema.get("type") == "object" else {}
+
+    for name, title in SERVE.items():
+        properties = {key: pruned(child) for key, child in known[name]["properties"].items()}
+        if name == "ServeApplicationSchema":  # of one application alone, which a config of several may not have
+            del properties["host"], properties["port"]
+        required = () if known[name] is top else known[name].get("required", ())  # serve-config says it of the whole
+        types[name] = {**_closed(properties, tuple(required)), "title": title}
+
+
 def schemas(folder: Path) -> Schema:
     """`$defs` maps names to types, `kinds` each group/kind to the name of its type."""
     types = _kubernetes()
@@ -198,6 +248,7 @@ def schemas(folder: Path) -> Schema:
     templates = dict.fromkeys(("leaderTemplate", "workerTemplate"), _ref("PodTemplateSpec"))
     types["LeaderWorkerSetSpec"] = {"properties": {"leaderWorkerTemplate": {"properties": templates}}}
     _refused_later(types)
+    _serve(types)
     for kind in ("RayCronJob", "JobSet", "LeaderWorkerSet"):
         types[kind] = _object(f"{kind}Spec")
     ray = {f"ray.io/{kind}": kind for kind in ("RayCluster", "RayService", "RayJob", "RayCronJob")}
@@ -206,6 +257,7 @@ def schemas(folder: Path) -> Schema:
         "kinds": {
             **core,
             **ray,
+            "ServeDeploySchema": "ServeDeploySchema",
             "jobset.x-k8s.io/JobSet": "JobSet",
             "leaderworkerset.x-k8s.io/LeaderWorkerSet": "LeaderWorkerSet",
         },

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from kuberay.check.nodes import Document, Node, version
-from kuberay.check.pods import Container, Pod, Variable
+from kuberay.check.pods import Container, Pod
 from kuberay.check.reading import file_of, objects_in
 
 RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")
@@ -19,6 +19,8 @@ class Manifest:
     document: Document
     others: list["Manifest"] = field(default_factory=list)
     """All objects that are checked together, this one too."""
+
+    refused: ClassVar = "the API server refuses the object"
 
     @property
     def node(self) -> Node:
@@ -35,8 +37,19 @@ class Manifest:
         return api_version.rpartition("/")[0]
 
     @property
+    def schema(self) -> str:
+        """`ray.io/RayService`, by which its schema is found."""
+        return f"{self.group}/{self.kind}"
+
+    @property
     def ray(self) -> bool:
         return self.kind in RAY_KINDS and self.group == "ray.io"
+
+    @property
+    def ray_job(self) -> Node | None:
+        """The spec of a RayJob, or of those that a RayCronJob makes; None for other kinds."""
+        spec = {"RayJob": self.spec, "RayCronJob": self.spec["jobTemplate"]}.get(self.kind)
+        return spec if self.ray else None
 
     @property
     def metadata(self) -> Node:
@@ -121,7 +134,7 @@ class Group:
 
     @cached_property
     def pod(self) -> Pod:
-        return Pod(self.node["template"], "head" if self.is_head else "worker", self)
+        return Pod(self.cluster.manifest, self.node["template"], "head" if self.is_head else "worker", self)
 
     @property
     def ray(self) -> Container | None:
@@ -129,7 +142,7 @@ class Group:
         return self.pod.containers[0] if self.pod.containers else None
 
     @property
-    def env(self) -> dict[str, Variable]:
+    def env(self) -> dict[str, Node]:
         """Environment of Ray's container."""
         return self.ray.env if self.ray else {}
 
@@ -165,20 +178,11 @@ class Job:
 
     @cached_property
     def pod(self) -> Pod:
-        return Pod(self.spec["template"], "job")
+        return Pod(self.manifest, self.spec["template"], "job")
 
-    @cached_property
+    @property
     def hosts(self) -> int:
-        """Hosts of the slice that a Pod of the Job is one of; 1 where that is not known."""
-        return 1 if not self.pod.asks_tpu or self.pod.misfit else self.pod.slice_hosts or 1
-
-
-@dataclass(frozen=True, eq=False)
-class Workload:
-    """A Deployment, StatefulSet, LeaderWorkerSet ...: Pods that run until they are deleted."""
-
-    manifest: Manifest
-    pod: Pod
+        return self.pod.hosts
 
 
 def manifests_of(objects: Iterable[Any]) -> list[Manifest]:

@@ -89,6 +89,11 @@ class Node:
         return int(self.value) if is_number else None
 
     @property
+    def amount(self) -> float:
+        """A number; 0 for anything else."""
+        return float(self.value) if isinstance(self.value, int | float) and not isinstance(self.value, bool) else 0.0
+
+    @property
     def true(self) -> bool:
         return self.value is True
 
@@ -129,11 +134,12 @@ class Node:
 
 def repeated(nodes: Iterable[Node]) -> Iterator[Node]:
     """Those whose text is that of one before."""
-    seen: set[str | None] = {None}
+    seen: set[str] = set()
     for node in nodes:
-        if node.text in seen - {None}:
-            yield node
-        seen.add(node.text)
+        if isinstance(node.value, str):
+            if node.value in seen:
+                yield node
+            seen.add(node.value)
 
 
 _UNITS = {unit: 10.0 ** (3 * power) for power, unit in enumerate(("n", "u", "m", "", "k", *"MGTPE"), -3)}

@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kuberay.check.nodes import Node, quantity
-from ray_configs.labels import ACCELERATOR, COMPUTE_CLASS, DYNAMIC_SLICE_TOPOLOGY, NODE_POOL, TOPOLOGY, TPU
-from ray_configs.tpu import GENERATIONS, MachineType, TpuGeneration
+from ray_configs.labels import ACCELERATOR, TOPOLOGY, TPU
+from ray_configs.tpu import GENERATIONS, MachineType, TpuGeneration, TpuSlice
 
 if TYPE_CHECKING:
-    from kuberay.check.manifests import Group
+    from kuberay.check.manifests import Group, Manifest
 
 
 GENERATION_OF: dict[str, TpuGeneration] = {
@@ -27,6 +27,7 @@ RARE_ACCELERATORS = frozenset({"tpu-v4-lite-device", "tpu-v5-lite-device", "tpu7
 class Pod:
     """A Pod template (or a Pod), wherever it was written."""
 
+    manifest: "Manifest"
     node: Node
     role: str
     """`head` or `worker` of a RayCluster, `submitter` of a RayJob, `job`, or `workload` for all others."""
@@ -49,11 +50,6 @@ class Pod:
     @cached_property
     def init_containers(self) -> list["Container"]:
         return [Container(self, node, init=True) for node in self.spec["initContainers"]]
-
-    @property
-    def all_containers(self) -> list["Container"]:
-        """Init containers, then the others."""
-        return [*self.init_containers, *self.containers]
 
     @property
     def accelerator(self) -> Node:
@@ -104,32 +100,25 @@ class Pod:
         )
 
     @cached_property
-    def machine(self) -> MachineType | None:
-        """The machine type of the host, if topology and chips leave one."""
+    def slice(self) -> TpuSlice | None:
+        """The slice that the Pod is a host of, if accelerator, topology and chips leave one."""
         fitting = [machine for machine in self.machines if machine.chips == self.chips]
-        return fitting[0] if len(fitting) == 1 else None
+        if self.generation is None or len(fitting) != 1:
+            return None
+        return TpuSlice(self.generation.name, str(self.topology.value), fitting[0].name)
 
     @property
     def misfit(self) -> bool:
         """Whether no machine makes such a slice, which is a finding of its own: nothing else can be said then."""
-        return self.generation is not None and self.topology.text is not None and self.machine is None
+        return self.generation is not None and self.topology.text is not None and self.slice is None
 
     @cached_property
-    def slice_hosts(self) -> int | None:
-        """Hosts of the slice, as the webhook reckons them but without its rounding."""
-        if not self.topology_chips or not self.chips or self.topology_chips % self.chips:
-            return None
-        return self.topology_chips // self.chips
+    def hosts(self) -> int:
+        """Hosts of the slice, as the webhook reckons them but without its rounding; 1 where that is not known."""
+        chips, total = self.chips, self.topology_chips
+        return 1 if self.misfit or not chips or not total or total % chips else total // chips
 
     @property
-    def dynamic(self) -> bool:
-        """Whether something else than the two node selectors chooses the nodes: a compute class, dynamic slicing."""
-        selector = self.spec["nodeSelector"].fields
-        classed = COMPUTE_CLASS in selector or NODE_POOL in selector
-        carved = self.node.at("metadata", "annotations", DYNAMIC_SLICE_TOPOLOGY).present
-        return classed or carved or self.spec.at("affinity", "nodeAffinity").present
-
-    @cached_property
     def tolerates_tpu(self) -> bool:
         """Whether the taint of TPU nodes is tolerated, by its key or with all others."""
         return any(item["key"].text in (TPU, None) for item in self.spec["tolerations"])
@@ -151,12 +140,9 @@ class Container:
         return str(self.node["name"].value)
 
     @cached_property
-    def variables(self) -> list["Variable"]:
-        return [Variable(self, item) for item in self.node["env"]]
-
-    @cached_property
-    def env(self) -> dict[str, "Variable"]:
-        return {each.name: each for each in self.variables if each.name}
+    def env(self) -> dict[str, Node]:
+        """Values of its environment variables by name. Most names look like PLACEHOLDERS, so they are not `text`."""
+        return {str(item["name"].value): item["value"] for item in self.node["env"] if item["name"].present}
 
     @property
     def ports(self) -> dict[str, Node]:
@@ -173,29 +159,3 @@ class Container:
     def asks_tpu(self) -> bool:
         amounts = [self.node.at("resources", part, TPU) for part in ("requests", "limits")]
         return any(amount.present and quantity(amount) != 0 for amount in amounts)
-
-
-@dataclass(frozen=True, eq=False)
-class Variable:
-    """An environment variable of a container."""
-
-    container: Container
-    node: Node
-
-    @property
-    def name(self) -> str:
-        """Not its text: most names look like PLACEHOLDERS."""
-        value = self.node["name"].value
-        return value if isinstance(value, str) else ""
-
-    @property
-    def value(self) -> Node:
-        return self.node["value"]
-
-    @property
-    def text(self) -> str:
-        return self.value.text or ""
-
-    @property
-    def on(self) -> bool:
-        return self.value.value in ("1", "true")

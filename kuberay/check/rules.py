@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from types import UnionType
 from typing import Any, NamedTuple
 
 from kuberay.check.findings import RANK, Finding, Place, Severity
@@ -24,7 +25,7 @@ error, warning, note = (partial(Problem, severity) for severity in RANK)
 class Check:
     """One function of a rule."""
 
-    subject: type
+    subject: type | UnionType
     """What it is asked about, once for each: a Manifest, a Cluster, a Pod ..."""
     source: str
     """Who says so: the program, or the table, that refuses or ignores what it finds."""
@@ -53,7 +54,7 @@ RULES: dict[str, Rule] = {}
 """All rules by name, in the order of their files. Every finding is one of a rule here."""
 
 
-def rule(subject: type, name: str, source: str) -> Callable[[Any], Any]:
+def rule(subject: type | UnionType, name: str, source: str) -> Callable[[Any], Any]:
     """Registers a generator of Problems about `subject` with the rule of this name."""
 
     def register(find: Callable[[Any], Iterable[Problem]]) -> Callable[[Any], Iterable[Problem]]:

@@ -7,29 +7,14 @@ from kuberay.check.rules import Problem, note, rule, warning
 from ray_configs.cluster.workers import GROUP_LABEL
 from ray_configs.labels import FLEX_START, PROVISIONING, QUEUED, SPOT
 
-_ENV = "RAY_enable_autoscaler_v2"
 _PATIENCE = "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S"
 _LAUNCHES = "AUTOSCALER_MAX_CONCURRENT_LAUNCHES"
-_SCARCE = {
-    FLEX_START: "flex-start",
-    QUEUED: "queued",
-    PROVISIONING: "provisioned",
-    SPOT: "Spot",
-}
+_SCARCE = {FLEX_START: "flex-start", QUEUED: "queued", PROVISIONING: "provisioned", SPOT: "Spot"}
 """Node labels and taints of machines that come when there are any."""
 
 
 def _told(cluster: Cluster, name: str) -> bool:
     return any(item["name"].value == name for item in cluster.node["autoscalerOptions"]["env"])
-
-
-@rule(Cluster, "autoscaler-off", "KubeRay 1.7: autoscalerOptions")
-def options_of_nothing(cluster: Cluster) -> Iterator[Problem]:
-    """Options of an autoscaler are for one that is on."""
-    switch, options = cluster.node["enableInTreeAutoscaling"], cluster.node["autoscalerOptions"]
-    if options.present and not switch.true and not switch.placeholder:
-        why = "nothing scales: enableInTreeAutoscaling is not true, so autoscalerOptions are ignored"
-        yield note(options, why, "write enableInTreeAutoscaling: true, or take autoscalerOptions out")
 
 
 @rule(Group, "autoscaler-multi-host", "Ray 2.60: autoscaler v2's scheduler; KubeRay 1.7: RayMultiHostIndexing")
@@ -42,33 +27,31 @@ def multi_host(group: Group) -> Iterator[Problem]:
     cluster, least = group.cluster, group.node["minReplicas"]
     if not (group.tpu and group.multi_host and cluster.autoscaling):
         return
-    written, by_env = cluster.node.at("autoscalerOptions", "version"), cluster.head.env.get(_ENV)
-    chosen = written.text or ("v2" if by_env is not None and by_env.on else None)
-    v1 = chosen == "v1" or (chosen is None and (cluster.ray_version or (9,)) < (2, 47, 0))
-    if v1:
-        yield warning(
-            written,
+    written, by_env = cluster.node["autoscalerOptions"]["version"], cluster.head.env.get("RAY_enable_autoscaler_v2")
+    chosen = written.text or ("v2" if by_env and by_env.value in ("1", "true") else None)
+    if chosen == "v1" or (chosen is None and (cluster.ray_version or (9,)) < (2, 47, 0)):
+        why = (
             "autoscaler v1 tells the hosts of a slice by the Pod label replicaIndex, which the webhook no longer sets "
-            "with KubeRay 1.6 and later: it removes parts of slices (kuberay#3552, ray#48212)",
-            "write autoscalerOptions.version: v2, with Ray 2.47 or later",
+            "with KubeRay 1.6 and later: it removes parts of slices (kuberay#3552, ray#48212)"
         )
-    elif chosen is None:
+        yield warning(written, why, "write autoscalerOptions.version: v2, with Ray 2.47 or later")
+        return
+    if chosen is None:
         why = "leaves the autoscaler's version to Ray; slices of several hosts scale whole with v2 alone"
         yield note(written, why, "write autoscalerOptions.version: v2")
-    if group.least == 0 and not least.placeholder and not v1 and not _leads_from_cpus(cluster):
-        yield warning(
-            least,
+    # With Podslice's groups of CPUs a replica's process runs there, and asks for a whole slice at once.
+    asked_for = any(not each.tpu and GROUP_LABEL in each.node["labels"].fields for each in cluster.groups)
+    if group.least == 0 and not least.placeholder and not asked_for:
+        why = (
             "scales to zero: what reserves a slice (slice_placement_group, ray.serve.llm with a topology) asks for one "
-            "host, its worker 0, and KubeRay's provider rounds one host of several down to no slice; a replica that "
-            "would ask for a whole slice runs on the slice itself (ray#39781, ray#38595)",
-            "write minReplicas: 1 or more; or let a process on the head or on a CPU worker group, which is there, ask "
-            "for all hosts of a slice at once (a placement group, ray.autoscaler.sdk.request_resources)",
+            "host, its worker 0, and KubeRay's provider rounds one host of several down to no slice (ray#39781, "
+            "ray#38595)"
         )
-
-
-def _leads_from_cpus(cluster: Cluster) -> bool:
-    """Whether Podslice's replicas are led from CPU groups, where something can ask for the first slice."""
-    return any(not group.tpu and GROUP_LABEL in group.node["labels"].fields for group in cluster.groups)
+        instead = (
+            "write minReplicas: 1 or more; or let a process on the head or on a CPU worker group ask for all hosts of "
+            "a slice at once (a placement group, ray.autoscaler.sdk.request_resources)"
+        )
+        yield warning(least, why, instead)
 
 
 @rule(Group, "autoscaler-patience", "Ray 2.60: autoscaler/v2, allocate_status_timeout_s; GKE: flex-start, Spot, queues")
@@ -78,23 +61,20 @@ def patience(group: Group) -> Iterator[Problem]:
     chosen = {*spec["nodeSelector"].fields, *(item["key"].text for item in spec["tolerations"])}
     way = next((way for key, way in _SCARCE.items() if key in chosen), None)
     if group.tpu and cluster.autoscaling and way and not _told(cluster, _PATIENCE):
-        yield warning(
-            cluster.node["autoscalerOptions"]["env"],
+        why = (
             f"Pods of {group.name} may wait long for {way} machines, and Ray's autoscaler throws a Pod away after "
-            "an hour, and its place in the queue with it",
-            f'add {_PATIENCE} with a value such as "604800" to autoscalerOptions.env',
+            "an hour, and its place in the queue with it"
         )
+        instead = f'add {_PATIENCE} with a value such as "604800" to autoscalerOptions.env'
+        yield warning(cluster.node["autoscalerOptions"]["env"], why, instead)
 
 
 @rule(Group, "autoscaler-launches", "Ray 2.60: AUTOSCALER_MAX_CONCURRENT_LAUNCHES; its KubeRay provider")
 def launches(group: Group) -> Iterator[Problem]:
-    """The autoscaler asks for ten hosts at a time, which is no slice of more."""
+    """The autoscaler asks for ten hosts at a time, which its KubeRay provider rounds down to no slice of more."""
     hosts, cluster = group.hosts or 1, group.cluster
     grows = group.most is None or group.most > max(group.least, group.node["replicas"].number or 0)
     if group.tpu and cluster.autoscaling and hosts > 10 and grows and not _told(cluster, _LAUNCHES):
-        yield warning(
-            cluster.node["autoscalerOptions"]["env"],
-            f"a slice of {group.name} has {hosts} hosts, and Ray's autoscaler asks for 10 at a time, which its KubeRay "
-            "provider rounds down to no slice: the group never grows",
-            f'add {_LAUNCHES} with a value such as "1000" to autoscalerOptions.env',
-        )
+        why = f"a slice of {group.name} has {hosts} hosts, and Ray's autoscaler asks for 10 at a time: it never grows"
+        instead = f'add {_LAUNCHES} with a value such as "1000" to autoscalerOptions.env'
+        yield warning(cluster.node["autoscalerOptions"]["env"], why, instead)

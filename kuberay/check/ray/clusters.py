@@ -6,29 +6,16 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Cluster, Group
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.labels import TPU, TPU_SLICE_NAME, TPU_WORKER_ID
-from ray_configs.tpu import TpuSlice
 
 
-@rule(Group, "replicas", "KubeRay 1.7: ValidateRayClusterSpec")
+@rule(Group, "replicas", "KubeRay 1.7's CRD: defaults of replicas, minReplicas and maxReplicas")
 def replicas(group: Group) -> Iterator[Problem]:
-    """minReplicas <= replicas <= maxReplicas, and a bound on the slices that the autoscaler may buy."""
-    wanted, least, most = (group.node[key] for key in ("replicas", "minReplicas", "maxReplicas"))
-    count = wanted.number
-    if group.is_head:
-        return
-    if least.number is not None and most.number is not None and least.number > most.number:
-        why = f"minReplicas {least.number} is more than maxReplicas {most.number}: the KubeRay operator refuses it"
-        yield error(least, why, f"write at most {most.number}, or raise maxReplicas")
-    elif count is not None and count < group.least:
-        why = f"replicas {count} is below minReplicas: the KubeRay operator makes {least.number}"
-        yield warning(wanted, why, f"write replicas: {least.number}")
-    elif count is not None and most.number is not None and count > most.number:
-        why = f"replicas {count} is above maxReplicas: the KubeRay operator makes {most.number}"
-        yield warning(wanted, why, f"write replicas: {most.number}, or raise maxReplicas")
+    """A group has slices, and a bound on those that the autoscaler may buy."""
+    wanted, most = group.node["replicas"], group.node["maxReplicas"]
     if group.cluster.autoscaling and group.tpu and not most.present:
         why = "has no maxReplicas: the CRD's default is 2147483647, so the autoscaler may ask for any number of slices"
         yield warning(most, why, "write the slices that you mean to pay for")
-    if not group.cluster.autoscaling and not wanted.present and not least.number:
+    if not group.is_head and not group.cluster.autoscaling and not wanted.present and not group.least:
         why = "has neither replicas nor minReplicas: without autoscaling the group stays empty"
         yield warning(wanted, why, "write replicas")
 
@@ -45,53 +32,41 @@ def start_params(group: Group) -> Iterator[Problem]:
 @rule(Group, "ray-resources", "KubeRay 1.7: addWellKnownAcceleratorResources")
 def ray_resources(group: Group) -> Iterator[Problem]:
     """KubeRay gives Ray the TPU resource of the limit; one that is written by hand wins, right or wrong."""
-    written, inline = group.node["resources"]["TPU"], group.params["resources"]
+    written, inline, chips = group.node["resources"]["TPU"], group.params["resources"], group.pod.chips
     inside = re.search(r'\\?"TPU\\?"\s*:\s*(\d+)', inline.text or "")
-    for node, count in ((written, str(written.value)), (inline, inside.group(1) if inside else None)):
-        if node.present and count and group.tpu and group.pod.chips and count != str(group.pod.chips):
-            why = (
-                f"tells Ray of {count} TPUs where the container has {group.pod.chips}: Ray places too much, or too "
-                "little, on each host"
-            )
-            yield warning(node, why, f"write {group.pod.chips}, or take it out: KubeRay reads {TPU}")
+    for node, count in ((written, str(written.value)), (inline, inside[1] if inside else None)):
+        if node.present and count and group.tpu and chips and count != str(chips):
+            why = f"tells Ray of {count} TPUs where the container has {chips}: it places too much or too little there"
+            yield warning(node, why, f"write {chips}, or take it out: KubeRay reads {TPU}")
 
 
 @rule(Group, "group-labels", "Ray 2.60: group labels override those of every host")
 def tpu_labels(group: Group) -> Iterator[Problem]:
     """Labels of a slice that a group sets itself must be true of all of its hosts."""
-    labels, pod = group.node["labels"], group.pod
+    labels = group.node["labels"]
     if not group.tpu:
         return
     for key, differs in ((TPU_WORKER_ID, "host"), (TPU_SLICE_NAME, "slice")):
         if labels[key].present and (group.multi_host or (differs == "slice" and (group.most or 2) > 1)):
-            why = (
-                f"{key} differs by {differs}, and a group's label overrides it on every host: Ray takes all of them "
-                "for the same one and reserves broken slices"
-            )
+            why = f"{key} differs by {differs}, and here is one for all of them: Ray reserves broken slices"
             yield error(labels[key], why, "take it out; Ray labels the hosts from what GKE sets")
-    if pod.machine is None or pod.generation is None:
-        return
-    right = TpuSlice(pod.generation.name, str(pod.topology.value), pod.machine.name).ray_labels
+    right = group.pod.slice.ray_labels if group.pod.slice else {}
     for key, value in right.items():
-        if labels[key].text is not None and labels[key].text != value:
-            why = f"says {labels[key].text}, but the group's slices are {value}: Ray finds no host for what asks for "
-            yield error(labels[key], f"{why}{value}", f"write {value}")
-    if group.cluster.autoscaling and not any(key in labels.fields for key in right):
-        yield note(
-            labels,
-            "has no TPU labels: a running host has them, but Ray's autoscaler knows a group's labels only from "
-            "here, so nothing that selects by label makes it add a slice",
-            "write labels: " + ", ".join(f"{key}: {value}" for key, value in right.items()),
+        if labels[key].text not in (None, value):
+            why = f"says {labels[key].text}, and the group's slices are {value}: Ray finds no host for what asks for it"
+            yield error(labels[key], why, f"write {value}")
+    if right and group.cluster.autoscaling and not any(key in labels.fields for key in right):
+        why = (
+            "has no TPU labels: a running host has them, but Ray's autoscaler knows a group's labels only from here, "
+            "so nothing that selects by label makes it add a slice"
         )
+        yield note(labels, why, "write labels: " + ", ".join(f"{key}: {value}" for key, value in right.items()))
 
 
 @rule(Cluster, "auth", "KubeRay 1.7: authOptions (kuberay#2586)")
 def authentication(cluster: Cluster) -> Iterator[Problem]:
-    """Token authentication is on with `mode: token` alone."""
+    """Token authentication is on with `mode: token` alone, whatever the CRD's description says of a default."""
     options = cluster.node["authOptions"]
     if options.present and not options["mode"].present:
-        why = (
-            "does not turn authentication on: the KubeRay operator acts on mode: token alone, whatever the CRD's "
-            "description says of a default, and refuses enableK8sTokenAuth without it (kuberay#2586)"
-        )
+        why = "does not turn authentication on: the KubeRay operator acts on mode: token alone (kuberay#2586)"
         yield warning(options, why, "write mode: token")

@@ -6,27 +6,28 @@ from dataclasses import dataclass
 from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, rule, warning
-from kuberay.check.serve_documents import ServeConfig, ServeDeployment
-
-_QUANTITIES = (1, 2, 4, 8)
+from kuberay.check.serve_documents import ServeConfig
 
 
 @dataclass(frozen=True)
 class _Replica:
     """What one replica of a deployment takes."""
 
-    deployment: ServeDeployment
-    actor: Node
-    bundles: list[Node]
+    deployment: Node
+
+    @property
+    def actor(self) -> Node:
+        return self.deployment["ray_actor_options"]["resources"]["TPU"]
 
     @property
     def pieces(self) -> list[Node]:
-        """What has to fit on one host each."""
-        return self.bundles or ([self.actor] if self.actor.present else [])
+        """What has to fit on one host each: its bundles, else its actor."""
+        bundles = [bundle["TPU"] for bundle in self.deployment["placement_group_bundles"] if bundle["TPU"].present]
+        return bundles or ([self.actor] if self.actor.present else [])
 
     @property
-    def total(self) -> float:
-        return sum(_amount(node) for node in self.pieces)
+    def chips(self) -> float:
+        return sum(node.amount for node in self.pieces)
 
     def count(self, bound: str) -> int:
         """How many there are: as many as are written, else as the bound of the autoscaler says; 1 by default."""
@@ -34,16 +35,9 @@ class _Replica:
         return next((count for count in (fixed, scaled) if count is not None), 1)
 
 
-def _amount(node: Node) -> float:
-    return float(node.value) if isinstance(node.value, int | float) and not isinstance(node.value, bool) else 0.0
-
-
-def _replicas(config: ServeConfig) -> Iterator[_Replica]:
-    for deployment in config.deployments:
-        actor = deployment.actor["resources"]["TPU"]
-        bundles = [bundle["TPU"] for bundle in deployment["placement_group_bundles"] if bundle["TPU"].present]
-        if actor.present or bundles:
-            yield _Replica(deployment, actor, bundles)
+def _replicas(config: ServeConfig) -> list[_Replica]:
+    """Those that ask for TPUs."""
+    return [] if tpus_by_hand(config) else [each for each in map(_Replica, config.deployments) if each.pieces]
 
 
 def tpus_by_hand(config: ServeConfig) -> bool:
@@ -69,82 +63,60 @@ def slices_of(group: Group) -> int | None:
 def fits_a_host(config: ServeConfig) -> Iterator[Problem]:
     """What a replica asks of one host, some host has."""
     chips = [group.pod.chips for group in config.cluster.groups if group.tpu]
-    largest = None if None in chips else max((count or 0 for count in chips), default=0)
-    for replica in () if tpus_by_hand(config) else _replicas(config):
-        if replica.actor.present and _amount(replica.actor) not in (0.0, *map(float, _QUANTITIES)):
-            why = (
-                f"asks for {replica.actor.value} TPUs: Ray gives out 1, 2, 4 or 8 chips and raises ValueError, so the "
-                "application ends as DEPLOY_FAILED"
-            )
+    largest = float("inf") if None in chips else max((count or 0 for count in chips), default=0)
+    for replica in _replicas(config):
+        if replica.actor.amount not in (0, 1, 2, 4, 8):
+            why = f"asks for {replica.actor.value} TPUs: Ray gives out 1, 2, 4 or 8 chips and raises ValueError"
             yield error(replica.actor, why, "write 1, 2, 4 or 8")
             continue
-        piece = next((each for each in replica.pieces if largest is not None and _amount(each) > largest), None)
-        if piece is None:
-            continue
-        if not chips:
+        piece = next((each for each in replica.pieces if each.amount > largest), None)
+        if piece is not None and not chips:
             why = "asks for TPUs, and no worker group has any: the replica waits for ever"
             yield error(piece, why, "add a worker group with google.com/tpu, or take TPU out")
-        else:
-            has = f"the largest host has {largest}"
+        elif piece is not None:
+            why = f"asks for {piece.value} TPUs on one host, and the largest host has {largest}: it waits for ever"
             instead = f"ask for at most {largest}, or spread the replica over hosts with placement_group_bundles or a "
-            why = f"asks for {piece.value} TPUs on one host, and {has}: the replica waits for ever"
             yield error(piece, why, instead + "slice reservation")
 
 
-@rule(
-    ServeDeployment,
-    "serve-slices",
-    "Ray Serve 2.60: its placement groups know no slices (ray#63101, #63179)",
-)
-def stays_on_a_slice(deployment: ServeDeployment) -> Iterator[Problem]:
+@rule(ServeConfig, "serve-slices", "Ray Serve 2.60: its placement groups know no slices")
+def stays_on_a_slice(config: ServeConfig) -> Iterator[Problem]:
     """Bundles of one replica land on hosts of several slices: Serve places them without regard to slices.
 
     ray#61906, #62941, #63101 and #63179 asked for slices in Serve's own placement.
     """
-    groups = deployment.application.config.cluster.groups
-    wide = [group for group in groups if group.tpu and group.multi_host and (group.most or 2) > 1]
-    bundles = deployment["placement_group_bundles"]
-    asked = sum(_amount(bundle["TPU"]) for bundle in bundles)
-    chosen = deployment["placement_group_bundle_label_selector"].present
-    if wide and asked > max(group.pod.chips or 0 for group in wide) and not chosen:
-        yield warning(
-            bundles,
-            "are placed without regard to slices: where the group has several, one replica can get hosts of two, "
-            "which have no fast links to each other, and JAX hangs at its start (ray#63101, ray#63179)",
-            "let the replica reserve a slice itself (ray.util.tpu.slice_placement_group), or give each slice a "
-            "worker group of its own and select it with placement_group_bundle_label_selector",
-        )
+    wide = [group for group in config.cluster.groups if group.tpu and group.multi_host and (group.most or 2) > 1]
+    for deployment in config.deployments if wide else ():
+        bundles = deployment["placement_group_bundles"]
+        chosen = deployment["placement_group_bundle_label_selector"].present
+        if not chosen and sum(bundle["TPU"].amount for bundle in bundles) > max(each.pod.chips or 0 for each in wide):
+            why = (
+                "are placed without regard to slices: where the group has several, one replica can get hosts of two, "
+                "which have no fast links to each other, and JAX hangs at its start (ray#63101, ray#63179)"
+            )
+            instead = (
+                "let the replica reserve a slice itself (ray.util.tpu.slice_placement_group), or give each slice a "
+                "worker group of its own and select it with placement_group_bundle_label_selector"
+            )
+            yield warning(bundles, why, instead)
 
 
 @rule(ServeConfig, "serve-capacity", "Ray Serve 2.60 and the worker groups: replicas times chips")
 def fits_the_groups(config: ServeConfig) -> Iterator[Problem]:
     """All replicas together fit into the slices that the worker groups may have."""
-    groups = [group for group in config.cluster.groups if group.tpu]
-    chips = 0
-    for group in groups:
-        slices = slices_of(group)
-        if slices is None or group.hosts is None or group.pod.chips is None:
-            return
-        chips += slices * group.hosts * group.pod.chips
-    replicas = list(_replicas(config))
-    if not groups or not replicas or tpus_by_hand(config):
+    groups, replicas = [group for group in config.cluster.groups if group.tpu], _replicas(config)
+    counts = [(slices_of(group), group.hosts, group.pod.chips) for group in groups]
+    if not groups or not replicas or any(None in count for count in counts):
         return
-    least = sum(replica.total * replica.count("min_replicas") for replica in replicas)
-    most = sum(replica.total * replica.count("max_replicas") for replica in replicas)
+    chips = sum((slices or 0) * (hosts or 0) * (each or 0) for slices, hosts, each in counts)
+    least = sum(replica.chips * replica.count("min_replicas") for replica in replicas)
+    most = sum(replica.chips * replica.count("max_replicas") for replica in replicas)
     last = replicas[-1].deployment
     place = last["autoscaling_config"]["max_replicas"] if last["autoscaling_config"].present else last["num_replicas"]
-    offered = f"the worker groups have {chips} at most" + (
-        "" if config.cluster.autoscaling else " (autoscaling is off)"
-    )
-    if most <= chips:
-        return
-    if least > chips:
-        yield error(
-            place,
-            f"the deployments need {least:g} TPU chips to start, and {offered}: some replicas wait for ever, and the "
-            "RayService never becomes Ready",
-            "raise maxReplicas (and replicas) of the group, or ask for fewer replicas",
-        )
-    else:
-        why = f"the deployments may ask for {most:g} TPU chips, and {offered}: the last replicas would wait for ever"
+    has = f"the worker groups have {chips} at most{'' if config.cluster.autoscaling else ' (autoscaling is off)'}"
+    if min(least, most) > chips:
+        why = f"the deployments need {least:g} TPU chips to start, and {has}: some replicas wait for ever"
+        yield error(place, why, "raise maxReplicas (and replicas) of the group, or ask for fewer replicas")
+    elif most > chips:
+        why = f"the deployments may ask for {most:g} TPU chips, and {has}: the last replicas would wait for ever"
         yield warning(place, why, "raise maxReplicas of the group, or lower max_replicas")

@@ -1,12 +1,12 @@
-"""Structure: fields that do not exist, are missing or have the wrong type, by the schemas of KubeRay's CRDs and of
-Kubernetes (schemas.json, which tools/kubernetes_schemas.py makes).
+"""Structure: fields that do not exist, are missing or have the wrong type, by the schemas of KubeRay's CRDs, of
+Kubernetes and of Ray Serve (schemas.json, which tools/kubernetes_schemas.py makes).
 
 `kubectl apply` refuses an unknown field, and whatever applies without strict validation (older kubectl, Helm, client
 libraries, GitOps) has the API server drop it without a word.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,13 @@ from kuberay.check.manifests import Manifest
 from kuberay.check.nodes import Node
 from kuberay.check.reading import type_name
 from kuberay.check.rules import Problem, error, meant, nearest, rule
+from kuberay.check.serve_documents import ServeConfig
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
 
 _API = "Kubernetes API server: schemas of KubeRay 1.7's CRDs and of Kubernetes 1.36"
-_REFUSED = "the API server refuses it"
+_BOTH = _API + "; Ray Serve 2.60: ServeDeploySchema"
 _YAML_1_1_BOOLEANS = frozenset(
     word for lower in ("y", "yes", "n", "no", "on", "off") for word in (lower, lower.title(), lower.upper())
 )
@@ -38,109 +39,104 @@ _WANTED = {
 @rule(Manifest, "unknown-field", _API)
 def unknown_field(manifest: Manifest) -> Iterator[Problem]:
     """Every field exists: kubectl refuses one that does not, and the API server drops it silently otherwise."""
-    for node, refusal in _refusals(manifest):
-        if refusal.validator != "additionalProperties":
-            continue
-        known = refusal.schema["properties"]
-        for key, child in node.fields.items():
+    for node, refusal in refusals(manifest):
+        known = refusal.schema["properties"] if refusal.validator == "additionalProperties" else {}
+        for key, child in node.fields.items() if known else ():
             if key not in known and child.present and "$" not in key and "{" not in key:
-                why = f"there is no field {key} here: kubectl's validation refuses it, and without that the API "
-                yield error(child, why + "server drops it silently", _instead(key, known))
+                why = f"there is no field {key} here: kubectl's validation refuses it, and without that the API server "
+                near = nearest(key, known)
+                yield error(child, why + "drops it silently", f"write {near}" if near else _elsewhere(key))
 
 
-@rule(Manifest, "missing-field", _API)
-def missing_field(manifest: Manifest) -> Iterator[Problem]:
+def _elsewhere(key: str) -> str:
+    homes = [name for name, schema in types().items() if key in schema.get("properties", ())]
+    homes.sort(key=lambda name: (name not in ("PodSpec", "Container"), not name.startswith("Ray"), name))
+    where = f"move it: {key} is a field of {' or '.join(homes[:3])}"
+    return where if homes else "take it out, or look for a misspelling"
+
+
+@rule(Manifest | ServeConfig, "missing-field", _BOTH)
+def missing_field(subject: Manifest | ServeConfig) -> Iterator[Problem]:
     """Required fields are there."""
-    for node, refusal in _refusals(manifest):
+    for node, refusal in refusals(subject):
         for key in refusal.schema["required"] if refusal.validator == "required" else ():
             if not node[key].present:
-                why = f"{key} is required and missing: the API server refuses the object"
-                yield error(node[key], why, f"write {key}")
+                yield error(node[key], f"{key} is required and missing: {subject.refused}", f"write {key}")
 
 
-@rule(Manifest, "wrong-value", _API + "; its validation of Pods")
-def wrong_value(manifest: Manifest) -> Iterator[Problem]:
+@rule(Manifest | ServeConfig, "wrong-value", _BOTH + "; its validation of Pods")
+def wrong_value(subject: Manifest | ServeConfig) -> Iterator[Problem]:
     """Fields that know a few words, numbers or spellings take no other.
 
     Those of a RayCluster's Pod templates are stored unread. The operator makes Pods of them later, the API server
     refuses those, and the cluster waits for ever with the reason in an event.
     """
-    for node, refusal in _refusals(manifest):
-        value, limit = node.value, refusal.validator_value
-        if refusal.validator == "enum" and value != "":
-            instead = meant(str(value), limit, f"write one of {', '.join(limit)}")
-            yield error(node, f"{value!r} is none of {', '.join(limit)}: {_REFUSED}", instead)
-        elif refusal.validator in ("minimum", "maximum"):
-            port = "maximum" in refusal.schema
-            why = f"{value} is no port" if port else f"{value} is negative"
-            yield error(node, f"{why}: {_REFUSED}", "write 1 to 65535" if port else f"write {limit} or more")
-        elif refusal.validator == "minLength":
-            yield error(node, f"is empty: {_REFUSED}", f"write {node.path[-1]}")
-        elif refusal.validator == "pattern" and "examples" in refusal.schema:
-            instead = meant(str(value), refusal.schema["examples"], f"write a {refusal.schema['title']}")
-            yield error(node, f"{value!r} is no {refusal.schema['title']}: {_REFUSED}", instead)
-        elif refusal.validator == "pattern" and "label" in refusal.schema["title"]:
-            yield error(node, f"{value!r} is no label value: {_REFUSED}", f"write a {refusal.schema['title']}")
+    for node, refusal in refusals(subject):
+        value, limit, schema = node.value, refusal.validator_value, refusal.schema
+        match refusal.validator:
+            case "enum" if value != "":
+                known = ", ".join(limit)
+                why, instead = f"{value!r} is none of {known}", meant(str(value), limit, f"write one of {known}")
+            case "minimum" | "maximum" if "maximum" in schema:
+                why, instead = f"{value} is no port", "write 1 to 65535"
+            case "minimum":
+                why, instead = f"{value} is negative", f"write {limit} or more"
+            case "minLength":
+                why, instead = "is empty", f"write {node.path[-1]}"
+            case "pattern" if schema["type"] == "string":
+                why = f"{value!r} is no {schema['title'].partition(':')[0]}"
+                instead = meant(str(value), schema.get("examples", ()), f"write a {schema['title']}")
+            case _:
+                continue
+        yield error(node, f"{why}: {subject.refused}", instead)
 
 
 @rule(Manifest, "one-field", "Kubernetes API server: validation of Pods")
 def one_field(manifest: Manifest) -> Iterator[Problem]:
     """Of fields that exclude each other one is given: a probe asks one way, a variable has one source."""
-    for node, refusal in _refusals(manifest):
+    for node, refusal in refusals(manifest):
         if refusal.validator == "oneField":
             known = refusal.validator_value["of"]
             given = " and ".join(key for key in known if node[key].present) or "none"
-            why = f"has {given} of {', '.join(known[:4])}{' ...' * (len(known) > 4)}, and one is wanted: {_REFUSED}"
+            choice = ", ".join(known[:4]) + " ..." * (len(known) > 4)
+            why = f"has {given} of {choice}, and one is wanted: {manifest.refused}"
             yield error(node, why, f"keep one of {given}" if " and " in given else f"write one, such as {known[0]}")
 
 
-@rule(Manifest, "wrong-type", _API)
-def wrong_type(manifest: Manifest) -> Iterator[Problem]:
+@rule(Manifest | ServeConfig, "wrong-type", _BOTH)
+def wrong_type(subject: Manifest | ServeConfig) -> Iterator[Problem]:
     """Values are of their fields' types: text that looks like a number or a boolean needs quotes."""
-    for node, refusal in _refusals(manifest):
+    for node, refusal in refusals(subject):
         if refusal.validator == "type" or (refusal.validator == "pattern" and refusal.schema["type"] != "string"):
-            yield _mistaken(node, refusal.schema)
+            is_a, instead = _mistaken(node, refusal.schema)
+            yield error(node, f"{is_a} is wanted: {subject.refused}", instead)
 
 
-def _mistaken(node: Node, schema: dict[str, Any]) -> Problem:
-    value, kind = node.value, schema["type"]
-    refused = "the API server refuses the object"
-    unquoted = _is_boolean(node, value)
-    if kind == "string" and (unquoted or isinstance(value, bool | int | float)):
-        written = "a boolean" if unquoted or isinstance(value, bool) else f"a {type_name(value)}".replace("a i", "an i")
-        shown = str(value).lower() if isinstance(value, bool) else value
-        why = f"{shown} without quotes is {written}, and a string is wanted: {refused}"
-        return error(node, why, f'write "{shown}", with the quotes')
-    if kind == "string" and isinstance(value, dict | list):
-        why = f"is a {type_name(value)} where a string is wanted: {refused}"
-        return error(node, why, "write it as text, with | after the colon")
+def _mistaken(node: Node, schema: dict[str, Any]) -> tuple[str, str]:
+    """What a value is and what is wanted, and what to write."""
+    value, kind, a = node.value, schema["type"], f"a {type_name(node.value)}".replace("a i", "an i")
     wanted = schema.get("title") or _WANTED[kind]
+    if kind == "string" and isinstance(value, dict | list):
+        return f"is {a} where a string", "write it as text, with | after the colon"
+    if kind == "string":
+        shown = str(value).lower() if isinstance(value, bool) else value
+        a = "a boolean" if _is_boolean(node, value) else a
+        return f"{shown} without quotes is {a}, and a string", f'write "{shown}", with the quotes'
     if isinstance(value, str) and kind in ("integer", "number", "boolean"):
         plain = value in ("true", "false") or value.lstrip("-").replace(".", "", 1).isdigit()
-        why = f"{value!r} is a string where {wanted} is wanted: {refused}"
-        return error(node, why, "take the quotes away" if plain else f"write {wanted}")
-    return error(node, f"is a {type_name(value)} where {wanted} is wanted: {refused}", f"write {wanted}")
-
-
-def _instead(key: str, fields: Iterable[str]) -> str:
-    if near := nearest(key, fields):
-        return f"write {near}"
-    homes = [name for name, schema in _schemas()["$defs"].items() if key in schema.get("properties", ())]
-    homes.sort(key=lambda name: (name not in ("PodSpec", "Container"), not name.startswith("Ray"), name))
-    if homes:
-        return f"move it: {key} is a field of {' or '.join(homes[:3])}"
-    return "take it out, or look for a misspelling"
+        return f"{value!r} is a string where {wanted}", "take the quotes away" if plain else f"write {wanted}"
+    return f"is {a} where {wanted}", f"write {wanted}"
 
 
 @lru_cache(maxsize=1)
-def _refusals(manifest: Manifest) -> list[tuple[Node, "ValidationError"]]:
+def refusals(subject: Manifest | ServeConfig) -> list[tuple[Node, "ValidationError"]]:
     """What jsonschema has against an object, without what is yet to be filled in; nothing where its kind is unknown."""
-    kind = _schemas()["kinds"].get(f"{manifest.group}/{manifest.kind}")
-    if kind is None or not isinstance(manifest.node.value, dict):
+    kind = _schemas()["kinds"].get(subject.schema)
+    if kind is None or not isinstance(subject.node.value, dict):
         return []
     found: dict[tuple[Any, ...], tuple[Node, ValidationError]] = {}
-    for refusal in _validator(kind).iter_errors(_as_json(manifest.node, manifest.node.value)):
-        node = manifest.node
+    for refusal in _validator(kind).iter_errors(_as_json(subject.node, subject.node.value)):
+        node = subject.node
         for key in refusal.absolute_path:
             node = node[key] if isinstance(key, str) else list(node)[key]
         if node.present and not node.placeholder:
@@ -172,13 +168,19 @@ def _schemas() -> dict[str, Any]:
     return found
 
 
+def types() -> dict[str, Any]:
+    """Schemas of all types by name. Those of Ray Serve have a title, as a message would call them."""
+    found: dict[str, Any] = _schemas()["$defs"]
+    return found
+
+
 @cache
 def _validator(kind: str) -> Any:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
     known = extend(Draft202012Validator, {"oneField": _one_field})
-    return known({"$ref": f"#/$defs/{kind}", "$defs": _schemas()["$defs"]})
+    return known({"$ref": f"#/$defs/{kind}", "$defs": types()})
 
 
 def _one_field(validator: Any, wanted: dict[str, Any], value: Any, schema: object) -> Iterator["ValidationError"]:

@@ -12,34 +12,25 @@ from ray_configs.labels import (
     JOB_NAME,
     KUEUE_TOPOLOGY,
     NODE_POOL,
-    TPU,
 )
 
-_JOB_LABELS = ("job-name", JOB_NAME)
-_CONTROLLER_LABELS = ("controller-uid", JOB_CONTROLLER)
+_GIVEN_NAME = ("job-name", JOB_NAME)
+"""Labels that Kubernetes gives to a Job's Pods, with the Job's name."""
+_GIVEN_ID = ("controller-uid", JOB_CONTROLLER)
 
 
-@rule(Job, "job-restart", "Kubernetes API server")
+@rule(Job, "job-restart", "Kubernetes: restartPolicy OnFailure restarts a container in place")
 def restart(job: Job) -> Iterator[Problem]:
-    """Pods of a Job end: restartPolicy Always, the default of Pods, is refused."""
+    """Hosts of a slice are started together, not one container again by itself."""
     node = job.pod.spec["restartPolicy"]
-    if not node.present and job.in_job_set:
-        return
-    if not node.placeholder and node.value not in ("Never", "OnFailure"):
-        said = node.value if node.present else "left out, which means Always"
-        instead = "write Never" + ("" if job.hosts > 1 else " or OnFailure")
-        yield error(node, f"restartPolicy is {said}: the API server refuses the Job", instead)
-    elif node.value == "OnFailure" and job.hosts > 1:
-        why = (
-            "restarts one host's container by itself: the other hosts of the slice wait in a collective for a program "
-            "that starts over, and hang"
-        )
+    if node.value == "OnFailure" and job.hosts > 1:
+        why = "restarts one host's container by itself: its peers wait in a collective for a program that starts over"
         yield warning(node, why, "write Never, and retry the whole Job")
 
 
 @rule(Job, "job-hosts", "GKE: a slice runs when all of its hosts do")
 def pods_and_hosts(job: Job) -> Iterator[Problem]:
-    """completions and parallelism are the hosts of the slice."""
+    """completions and parallelism are the hosts of the slice; the replicas of a JobSet are slices."""
     hosts, pod = job.hosts, job.pod
     what = f"{pod.topology.value} with {pod.chips} chips a Pod is a slice of {hosts} hosts"
     for node in (job.spec["completions"], job.spec["parallelism"]):
@@ -50,8 +41,9 @@ def pods_and_hosts(job: Job) -> Iterator[Problem]:
             why = f"{what}, and {count} Pods are {count // hosts} slices: they share one set of worker numbers, so JAX "
             yield warning(node, why + "takes them for one slice", "make one Job for each slice, or a JobSet")
         else:
-            why = f"{what}, but {node.path[-1]} is {count}: JAX waits for the missing hosts and hangs, and GKE starts "
-            yield error(node, why + "no slice in part", f"write {node.path[-1]}: {hosts}")
+            why = f"{what}, but {node.path[-1]} is {count}: JAX waits for the missing hosts and hangs"
+            slices = "; the replicas of a JobSet are slices" if job.in_job_set else ""
+            yield error(node, why, f"write {node.path[-1]}: {hosts}{slices}")
 
 
 @rule(Job, "job-indexed", "Kubernetes: an Indexed Job numbers its Pods; GKE sets TPU_WORKER_ID from that")
@@ -79,35 +71,31 @@ def headless_service(job: Job) -> Iterator[Problem]:
     subdomain, manifest = job.pod.spec["subdomain"], job.manifest
     if job.hosts == 1 or job.in_job_set or subdomain.placeholder:
         return
-    services = [
-        other
-        for other in manifest.others
-        if (other.kind, other.name, other.namespace) == ("Service", subdomain.text, manifest.namespace)
-    ]
+    lost = "the hosts' names do not resolve, and JAX hangs"
+    wanted = ("Service", subdomain.text, manifest.namespace)
+    services = [other for other in manifest.others if (other.kind, other.name, other.namespace) == wanted]
     if subdomain.text is None:
-        why = "the Pods have no subdomain: GKE cannot set TPU_WORKER_HOSTNAMES to names that resolve, and JAX hangs"
-        yield error(subdomain, why, "write subdomain: the name of a headless Service, and add that Service")
+        instead = "write subdomain: the name of a headless Service, and add that Service"
+        yield error(subdomain, f"the Pods have no subdomain: {lost}", instead)
     elif not services:
-        yield warning(
-            subdomain,
-            f"there is no Service {subdomain.text} among these objects: unless it exists already, the hosts' names do "
-            "not resolve and JAX hangs",
-            "add a Service of that name with clusterIP: None that selects the Job's Pods",
-        )
+        why = f"there is no Service {subdomain.text} among these objects: unless it exists already, {lost}"
+        instead = "add a Service of that name with clusterIP: None that selects the Job's Pods"
+        yield warning(subdomain, why, instead)
     else:
         address = services[0].spec["clusterIP"]
         if address.value != "None":
-            why = "is not None: only a headless Service gives each host of the slice a name, and JAX hangs without"
-            yield error(address, why, "write clusterIP: None")
-        yield from _selector(job, services[0].spec["selector"])
+            yield error(
+                address, f"is not None, and only a headless Service gives names: {lost}", "write clusterIP: None"
+            )
+        yield from _selector(job, services[0].spec["selector"], lost)
 
 
-def _selector(job: Job, selector: Node) -> Iterator[Problem]:
-    name, lost = job.manifest.name, "the hosts' names do not resolve, and JAX hangs"
+def _selector(job: Job, selector: Node, lost: str) -> Iterator[Problem]:
+    name = job.manifest.name
     labels = {key: node.value for key, node in job.pod.node.at("metadata", "labels").fields.items()}
-    labels.update(dict.fromkeys(_JOB_LABELS, name))
+    labels.update(dict.fromkeys(_GIVEN_NAME, name))
     for key, node in selector.fields.items():
-        if not node.placeholder and key not in _CONTROLLER_LABELS and labels.get(key) != node.value:
+        if not node.placeholder and key not in _GIVEN_ID and labels.get(key) != node.value:
             has = f"have {labels[key]!r}" if key in labels else "have no such label"
             why = f"selects {key}: {node.value}, but the Pods of Job {name} {has}: {lost}"
             yield error(node, why, f"write {key}: {labels.get(key, '...')}, or label the Pods")
@@ -118,50 +106,18 @@ def _selector(job: Job, selector: Node) -> Iterator[Problem]:
 @rule(Job, "job-slice", "Kubernetes: the scheduler knows no slices; GKE: a node pool is one")
 def one_slice(job: Job) -> Iterator[Problem]:
     """Nothing but an affinity keeps the Pods of a Job on one slice where several are free."""
-    spec = job.pod.spec
-    annotated = job.in_job_set and any(
+    spec, manifest = job.pod.spec, job.manifest
+    templates = [entry.at("template", "metadata") for entry in manifest.spec["replicatedJobs"]]
+    annotated = any(
         place["annotations"][EXCLUSIVE_TOPOLOGY].present
-        for place in (
-            job.manifest.metadata,
-            job.node["metadata"],
-            *(entry.at("template", "metadata") for entry in job.manifest.spec["replicatedJobs"]),
-        )
+        for place in (manifest.metadata, job.node["metadata"], *templates)
     )
-    placed = {NODE_POOL, DYNAMIC_SLICE, KUEUE_TOPOLOGY}
-    if job.hosts == 1 or annotated or placed & set(spec["nodeSelector"].fields) or spec["affinity"].present:
+    placed = {NODE_POOL, DYNAMIC_SLICE, KUEUE_TOPOLOGY} & set(spec["nodeSelector"].fields)
+    if job.hosts == 1 or (job.in_job_set and annotated) or placed or spec["affinity"].present:
         return
-    yield note(
-        spec["affinity"],
+    why = (
         "nothing keeps the hosts together: where two slices of this topology are free, the scheduler may take hosts of "
-        "both, and JAX hangs",
-        f"annotate {EXCLUSIVE_TOPOLOGY}: cloud.google.com/gke-nodepool"
-        if job.in_job_set
-        else "add a podAffinity to the Pods of this Job (label batch.kubernetes.io/job-name) with topologyKey "
-        "cloud.google.com/gke-nodepool",
     )
-
-
-@rule(Job, "job-environment", "GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES of Indexed Jobs")
-def environment(job: Job) -> Iterator[Problem]:
-    """A fixed TPU_WORKER_ID is the same on every host."""
-    for container in job.pod.tpu_containers if job.hosts > 1 else ():
-        variable = container.env.get("TPU_WORKER_ID")
-        if variable is not None and variable.text:
-            why = "TPU_WORKER_ID is the same on every host of the slice: JAX hangs until it times out"
-            yield error(variable.value, why, "take it out; GKE sets it from the Pod's index")
-
-
-@rule(Job, "job-slices", "GKE: TPU nodes are bought for Pods that ask for chips")
-def replicated(job: Job) -> Iterator[Problem]:
-    """A JobSet's replicas are slices; one that counts hosts there makes single-host Jobs of a multi-host slice."""
-    if not job.in_job_set or job.hosts == 1:
-        return
-    for entry in job.manifest.spec["replicatedJobs"]:
-        parallelism = entry.at("template", "spec", "parallelism")
-        count = entry["replicas"].number
-        if entry["template"].path == job.node.path and count == job.hosts and (parallelism.number or 1) == 1:
-            why = (
-                f"replicas of a JobSet are whole slices, not hosts: this asks for {count} slices with one Pod ({TPU}) "
-                "each"
-            )
-            yield warning(entry["replicas"], why, f"write replicas: 1 and parallelism: {count}")
+    instead = "add a podAffinity to the Pods of this Job (label batch.kubernetes.io/job-name) with topologyKey "
+    instead = f"annotate {EXCLUSIVE_TOPOLOGY}: " if job.in_job_set else instead
+    yield note(spec["affinity"], why + "both, and JAX hangs", instead + NODE_POOL)

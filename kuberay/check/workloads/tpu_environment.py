@@ -1,82 +1,75 @@
-"""Environment variables of containers with chips: those that the webhook sets, and those that make JAX hang."""
+"""Environment variables of containers with chips: those that GKE sets, and those that make JAX hang."""
 
 from collections.abc import Iterator
 
-from kuberay.check.pods import Variable
+from kuberay.check.pods import Container
 from kuberay.check.rules import Problem, error, rule, warning
 
 
-@rule(Variable, "tpu-env", "GKE TPU webhook: mutatePod")
-def set_by_the_webhook(variable: Variable) -> Iterator[Problem]:
-    """TPU_WORKER_ID, TPU_NAME and TPU_WORKER_HOSTNAMES differ by host or slice: the webhook sets them (ai-on-gke#858).
+@rule(Container, "tpu-env", "GKE TPU webhook: mutatePod; GKE sets TPU_WORKER_ID of Indexed Jobs")
+def set_by_gke(container: Container) -> Iterator[Problem]:
+    """TPU_WORKER_ID, TPU_NAME and TPU_WORKER_HOSTNAMES differ by host or slice: GKE sets them (ai-on-gke#858).
 
-    A fixed value is kept by the webhook and is the same on every host.
+    A fixed value is kept and is the same on every host.
     """
-    name, text, group = variable.name, variable.text, variable.container.pod.group
-    if group is None or not group.tpu or not variable.container.asks_tpu or not text:
+    group, job = container.pod.group, container.pod.role == "job"
+    if not container.asks_tpu or (group is None and not job):
         return
-    if name in ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES") and group.multi_host and text != "localhost":
-        yield error(
-            variable.value,
-            f"{name} is the same on every host: the GKE TPU webhook keeps what is set by hand, so hosts of a slice get "
-            "one identity, and JAX's start hangs until it times out (ai-on-gke#858)",
-            f"take {name} out; the webhook sets it",
-        )
-    elif name == "TPU_NAME" and (group.multi_host or (group.most or 2) > 1):
+    wide = group.multi_host if group else container.pod.hosts > 1
+    for name in ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")[: 1 if job else 2]:
+        value = container.env.get(name)
+        if wide and value is not None and value.text not in (None, "", "localhost"):
+            why = (
+                f"{name} is the same on every host: what is set by hand stays, the hosts of a slice get one identity, "
+                "and JAX's start hangs until it times out (ai-on-gke#858)"
+            )
+            yield error(value, why, f"take {name} out; GKE sets it")
+    value = container.env.get("TPU_NAME")
+    if group and value is not None and value.text and (wide or (group.most or 2) > 1):
         why = "TPU_NAME is the same for every slice of the group: the webhook keeps it, and Ray takes them for one"
-        yield error(variable.value, why, "take TPU_NAME out; the webhook sets <group>-<replica>")
+        yield error(value, why, "take TPU_NAME out; the webhook sets <group>-<replica>")
 
 
-@rule(Variable, "megascale-env", "GKE TPU webhook; ray#62893")
-def megascale(variable: Variable) -> Iterator[Problem]:
+@rule(Container, "megascale-env", "GKE TPU webhook; ray#62893")
+def megascale(container: Container) -> Iterator[Problem]:
     """MEGASCALE_* that are fixed in the Pod outlive the slices that they speak of (ray#62893)."""
-    name, text, group = variable.name, variable.text, variable.container.pod.group
-    if group is None or not group.tpu or not variable.container.asks_tpu or not text:
+    group = container.pod.group
+    if group is None or not container.asks_tpu:
         return
-    if name in ("MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"):
-        why = (
-            f"{name} is fixed in the Pod: after a preemption it is stale, it is the same on every slice, and JAX waits "
-            "for a coordinator that is gone (ray#62893)"
-        )
-        yield warning(variable.value, why, f"take {name} out: the webhook or Ray sets it for each run")
-    replicas = group.node["replicas"].number
-    if name == "MEGASCALE_NUM_SLICES" and text.isdigit() and replicas and int(text) != replicas:
-        why = (
-            f"MEGASCALE_NUM_SLICES is {text}, but the group has {replicas} replicas (slices): JAX waits for slices "
-            "that never come, or leaves some out"
-        )
-        yield warning(variable.value, why, f"write {replicas}, or take it out where each slice works alone")
+    for name in ("MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"):
+        value = container.env.get(name)
+        if value is not None and value.text:
+            why = f"{name} is the same on every slice, and stale after a preemption: JAX waits for a coordinator that "
+            yield warning(value, why + "is gone (ray#62893)", f"take {name} out: the webhook or Ray sets it")
+    value, slices = container.env.get("MEGASCALE_NUM_SLICES"), group.node["replicas"].number
+    if value is not None and slices and (value.text or "").isdigit() and int(value.value) != slices:
+        why = f"MEGASCALE_NUM_SLICES is {value.text}, but the group has {slices} replicas (slices): JAX waits for "
+        instead = f"write {slices}, or take it out where each slice works alone"
+        yield warning(value, why + "slices that never come, or leaves some out", instead)
 
 
-@rule(Variable, "jax-platforms", "JAX; vLLM's TPU backend")
-def jax_platforms(variable: Variable) -> Iterator[Problem]:
+@rule(Container, "jax-platforms", "JAX; vLLM's TPU backend")
+def jax_platforms(container: Container) -> Iterator[Problem]:
     """JAX_PLATFORMS=tpu hides the CPU backend that loaders need; cpu leaves the chips idle."""
-    so = {
-        "tpu": " alone takes the CPU backend away: code that prepares arrays on the host fails with 'Unknown backend "
-        "cpu'",
-        "cpu": ": the Pod holds TPU chips and JAX does not use them",
-    }.get(variable.text)
-    container = variable.container
-    if variable.name == "JAX_PLATFORMS" and so and container.asks_tpu and not container.init:
-        yield warning(variable.value, f"JAX_PLATFORMS={variable.text}{so}", 'write "tpu,cpu"')
-
-
-@rule(Variable, "compile-cache", "vLLM on TPU: hosts of a slice write one cache at the same time")
-def compile_cache(variable: Variable) -> Iterator[Problem]:
-    """A compilation cache in a bucket that all hosts of a slice mount is written by all of them at once."""
-    container, pod = variable.container, variable.container.pod
-    if variable.name != "VLLM_XLA_CACHE_PATH" or pod.group is None or not pod.group.multi_host:
+    value = container.env.get("JAX_PLATFORMS")
+    if value is None or not container.asks_tpu or container.init:
         return
-    buckets = {
-        volume["name"].value
-        for volume in pod.spec["volumes"]
-        if volume.at("csi", "driver").value == "gcsfuse.csi.storage.gke.io"
-    }
+    if value.text == "tpu":
+        why = "takes the CPU backend away: code that prepares arrays on the host fails with 'Unknown backend cpu'"
+        yield warning(value, f"JAX_PLATFORMS=tpu {why}", 'write "tpu,cpu"')
+    elif value.text == "cpu":
+        yield warning(value, "the Pod holds TPU chips, and with JAX_PLATFORMS=cpu does not use them", 'write "tpu,cpu"')
+
+
+@rule(Container, "compile-cache", "vLLM on TPU: hosts of a slice write one cache at the same time")
+def compile_cache(container: Container) -> Iterator[Problem]:
+    """A compilation cache in a bucket that all hosts of a slice mount is written by all of them at once."""
+    value, group = container.env.get("VLLM_XLA_CACHE_PATH"), container.pod.group
+    if value is None or group is None or not group.multi_host:
+        return
+    volumes = container.pod.spec["volumes"]
+    buckets = {each["name"].value for each in volumes if each["csi"]["driver"].value == "gcsfuse.csi.storage.gke.io"}
     mounts = [mount["mountPath"].text for mount in container["volumeMounts"] if mount["name"].value in buckets]
-    if any(mount and f"{variable.text}/".startswith(f"{mount.rstrip('/')}/") for mount in mounts):
-        yield warning(
-            variable.value,
-            "is in a bucket that all hosts of the slice mount: they write the same files at the same time, and some "
-            "read half of one",
-            "write a path on the host's own disk, such as /tmp/xla_cache",
-        )
+    if any(mount and f"{value.text}/".startswith(f"{mount.rstrip('/')}/") for mount in mounts):
+        why = "is in a bucket that all hosts of the slice mount: they write the same files at the same time, and some "
+        yield warning(value, why + "read half of one", "write a path on the host's own disk, such as /tmp/xla_cache")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Group, Workload
+from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node, quantity
 from kuberay.check.pods import Container, Pod
 from kuberay.check.rules import Problem, error, note, rule, warning
@@ -15,18 +15,11 @@ _GIB = 2.0**30
 
 @rule(Container, "tpu-requests", "Kubernetes API server: extended resources cannot be overcommitted")
 def requests(container: Container) -> Iterator[Problem]:
-    """Requested chips and limited chips are the same number."""
-    wanted, limit = (container.node.at("resources", part, TPU) for part in ("requests", "limits"))
-    if wanted.placeholder or limit.placeholder or not wanted.present:
-        return
-    if not limit.present:
-        why = (
-            f"requests {TPU} without a limit: the API server refuses the Pod, and KubeRay, which reads limits alone, "
-            "would give Ray no TPU resource"
-        )
-        yield error(wanted, why, f"write the same {TPU} under limits")
-    elif quantity(wanted) != quantity(limit):
-        why = f"requests {wanted.value} chips and limits {limit.value}: the API server refuses the Pod"
+    """Requested chips and limited chips are the same number; KubeRay tells Ray of the limit."""
+    wanted, limit = (container["resources"][part][TPU] for part in ("requests", "limits"))
+    if wanted.present and not wanted.placeholder and not limit.placeholder and quantity(wanted) != quantity(limit):
+        limits = f"limits {limit.value}" if limit.present else "has no limit of them"
+        why = f"requests {wanted.value} chips and {limits}: the API server refuses the Pod"
         yield error(wanted, why, f"write the same {TPU} under requests and limits")
 
 
@@ -35,18 +28,12 @@ def containers(pod: Pod) -> Iterator[Problem]:
     """Chips belong to the first container: it is the one that runs Ray."""
     for container in pod.init_containers:
         if container.asks_tpu:
-            why = (
-                "an init container asks for TPU chips: the GKE TPU webhook gives it no TPU environment, and a slice of "
-                "several hosts cannot be used before all hosts are up"
-            )
+            why = "an init container asks for TPU chips: it gets no TPU environment, and runs before all hosts are up"
             yield warning(container["resources"], why, f"take {TPU} out of the init container")
     if pod.role != "worker" or not pod.asks_tpu:
         return
     if not pod.containers[0].asks_tpu:
-        why = (
-            "the first container is the one that KubeRay runs Ray in, and it asks for no chips: Ray's node has no TPU "
-            "resource, and nothing is placed on it"
-        )
+        why = "KubeRay runs Ray in the first container, which asks for no chips: Ray's node has no TPU resource"
         yield error(pod.tpu_containers[0]["resources"], why, f"write {TPU} on the first container")
     elif len(pod.tpu_containers) > 1 and not (pod.accelerator.text or "").startswith("tpu7x"):
         why = "a second container asks for chips: Ray counts those of the first alone, and a host has one TPU runtime"
@@ -57,20 +44,17 @@ def containers(pod: Pod) -> Iterator[Problem]:
 def head(group: Group) -> Iterator[Problem]:
     """The head Pod keeps no chips: they would belong to no worker group's slice."""
     if group.is_head and group.pod.asks_tpu:
-        yield warning(
-            group.pod.tpu_containers[0]["resources"],
-            "the head Pod asks for TPU chips: it holds a TPU host of its own, is part of no worker group's slice, and "
-            "a restart of it ends the whole cluster",
-            f"take {TPU} out of the head and put it on a worker group",
-        )
+        why = "the head Pod asks for TPU chips: it holds a TPU host of its own, which is part of no group's slice"
+        instead = f"take {TPU} out of the head and put it on a worker group"
+        yield warning(group.pod.tpu_containers[0]["resources"], why, instead)
 
 
 @rule(Pod, "machine-size", "Compute Engine's machine types")
 def machine_size(pod: Pod) -> Iterator[Problem]:
     """CPU and memory requests fit beside what GKE keeps for itself on the machine."""
-    machine = pod.machine
-    if machine is None:
+    if pod.slice is None:
         return
+    machine = pod.slice.machine
     cpu, cpus = _requested(pod, "cpu")
     memory, size = _requested(pod, "memory")
     keeps = "of which GKE keeps some, so no node fits and the Pod stays Pending"
@@ -87,7 +71,7 @@ def _requested(pod: Pod, resource: str) -> tuple[Node | None, float]:
     """What all containers ask for together, and the largest part of it."""
     asked = []
     for container in pod.containers:
-        requested, limited = (container.node.at("resources", part, resource) for part in ("requests", "limits"))
+        requested, limited = (container["resources"][part][resource] for part in ("requests", "limits"))
         node = requested if requested.present else limited
         asked.append((quantity(node) or 0.0, node))
     return max(asked, key=lambda pair: pair[0], default=(0, None))[1], sum(amount for amount, _ in asked)
@@ -95,21 +79,17 @@ def _requested(pod: Pod, resource: str) -> tuple[Node | None, float]:
 
 @rule(Group, "tpu-affinity", "GKE TPU webhook: injectAffinity")
 def affinity(group: Group) -> Iterator[Problem]:
-    """On slices of several hosts the webhook replaces the Pod's affinity with its own."""
+    """On slices of several hosts the webhook replaces the Pod's affinity with its own, which keeps a slice together."""
     node = group.pod.spec["affinity"]
     if node.present and group.tpu and group.multi_host:
-        yield warning(
-            node,
-            "is lost: the GKE TPU webhook replaces the affinity of Pods on slices of several hosts with its own, "
-            "which keeps a slice together",
-            "use nodeSelector, which is kept",
-        )
+        why = "is lost: the GKE TPU webhook replaces the affinity of Pods on slices of several hosts with its own"
+        yield warning(node, why, "use nodeSelector, which is kept")
 
 
 @rule(Container, "privileged", "GKE Autopilot")
 def privileged(container: Container) -> Iterator[Problem]:
     """TPU Pods need no privileges on GKE any more."""
-    node = container.node.at("securityContext", "privileged")
+    node = container["securityContext"]["privileged"]
     if node.true and container.asks_tpu and not container.init:
         why = "the container is root on the node: GKE Autopilot refuses it, and TPUs have not needed it since GKE 1.28"
         yield warning(node, why, "take privileged out")
@@ -119,28 +99,24 @@ def privileged(container: Container) -> Iterator[Problem]:
 def toleration(pod: Pod) -> Iterator[Problem]:
     """TPU nodes are tainted; GKE's admission adds the toleration for the resource that is asked for, others do not."""
     if pod.asks_tpu and not pod.tolerates_tpu:
-        why = (
-            f"does not tolerate the taint {TPU} of TPU nodes: GKE adds the toleration to Pods that ask for chips, "
-            "clusters without the ExtendedResourceToleration admission do not"
-        )
+        why = f"does not tolerate the taint {TPU} of TPU nodes: GKE adds the toleration, other clusters may not"
         yield note(pod.spec["tolerations"], why, f"add a toleration with key {TPU}, operator Exists, effect NoSchedule")
 
 
-@rule(Workload, "tpu-workload", "Kubernetes: Pods of a Deployment have no stable names")
-def workload(workload: Workload) -> Iterator[Problem]:
+@rule(Pod, "tpu-workload", "Kubernetes: Pods of a Deployment have no stable names")
+def workload(pod: Pod) -> Iterator[Problem]:
     """Hosts of one slice find each other by stable names, which only some kinds give."""
-    kind, pod, spec = workload.manifest.kind, workload.pod, workload.manifest.spec
-    hosts = pod.slice_hosts or 1
-    if hosts < 2 or not pod.asks_tpu or pod.misfit:
+    kind, spec, hosts = pod.manifest.kind, pod.manifest.spec, pod.hosts
+    if hosts < 2 or pod.role != "workload":
         return
     size, waits = spec["replicas"], f"of {hosts} hosts: JAX waits for the missing ones"
     if kind in ("Deployment", "ReplicaSet", "DaemonSet", "Pod"):
-        yield error(
-            pod.topology,
+        why = (
             f"{pod.topology.value} with {pod.chips} chips a Pod is a slice of {hosts} hosts: Pods of a {kind} have no "
-            "stable names, so the hosts never find each other and JAX hangs",
-            "use an Indexed Job, a JobSet, a LeaderWorkerSet or a RayService, or a topology of one host",
+            "stable names, so the hosts never find each other and JAX hangs"
         )
+        instead = "use an Indexed Job, a JobSet, a LeaderWorkerSet or a RayService, or a topology of one host"
+        yield error(pod.topology, why, instead)
     elif kind == "StatefulSet" and size.number is not None and size.number % hosts:
         yield error(size, f"{size.number} replicas are no whole slices {waits}", f"write a multiple of {hosts}")
     elif kind == "LeaderWorkerSet":

@@ -5,8 +5,18 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Group
 from kuberay.check.pods import GENERATION_OF, RARE_ACCELERATORS, Pod
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
-from ray_configs.labels import ACCELERATOR, FLEX_START, RESERVATION, SPOT, TOPOLOGY, TPU
-from ray_configs.tpu import GENERATIONS, TpuSlice
+from ray_configs.labels import (
+    ACCELERATOR,
+    COMPUTE_CLASS,
+    DYNAMIC_SLICE_TOPOLOGY,
+    FLEX_START,
+    NODE_POOL,
+    RESERVATION,
+    SPOT,
+    TOPOLOGY,
+    TPU,
+)
+from ray_configs.tpu import GENERATIONS
 
 _GKE = "GKE's tables of TPU machine types and topologies"
 _OTHER_NAMES = {
@@ -54,35 +64,30 @@ def chips(pod: Pod) -> Iterator[Problem]:
     if not pod.asks_tpu or any(container.chips.placeholder for container in pod.tpu_containers):
         return
     node, total, so = pod.tpu_containers[0].chips, pod.topology_chips or 0, "no node fits and the Pod stays Pending"
+    sizes = " or ".join(str(machine.chips) for machine in pod.machines)
     if pod.chips is None:
         why = f"{node.value!r} is no whole number of chips: the API server refuses the Pod"
         yield error(node, why, f"write {TPU} as 1, 4 or 8")
     elif pod.chips not in (1, 4, 8):
         why = f"no TPU machine type has {pod.chips} chips, so {so}"
         if total % pod.chips:
-            why += (
-                f"; {total} chips of {pod.topology.value} do not divide by it either, which the GKE TPU webhook rounds "
-                f"down to {max(1, total // pod.chips)} hosts and accepts"
-            )
-        yield error(node, why, f"ask for {_sizes(pod) or '1, 4 or 8'}, all chips of a host")
-    elif pod.machines and pod.machine is None:
+            why += f"; nor do {total} chips divide by it: the GKE TPU webhook rounds down to {total // pod.chips} hosts"
+        yield error(node, why, f"ask for {sizes or '1, 4 or 8'}, all chips of a host")
+    elif pod.machines and pod.slice is None:
         partial = len(pod.machines) == 1 and total == pod.machines[0].chips and pod.chips < total
         idle = partial and pod.group is None
         if idle:
             so = "chips are left idle, and the runtime may refuse part of a host"
         elif partial:
             so = "the GKE TPU webhook takes every Pod for a host of its own, and JAX waits for hosts that are none"
-        why = f"a host of {pod.accelerator.value} {pod.topology.value} has {_sizes(pod)} chips, not {pod.chips}: {so}"
-        yield (warning if idle else error)(node, why, f"ask for {_sizes(pod)}, or choose another topology")
+        why = f"a host of {pod.accelerator.value} {pod.topology.value} has {sizes} chips, not {pod.chips}: {so}"
+        yield (warning if idle else error)(node, why, f"ask for {sizes}, or choose another topology")
 
 
 @rule(Group, "tpu-hosts", "GKE TPU webhook: checkWorkersMatchTopology")
 def hosts(group: Group) -> Iterator[Problem]:
     """numOfHosts is the chips of the topology by the chips of a host; the webhook refuses the RayCluster otherwise."""
     pod, node, total = group.pod, group.node["numOfHosts"], group.pod.topology_chips
-    if node.number == 0 and group.tpu:
-        yield error(node, "is 0: the GKE TPU webhook refuses the RayCluster", "write the hosts of a slice, 1 or more")
-        return
     if not group.tpu or pod.chips not in (1, 4, 8) or group.hosts is None or total is None or pod.misfit:
         return
     wanted = total // pod.chips or 1
@@ -90,62 +95,55 @@ def hosts(group: Group) -> Iterator[Problem]:
         return
     both = [f"{TPU} {m.chips} and numOfHosts {total // m.chips}" for m in pod.machines]
     sold = "; it is sold as " + " or ".join(both) if len(both) > 1 else ""
-    one = "is one host" if wanted == 1 else f"has {wanted} hosts"
-    yield error(
-        node,
-        f"a slice of {pod.topology.value} with {pod.chips} chips a host {one}, not {group.hosts}: the GKE TPU webhook "
-        f"refuses the RayCluster with 'Number of workers in worker group not equal to specified topology'{sold}",
-        f"write numOfHosts: {wanted}"
-        + (", or the other size" if len(both) > 1 else "")
-        + ("; replicas are slices, not hosts" if group.node["replicas"].number == wanted > 1 else ""),
+    why = (
+        f"a slice of {pod.topology.value} with {pod.chips} chips a host has {wanted} host{'s' * (wanted > 1)}, not "
+        f"{group.hosts}: the GKE TPU webhook refuses the RayCluster with 'Number of workers in worker group not equal "
+        f"to specified topology'{sold}"
     )
+    other = ", or the other size" if len(both) > 1 else ""
+    counted = "; replicas are slices, not hosts" if group.node["replicas"].number == wanted > 1 else ""
+    yield error(node, why, f"write numOfHosts: {wanted}{other}{counted}")
 
 
 @rule(Group, "tpu-2x4", "Ray 2.60: chips per host of 2x4")
 def ambiguous(group: Group) -> Iterator[Problem]:
     """2x4 is sold as one host of eight chips and as two of four; Ray takes it for the first."""
     if group.tpu and len(group.pod.machines) > 1 and group.pod.chips == 4 and group.hosts == 2:
-        why = (
-            "is made of two hosts of 4 chips here; Ray takes 2x4 for one host of 8 unless it is told, and then waits "
-            "for ever for a host with 8 chips"
-        )
+        why = "is two hosts of 4 chips here; Ray takes 2x4 for one host of 8 unless it is told, and waits for that"
         yield note(group.pod.topology, why, "pass chips_per_vm=4 where the slice is reserved (ray.util.tpu)")
 
 
 @rule(Pod, "tpu-selectors", "GKE TPU webhook; GKE Autopilot; Ray 2.60's autoscaler")
 def selectors(pod: Pod) -> Iterator[Problem]:
-    """A Pod with chips says which accelerator and which topology."""
-    node, worker = pod.spec["nodeSelector"], pod.role == "worker"
+    """A Pod with chips says which accelerator and which topology, unless something else chooses its nodes."""
+    selector, worker = pod.spec["nodeSelector"], pod.role == "worker"
+    chosen = (
+        bool({COMPUTE_CLASS, NODE_POOL} & set(selector.fields))
+        or pod.node["metadata"]["annotations"][DYNAMIC_SLICE_TOPOLOGY].present
+        or pod.spec["affinity"]["nodeAffinity"].present
+    )
     if not pod.asks_tpu:
         unmeant = worker or (not pod.tolerates_tpu and pod.role not in ("head", "submitter"))
         if pod.topology.present and unmeant and pod.containers:
-            why = (
-                f"selects TPU nodes, but no container asks for {TPU}: GKE taints those nodes, and the Pod stays "
-                "Pending, or holds a host without its chips"
-            )
-            yield warning(
-                pod.topology, why, f"write resources.limits {TPU} on the container, or take the selectors out"
-            )
+            why = f"selects TPU nodes, but no container asks for {TPU}: these nodes are tainted, the Pod stays Pending"
+            yield warning(pod.topology, why, f"write {TPU} under resources.limits, or take the selectors out")
         return
-    if not worker and pod.dynamic:
+    if not worker and chosen:
         return
     if not pod.topology.present:
-        why = (
-            "the GKE TPU webhook refuses the RayCluster and its Pods"
-            if worker
-            else "GKE Autopilot refuses the Pod, and on Standard it lands on any TPU node with free chips"
-        )
+        webhook = "the GKE TPU webhook refuses the RayCluster and its Pods"
+        why = webhook if worker else "GKE Autopilot refuses the Pod, Standard takes any TPU node with free chips"
         yield (error if worker else warning)(
-            node[TOPOLOGY],
+            selector[TOPOLOGY],
             f"asks for TPU chips without the node selector {TOPOLOGY}: {why}",
             f"write {TOPOLOGY}: the slice's topology, such as 2x4",
         )
     if not pod.accelerator.present:
         ray = ", and Ray's autoscaler does not know the slice's head resource" if worker else ""
-        yield (error if worker and not pod.dynamic else warning)(
-            node[ACCELERATOR],
-            f"asks for TPU chips without the node selector {ACCELERATOR}: GKE Autopilot refuses "
-            f"the Pod, Standard takes any TPU generation of that topology{ray}",
+        yield (error if worker and not chosen else warning)(
+            selector[ACCELERATOR],
+            f"asks for TPU chips without the node selector {ACCELERATOR}: GKE Autopilot refuses the Pod, Standard "
+            f"takes any TPU generation of that topology{ray}",
             f"write {ACCELERATOR}: one of {', '.join(GENERATION_OF)}",
         )
 
@@ -153,41 +151,30 @@ def selectors(pod: Pod) -> Iterator[Problem]:
 @rule(Group, "ray-topology", "Ray 2.60: VALID_TPU_TOPOLOGY; its autoscaler's map of accelerators")
 def ray_topology(group: Group) -> Iterator[Problem]:
     """Ray reserves slices of the topologies that it knows, and scales the accelerators that it knows."""
-    pod = group.pod
-    if group.tpu and pod.accelerator.text == "tpu7":
+    slice, instead = group.pod.slice, "choose another slice for Ray, or run the workload as a Kubernetes Job"
+    if group.tpu and group.pod.accelerator.text == "tpu7":
         why = "Ray 2.60 knows no generation tpu7: it cannot label or reserve its slices"
-        yield warning(pod.accelerator, why, "write tpu7x, or run the workload as a Kubernetes Job")
-    if not group.tpu or pod.machine is None or pod.generation is None:
-        return
-    refusal = TpuSlice(pod.generation.name, str(pod.topology.value), pod.machine.name).ray_refusal
-    unscaled = "autoscaler" in (refusal or "")
-    if refusal and (group.cluster.autoscaling or not unscaled):
-        so = "never adds such hosts" if unscaled else "raises ValueError; plain TPU resources still work"
-        place = pod.accelerator if unscaled else pod.topology
-        instead = "choose another slice for Ray, or run the workload as a Kubernetes Job"
-        yield warning(place, f"{refusal}: Ray's slice reservation {so}", instead)
+        yield warning(group.pod.accelerator, why, "write tpu7x, or run the workload as a Kubernetes Job")
+    elif group.tpu and slice is not None and (refusal := slice.ray_refusal):
+        if "autoscaler" not in refusal:
+            why = f"{refusal}: Ray's slice reservation raises ValueError; plain TPU resources still work"
+            yield warning(group.pod.topology, why, instead)
+        elif group.cluster.autoscaling:
+            yield warning(group.pod.accelerator, f"{refusal}: it never adds such hosts", instead)
 
 
 @rule(Pod, "tpu-capacity", "GKE: what Spot, flex-start and reservations sell")
 def capacity(pod: Pod) -> Iterator[Problem]:
     """A node is bought one way, and flex-start does not sell every machine."""
-    selector, flex = pod.spec["nodeSelector"], FLEX_START
-    ways = [selector[key] for key in (SPOT, flex, RESERVATION)]
-    chosen = {str(way.path[-1]): way for way in ways if way.value not in (None, "false", False)}
+    selector = pod.spec["nodeSelector"]
+    ways = {key: selector[key] for key in (SPOT, FLEX_START, RESERVATION)}
+    chosen = {key: way for key, way in ways.items() if way.value not in (None, "false", False)}
     if len(chosen) > 1:
         why = f"selects nodes with {' and '.join(chosen)}: no node is bought both ways, the Pod stays Pending"
         yield error(list(chosen.values())[-1], why, "keep one of them")
-    if flex in chosen and pod.generation is not None:
-        machine = pod.machine or pod.generation.multi_host_machine
+    if FLEX_START in chosen and pod.generation is not None:
+        machine = pod.slice.machine if pod.slice else pod.generation.multi_host_machine
         if not machine.dynamic_workload_scheduler:
-            why = (
-                f"flex-start does not sell {machine.name}: no node pool of {pod.accelerator.value} can have this "
-                "label, the Pod stays Pending"
-            )
+            why = f"flex-start does not sell {machine.name}: no node can have this label, the Pod stays Pending"
             instead = "use Spot, a reservation or on-demand nodes, or another generation such as v5e or v6e"
-            yield error(chosen[flex], why, instead)
-
-
-def _sizes(pod: Pod) -> str:
-    """Chips per host that this slice is sold with, `8 or 4`; empty where the slice is not known."""
-    return " or ".join(str(machine.chips) for machine in pod.machines)
+            yield error(chosen[FLEX_START], why, instead)

@@ -38,7 +38,7 @@ def asks(port: int | str, path: str = "/-/healthz") -> Change:
             [options("port: 9000"), (f"{HEAD} ports 1 containerPort", 9000)],
             "serve-port",
             "error",
-            ["group tpu has its port serve on 8000", "KubeRay's readiness probe asks 8000"],
+            ["group tpu has its port serve on 8000", "KubeRay's readiness probe never succeeds"],
         ),
         (
             [(f"{HEAD} ports 1 containerPort", 8001)],

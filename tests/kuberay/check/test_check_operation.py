@@ -106,9 +106,6 @@ def test_queued_services_and_versions_of_kueue() -> None:
     (note,) = noted(changed(good.service(), queued, *fixed), "kueue-service")
     assert "Kueue 0.17" in note.why and "0.16.9" in note.instead
     assert noted(changed(good.ray_job(), queued), "kueue-service") == []
-    elastic = ("metadata annotations", {"kueue.x-k8s.io/elastic-job": "true"})
-    (note,) = noted(changed(good.service(), queued, elastic), "kueue")
-    assert "ElasticJobsViaWorkloadSlices" in note.why
 
 
 AFFINITY = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}

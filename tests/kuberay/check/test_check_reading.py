@@ -81,11 +81,9 @@ def test_findings_point_at_lines(tmp_path: Path) -> None:
 
 
 def test_a_missing_field_points_at_its_parent(tmp_path: Path) -> None:
-    text = (
-        "apiVersion: batch/v1\nkind: Job\nmetadata:\n  name: a\nspec:\n  template:\n    spec:\n      containers: []\n"
-    )
+    text = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: a\nspec:\n  containers:\n  - image: a:1\n"
     (finding,) = check(read_yaml(written(tmp_path, text)))
-    assert (finding.rule, finding.line) == ("job-restart", 7)
+    assert (finding.rule, finding.line) == ("missing-field", 7)
 
 
 def test_lines_in_text_of_another_style_are_those_of_the_key() -> None:

@@ -40,7 +40,7 @@ def env(name: str, value: Any) -> Change:
         (chips(8), "tpu-chips", "error", ["has 4 chips, not 8"]),
         ([(f"{GROUP} numOfHosts", 2)], "tpu-hosts", "error", ["has 4 hosts, not 2", "numOfHosts: 4"]),
         ([(f"{GROUP} numOfHosts", REMOVED)], "tpu-hosts", "error", ["not 1", "Number of workers in worker group"]),
-        ([(f"{GROUP} numOfHosts", 0)], "tpu-hosts", "error", ["is 0"]),
+        ([(f"{GROUP} numOfHosts", 0)], "tpu-hosts", "error", ["has 4 hosts, not 0"]),
         (
             [(f"{GROUP} numOfHosts", 1), (f"{GROUP} replicas", 4), (f"{GROUP} maxReplicas", 4)],
             "tpu-hosts",
@@ -53,7 +53,7 @@ def env(name: str, value: Any) -> Change:
             "error",
             ["has 4 chips, not 1", "every Pod for a host of its own"],
         ),
-        ([(TOPOLOGY, "2x2")], "tpu-hosts", "error", ["is one host, not 4"]),
+        ([(TOPOLOGY, "2x2")], "tpu-hosts", "error", ["has 1 host, not 4"]),
         ([(TOPOLOGY, "2x4")], "tpu-hosts", "error", ["google.com/tpu 8 and numOfHosts 1", "numOfHosts 2"]),
         ([(TOPOLOGY, REMOVED)], "tpu-selectors", "error", ["gke-tpu-topology", "webhook refuses"]),
         ([(ACCELERATOR, REMOVED)], "tpu-selectors", "error", ["gke-tpu-accelerator", "Autopilot"]),
@@ -63,7 +63,7 @@ def env(name: str, value: Any) -> Change:
             "warning",
             ["no container asks for google.com/tpu"],
         ),
-        ([(f"{BOX} resources limits google.com/tpu", REMOVED)], "tpu-requests", "error", ["without a limit"]),
+        ([(f"{BOX} resources limits google.com/tpu", REMOVED)], "tpu-requests", "error", ["has no limit of them"]),
         ([(f"{BOX} resources limits google.com/tpu", 8)], "tpu-requests", "error", ["requests 4", "limits 8"]),
         (
             [(f"{POD} initContainers", [{"name": "warm", "resources": {"limits": {"google.com/tpu": 4}}}])],
