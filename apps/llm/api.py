@@ -162,12 +162,12 @@ class Output:
             raise EngineStopped(self.error or "the request was aborted")
 
 
-class Counted(Protocol):
+class CallerUsage(Protocol):
     """What a caller has and uses, as `fairness.admission` counts it."""
 
-    def enters(self) -> None: ...
-    def uses(self, tokens: int) -> None: ...
-    def ends(self) -> None: ...
+    def left_queue(self) -> None: ...
+    def generated(self, tokens: int) -> None: ...
+    def request_ended(self) -> None: ...
 
 
 class Generation:
@@ -181,7 +181,7 @@ class Generation:
     def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1, caller: Caller = ANYONE):
         self.id = next(_ids)  # in the order of arrival
         self.caller = caller
-        self.member: Counted | None = None  # set by submit
+        self.usage: CallerUsage | None = None  # set by submit
         self.prompt_ids = tuple(prompt_ids)
         self.params = params  # None: nothing is sampled, `n` suffixes are scored or a prompt is embedded
         self.n = n if params is None else params.n
@@ -211,8 +211,8 @@ class Generation:
         if output.finish_reason is not None:
             self._running -= 1
             if not self._running:
-                if self.member is not None:
-                    self.member.ends()
+                if self.usage is not None:
+                    self.usage.request_ended()
                 self._ended.set()
 
     def wake(self) -> None:

@@ -48,7 +48,7 @@ from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import layout
 from apps.llm.engine.pooling import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
-from apps.llm.engine.speculation.choice import Pace
+from apps.llm.engine.speculation.choice import StepTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
@@ -127,13 +127,13 @@ class Engine:
                 _make_ready(executors, [token for token in calibration if token < model.arch.vocab_size])
                 of_rank = chosen.of_dp_rank(config)
                 drafts = config.speculation == "ngram"
-                paces = [Pace.measured(executor, of_rank) if drafts else None for executor in executors]
+                timings = [StepTimes.measured(executor, of_rank) if drafts else None for executor in executors]
                 tokenizer, grammars = words.result()
             except BaseException:
                 for executor in executors:
                     executor.close()
                 raise
-        loops = [Loop(of_rank, executor, pace) for executor, pace in zip(executors, paces)]
+        loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
         return cls(config, loops, tokenizer, grammars, max_len)
 
     # -- the callers' side --------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Engine:
             self._raise_if_stopped()
             prompt = len(generation.prompt_ids)
             tokens = prompt + sum(len(seq.tokens) - prompt for seq, _ in members)  # suffixes to score have more
-            generation.member = self.admission.admit(generation.caller, len(members), tokens)
+            generation.usage = self.admission.admit(generation.caller, len(members), tokens)
             generation.engine = min(self.loops, key=lambda loop: loop.open)
             generation.engine.submit(members)
         return generation

@@ -1,12 +1,12 @@
-"""The loop of one DP rank: schedule, launch, read the step before; in a thread of its own.
+"""The loop of one DP rank: schedule, launch, read the previous step. Runs in its own thread.
 
-1. The scheduler says what the next step is, and the executor launches it.
-2. While the device computes, the loop reads the step before: tokens become text, stop conditions are looked at,
-   outputs go to their readers, each event loop woken once.
-3. A finished, aborted or failed sequence gives its pages back at once. A step that was already launched for it runs
-   in vain; that is the price of never waiting for the device.
+1. The scheduler plans the next step and the executor launches it.
+2. While the device computes, the loop reads the previous step: it turns tokens into text, checks stop conditions and
+   hands outputs to their readers, waking each event loop once.
+3. A finished, aborted or failed sequence gives its pages back at once. A step already launched for it is wasted; that
+   is the price of never waiting for the device.
 
-Where sequences are expected to repeat themselves, the loop reads the step first, and drafts: see `speculation`.
+When drafts are expected to pay, the loop reads the running step before it plans the next: see `speculation`.
 """
 
 import logging
@@ -25,7 +25,7 @@ from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
-from apps.llm.engine.speculation.choice import Pace, draft_lengths
+from apps.llm.engine.speculation.choice import StepTimes, draft_lengths
 from apps.llm.engine.step import StepShape
 from apps.serving.event_loops import wake
 from ray_configs.llm import EngineConfig
@@ -33,19 +33,19 @@ from ray_configs.llm import EngineConfig
 log = logging.getLogger("podslice")
 
 Member = tuple[Sequence, Answer | PromptTask]
-"""One of a request's sequences, as the scheduler and as the loop sees it."""
+"""One sequence of a request: its scheduler state, and the answer or prompt task that consumes its tokens."""
 
 
 class Loop(Generic[LaunchedT]):
-    """One executor's sequences, from their queue to their end.
+    """Runs one executor's sequences, from the queue to their end.
 
     Args:
-        config: of this DP rank: its own share of the batch.
-        pace: how long its steps take; None: nothing is drafted.
+        config: of this DP rank, with its own share of the batch.
+        step_times: how long its steps take; None turns speculation off.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor[LaunchedT], pace: Pace | None = None):
-        self.config, self.executor, self.pace = config, executor, pace
+    def __init__(self, config: EngineConfig, executor: Executor[LaunchedT], step_times: StepTimes | None = None):
+        self.config, self.executor, self.step_times = config, executor, step_times
         self._arch = executor.arch
         self._scheduler = Scheduler(
             PagePool(executor.pages, reuse=config.prefix_cache),
@@ -58,13 +58,13 @@ class Loop(Generic[LaunchedT]):
         self._lock = threading.Condition()
         self._incoming: deque[list[Member]] = deque()
         self._aborted: deque[Generation] = deque()
-        self._queued = 0  # submitted and not yet running
+        self._queued = 0  # sequences submitted but not yet running
         self._stopping = False
         self._failure: str | None = None
         self._turn_began: float | None = None
         self._prompt_tokens = self._generated_tokens = self._scored_tokens = self._embeddings = self._steps = 0
         self._drafted_tokens = self._accepted_tokens = 0
-        self._waited_s = 0.0  # for the device, in this turn
+        self._waited_s = 0.0  # time this turn spent waiting for the device
         self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
         self._thread.start()
 
@@ -94,7 +94,7 @@ class Loop(Generic[LaunchedT]):
 
     @property
     def open(self) -> int:
-        """Sequences that wait or run."""
+        """Sequences waiting or running."""
         return self._queued + len(self._scheduler.running)
 
     def stats(self) -> EngineStats:
@@ -118,7 +118,7 @@ class Loop(Generic[LaunchedT]):
         )
 
     def check(self, step_deadline_s: float = 60.0) -> None:
-        """Raises EngineStopped when the loop is dead, or has been in one step for longer than the deadline."""
+        """Raises EngineStopped when the loop is dead or one step has taken longer than the deadline."""
         if self._failure or not self._thread.is_alive():
             raise EngineStopped(self._failure or "the engine loop has ended")
         stuck = self.stats().step_running_s
@@ -126,7 +126,7 @@ class Loop(Generic[LaunchedT]):
             raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
 
     def shutdown(self) -> None:
-        """End the loop; requests still open fail with an error that says so."""
+        """Stop the loop. Open requests fail with an error that says so."""
         with self._lock:
             self._stopping = True
             self._lock.notify()
@@ -149,9 +149,9 @@ class Loop(Generic[LaunchedT]):
                 if pending is not None:
                     self._read(*pending)
                 pending = launched
-                if self.pace is not None and work and running and all(item.stop - item.start == 1 for item in running):
+                if self.step_times and work and running and all(item.stop - item.start == 1 for item in running):
                     rows, turn_s = sum(1 + len(item.draft) for item in running), time.monotonic() - began
-                    self.pace.note(rows, reads_first, turn_s, turn_s - self._waited_s)
+                    self.step_times.note(rows, reads_first, turn_s, turn_s - self._waited_s)
                 if pending is None and not self._scheduler.running:
                     self._scheduler.check()
         except Exception as error:
@@ -163,7 +163,7 @@ class Loop(Generic[LaunchedT]):
             self.executor.close()
 
     def _take_commands(self, wait: bool) -> bool:
-        """Let new requests in and aborted ones out; sleeps when there is nothing to do. False: stop."""
+        """Add new requests and close aborted ones; sleep while there is nothing to do. False: stop the loop."""
         with self._lock:
             idle = wait and not self._scheduler.running and not self._scheduler.waiting
             if idle:
@@ -184,15 +184,16 @@ class Loop(Generic[LaunchedT]):
         return not self._stopping
 
     def _reads_first(self, running: list[Work]) -> bool:
-        """Whether the next step hangs on the running one's tokens: on its drafts, or for drafts of its own."""
+        """Whether the next step needs the running one's tokens: because it has drafts, or to draft from them."""
         if any(item.draft for item in running):
             return True
-        return self.pace is not None and bool(draft_lengths(self._scheduler, self.config, self.pace, in_flight=True))
+        times = self.step_times
+        return times is not None and bool(draft_lengths(self._scheduler, self.config, times, in_flight=True))
 
     def _drafts(self) -> dict[Sequence, list[int]]:
-        if self.pace is None:
+        if self.step_times is None:
             return {}
-        wanted = draft_lengths(self._scheduler, self.config, self.pace, in_flight=False)
+        wanted = draft_lengths(self._scheduler, self.config, self.step_times, in_flight=False)
         return {seq: self._answers[seq].plausible(seq.drafter.draft(count)) for seq, count in wanted.items()}
 
     def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:
@@ -207,16 +208,16 @@ class Loop(Generic[LaunchedT]):
         tokens = sum(item.stop - item.start for item in work) + drafted
         reads = any(self._answers[item.seq].reads for item in work if not item.decoding)
         shape = executor.shape_for(tokens, len(work) + drafted, reads)
-        step, readout, nobody = shape.host(), Readout(), self.config.max_batch_size
+        step, readout, scratch = shape.host(), Readout(), self.config.max_batch_size
         for row, item in with_rows(work):
             seq, answer = item.seq, self._answers[item.seq]
             known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
-            # What a chunk short of the prompt's end samples means nothing, and of the samples round a draft only the
-            # host knows which counts: they are noted in the slot that is nobody's.
-            slot = seq.slot if item.samples and not item.draft else nobody
+            # The sample of a chunk that ends inside the prompt is meaningless, and only the host can tell which sample
+            # of a draft is the last accepted one. The device keeps such samples in the scratch slot.
+            slot = seq.slot if item.samples and not item.draft else scratch
             start = step.add(known, item.stop, seq.pages, item.decoding, row=slot, seed=seq.seed, **answer.rows)
             for i, token in enumerate(item.draft, 1):
-                step.add((token,), item.stop + i, seq.pages, False, row=nobody, seed=seq.seed, **answer.rows)
+                step.add((token,), item.stop + i, seq.pages, False, row=scratch, seed=seq.seed, **answer.rows)
             if answer.reads:
                 answer.want(readout, shape, start, row, item)
         self._steps += 1
@@ -224,7 +225,7 @@ class Loop(Generic[LaunchedT]):
         return work, executor.launch(step, self._extras(work, shape), readout)
 
     def _extras(self, work: list[Work], shape: StepShape) -> Extras | None:
-        """Token masks and logit biases, when a sequence of the step has any."""
+        """The step's token masks and logit biases; None if no sequence has any."""
         masks, biased = {}, {}
         for row, item in with_rows(work):
             answer = self._answers[item.seq]
@@ -273,14 +274,14 @@ class Loop(Generic[LaunchedT]):
         self._deliver(outputs)
 
     def _taken(self, seq: Sequence, answer: Answer | PromptTask, result: Tokens, row: int) -> tuple[Generation, Output]:
-        """A sequence's next token, in that row of its step; if it is the last one, the sequence ends."""
+        """Take a sequence's next token from a row of its step, and finish the sequence if it is the last one."""
         token = int(result.ids[row])
         if seq.drafter is not None:
             seq.drafter.take(token)
         output = answer.take(token, result, row)
         self._generated_tokens += len(output.token_ids)
-        if output.token_ids and seq.generation.member is not None:
-            seq.generation.member.uses(len(output.token_ids))
+        if output.token_ids and seq.generation.usage is not None:
+            seq.generation.usage.generated(len(output.token_ids))
         self._scored_tokens += len(output.scores)
         self._embeddings += output.embedding is not None
         if output.finish_reason is not None:
@@ -289,7 +290,7 @@ class Loop(Generic[LaunchedT]):
         return seq.generation, output
 
     def _close(self, seq: Sequence, reason: Any, error: str | None = None) -> tuple[Generation, Output]:
-        """End a sequence from outside."""
+        """End a sequence before its answer is complete."""
         answer = self._answers.pop(seq)
         self._leave_queue(seq, answer)
         self._scheduler.finish(seq)
@@ -298,9 +299,9 @@ class Loop(Generic[LaunchedT]):
     def _leave_queue(self, seq: Sequence, answer: Answer | PromptTask) -> None:
         if not answer.entered:
             answer.entered = True
-            if seq.generation.member is not None:
-                seq.generation.member.enters()
-            with self._lock:  # callers' threads count up
+            if seq.generation.usage is not None:
+                seq.generation.usage.left_queue()
+            with self._lock:  # submitting threads increment it
                 self._queued -= 1
 
     def _deliver(self, outputs: list[tuple[Generation, Output]]) -> None:
@@ -309,7 +310,7 @@ class Loop(Generic[LaunchedT]):
         wake(generation for generation, _ in outputs)
 
     def _fail(self, reason: str) -> None:
-        """Every open request gets its error: none is left waiting."""
+        """Fail every open request with `reason`, so that no reader waits forever."""
         with self._lock:
             self._failure = reason
             incoming, self._incoming = self._incoming, deque()

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from apps.llm.api import Caller, LimitReached, QueueFull
-from apps.llm.engine.fairness import crowd
-from apps.llm.engine.fairness.admission import Admission, Member
+from apps.llm.engine.fairness import backlog
+from apps.llm.engine.fairness.admission import Admission, CallerState
 from apps.llm.engine.scheduler import Sequence
 from ray_configs.applications.callers import CallerConfig
 from tests.llm.engine.test_scheduler import Serving
@@ -80,7 +80,7 @@ def _prefill(machine: Serving) -> int:
 
 
 def test_a_first_token_does_not_wait_for_the_prompts_of_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowd, "LATELY", 60)
+    monkeypatch.setattr(backlog, "RECENT_STEPS", 60)
     machine = serving(budget=64)
     flood(machine, ALICE, 200, prompt=50, answer=2)
     for _ in range(20):
@@ -90,8 +90,8 @@ def test_a_first_token_does_not_wait_for_the_prompts_of_a_flood(monkeypatch: pyt
     prefill = {item.seq: item.stop - item.start for item, _ in machine.pending if not item.decoding}
     assert prefill == {asked: 6}, "though the step had room"
     prefills = [_prefill(machine) for _ in range(55)]
-    assert max(prefills) <= 64 // crowd.PART, "while others are about, a part of each step"
-    assert sum(prefills[:30]) > 0.8 * 30 * 64 // crowd.PART, "which it has all the time"
+    assert max(prefills) <= 64 // backlog.PREFILL_DIVISOR, "while others are about, a part of each step"
+    assert sum(prefills[:30]) > 0.8 * 30 * 64 // backlog.PREFILL_DIVISOR, "which it has all the time"
     assert max(_prefill(machine) for _ in range(20)) > 64 // 2, "and alone again, as much as there is"
 
 
@@ -181,22 +181,22 @@ def refusal(admission: Admission, caller: Caller, sequences: int = 1, tokens: in
 
 def test_a_limit_of_requests() -> None:
     doors, _ = admission(alice=CallerConfig(max_requests=2))
-    members = [doors.admit(ALICE, 5, 1) for _ in range(2)]
+    states = [doors.admit(ALICE, 5, 1) for _ in range(2)]
     error = refusal(doors, ALICE)
     assert isinstance(error, LimitReached) and error.field == "max_requests" and error.retry_after_s >= 1
     assert "alice has 2 requests open" in str(error) and "max_requests 2" in str(error)
     doors.admit(BOB, 1, 1)
     doors.admit(Caller("alice", background=True), 1, 1)
-    members[0].ends()
+    states[0].request_ended()
     doors.admit(ALICE, 1, 1)
     assert doors.stats()["alice"].requests == 3 and doors.stats()["alice"].refused == 1
 
 
 def test_a_limit_of_tokens_fills_with_time_and_may_be_overdrawn() -> None:
     doors, now = admission(alice=CallerConfig(tokens_per_minute=600))
-    member = doors.admit(ALICE, 1, 500)
+    state = doors.admit(ALICE, 1, 500)
     doors.admit(ALICE, 1, 50)
-    member.uses(250)  # 200 too many: the next token is there in 20.1 s
+    state.generated(250)  # 200 too many: the next token is there in 20.1 s
     error = refusal(doors, ALICE)
     assert isinstance(error, LimitReached) and error.field == "tokens_per_minute"
     assert "tokens_per_minute 600" in str(error) and error.retry_after_s == pytest.approx(20.1)
@@ -216,23 +216,23 @@ def test_addresses_have_limits_of_their_own_and_one_name() -> None:
     doors, now = admission(anonymous=CallerConfig(tokens_per_minute=60, max_requests=1))
     for i in range(3):
         caller = Caller(address=f"10.0.0.{i}")
-        doors.admit(caller, 1, 60).ends()
+        doors.admit(caller, 1, 60).request_ended()
         assert "anonymous" in str(refusal(doors, caller))
     assert list(doors.stats()) == ["anonymous"] and doors.stats()["anonymous"].tokens == 180
     now[0] += 60
     doors.admit(Caller(address="10.0.0.9"), 1, 1)
-    assert len(doors._members) == 1
+    assert len(doors._states) == 1
 
 
-def waiting(doors: Admission, caller: Caller) -> list[Member]:
+def waiting(doors: Admission, caller: Caller) -> list[CallerState]:
     """As many as are let in."""
-    members: list[Member] = []
+    states: list[CallerState] = []
     try:
-        while len(members) < 10_000:
-            members.append(doors.admit(caller, 1, 1))
+        while len(states) < 10_000:
+            states.append(doors.admit(caller, 1, 1))
     except QueueFull as error:
         assert not isinstance(error, LimitReached) and error.retry_after_s == 1
-    return members
+    return states
 
 
 def test_one_that_fills_the_queue_leaves_the_others_their_shares() -> None:
@@ -244,8 +244,8 @@ def test_one_that_fills_the_queue_leaves_the_others_their_shares() -> None:
     error = refusal(doors, ALICE)
     assert "max_waiting 12" in str(error) and "12 of them alice's, whose share is 3" in str(error)
     refusal(doors, BOB)
-    for member in flooded:
-        member.enters()
+    for state in flooded:
+        state.left_queue()
     assert len(waiting(doors, ALICE)) == 3, "as the others: its share"
 
 

@@ -56,7 +56,7 @@ def test_a_limit_is_named_with_the_time_to_come_again(server):
         (reply,) = asked(server, [(path, body)], "key-a", "1")
         assert reply.status_code == 429, path
         assert 60 <= int(reply.headers["retry-after"]) <= 600, path  # 270 tokens too many, at 30 a minute
-        assert "alice has used up its limit of tokens (tokens_per_minute 30)" in reply.text, path
+        assert "alice has used up its token limit (tokens_per_minute 30)" in reply.text, path
         assert "key-a" not in reply.text
     (reply,) = asked(server, [("/v1/chat/completions", HELLO)], "key-a", "1")
     error = reply.json()["error"]

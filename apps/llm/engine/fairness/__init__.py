@@ -1,1 +1,1 @@
-"""Fairness between callers: who may ask for more (`admission`), and whose turn it is (`accounts`)."""
+"""Fairness between callers: limits and admission (`admission`), and weighted fair queueing (`accounts`, `backlog`)."""

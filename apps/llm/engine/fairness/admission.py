@@ -1,4 +1,4 @@
-"""Who may ask for more: the limits of each caller, and its share of the queue. Counts what callers have and had."""
+"""Admission control: enforces each caller's limits and its share of the queue, and counts what callers use."""
 
 import threading
 import time
@@ -10,13 +10,13 @@ from ray_configs.applications.callers import CallerConfig
 
 MINUTE_S = 60.0
 RETRY_S = 1.0
-"""Until somebody has ended, for all that is known."""
+"""Retry-After where it is unknown when a request will end."""
 UNLIMITED = CallerConfig()
 
 
-class Tokens:
-    """What is left of a limit of tokens a minute. It fills steadily, and may be overdrawn: an answer's length is known
-    only when it ends."""
+class TokenBucket:
+    """A token bucket for a limit of tokens a minute. It refills steadily and may be overdrawn, because an answer's
+    length is known only when it ends."""
 
     def __init__(self, per_minute: int, now: float):
         self._per_minute, self._left, self._then = per_minute, float(per_minute), now
@@ -33,128 +33,128 @@ class Tokens:
         self._left -= count
 
     def wait_s(self, now: float) -> float:
-        """Seconds until there is a token left."""
+        """Seconds until the bucket holds a token."""
         return max(0.0, (1 - self.left(now)) * MINUTE_S / self._per_minute)
 
 
 @dataclass(eq=False)
-class Member:
-    """One caller, while it has requests or is short of tokens."""
+class CallerState:
+    """What one caller uses, kept while it has open requests or its token bucket is not full."""
 
     admission: "Admission"
     caller: Caller
     config: CallerConfig
-    totals: CallerStats  # of its name
-    tokens: Tokens | None
+    totals: CallerStats  # of all callers of its name
+    bucket: TokenBucket | None
     requests: int = 0  # open
     waiting: int = 0  # sequences
 
-    def enters(self) -> None:
-        """One of its sequences waits no longer."""
+    def left_queue(self) -> None:
+        """Count one sequence fewer in the queue."""
         with self.admission.lock:
             self.waiting -= 1
             self.totals.waiting -= 1
 
-    def uses(self, tokens: int) -> None:
-        """So many more were generated for it."""
+    def generated(self, tokens: int) -> None:
+        """Count tokens generated for the caller."""
         with self.admission.lock:
             self.count(tokens)
 
-    def ends(self) -> None:
-        """One of its requests has ended."""
+    def request_ended(self) -> None:
+        """Count one open request fewer."""
         with self.admission.lock:
             self.requests -= 1
             self.totals.requests -= 1
 
     def count(self, tokens: int) -> None:
         self.totals.tokens += tokens
-        if self.tokens is not None:
-            self.tokens.take(tokens)
+        if self.bucket is not None:
+            self.bucket.take(tokens)
 
     def idle(self, now: float) -> bool:
-        """Whether there is nothing to remember of it."""
-        return not self.requests and (self.tokens is None or self.tokens.full(now))
+        """Whether its state equals that of a new caller and can be dropped."""
+        return not self.requests and (self.bucket is None or self.bucket.full(now))
 
 
 class Admission:
-    """Lets requests in or refuses them. Safe from any thread.
+    """Admits or refuses requests. Thread-safe.
 
     Args:
-        callers: by name; others have weight 1 and no limits.
-        max_waiting: sequences that may wait in all.
+        callers: by name; callers not listed have weight 1 and no limits.
+        max_waiting: the most sequences that may wait, over all callers.
     """
 
     def __init__(self, callers: Mapping[str, CallerConfig], max_waiting: int, clock: Callable[[], float] | None = None):
         self._configs, self._max_waiting, self._clock = callers, max_waiting, clock or time.monotonic
         self.lock = threading.Lock()
-        self._members: dict[Caller, Member] = {}
+        self._states: dict[Caller, CallerState] = {}
         self._totals: dict[str, CallerStats] = {}
 
-    def admit(self, caller: Caller, sequences: int, prompt_tokens: int) -> Member:
-        """Count a request as open, its sequences as waiting and its prompt's tokens as used.
+    def admit(self, caller: Caller, sequences: int, prompt_tokens: int) -> CallerState:
+        """Admit a request: count it as open, its sequences as waiting and its prompt tokens as used.
 
         Raises:
-            LimitReached: the caller has what it may have. The background has no limits.
-            QueueFull: too many sequences wait; of several callers, who has less than its share is let in nevertheless.
+            LimitReached: the caller is at one of its limits. Background callers have none.
+            QueueFull: the queue is full. If several callers wait, one below its share of the queue is still admitted.
         """
         now = self._clock()
         with self.lock:
-            member = self._member(caller, now)
+            state = self._state(caller, now)
             try:
                 if not caller.background:
-                    self._check_limits(member, now)
-                self._check_queue(member, sequences)
+                    self._check_limits(state, now)
+                self._check_queue(state, sequences)
             except QueueFull:
-                member.totals.refused += 1
+                state.totals.refused += 1
                 raise
-            member.requests += 1
-            member.waiting += sequences
-            member.totals.requests += 1
-            member.totals.waiting += sequences
-            member.count(prompt_tokens)
-        return member
+            state.requests += 1
+            state.waiting += sequences
+            state.totals.requests += 1
+            state.totals.waiting += sequences
+            state.count(prompt_tokens)
+        return state
 
     def stats(self) -> dict[str, CallerStats]:
-        """By name, those that were seen since the start."""
+        """Totals by caller name, of all callers seen since the start."""
         with self.lock:
             return {name: CallerStats(**vars(totals)) for name, totals in self._totals.items()}
 
-    def _member(self, caller: Caller, now: float) -> Member:
-        if caller not in self._members:
-            for idle in [each for each in self._members.values() if each.idle(now)]:
-                del self._members[idle.caller]  # addresses come and go
+    def _state(self, caller: Caller, now: float) -> CallerState:
+        if caller not in self._states:
+            for idle in [each for each in self._states.values() if each.idle(now)]:
+                del self._states[idle.caller]  # callers without a key are told apart by address, and addresses churn
             config = self._configs.get(caller.name, UNLIMITED)
             limit = None if caller.background else config.tokens_per_minute
-            tokens = Tokens(limit, now) if limit else None
+            bucket = TokenBucket(limit, now) if limit else None
             totals = self._totals.setdefault(caller.name, CallerStats())
-            self._members[caller] = Member(self, caller, config, totals, tokens)
-        return self._members[caller]
+            self._states[caller] = CallerState(self, caller, config, totals, bucket)
+        return self._states[caller]
 
-    def _check_limits(self, member: Member, now: float) -> None:
-        name, config = member.caller.name, member.config
-        if config.max_requests is not None and member.requests >= config.max_requests:
+    def _check_limits(self, state: CallerState, now: float) -> None:
+        name, config = state.caller.name, state.config
+        if config.max_requests is not None and state.requests >= config.max_requests:
             raise LimitReached(
                 "max_requests",
-                f"{name} has {member.requests} requests open, which is its limit (max_requests {config.max_requests}): "
-                "try again when one of them has ended",
+                f"{name} has {state.requests} requests open, which is its limit (max_requests {config.max_requests}): "
+                "try again when one of them has finished",
                 RETRY_S,
             )
-        if member.tokens is not None and (wait_s := member.tokens.wait_s(now)) > 0:
+        if state.bucket is not None and (wait_s := state.bucket.wait_s(now)) > 0:
             raise LimitReached(
                 "tokens_per_minute",
-                f"{name} has used up its limit of tokens (tokens_per_minute {config.tokens_per_minute}): "
+                f"{name} has used up its token limit (tokens_per_minute {config.tokens_per_minute}): "
                 f"try again in {wait_s:.0f} s",
                 wait_s,
             )
 
-    def _check_queue(self, member: Member, sequences: int) -> None:
-        background = member.caller.background
-        queue = [each for each in self._members.values() if each.waiting and (background or not each.caller.background)]
+    def _check_queue(self, state: CallerState, sequences: int) -> None:
+        background = state.caller.background
+        queue = [each for each in self._states.values() if each.waiting and (background or not each.caller.background)]
         waiting, most = sum(each.waiting for each in queue), self._max_waiting
         if not waiting or waiting + sequences <= most:
             return
-        others = [each for each in queue if each is not member]
-        share = most * member.config.weight / sum(each.config.weight for each in (*others, member))
-        if background or not others or member.waiting + sequences > share:
-            whose = f", {member.waiting} of them {member.caller.name}'s, whose share is {share:.0f}" if others else ""
-            raise QueueFull(f"{waiting} requests wait already (max_waiting {most}){whose}", RETRY_S)
+        others = [each for each in queue if each is not state]
+        share = most * state.config.weight / sum(each.config.weight for each in (*others, state))
+        if background or not others or state.waiting + sequences > share:
+            whose = f", {state.waiting} of them {state.caller.name}'s, whose share is {share:.0f}" if others else ""
+            raise QueueFull(f"{waiting} requests are already waiting (max_waiting {most}){whose}", RETRY_S)

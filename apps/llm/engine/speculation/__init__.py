@@ -1,1 +1,1 @@
-"""Speculation: a step computes a sequence's likely next tokens too, and those that were guessed rightly are kept."""
+"""Speculative decoding: a step also computes guesses of a sequence's next tokens; the right ones are accepted."""

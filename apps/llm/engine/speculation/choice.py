@@ -1,12 +1,12 @@
-"""When drafts pay, and how long they are: by how often they were right, and by how long a step of more rows takes.
+"""Chooses when to draft and how many tokens, from acceptance rates and the measured times of larger steps.
 
-A drafted token is a row of its own in a step: one token, after all that come before it. So the programs are those of
-any decode step, and at most as many tokens are drafted as the batch has rows left. Each row samples what it would
-without drafts, its seed and position being the same, so a sequence's tokens are the same too: of a draft those count
-that were sampled by the row before.
+Each drafted token takes a row of its own in the step: one token that attends to all before it. So drafts run in the
+same compiled programs as any decode step, and take at most the rows that the batch has left. Each row samples what it
+would sample without drafts, because its seed and position are the same. A drafted token is accepted if the row before
+it sampled the same token, so drafts never change a sequence's tokens.
 
-Drafts need to know a sequence's last token, so the step that samples it is read before the next one is launched, and
-the device waits for the host meanwhile. Whether that pays is reckoned out before each step.
+A draft continues a sequence's last token, so the step that samples that token must be read before the next one is
+launched; meanwhile the device waits for the host. Each step weighs this cost against the tokens gained.
 """
 
 import heapq
@@ -19,48 +19,48 @@ from apps.llm.engine.scheduler import Scheduler, Sequence
 from ray_configs.llm import EngineConfig
 
 MARGIN, MARGIN_IN_FLIGHT = 1.25, 1.4
-"""Tokens a second that drafts must promise, as a multiple of those without; before the device is kept waiting, more.
-What promises less would be lost where the times are a little off."""
+"""Speedup in tokens a second that drafts must promise; the second applies before the device is kept waiting. A smaller
+gain would be lost to errors in the predicted times."""
 GROWTH = 1.25
-"""How much longer a step of more rows may take than the one that the sequences need anyway. On TPUs, which read all
-weights for any of them, it hardly does; on a CPU it does, and sequences that guess so-so would lose by it."""
+"""Limit on a step's time with drafts, as a multiple of its time without. On TPUs every step reads all weights, so more
+rows hardly cost time. On a CPU they do, and sequences with a middling acceptance rate would lose."""
 UNLIKELY = 0.1
-"""A token less likely to be right than this is not drafted: its row is not free, it reads the sequence's KV cache."""
+"""Least acceptance probability of a drafted token. Below it the row does not pay: it reads the sequence's KV cache."""
 TYPICAL_CONTEXT = 256
-"""Tokens that a row looks back on where steps are timed."""
+"""Context length, in tokens, of the rows in timed steps."""
 ROUNDS = 3
 SMOOTHING = 0.1
-FADING = 0.002
+DECAY = 0.002
 
 
-class Drafting(NamedTuple):
-    """What is known of a sequence that has a draft."""
+class DraftState(NamedTuple):
+    """What the choice needs to know of a sequence that has a draft."""
 
-    rate: float  # of its tokens that turn out right
-    most: int  # tokens
+    acceptance: float  # rate at which its guesses were accepted
+    max_tokens: int  # that it may draft
 
 
-class Pace:
-    """How long a turn of the loop takes, by the rows of the step that it reads, and whether it reads that step first.
+class StepTimes:
+    """Predicts the time of a turn of the loop, by the rows of the step it reads and whether it reads before launching.
 
-    At first that is reckoned out of the steps' own times and the host's part of a turn. What turns take then counts
-    more; of a kind that does not occur it fades, so that whatever was slow once is tried again.
+    The first prediction comes from the measured step times and the host's part of a turn. Measured turns then correct
+    it, with a ratio for each kind of turn. Ratios decay towards 1, so that a kind that was slow once is tried again.
 
     Args:
-        seconds: of steps, by rows, fewest first.
+        seconds: time of a step by its rows, fewest rows first.
     """
 
     def __init__(self, seconds: dict[int, float]):
         self.host_s = 0.0
         self._steps: list[tuple[int, float]] = []
-        for rows, taken in seconds.items():  # no step is quicker than a smaller one, whatever the clock says
+        for rows, taken in seconds.items():  # noise aside, a larger step is never faster than a smaller one
             self._steps.append((rows, max(taken, self._steps[-1][1] if self._steps else 0.0)))
         self.sizes = frozenset(seconds)
-        self._off: dict[tuple[int, bool], float] = {}  # turns as a multiple of what is reckoned
+        self._ratios: dict[tuple[int, bool], float] = {}  # measured turn time / predicted
 
     @classmethod
-    def measured(cls, executor: Executor[Any], config: EngineConfig) -> "Pace":
-        """Of the steps that are compiled and have no more tokens than the batch has rows.
+    def measured(cls, executor: Executor[Any], config: EngineConfig) -> "StepTimes":
+        """Time every compiled step that has no more tokens than the batch has rows.
 
         Args:
             config: of the executor's DP rank.
@@ -73,72 +73,72 @@ class Pace:
         return self._steps[-1][0]
 
     def nearly_free(self, rows: int) -> int:
-        """Rows that a step of so many may have beside them."""
+        """Rows that can be added to a step of `rows` rows without slowing it by more than GROWTH."""
         _, step_s = self._step(rows)
         return max(size for size, seconds in self._steps if size >= rows and seconds <= GROWTH * step_s) - rows
 
     def turn_s(self, rows: int, reads_first: bool) -> float:
-        """Of a turn that reads a step of so many rows: before it launches the next one, or while that one runs."""
+        """Predicted time of a turn that reads a step of `rows` rows, before launching the next one or while it runs."""
         size, step_s = self._step(rows)
-        return self._reckoned(step_s, reads_first) * self._off.get((size, reads_first), 1.0)
+        return self._predicted(step_s, reads_first) * self._ratios.get((size, reads_first), 1.0)
 
     def note(self, rows: int, reads_first: bool, turn_s: float, host_s: float) -> None:
-        """A turn of the loop has ended, of which the host was busy for so long.
+        """Learn from a turn of the loop that has ended.
 
         Args:
-            rows: of the step that it read.
+            rows: of the step that the turn read.
+            host_s: the part of `turn_s` in which the host did not wait for the device.
         """
         if rows > self.most_rows:
             return
         size, step_s = self._step(rows)
         self.host_s += SMOOTHING * (min(host_s, turn_s) - self.host_s)
-        for kind, off in self._off.items():
-            self._off[kind] = off + FADING * (1.0 - off)
-        off, kind = turn_s / self._reckoned(step_s, reads_first), (size, reads_first)
-        known = self._off.get(kind, 1.0)
-        self._off[kind] = known + SMOOTHING * (min(off, 3 * known) - known)  # a stall is no rule
+        for kind, ratio in self._ratios.items():
+            self._ratios[kind] = ratio + DECAY * (1.0 - ratio)
+        ratio, kind = turn_s / self._predicted(step_s, reads_first), (size, reads_first)
+        known = self._ratios.get(kind, 1.0)
+        self._ratios[kind] = known + SMOOTHING * (min(ratio, 3 * known) - known)  # clips a stall
 
     def _step(self, rows: int) -> tuple[int, float]:
         return next((size, seconds) for size, seconds in self._steps if size >= rows)
 
-    def _reckoned(self, step_s: float, reads_first: bool) -> float:
+    def _predicted(self, step_s: float, reads_first: bool) -> float:
         return max(self.host_s + step_s if reads_first else max(self.host_s, step_s), 1e-6)
 
 
-def draft_lengths(scheduler: Scheduler, config: EngineConfig, pace: Pace, in_flight: bool) -> dict[Sequence, int]:
-    """How many tokens it pays to draft for which of the sequences that decode; see `lengths`."""
+def draft_lengths(scheduler: Scheduler, config: EngineConfig, times: StepTimes, in_flight: bool) -> dict[Sequence, int]:
+    """How many tokens to draft for each decoding sequence, where it pays; see `lengths`."""
     decodes = [seq for seq in scheduler.running if seq.one_left]
-    having = [seq for seq in decodes if seq.drafter is not None and seq.drafter.guesses]
-    if not having:
+    guessing = [seq for seq in decodes if seq.drafter is not None and seq.drafter.guesses]
+    if not guessing:
         return {}
-    # Each sequence that may be in the step has a row, those that may enter it too.
+    # Every sequence that may run in the step needs a row, also those that wait and may enter it.
     spare = max(config.max_batch_size - len(scheduler.running) - len(scheduler.waiting), 0)
-    drafting = [
-        Drafting(seq.drafter.rate, min(config.max_draft_tokens, seq.limit - len(seq.tokens) - 1)) for seq in having
-    ]
-    chosen = lengths(drafting, len(decodes), spare, pace, in_flight)
-    return {seq: count for seq, count in zip(having, chosen) if count}
+    limits = [min(config.max_draft_tokens, seq.limit - len(seq.tokens) - 1) for seq in guessing]
+    drafting = [DraftState(seq.drafter.acceptance, limit) for seq, limit in zip(guessing, limits)]
+    chosen = lengths(drafting, len(decodes), spare, times, in_flight)
+    return {seq: count for seq, count in zip(guessing, chosen) if count}
 
 
-def lengths(drafting: list[Drafting], decodes: int, spare: int, pace: Pace, in_flight: bool) -> list[int]:
-    """How many tokens to draft for each; all 0 where that promises less than going on without.
+def lengths(drafting: list[DraftState], decodes: int, spare: int, times: StepTimes, in_flight: bool) -> list[int]:
+    """How many tokens to draft for each sequence; all 0 where drafts promise no gain.
 
     Args:
-        decodes: sequences that decode in the step, those without a draft too.
-        spare: rows that are left beside them.
-        in_flight: a step runs whose tokens are not known yet. It may turn out that a draft was wrong before it is used,
-            and waiting for the step is a loss to make up for.
+        decodes: sequences that decode in the step, including those without a draft.
+        spare: rows left beside them.
+        in_flight: a step whose tokens are not known yet is running. Its tokens may prove a draft wrong before it is
+            used, and the gain must make up for the wait for that step.
     """
     chosen = [0] * len(drafting)
-    room = min(spare, pace.nearly_free(decodes)) if drafting else 0
+    room = min(spare, times.nearly_free(decodes)) if drafting else 0
     if room <= 0:
         return chosen
-    first = [one.rate * one.rate if in_flight else one.rate for one in drafting]
-    best = decodes / pace.turn_s(decodes, reads_first=False) * (MARGIN_IN_FLIGHT if in_flight else MARGIN)
-    at_most = decodes + sum(p / (1.01 - one.rate) for one, p in zip(drafting, first))
-    if at_most / pace.turn_s(decodes + 1, reads_first=True) <= best:
+    first = [state.acceptance * state.acceptance if in_flight else state.acceptance for state in drafting]
+    best = decodes / times.turn_s(decodes, reads_first=False) * (MARGIN_IN_FLIGHT if in_flight else MARGIN)
+    at_most = decodes + sum(p / (1.01 - state.acceptance) for state, p in zip(drafting, first))
+    if at_most / times.turn_s(decodes + 1, reads_first=True) <= best:
         return chosen
-    likely = [(-p, i) for i, (one, p) in enumerate(zip(drafting, first)) if one.most > 0]
+    likely = [(-p, i) for i, (state, p) in enumerate(zip(drafting, first)) if state.max_tokens > 0]
     heapq.heapify(likely)
     order: list[int] = []
     tokens, best_count = float(decodes), 0
@@ -147,13 +147,13 @@ def lengths(drafting: list[Drafting], decodes: int, spare: int, pace: Pace, in_f
         order.append(i)
         chosen[i] += 1
         tokens -= negative
-        if chosen[i] < drafting[i].most:
-            heapq.heapreplace(likely, (negative * drafting[i].rate, i))
+        if chosen[i] < drafting[i].max_tokens:
+            heapq.heapreplace(likely, (negative * drafting[i].acceptance, i))
         else:
             heapq.heappop(likely)
         ends = not likely or len(order) == room or -likely[0][0] < UNLIKELY
-        if ends or decodes + len(order) in pace.sizes:  # more rows of a step that is as large take no longer
-            speed = tokens / pace.turn_s(decodes + len(order), reads_first=True)
+        if ends or decodes + len(order) in times.sizes:  # rows up to the next compiled size are free
+            speed = tokens / times.turn_s(decodes + len(order), reads_first=True)
             if speed > best:
                 best, best_count = speed, len(order)
     for i in order[best_count:]:
@@ -169,18 +169,18 @@ def _sizes(executor: Executor[Any], most: int) -> Iterator[int]:
         rows = size + 1
 
 
-def _seconds(executor: Executor[Any], rows: int, nobody: int, page_size: int) -> float:
-    """The quickest of some steps of so many rows. They write to page 0, and to the batch's row that is nobody's."""
+def _seconds(executor: Executor[Any], rows: int, scratch: int, page_size: int) -> float:
+    """The fastest of ROUNDS steps of `rows` rows. They write to page 0 and to the scratch slot only."""
     shape = executor.shape_for(rows, rows)
     step = shape.host()
     context = min(TYPICAL_CONTEXT, page_size * shape.max_pages)
     pages = [0] * -(-context // page_size)
     for _ in range(rows):
-        step.add((0,), context, pages, False, row=nobody, repetition=1.0)
+        step.add((0,), context, pages, False, row=scratch, repetition=1.0)
 
     def once() -> float:
-        began = time.perf_counter()
+        start = time.perf_counter()
         executor.read(executor.launch(step))
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     return min(once() for _ in range(ROUNDS))
