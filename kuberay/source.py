@@ -32,12 +32,7 @@ class Placeholders:
         return config.model_copy(update=update)
 
     def _fill_application(self, app: Application) -> Application:
-        told = {name: getattr(app.config, name) for name in app.config.model_fields_set}
-        filled = {
-            name: tuple(self.fill(value)) if isinstance(value, tuple) else self.fill(value)
-            for name, value in told.items()
-            if isinstance(value, str | tuple)
-        }
+        filled = self.fill({name: getattr(app.config, name) for name in app.config.model_fields_set})
         return app.model_copy(update={"config": app.config.model_copy(update=filled)})
 
     def fill(self, value: Any) -> Any:
@@ -45,7 +40,8 @@ class Placeholders:
         if isinstance(value, dict):
             return {key: self.fill(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self.fill(inner) for inner in value]
+            filled = [self.fill(inner) for inner in value]
+            return tuple(filled) if isinstance(value, tuple) else filled
         if isinstance(value, str):
             for placeholder, text in ((PROJECT_PLACEHOLDER, self.project), (BUCKET_PLACEHOLDER, self.bucket)):
                 value = value.replace(placeholder, text) if text else value

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from kuberay.check.findings import Finding
 from kuberay.check.rules import RULES, Problem, meant, note, rule, warning
@@ -15,16 +15,14 @@ _COMMENT = re.compile(r"#\s*podslice:\s*ignore\b[\s=:]*(?P<rules>[\w-]+(\s*,\s*[
 class Comment:
     """One comment, and the line that it is about: its own, or the next one that is none."""
 
+    where: ClassVar = "comment"
+
     file: str
     line: int
     about: int
     rules: tuple[str, ...]
     reason: str
     used: set[str] = field(default_factory=set)
-
-    @property
-    def where(self) -> str:
-        return "comment"
 
     def silences(self, finding: Finding) -> bool:
         if not self.reason or finding.rule not in self.rules or (finding.file, finding.line) != (self.file, self.about):

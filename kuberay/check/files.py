@@ -40,9 +40,8 @@ def skipped(file: Path) -> Skipped | None:
     for folder in list(file.resolve().parents)[:_LEVELS]:
         for kustomization in (folder / name for name in NAMES):
             if kustomization.is_file() and file.resolve() in set(_parts(kustomization)):
-                return Skipped(
-                    file, f"holds no whole objects: {kustomization.name} names it as a part of others", folder
-                )
+                why = f"holds no whole objects: {kustomization.name} names it as a part of others"
+                return Skipped(file, why, folder)
     return None
 
 

@@ -54,6 +54,11 @@ class Finding:
         """`service.yaml:12`; empty where neither is known."""
         return ":".join(str(part) for part in (self.file, self.line) if part is not None)
 
+    @property
+    def said(self) -> str:
+        """Why, and what to write, in one line."""
+        return f"{self.why.rstrip('.')}. Instead: {self.instead}"
+
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """By file, then line, then the gravest first."""

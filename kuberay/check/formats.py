@@ -11,16 +11,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-_GITHUB = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 def to_lines(findings: Iterable[Finding]) -> list[str]:
     """A line for each finding, as compilers print them: editors and logs can follow `file:line:`."""
-    lines = []
-    for finding in ordered(findings):
-        place = f"{finding.place}: " if finding.place else ""
-        lines.append(f"{place}{finding.severity}: {finding.where}: {_said(finding)} [{finding.rule}]")
-    return lines
+    placed = [(f"{f.place}: " if f.place else "", f) for f in ordered(findings)]
+    return [f"{place}{f.severity}: {f.where}: {f.said} [{f.rule}]" for place, f in placed]
 
 
 def to_terminal(findings: Iterable[Finding]) -> "RenderableType":
@@ -30,15 +26,11 @@ def to_terminal(findings: Iterable[Finding]) -> "RenderableType":
     from rich.text import Text
 
     blocks: list[RenderableType] = []
-    for finding in ordered(findings):
-        head = Text(finding.severity, style=_STYLE[finding.severity])
-        head.append(f"  {finding.where}", style="bold")
-        head.append(f"  [{finding.rule}]", style="dim")
-        if finding.place:
-            head.append(f"  {finding.place}", style="dim")
-        blocks.append(head)
-        blocks.append(Padding(Text(finding.why), (0, 0, 0, 4)))
-        blocks.append(Padding(Text.assemble(("instead: ", "green"), finding.instead), (0, 0, 0, 4)))
+    for f in ordered(findings):
+        head = Text.assemble((f.severity, _STYLE[f.severity]), (f"  {f.where}", "bold"), (f"  [{f.rule}]", "dim"))
+        head.append(f"  {f.place}" if f.place else "", style="dim")
+        instead = Text.assemble(("instead: ", "green"), f.instead)
+        blocks += [head, *(Padding(text, (0, 0, 0, 4)) for text in (Text(f.why), instead))]
     return Group(*blocks)
 
 
@@ -50,24 +42,20 @@ def to_json(findings: Iterable[Finding]) -> str:
 def to_github(findings: Iterable[Finding]) -> list[str]:
     """GitHub Actions' workflow commands, which annotate the lines of a pull request."""
     lines = []
-    for finding in ordered(findings):
-        named = {"file": finding.file, "line": finding.line, "title": finding.rule}
+    for f in ordered(findings):
+        named = {"file": f.file, "line": f.line, "title": f.rule}
         properties = ",".join(f"{key}={_escaped(value, ',:')}" for key, value in named.items() if value is not None)
-        text = _escaped(f"{finding.where}: {_said(finding)}")
-        lines.append(f"::{_GITHUB[finding.severity]} {properties}::{text}")
+        command = "notice" if f.severity == "note" else f.severity
+        lines.append(f"::{command} {properties}::{_escaped(f'{f.where}: {f.said}')}")
     return lines
 
 
 def to_sarif(findings: Iterable[Finding]) -> str:
     """SARIF 2.1.0, which code scanning services read."""
     found = ordered(findings)
-    rules: list[dict[str, Any]] = [
-        {"id": name, "shortDescription": {"text": rule.summary}}
-        for name, rule in RULES.items()
-        if name in {finding.rule for finding in found}
-    ]
-    driver = {"name": "podslice", "rules": rules}
-    run = {"tool": {"driver": driver}, "results": [_result(finding) for finding in found]}
+    named = {finding.rule for finding in found}
+    rules = [{"id": name, "shortDescription": {"text": rule.summary}} for name, rule in RULES.items() if name in named]
+    run = {"tool": {"driver": {"name": "podslice", "rules": rules}}, "results": [_result(each) for each in found]}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=1)
 
@@ -75,15 +63,10 @@ def to_sarif(findings: Iterable[Finding]) -> str:
 def _result(finding: Finding) -> dict[str, Any]:
     location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": finding.where}]}
     if finding.file:
-        location["physicalLocation"] = {"artifactLocation": {"uri": finding.file}}
-        if finding.line:
-            location["physicalLocation"]["region"] = {"startLine": finding.line}
-    message = {"text": f"{finding.where}: {_said(finding)}"}
+        region = {"region": {"startLine": finding.line}} if finding.line else {}
+        location["physicalLocation"] = {"artifactLocation": {"uri": finding.file}, **region}
+    message = {"text": f"{finding.where}: {finding.said}"}
     return {"ruleId": finding.rule, "level": finding.severity, "message": message, "locations": [location]}
-
-
-def _said(finding: Finding) -> str:
-    return f"{finding.why.rstrip('.')}. Instead: {finding.instead}"
 
 
 def _escaped(value: object, more: str = "") -> str:

@@ -124,11 +124,7 @@ class Node:
             found = line_of(value, key)
             if found is None:
                 break
-            line = found
-            try:
-                value = value[key]
-            except (KeyError, IndexError, TypeError):
-                break
+            value, line = value[key], found
         return None if line is None else line + above
 
 

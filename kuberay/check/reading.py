@@ -2,6 +2,7 @@
 
 import io
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ MOST_BYTES = 4 * 2**20
 """Larger files are not read: the API server stores no object of more than 1.5 MiB."""
 MOST_VALUES = 100_000
 """Values in one document with its aliases expanded, which a few lines of nested aliases can make explode."""
-
 MOST_LEVELS = 200
 _TOO_DEEP = f"nests more than {MOST_LEVELS} levels deep"
 
@@ -34,10 +34,9 @@ def read_yaml(path: str | Path) -> list[Any]:
         content = Path(path).read_bytes()
     except OSError as error:
         raise UnreadableYaml(file, None, f"cannot be opened: {error.strerror}", "check the path") from error
-    if len(content) > MOST_BYTES:
-        raise UnreadableYaml(
-            file, None, f"has {len(content) / 2**20:.0f} MiB", f"split it into files below {MOST_BYTES >> 20} MiB"
-        )
+    if (size := len(content)) > MOST_BYTES:
+        instead = f"split it into files below {MOST_BYTES >> 20} MiB"
+        raise UnreadableYaml(file, None, f"has {size / 2**20:.0f} MiB", instead)
     return parse_yaml(_decoded(content, file), file)
 
 
@@ -48,35 +47,24 @@ def parse_yaml(text: str, file: str) -> list[Any]:
 
     yaml = YAML()
     yaml.preserve_quotes = True  # tells yes from "yes"
-    if re.search(rf"(?:[\[{{]\s*){{{MOST_LEVELS}}}", text):
-        raise UnreadableYaml(file, None, _TOO_DEEP, "write it with fewer levels")
-    objects = []
     # kubectl takes tabs before the end of a line, this parser does not; nothing that is checked depends on them.
     text = re.sub(r"[ \t]*\t[ \t]*$", "", text, flags=re.MULTILINE)
     comments = comments_in(text, file)
     try:
-        for document in yaml.load_all(io.StringIO(text)):
-            if document is None:
-                continue
-            if not isinstance(document, dict):
-                raise UnreadableYaml(
-                    file,
-                    None,
-                    f"holds a document that is a {type_name(document)}, not an object",
-                    "start each document with apiVersion and kind",
-                )
-            _refuse_explosion(document, file)
-            vars(document).update(_file=file, _comments=comments)  # as ruamel keeps its lines
-            objects.append(document)
-    except MarkedYAMLError as error:
-        raise UnreadableYaml(file, *_explained(error, text)) from error
+        objects = [document for document in yaml.load_all(io.StringIO(text)) if document is not None]
     except RecursionError as error:
         raise UnreadableYaml(file, None, _TOO_DEEP, "write it with fewer levels") from error
+    except MarkedYAMLError as error:
+        raise UnreadableYaml(file, *_explained(error, text)) from error
     except (YAMLError, ValueError, NotImplementedError) as error:
-        if isinstance(error, UnreadableYaml):
-            raise
         why = " ".join(str(error).split()) or type(error).__name__
         raise UnreadableYaml(file, None, f"is not valid YAML: {why}", "correct it") from error
+    for document in objects:
+        if not isinstance(document, dict):
+            why = f"holds a document that is a {type_name(document)}, not an object"
+            raise UnreadableYaml(file, None, why, "start each document with apiVersion and kind")
+        _refuse_explosion(document, file)
+        vars(document).update(_file=file, _comments=comments)  # as ruamel keeps its lines
     return objects
 
 
@@ -103,21 +91,21 @@ def first_line_of(value: Any) -> int | None:
     return None if line is None else line + 1
 
 
+_TYPES = (
+    (dict, "mapping"),
+    (list, "list"),
+    (str, "string"),
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (date, "date"),
+    (type(None), "null"),
+)
+
+
 def type_name(value: Any) -> str:
     """YAML's word for the type of a value."""
-    if value is None:
-        return "null"
-    for kinds, name in (
-        (dict, "mapping"),
-        (list, "list"),
-        (str, "string"),
-        (bool, "boolean"),
-        (int, "integer"),
-        (float, "number"),
-    ):
-        if isinstance(value, kinds):
-            return name
-    return "date" if "date" in type(value).__name__.lower() or "time" in type(value).__name__.lower() else "value"
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), "value")
 
 
 def _decoded(content: bytes, file: str) -> str:
@@ -134,39 +122,29 @@ def _decoded(content: bytes, file: str) -> str:
 
 def _explained(error: Any, text: str) -> tuple[int | None, str, str]:
     """Line, why and what instead, for the mistakes that people make most."""
-    mark = error.problem_mark or error.context_mark
-    lines = text.splitlines()
+    mark, lines = error.problem_mark or error.context_mark, text.splitlines()
     if mark and error.context_mark and mark.line >= len(lines):
         mark = error.context_mark  # what was never closed, rather than the end of the file
     line = mark.line + 1 if mark else None
-    written = lines[mark.line] if mark and mark.line < len(lines) else ""
     problem = " ".join((error.problem or str(error)).split())
-    templated = next((n for n, row in enumerate(lines, 1) if re.match(r"\s*\{\{", row)), None)
-    if "duplicate key" in problem:
-        key = re.search(r'duplicate key "?([^" ]+)', problem)
-        name = key.group(1) if key else "a key"
-        return line, f"has the key {name} twice in one mapping: the second would silently win", f"keep one {name}"
-    if templated:
-        return (
-            templated,
-            "is a Helm or Go template, not YAML yet",
-            "render it first (helm template) and check the result",
-        )
-    if re.match(r"[ ]*\t", written):
+    if key := re.search(r'duplicate key "?([^" ]+)', problem):
+        return line, f"has the key {key[1]} twice in one mapping: the second would silently win", f"keep one {key[1]}"
+    for number, row in enumerate(lines, 1):
+        if re.match(r"\s*\{\{", row):
+            return number, "is a Helm or Go template, not YAML yet", "render it first (helm template), check the result"
+    if any(re.match(r" *\t", row) for row in lines[mark.line :][:1] if mark):
         return line, "indents with a tab, which YAML does not allow", "indent with spaces"
     return line, f"is not valid YAML: {problem}", "correct the indentation, quotes or colons on this line or above it"
 
 
 def _refuse_explosion(document: Any, file: str) -> None:
-    left = MOST_VALUES
-    stack = [(document, 0)]
+    left, stack = MOST_VALUES, [(document, 0)]
     while stack:
         value, depth = stack.pop()
         left -= 1
         if left < 0 or depth > MOST_LEVELS:
-            why = (
-                f"expands to more than {MOST_VALUES} values through its anchors and aliases" if left < 0 else _TOO_DEEP
-            )
-            raise UnreadableYaml(file, first_line_of(value), why, "write the repeated parts out, or split the file")
+            exploded = f"expands to more than {MOST_VALUES} values through its anchors and aliases"
+            instead = "write the repeated parts out, or split the file"
+            raise UnreadableYaml(file, first_line_of(value), exploded if left < 0 else _TOO_DEEP, instead)
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         stack.extend((child, depth + 1) for child in children)

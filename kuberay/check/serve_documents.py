@@ -2,53 +2,33 @@
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from kuberay.check.manifests import Cluster
 from kuberay.check.nodes import Document, Node
 
 
-@dataclass(frozen=True, eq=False)
 class ServeConfig:
     """The Serve config of a RayService; `node` is what it says, `source` the string that says it."""
 
-    schema: ClassVar = "ServeDeploySchema"
-    refused: ClassVar = "Ray Serve refuses the config"
+    schema = "ServeDeploySchema"
+    refused = "Ray Serve refuses the config"
 
-    cluster: Cluster
-    source: Node
-    node: Node
-    unreadable: str = ""
-    """Why the string is no YAML, if it is none."""
-
-    @cached_property
-    def applications(self) -> list[Node]:
-        return list(self.node["applications"])
-
-    @cached_property
-    def deployments(self) -> list[Node]:
+    def __init__(self, cluster: Cluster, source: Node, node: Node, unreadable: str = "") -> None:
+        self.cluster, self.source, self.node = cluster, source, node
+        self.unreadable = unreadable
+        """Why the string is no YAML, if it is none."""
+        self.applications = list(node["applications"])
+        self.deployments = [each for application in self.applications for each in application["deployments"]]
         """Of all applications."""
-        return [deployment for application in self.applications for deployment in application["deployments"]]
-
-    @property
-    def http_port(self) -> int | None:
+        http, grpc = node["http_options"]["port"], node["grpc_options"]["port"]
+        self.http_port = http.number if http.present else 8000
         """Where Serve listens; None where that is yet to be filled in."""
-        port = self.node["http_options"]["port"]
-        return port.number if port.present else 8000
-
-    @property
-    def grpc_port(self) -> int | None:
+        serves_grpc = bool(node["grpc_options"]["grpc_servicer_functions"].value)
+        self.grpc_port = (grpc.number if grpc.present else 9000) if serves_grpc else None
         """Where Serve listens for gRPC, if it does."""
-        options = self.node["grpc_options"]
-        port = options["port"].number if options["port"].present else 9000
-        return port if options["grpc_servicer_functions"].value else None
-
-    @property
-    def head_only(self) -> bool:
+        self.head_only = node["proxy_location"].value == "HeadOnly"
         """Whether the head's proxy is the only one."""
-        return self.node["proxy_location"].value == "HeadOnly"
 
 
 def serve_config(cluster: Cluster) -> Iterator[ServeConfig]:

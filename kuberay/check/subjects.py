@@ -39,7 +39,7 @@ def subjects_of(manifest: Manifest) -> Iterator[Any]:
         jobs.append(Job(manifest, node if kind == "Job" else node.at("spec", "jobTemplate")))
     elif kind == "JobSet":
         jobs += [Job(manifest, each["template"], in_job_set=True) for each in node.at("spec", "replicatedJobs")]
-    yield from jobs
+    yield from (job for job in jobs if job.hosts > 1)  # on one host a Job is like any other
     for pod in (*pods, *(job.pod for job in jobs)):
         if pod.node.present:
             yield pod

@@ -19,12 +19,12 @@ def cell_without_host(configured: Configured) -> Iterator[Problem]:
     if not isinstance(cell, CellConfig) or cell.slice is None:
         return
     if not any(group.minimum for group in configured.service.worker_groups):
-        yield warning(
-            configured.at("config.min_replicas"),
-            "the cell's own processes always run and need CPUs of some worker, but no group keeps one: the autoscaler "
-            f"would hold a whole {cell.slice} slice for them, and every call waits until it has come",
-            "min_replicas=1, or another application whose workers are there anyway",
+        why = (
+            "the cell's own processes always run and need CPUs, but no group keeps a worker: the autoscaler would hold "
+            f"a whole {cell.slice} slice for them, and every call waits until it has come"
         )
+        instead = "min_replicas=1, or another application whose workers are there anyway"
+        yield warning(configured.at("config.min_replicas"), why, instead)
 
 
 @rule(Service, "cell-admins", _CELL)
@@ -43,20 +43,15 @@ def cell_state(configured: Configured) -> Iterator[Problem]:
     cell, service = configured.app.config, configured.service
     if not isinstance(cell, CellConfig) or cell.state_bucket is not None:
         return
-    gs = f"gs://{service.bucket.name if service.bucket else 'BUCKET_NAME'}"
-    say, instead = (
-        warning,
-        f"state_uri='{gs}/{cell.name}'" + ("" if service.bucket else ", and Service(bucket=Bucket())"),
-    )
+    bucket = f"gs://{service.bucket.name if service.bucket else 'BUCKET_NAME'}"
+    instead = f"state_uri='{bucket}/{cell.name}'" + ("" if service.bucket else ", and Service(bucket=Bucket())")
+    say = warning
     if not service.is_mounted(cell.state_uri):
         why = "is a folder of the Pod and lost with it: another Pod's cell has nothing published"
     elif service.bucket is not None and service.bucket.read_only:
         say, why = error, "is in a read-only mount: the cell can keep nothing there, and refuses to publish"
     else:
-        why = (
-            "goes through GCSFuse, which has no way to make a file only if there is none: two cells would overwrite "
-            "each other's state"
-        )
+        why = "goes through GCSFuse, which cannot refuse to make a file twice: two cells would overwrite each other"
     yield say(configured.at("config.state_uri"), f"{cell.state_uri} {why}", instead)
 
 
@@ -67,22 +62,16 @@ def bucket_permission(configured: Configured) -> Iterator[Problem]:
     if not isinstance(cell, CellConfig) or cell.state_bucket is None:
         return
     identity, place = service.service_account, configured.at("config.state_uri")
+    fails = "the cell keeps nothing and refuses to publish"
     if identity is None:
-        yield warning(
-            place,
-            f"the Pods' default service account may write {cell.state_uri} only if someone has allowed it; else the "
-            "cell keeps nothing and refuses to publish",
-            f"bucket=Bucket(name={cell.state_bucket!r}, mount=None), which brings a service account that may",
-        )
+        why = f"the Pods' default service account may write {cell.state_uri} only if someone allowed it; else {fails}"
+        instead = f"bucket=Bucket(name={cell.state_bucket!r}, mount=None), which brings a service account that may"
+        yield warning(place, why, instead)
     elif service.bucket is not None and service.bucket.name != cell.state_bucket:
-        yield warning(
-            place,
-            f"the service account {identity.service_account} is given rights in gs://{service.bucket.name}, and the "
-            f"state is in gs://{cell.state_bucket}",
-            f"state_uri='gs://{service.bucket.name}/{cell.name}', or a role in gs://{cell.state_bucket} given by hand",
-        )
+        given, kept = f"gs://{service.bucket.name}", f"gs://{cell.state_bucket}"
+        why = f"the service account {identity.service_account} is given rights in {given}, and the state is in {kept}"
+        yield warning(place, why, f"state_uri='{given}/{cell.name}', or a role in {kept} given by hand")
     elif identity.bucket_role == READ_ONLY:
-        why = f"{READ_ONLY} only reads: the cell could not write its state to {cell.state_uri}, and refuses to publish"
-        yield error(
-            Location(f"Service/{service.name} identity.bucket_role"), why, "bucket_role='roles/storage.objectUser'"
-        )
+        place = Location(f"Service/{service.name} identity.bucket_role")
+        why = f"{READ_ONLY} only reads: the state cannot be written to {cell.state_uri}, {fails}"
+        yield error(place, why, "bucket_role='roles/storage.objectUser'")

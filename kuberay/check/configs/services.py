@@ -76,19 +76,16 @@ def cells_of(service: Service) -> list[CellConfig]:
 @rule(Configured, "model-too-large", _CONFIG + ": weights beside the memory of a slice")
 def model_too_large(configured: Configured) -> Iterator[Problem]:
     """A model's weights fit into the memory of its slice, and leave room for the KV cache."""
-    config = configured.app.config
+    config, place = configured.app.config, configured.at("config.slice")
     if not isinstance(config, LLMConfig) or config.slice is None or (needed := weights(config)) is None:
         return
-    slice = config.slice
-    why = (
-        f"weights take about {needed.gib:.0f} GiB ({needed.how}), and the {slice.chips} chips of {slice} have "
-        f"{slice.hbm_gib} GiB together: "
-    )
+    has = f"the {config.slice.chips} chips of {config.slice} have {config.slice.hbm_gib} GiB together"
+    why = f"weights take about {needed.gib:.0f} GiB ({needed.how}), and {has}: "
     instead = "a larger slice" + ("" if needed.int8 else ", or quantize_weights='int8'")
-    if needed.gib > slice.hbm_gib:
-        yield error(configured.at("config.slice"), why + "the replica would die while loading", instead)
-    elif needed.gib > slice.hbm_gib * ROOM_FOR_CACHE:
-        yield warning(configured.at("config.slice"), why + "little is left for the KV cache", instead)
+    if needed.gib > config.slice.hbm_gib:
+        yield error(place, why + "the replica would die while loading", instead)
+    elif needed.gib > config.slice.hbm_gib * ROOM_FOR_CACHE:
+        yield warning(place, why + "little is left for the KV cache", instead)
 
 
 @rule(Configured, "gated-model", "Hugging Face hub: gated models")
@@ -96,10 +93,7 @@ def gated_model(configured: Configured) -> Iterator[Problem]:
     """A model whose licence must be accepted is fetched with a token."""
     model, service = getattr(configured.app.config, "model", ""), configured.service
     if model.startswith(GATED) and service.hugging_face_token is None:
-        why = (
-            f"{model} is gated on the Hugging Face hub: without a token the download is refused with 401 or 403, and "
-            "Serve starts the replica again and again"
-        )
+        why = f"{model} is gated on the Hugging Face hub: without a token the download is refused with 401 or 403"
         instead = "hugging_face_token=HUGGING_FACE_TOKEN (from ray_configs.cloud), and the Secret that it names"
         yield warning(Location(f"Service/{service.name} hugging_face_token"), why, instead)
 
@@ -109,23 +103,17 @@ def bucket_permission(configured: Configured) -> Iterator[Problem]:
     """A model in a bucket is read by a service account that may."""
     model = getattr(configured.app.config, "model", "")
     if model.startswith("gs://") and configured.service.service_account is None:
-        yield warning(
-            configured.at("config.model"),
-            f"the Pods' default service account may read {model} only if someone has allowed it; else loading fails "
-            "with 403",
-            "bucket=Bucket(name=..., mount=None), which brings a service account that may read it",
-        )
+        why = f"the Pods' default service account may read {model} only if someone allowed it; else it fails with 403"
+        instead = "bucket=Bucket(name=..., mount=None), which brings a service account that may read it"
+        yield warning(configured.at("config.model"), why, instead)
 
 
 @rule(Configured, "capacity-ends", "GKE: flex-start and queued machines have a longest run time")
 def capacity_ends(configured: Configured) -> Iterator[Problem]:
     """Machines that are lent for a time are taken back, and their replicas with them."""
-    capacity = configured.app.capacity
-    if isinstance(capacity, FlexStart | Queued):
-        why = (
-            f"{capacity.kind} machines are taken back {capacity.max_run_hours} hours after they came, and the replica "
-            "with them; another starts when there is capacity again"
-        )
+    lent = configured.app.capacity
+    if isinstance(lent, FlexStart | Queued):
+        why = f"{lent.kind} machines are taken back after {lent.max_run_hours} hours, and the replica with them"
         yield note(configured.at("capacity"), why, "on-demand or a reservation for a service that must stay up")
 
 

@@ -1,3 +1,3 @@
 """RayClusters and RayJobs: what KubeRay's operator refuses, and what Ray, its autoscaler and Kueue make of the rest."""
 
-from kuberay.check.ray import autoscaling, clusters, pods, queues, versions  # noqa: F401
+from kuberay.check.ray import clusters, pods, scaling  # noqa: F401

@@ -56,10 +56,7 @@ def tpu_labels(group: Group) -> Iterator[Problem]:
             why = f"says {labels[key].text}, and the group's slices are {value}: Ray finds no host for what asks for it"
             yield error(labels[key], why, f"write {value}")
     if right and group.cluster.autoscaling and not any(key in labels.fields for key in right):
-        why = (
-            "has no TPU labels: a running host has them, but Ray's autoscaler knows a group's labels only from here, "
-            "so nothing that selects by label makes it add a slice"
-        )
+        why = "has no TPU labels, and Ray's autoscaler knows none but these: it adds no slice for what selects by label"
         yield note(labels, why, "write labels: " + ", ".join(f"{key}: {value}" for key, value in right.items()))
 
 

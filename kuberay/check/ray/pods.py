@@ -1,16 +1,59 @@
-"""Pods of a RayCluster: Ray's object store in memory, whose rights they have, and how they are stored."""
+"""Pods of a RayCluster: the Ray in their images, its object store in memory, and whose rights they have."""
 
 import re
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Cluster, Group
-from kuberay.check.nodes import Node, quantity
-from kuberay.check.rules import Problem, note, rule, warning
+from kuberay.check.nodes import quantity, version
+from kuberay.check.pods import Container
+from kuberay.check.rules import Problem, error, note, rule, warning
 
+_RAY_IMAGE = re.compile(r"(?:^|/)rayproject/ray(?:-ml|-llm)?:(\d+\.\d+\.\d+)[^-@]*(?:-py3(\d+))?")
 _SHARE = 0.29
 """Of a container's memory that Ray takes for its object store: 0.3 of what is left when it starts."""
 _DISK = 10e9
 """Ray makes its store no larger than /dev/shm, but for stores below this size."""
+
+
+@rule(Cluster, "ray-version", "KubeRay 1.7: rayVersion chooses probes, autoscaler and authentication")
+def ray_version(cluster: Cluster) -> Iterator[Problem]:
+    """rayVersion is written and is that of the images; all nodes run one Ray (and one Python)."""
+    node = cluster.node["rayVersion"]
+    if node.placeholder:
+        return
+    images = [(group.title, group.ray["image"]) for group in cluster.all_groups if group.ray]
+    tagged = [(title, image, match) for title, image in images if (match := _RAY_IMAGE.search(image.text or ""))]
+    if not node.present:
+        why = "has no rayVersion: the KubeRay operator takes the image for an old Ray, with slower probes"
+        yield note(node, why, f"write rayVersion: {tagged[0][2][1] if tagged else 'that of the image'}")
+    elif node.text is not None and cluster.ray_version is None:
+        yield error(
+            node, f"{node.text!r} is no version: the KubeRay operator cannot compare it", "write it as in 2.60.0"
+        )
+    for title, image, match in tagged:
+        ray, python = match.groups()
+        if cluster.ray_version is not None and version(ray) != cluster.ray_version:
+            why = f"{title} runs Ray {ray}, and the KubeRay operator sets up probes and autoscaler for {node.value}"
+            yield warning(image, why, f"write rayVersion: {ray}, or change the image")
+        first, first_ray, first_python = tagged[0][0], *tagged[0][2].groups()
+        if ray != first_ray:
+            why = f"{title} runs Ray {ray}, {first} runs {first_ray}: ray start refuses to join a cluster of another"
+            yield error(image, why, "use one version for all groups")
+        elif None not in (python, first_python) and python != first_python:
+            why = f"{title} runs Python 3.{python}, {first} 3.{first_python}: ray start refuses to join another"
+            yield error(image, why, "use one Python for all groups")
+
+
+@rule(Container, "image-tag", "Kubernetes: tags move, digests and versions do not")
+def image_tag(container: Container) -> Iterator[Problem]:
+    """An image that changes under its tag gives hosts of one slice different programs."""
+    image = container["image"].text
+    tag = (image or "").rpartition("/")[2].partition(":")[2]
+    if image is not None and "@" not in image and not container.init and tag in ("", "latest", "nightly"):
+        why = f"the tag {tag or 'latest'} moves: a Pod that restarts later may run another image than its peers"
+        refused = ", and Ray refuses nodes of another version" if container.pod.group else ""
+        say = warning if container.pod.group else note
+        yield say(container["image"], why + refused, "write a version or a digest")
 
 
 @rule(Group, "object-store", "Ray 2.60: resolve_object_store_memory")
@@ -39,44 +82,5 @@ def rights(group: Group) -> Iterator[Problem]:
     """The autoscaler's right to change Pods and RayClusters is the head's account's, and not for workers."""
     account, heads = (each.pod.spec["serviceAccountName"] for each in (group, group.cluster.head))
     if group.cluster.autoscaling and not group.is_head and account.text and account.text == heads.text:
-        why = (
-            f"is the head's account too, to which KubeRay gives the autoscaler's rights: programs of {group.name} may "
-            "delete Pods and change RayClusters of the namespace"
-        )
+        why = f"is the head's too, and has the autoscaler's rights: {group.name} may delete Pods and change RayClusters"
         yield note(account, why, "give the head a service account of its own")
-
-
-@rule(Cluster, "write-back", "KubeRay 1.7: the operator writes objects back to add its finalizer")
-def write_back(cluster: Cluster) -> Iterator[Problem]:
-    """A worker group reads as the operator writes it, or a second server-side apply of the same file is refused."""
-    redis = cluster.manifest.kind == "RayCluster" and cluster.node["gcsFaultToleranceOptions"].present
-    if not redis and cluster.manifest.kind not in ("RayService", "RayJob"):
-        return
-    for node, instead in (each for group in cluster.groups for each in _spelt_otherwise(group)):
-        why = (
-            "the operator writes worker groups back when it adds its finalizer, and this otherwise: it then owns "
-            "their list, and kubectl apply --server-side refuses the next apply of this file with a conflict"
-        )
-        yield note(node, why, f"write {instead}, as the operator does; or apply client-side")
-        return
-
-
-def _spelt_otherwise(group: Group) -> Iterator[tuple[Node, str]]:
-    """What the operator's copy of a group has differently, as Kubernetes' Go types print it."""
-    for node in (group.node["scaleStrategy"], group.pod.node["metadata"]):
-        if not node.present:
-            yield node, f"{node.path[-1]}: {{}}"
-    boxes = [*group.pod.init_containers, *group.pod.containers]
-    for amount in (each for box in boxes for part in box["resources"].fields.values() for each in part.fields.values()):
-        if isinstance(amount.value, int | float):
-            yield amount, f'"{amount.value}", in quotes'
-        elif amount.text is not None and not _canonical(amount.text):
-            yield amount, "a whole number of the largest unit that leaves one, such as 500m or 2Gi"
-
-
-def _canonical(amount: str) -> bool:
-    match = re.fullmatch(r"(\d+)([mkMGTPE]|[KMGTPE]i)?", amount)
-    if match is None:
-        return False
-    step = 1024 if (match[2] or "").endswith("i") else 1000
-    return int(match[1]) % step != 0 or int(match[1]) == 0 or match[2] in ("E", "Ei")

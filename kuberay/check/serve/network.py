@@ -32,10 +32,7 @@ def head_port(config: ServeConfig) -> Iterator[Problem]:
         return  # without any port the operator takes Ray's own, 8000 for Serve
     custom = config.cluster.manifest.spec["serveService"].present and not _incremental(config.cluster)
     if not custom and not any(port["name"].placeholder for port in ray["ports"]):
-        why = (
-            "the head names ports, and none of them serve: the KubeRay operator makes no Service for Ray Serve, and "
-            "the RayService never becomes Ready"
-        )
+        why = "the head names ports, and none of them serve: no Service is made, and the RayService never becomes Ready"
         yield error(ray["ports"], why, f"add containerPort: {config.http_port or _DEFAULT}, name: serve")
 
 
@@ -122,9 +119,7 @@ def ha_proxy(group: Group) -> Iterator[Problem]:
         return
     place, on, head_on = group.env.get(_HA_PROXY, group.ray["env"]), _proxied(group), _proxied(group.cluster.head)
     if on and not head_on:
-        why = (
-            "is not set on the head, whose Serve controller decides: no HAProxy starts, nobody asks the replicas' ports"
-        )
+        why = "is not set on the head, whose Serve controller decides: no HAProxy starts to ask the replicas' ports"
         yield warning(place, why, f"set {_HA_PROXY} on the head too, or take it out here")
     elif head_on and not on:
         why = f"{_HA_PROXY} is on at the head and not here: HAProxy asks ports that replicas here never open"

@@ -23,7 +23,7 @@ _GIVEN_ID = ("controller-uid", JOB_CONTROLLER)
 def restart(job: Job) -> Iterator[Problem]:
     """Hosts of a slice are started together, not one container again by itself."""
     node = job.pod.spec["restartPolicy"]
-    if node.value == "OnFailure" and job.hosts > 1:
+    if node.value == "OnFailure":
         why = "restarts one host's container by itself: its peers wait in a collective for a program that starts over"
         yield warning(node, why, "write Never, and retry the whole Job")
 
@@ -35,7 +35,7 @@ def pods_and_hosts(job: Job) -> Iterator[Problem]:
     what = f"{pod.topology.value} with {pod.chips} chips a Pod is a slice of {hosts} hosts"
     for node in (job.spec["completions"], job.spec["parallelism"]):
         count = node.number if node.present else 1
-        if hosts == 1 or node.placeholder or count is None or count == hosts:
+        if node.placeholder or count is None or count == hosts:
             continue
         if count > hosts and count % hosts == 0:
             why = f"{what}, and {count} Pods are {count // hosts} slices: they share one set of worker numbers, so JAX "
@@ -50,7 +50,7 @@ def pods_and_hosts(job: Job) -> Iterator[Problem]:
 def indexed(job: Job) -> Iterator[Problem]:
     """Hosts of a slice are numbered, which completionMode Indexed does; a JobSet makes its Jobs Indexed itself."""
     node = job.spec["completionMode"]
-    if job.hosts > 1 and node.value != "Indexed" and not node.placeholder and (node.present or not job.in_job_set):
+    if node.value != "Indexed" and not node.placeholder and (node.present or not job.in_job_set):
         why = "the hosts of the slice get no numbers: each takes itself for worker 0, and JAX hangs"
         yield error(node, why, "write completionMode: Indexed")
 
@@ -59,7 +59,7 @@ def indexed(job: Job) -> Iterator[Problem]:
 def retries(job: Job) -> Iterator[Problem]:
     """One failed host is replaced while its peers hang in a collective."""
     node = job.spec["backoffLimit"]
-    if job.hosts > 1 and node.value != 0 and not node.placeholder:
+    if node.value != 0 and not node.placeholder:
         said = node.value if node.present else "6, the default"
         why = f"backoffLimit is {said}: a failed host is started again alone, while the others hang"
         yield warning(node, why, "write backoffLimit: 0, and retry the whole Job")
@@ -69,7 +69,7 @@ def retries(job: Job) -> Iterator[Problem]:
 def headless_service(job: Job) -> Iterator[Problem]:
     """Hosts of a slice find each other through a headless Service that the Pods name as their subdomain."""
     subdomain, manifest = job.pod.spec["subdomain"], job.manifest
-    if job.hosts == 1 or job.in_job_set or subdomain.placeholder:
+    if job.in_job_set or subdomain.placeholder:
         return
     lost = "the hosts' names do not resolve, and JAX hangs"
     wanted = ("Service", subdomain.text, manifest.namespace)
@@ -113,11 +113,9 @@ def one_slice(job: Job) -> Iterator[Problem]:
         for place in (manifest.metadata, job.node["metadata"], *templates)
     )
     placed = {NODE_POOL, DYNAMIC_SLICE, KUEUE_TOPOLOGY} & set(spec["nodeSelector"].fields)
-    if job.hosts == 1 or (job.in_job_set and annotated) or placed or spec["affinity"].present:
+    if (job.in_job_set and annotated) or placed or spec["affinity"].present:
         return
-    why = (
-        "nothing keeps the hosts together: where two slices of this topology are free, the scheduler may take hosts of "
-    )
+    why = "nothing keeps the hosts together: where two such slices are free, the Pods may go to both, and JAX hangs"
     instead = "add a podAffinity to the Pods of this Job (label batch.kubernetes.io/job-name) with topologyKey "
     instead = f"annotate {EXCLUSIVE_TOPOLOGY}: " if job.in_job_set else instead
-    yield note(spec["affinity"], why + "both, and JAX hangs", instead + NODE_POOL)
+    yield note(spec["affinity"], why, instead + NODE_POOL)

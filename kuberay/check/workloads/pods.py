@@ -115,9 +115,6 @@ def service_account(manifest: Manifest) -> Iterator[Problem]:
     for name, node in named.items():
         if name and name not in ("default", *known):
             near = nearest(name, known)
-            why = (
-                f"there is no ServiceAccount {name} among these objects: unless it exists in namespace "
-                f"{manifest.namespace} already, the API server refuses the Pods"
-            )
+            why = f"there is no ServiceAccount {name} among these objects: unless it exists already, Pods are refused"
             instead = f"write {near}" if near else f"add the ServiceAccount {name}, or make it before"
             yield (warning if known else note)(node, why, instead)

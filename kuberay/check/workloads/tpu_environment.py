@@ -19,10 +19,7 @@ def set_by_gke(container: Container) -> Iterator[Problem]:
     for name in ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")[: 1 if job else 2]:
         value = container.env.get(name)
         if wide and value is not None and value.text not in (None, "", "localhost"):
-            why = (
-                f"{name} is the same on every host: what is set by hand stays, the hosts of a slice get one identity, "
-                "and JAX's start hangs until it times out (ai-on-gke#858)"
-            )
+            why = f"{name} is the same on every host, and JAX's start hangs until it times out (ai-on-gke#858)"
             yield error(value, why, f"take {name} out; GKE sets it")
     value = container.env.get("TPU_NAME")
     if group and value is not None and value.text and (wide or (group.most or 2) > 1):

@@ -111,10 +111,7 @@ def workload(pod: Pod) -> Iterator[Problem]:
         return
     size, waits = spec["replicas"], f"of {hosts} hosts: JAX waits for the missing ones"
     if kind in ("Deployment", "ReplicaSet", "DaemonSet", "Pod"):
-        why = (
-            f"{pod.topology.value} with {pod.chips} chips a Pod is a slice of {hosts} hosts: Pods of a {kind} have no "
-            "stable names, so the hosts never find each other and JAX hangs"
-        )
+        why = f"{pod.topology.value} is a slice of {hosts} hosts: Pods of a {kind} have no stable names, and JAX hangs"
         instead = "use an Indexed Job, a JobSet, a LeaderWorkerSet or a RayService, or a topology of one host"
         yield error(pod.topology, why, instead)
     elif kind == "StatefulSet" and size.number is not None and size.number % hosts:

@@ -76,30 +76,6 @@ def test_workers_do_not_share_the_rights_of_the_autoscaler() -> None:
     assert noted(changed(good.service(), *both, apart), "shared-rights") == []
 
 
-def test_what_the_operator_writes_otherwise_is_applied_once() -> None:
-    strategy = (f"{GROUP} scaleStrategy", {})
-    metadata = (f"{GROUP} template metadata", {})
-    box = f"{GROUP} template spec containers 0 resources"
-    (note,) = noted(good.service(), "write-back")
-    assert "conflict" in note.why and note.instead.startswith("write scaleStrategy: {}")
-    (note,) = noted(changed(good.service(), strategy), "write-back")
-    assert note.where.endswith("template.metadata") and "write metadata: {}" in note.instead
-    rest = [strategy, metadata]
-    (note,) = noted(changed(good.service(), *rest), "write-back")
-    assert note.where.endswith("[google.com/tpu]") and 'write "8", in quotes' in note.instead
-    chips = [(f"{box} {part} google.com/tpu", "8") for part in ("limits", "requests")]
-    rest += chips
-    assert noted(changed(good.service(), *rest), "write-back") == []
-    for amount in ("0.5", "1000m", "1024Mi", "2000", "1e3"):
-        assert len(noted(changed(good.service(), *rest, (f"{box} limits cpu", amount)), "write-back")) == 1
-    for amount in ("500m", "2", "1500Mi", "0"):
-        assert noted(changed(good.service(), *rest, (f"{box} limits cpu", amount)), "write-back") == []
-    assert len(noted(good.ray_job(), "write-back")) == 1
-    assert noted(good.cluster(), "write-back") == [], "a RayCluster alone gets no finalizer"
-    redis = ("spec gcsFaultToleranceOptions", {"redisAddress": "redis:6379"})
-    assert len(noted(changed(good.cluster(), redis), "write-back")) == 1
-
-
 def test_queued_services_and_versions_of_kueue() -> None:
     queued = ("metadata labels", {"kueue.x-k8s.io/queue-name": "tpus"})
     fixed = [(f"{CLUSTER} enableInTreeAutoscaling", False), (f"{CLUSTER} autoscalerOptions", REMOVED)]

@@ -155,35 +155,3 @@ def test_what_the_cluster_refuses_check_refuses(case: Case, answers: dict[Case, 
 def test_what_the_cluster_takes_check_takes(case: Case, answers: dict[Case, str]) -> None:
     assert answers[case] == ""
     assert [finding for finding in check(case.objects) if finding.severity == "error"] == []
-
-
-WORKER = f"{CLUSTER} workerGroupSpecs 0 template spec containers 0"
-AMOUNTS = f"{WORKER} resources"
-SCALE = (f"{CLUSTER} workerGroupSpecs 0 scaleStrategy", {})
-CHIPS = [(f"{AMOUNTS} {part} google.com/tpu", "8") for part in ("limits", "requests")]
-METADATA = (f"{CLUSTER} workerGroupSpecs 0 template metadata", {"labels": {"app": "llama"}})
-HALVES = [(f"{AMOUNTS} {part} cpu", "20.0") for part in ("limits", "requests")]
-
-
-@pytest.mark.parametrize(
-    ("changes", "twice"),
-    [
-        ([METADATA, *CHIPS], False),
-        ([METADATA, SCALE], False),
-        ([SCALE, *CHIPS], False),
-        ([METADATA, SCALE, *CHIPS, *HALVES], False),
-        ([METADATA, SCALE, *CHIPS], True),
-    ],
-    ids=["no scaleStrategy", "no quotes", "no metadata", "spelt otherwise", "as the operator writes it"],
-)
-def test_what_the_operator_writes_otherwise_is_applied_once(
-    control_plane: Cluster, namespace: str, changes: list[good.Change], twice: bool
-) -> None:
-    (service,) = changed(good.service(), *changes)
-    assert ("write-back" in {finding.rule for finding in check([service])}) is not twice
-    flags = ("-n", namespace, "apply", "--server-side", "-f", "-")
-    control_plane.kubectl(*flags, input=json.dumps(service))
-    finalizer = "--for=jsonpath={.metadata.finalizers}"  # added when it writes the object back
-    control_plane.kubectl("-n", namespace, "wait", "rayservice/llama", finalizer, "--timeout=60s")
-    again = control_plane.kubectl(*flags, input=json.dumps(service), check=False)
-    assert ("conflict" in again.stderr) is not twice, again.stderr
