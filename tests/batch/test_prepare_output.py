@@ -129,7 +129,7 @@ def test_a_config_that_was_changed_later_does_not_load_something_else(copy: Path
     sizes = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(sizes | {"intermediate_size": 192}))
     checkpoint = open_checkpoint(str(copy))
-    with pytest.raises(CheckpointError, match=r"tensor layers.0.gate_up has shape \(192, 64\) where config.json means"):
+    with pytest.raises(CheckpointError, match=r"tensor layers.0.gate_up has shape \(192, 64\), but config.json"):
         checkpoint.values("layers.0.gate_up", checkpoint._stored["layers.0.gate_up"], (slice(None), slice(None)))
 
 

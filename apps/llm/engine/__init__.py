@@ -11,6 +11,7 @@ attention/  over the paged KV cache, for each platform
 parallel/   layout over devices, and the processes of a slice of several hosts
 text/       tokens to text and back, and grammars
 speculation/  guesses of an answer's next tokens, and when they pay
+fairness/   limits of callers, and weighted fair queueing between them
 """
 
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`Engine`, imported when asked for: what the engine has without JAX can be imported without it."""
+    """Import `Engine` on first use, so that the other names can be imported without JAX."""
     if name == "Engine":
         from apps.llm.engine.engine import Engine
 

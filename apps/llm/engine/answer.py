@@ -1,4 +1,4 @@
-"""One answer in progress: turns its tokens into text and checks its stop conditions."""
+"""One answer in progress: turns tokens into text and checks stop conditions."""
 
 import logging
 from collections.abc import Sequence as Ids
@@ -17,9 +17,9 @@ log = logging.getLogger("podslice")
 
 
 class Answer:
-    """The engine's view of one sequence, beside the scheduler's."""
+    """The text side of one sequence, beside the scheduler's `Sequence`."""
 
-    reads = False  # no more of a step than its samples; see `pooling`
+    reads = False  # needs only the step's samples, not its hidden states; see `pooling`
 
     def __init__(self, seq: Sequence, tokenizer: ModelTokenizer, arch: Architecture, matcher: Matcher | None):
         self.params = params = seq.generation.params
@@ -33,7 +33,7 @@ class Answer:
         self._vocab_size = arch.vocab_size
         self.bias = params.logit_bias
         self.penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
-        self.rows = {  # sampling settings as the step wants them
+        self.rows = {  # sampling settings for `HostStep.add`
             "temperature": params.temperature,
             "top_p": params.top_p,
             "min_p": params.min_p,
@@ -45,13 +45,13 @@ class Answer:
         }
 
     def plausible(self, draft: list[int]) -> list[int]:
-        """The draft, up to where it ends or leaves the grammar."""
+        """The draft, cut before its first stop token and before it leaves the grammar."""
         end = next((i for i, token in enumerate(draft) if token in self._eos or token in self._stops), len(draft))
         return draft[:end] if self._matcher is None else draft[: self._matcher.follows(draft[:end])]
 
     def allowed(self, length: int, draft: Ids[int] = ()) -> list[np.ndarray | None]:
-        """Bits of the tokens that may be sampled as token number `length`, and after each token of the draft, which is
-        plausible; None: all."""
+        """Token masks for sampling token number `length`, and after each token of the draft, which must be `plausible`.
+        None allows every token."""
         masks: list[np.ndarray | None] = [None] * (1 + len(draft))
         if self._matcher is not None:
             masks = self._matcher.allowed_along(draft)
@@ -75,8 +75,8 @@ class Answer:
         text = ""
         if self._matcher is not None and not self._matcher.consume(token):
             reason = "stop"
-            if failure := self._matcher.failure:  # what there is follows the grammar, as far as it goes
-                log.warning("an answer is cut short where its grammar cannot go on: %s", failure[:500])
+            if failure := self._matcher.failure:  # the text so far still follows the grammar
+                log.warning("an answer is cut short because its grammar failed: %s", failure[:500])
                 reason = "length"
         if token in self._eos and reason != "length":
             reason = "stop"

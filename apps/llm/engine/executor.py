@@ -1,10 +1,10 @@
-"""The local executor: holds the model on the devices that this process sees and runs compiled steps on them.
+"""The local executor: holds the model on the devices of this process and runs compiled steps on them.
 
 `launch` starts a step and returns at once; `read` waits for its tokens. The engine launches step n + 1 before it
-reads step n, so that scheduling and detokenizing happen while the device works.
+reads step n, so that it schedules and detokenizes while the device computes.
 
-On a slice of several hosts each host has one of these, over the devices of all of them: the same calls in the same
-order on every host are one program (see `parallel.lockstep`).
+On a slice of several hosts each host has one, over the devices of all hosts. Every host makes the same calls in the
+same order, and together they run one program (see `parallel.lockstep`).
 """
 
 import logging
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class ThisProcess:
-    """The place of a model on the devices that this process sees. See `DevicePlace`."""
+    """The `DevicePlace` of the devices that this process sees."""
 
     def devices(self, config: EngineConfig) -> Devices:
         return distributed.here()
@@ -53,7 +53,7 @@ class ThisProcess:
 
 
 class LocalExecutor:
-    """The model on the devices of this process. See `Executor`.
+    """The `Executor` over the devices of this process.
 
     Args:
         mesh: the devices of one DP rank.
@@ -115,7 +115,7 @@ class LocalExecutor:
         return sharded.make_cache(self.decoder.impl, spec, self.arch.num_layers, pages, dtype, self.mesh)
 
     def _pages_that_fit(self) -> int:
-        """Pages in the free memory's share, at most what a full batch of longest sequences needs (and page 0)."""
+        """Pages that fit into the configured share of free memory, at most what a full batch needs (and page 0)."""
         spec = self.decoder.attention_spec(0)
         dtype = jnp.dtype(jnp.int8) if self.int8_kv else self.dtype
         shapes = jax.tree.leaves(self.decoder.impl.cache(spec, 1, dtype))
@@ -127,11 +127,11 @@ class LocalExecutor:
         else:
             stats = device.memory_stats()
             page_bytes /= self.mesh.size
-            # A step's own working memory: activations of the largest step and its logits, with room to spare.
+            # Working memory of a step: activations and logits of the largest one, with a margin.
             work = 4 * self.config.max_step_tokens * max(self.arch.intermediate_size, self.arch.hidden_size) * 4
             work += 4 * max(self.config.max_batch_size, BLOCK) * self.arch.vocab_size * 4
             free = (stats["bytes_limit"] - stats["bytes_in_use"]) * self.config.memory_fraction - work
-        # Hosts differ in what is free, and a page is a part of the cache on each of them.
+        # Hosts differ in free memory, and every page takes memory on each of them.
         fit = distributed.least_over_hosts(int(free // page_bytes), self.mesh)
         most = self.config.max_batch_size * self.max_pages + 1
         if fit < self.max_pages + 1:
@@ -143,7 +143,7 @@ class LocalExecutor:
         return min(fit, most)
 
     def _calibrate(self, ids: list[int]) -> list[KVScales]:
-        """Scales of an int8 KV cache from the largest keys and values over some text, with a tenth to spare."""
+        """Scales of an int8 KV cache, from the largest keys and values over a sample text, with a margin of a tenth."""
         ids = ids[: self.max_pages * self.config.page_size]
         pages = -(-len(ids) // self.config.page_size)
         shape = StepShape(len(ids), 1, pages)
@@ -192,7 +192,7 @@ class LocalExecutor:
         return self.compiles.programs - self._programs_when_ready
 
     def no_extras(self, seqs: int) -> Extras:
-        """Inputs that say nothing, made once for each size and left on the device."""
+        """Empty extras, created once for each size and kept on the device."""
         if seqs not in self._idle_extras:
             self._idle_extras[seqs] = self._place(Extras.empty(seqs, self.arch.vocab_size))
         return self._idle_extras[seqs]
@@ -202,8 +202,8 @@ class LocalExecutor:
         return {}
 
     def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> Launched:
-        """Start a step; the result is for `read`."""
-        if extras is not None:  # placed as the idle ones are: another placement would be another program
+        """Start a step; pass the result to `read`."""
+        if extras is not None:  # placed like the empty ones: another placement would compile another program
             extras = self._place(extras)
         extras = extras or self.no_extras(step.shape.seqs)
         samples, hidden, self.caches, self.state = self.step(
@@ -235,17 +235,17 @@ class LocalExecutor:
         return jax.jit(sampling.start_slot, donate_argnums=0, out_shardings=self._everywhere)
 
     def close(self) -> None:
-        """Nothing is held beyond this process."""
+        """Nothing is held outside this process."""
 
     def _given(self, host: np.ndarray) -> jax.Array | np.ndarray:
-        """An input of a compiled program, where the program expects it."""
+        """A host array as an input of a compiled program, placed where the program expects it."""
         return self._place(host) if self.mesh.size > 1 else host
 
     def _place(self, host: T) -> T:
-        """Host arrays on every device of the mesh."""
+        """Replicate host arrays on every device of the mesh."""
         if not self.spans_hosts:
             return jax.device_put(host, self._everywhere)
-        # device_put would ask the other hosts, by a collective of its own, whether they put the same: 2 ms a step.
+        # device_put would run a collective to check that all hosts put the same value: 2 ms a step.
         return jax.tree.map(
             lambda part: jax.make_array_from_callback(part.shape, self._everywhere, lambda _: part), host
         )
@@ -268,7 +268,7 @@ def compiled_step(decoder: Decoder):
         last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
         logits = decoder.logits(weights, last)
         samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh)
-        if decoder.mesh.size > 1:  # whole on every device: each host reads its own copy, and feeds its own state back
+        if decoder.mesh.size > 1:  # replicated: each host reads its own copy and feeds its own state back
             everywhere = NamedSharding(decoder.mesh, P())
             hidden, state = jax.lax.with_sharding_constraint((hidden, state), everywhere)
         return samples, hidden, caches, state
@@ -277,10 +277,10 @@ def compiled_step(decoder: Decoder):
 
 
 def _channel_scale(x: jax.Array, rotated: bool) -> jax.Array:
-    """`[T, kv_heads, head_dim]` -> `[kv_heads, head_dim]`: int8 steps that span the largest value seen."""
+    """`[T, kv_heads, head_dim]` -> `[kv_heads, head_dim]`: int8 scales that cover the largest value seen."""
     largest = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=0)
     if rotated:
-        # Rotary embedding turns a pair of channels into each other as positions grow: they share the larger scale.
+        # Rotary embedding rotates pairs of channels into each other, so both take the larger scale.
         pair = jnp.maximum(*jnp.split(largest, 2, axis=-1))
         largest = jnp.concatenate([pair, pair], axis=-1)
     return jnp.maximum(largest, 1e-6) * 1.1 / 127

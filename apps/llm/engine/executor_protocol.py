@@ -1,4 +1,4 @@
-"""The interface of an executor, wherever its devices are: in this process, or on the hosts of a slice."""
+"""The executor interface, the same for devices of this process and for those on the hosts of a slice."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -14,19 +14,19 @@ from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from ray_configs.llm import EngineConfig
 
-SMALLEST_STEP = 8  # tokens; from 4 rows on, XLA:CPU's matrix products give each row the same bits whatever the others
+SMALLEST_STEP = 8  # tokens; from 4 rows up, XLA:CPU computes each row of a matrix product independently of the others
 
 SMALLEST_READ = 32  # tokens of the smallest step whose hidden states can be read
 
 
 class Tokens(NamedTuple):
-    """A step's results on the host: samples, each by the step's sequence, and what was read of its hidden states."""
+    """A step's results on the host: the sample of each of its sequences, and what was read out of its hidden states."""
 
     ids: np.ndarray  # [S] int32
-    logprob: np.ndarray  # [S] float32; only those of sequences that wanted them count
+    logprob: np.ndarray  # [S] float32; valid only for sequences that asked for log probabilities
     top_ids: np.ndarray  # [S, TOP_LOGPROBS]
     top_logprobs: np.ndarray
-    scores: np.ndarray | None = None  # [SCORE_ROWS, T] int32, of the readout's targets
+    scores: np.ndarray | None = None  # [SCORE_ROWS, T] int32, for the readout's targets
     pooled: np.ndarray | None = None  # [S, hidden] float32, sums of hidden states
 
     @classmethod
@@ -38,11 +38,11 @@ class Tokens(NamedTuple):
 
 
 LaunchedT = TypeVar("LaunchedT")
-"""What an executor keeps of a step that runs; nobody else looks into it."""
+"""An executor's handle of a running step; opaque to callers."""
 
 
 class Executor(Protocol[LaunchedT]):
-    """Runs the steps that the engine plans. Calls come from one thread at a time, steps are read in their order."""
+    """Runs the steps that the engine plans. One thread calls it at a time, and reads steps in launch order."""
 
     arch: Architecture
     pages: int
@@ -53,15 +53,15 @@ class Executor(Protocol[LaunchedT]):
         ...
 
     def warm_up(self) -> None:
-        """Compile every shape and everything else a request may need; afterwards nothing compiles."""
+        """Compile every shape and everything else a request may need, so that nothing compiles afterwards."""
         ...
 
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
-        """The smallest compiled step that holds so many; `reads`: one that can be launched with a readout."""
+        """The smallest compiled step that holds this many; with `reads`, one that can be launched with a readout."""
         ...
 
     def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> LaunchedT:
-        """Start a step; the result is for `read`. Step n + 1 may be launched before step n is read."""
+        """Start a step; pass the result to `read`. Step n + 1 may be launched before step n is read."""
         ...
 
     def read(self, launched: LaunchedT) -> Tokens:
@@ -76,7 +76,7 @@ class Executor(Protocol[LaunchedT]):
     def compiles_after_ready(self) -> int: ...
 
     def close(self) -> None:
-        """Give back what is held beyond this process; safe at any time and more than once."""
+        """Release what is held outside this process. Idempotent, and safe at any time."""
         ...
 
 
@@ -84,23 +84,23 @@ class DevicePlace(Protocol):
     """Where a model's devices are."""
 
     def devices(self, config: EngineConfig) -> Devices:
-        """What there is."""
+        """The devices available."""
         ...
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> Sequence[Executor[Any]]:
-        """The weights onto the devices: an executor for each DP rank.
+        """Load the weights onto the devices and return an executor for each DP rank.
 
         Args:
-            config: the replica's; `layout.of_dp_rank` has each rank's.
-            model: at the size that the layout asks for.
+            config: the replica's; `layout.of_dp_rank` derives each rank's.
+            model: at the size that the layout needs.
         """
         ...
 
 
 def token_buckets(config: EngineConfig) -> list[int]:
-    """Step sizes to compile, up to the token budget: powers of two, from 128 on also halfway between them.
+    """Step sizes to compile, in tokens, up to the budget: powers of two, and from 128 also the sizes halfway between.
 
-    Not halfway where the devices cannot split the tokens: such a step takes as long as the next larger one.
+    A halfway size is left out where the devices cannot split its tokens: it would take as long as the next larger one.
 
     Args:
         config: of a DP rank.
@@ -119,10 +119,10 @@ def step_shapes(config: EngineConfig, max_len: int) -> list[StepShape]:
 
 
 def readable(shapes: list[StepShape]) -> list[StepShape]:
-    """Of those steps, the ones whose hidden states can be read: powers of two, and the largest.
+    """The shapes whose hidden states can be read out: powers of two, and the largest.
 
-    Not all, for each takes two more programs to compile: like this they are a twelfth of the demo's first start, and
-    nothing that shows of later ones. A text takes a step of at most twice its size.
+    Not all, because each needs two more compiled programs. These take a twelfth of the demo's first start, and no
+    noticeable part of later ones. A text to score or embed takes a step of at most twice its size.
     """
     most, powers = shapes[-1].tokens, [SMALLEST_READ << i for i in range(32)]
     return [shape for shape in shapes if shape.tokens == most or shape.tokens in powers]

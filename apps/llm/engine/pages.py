@@ -1,7 +1,7 @@
-"""The KV cache's pages: who owns which, which can be reused for a prompt that was seen before.
+"""Allocates the KV cache's pages and keeps the prefix cache.
 
-A full page is named by a hash of its tokens and of the page before it, so a name stands for a whole prefix. Pages
-that nobody uses keep their contents and names until they are needed for something else, least recently used first.
+A full page is named by a hash of its tokens and of the previous page's name, so a name stands for a whole prefix.
+Released pages keep their contents and names until they are allocated again, least recently used first.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ PageHash = bytes
 
 
 def page_hash(parent: PageHash, tokens: Sequence[int]) -> PageHash:
-    """Name of a full page: 16 bytes, long enough that two prefixes never share one by chance."""
+    """Name of a full page: 16 bytes, enough to make a collision of two prefixes practically impossible."""
     digest = hashlib.blake2b(parent, digest_size=16)
     digest.update(b"".join(token.to_bytes(4, "little") for token in tokens))
     return digest.digest()
@@ -21,7 +21,7 @@ def page_hash(parent: PageHash, tokens: Sequence[int]) -> PageHash:
 
 @dataclass
 class PagePool:
-    """Pages 1..total-1; page 0 takes the writes of padding and belongs to nobody."""
+    """Pages 1..total-1. Page 0 takes the writes of padding and is never allocated."""
 
     total: int
     reuse: bool = True
@@ -42,7 +42,7 @@ class PagePool:
         return len(self._users)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` pages with no contents worth keeping, or None when there are not enough."""
+        """Allocate `count` pages, evicting their cached contents; None if too few are free."""
         if count > len(self._free):
             return None
         pages = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -52,23 +52,23 @@ class PagePool:
         return pages
 
     def release(self, pages: Iterable[int]) -> None:
-        """Give pages back, the end of a sequence first, so that a prefix outlives what followed it."""
+        """Free a sequence's pages, last page first, so that a prefix stays cached longer than what followed it."""
         for page in reversed(list(pages)):
             self._users[page] -= 1
             if not self._users[page]:
                 del self._users[page]
                 self._free[page] = None
                 if page not in self._hash_of:
-                    self._free.move_to_end(page, last=False)  # nothing to reuse: take it first
+                    self._free.move_to_end(page, last=False)  # nothing to reuse: evict it first
 
     def publish(self, page: int, name: PageHash) -> None:
-        """Let others find a full page. The first page of a name stays its page."""
+        """Make a full page available for reuse. If the name is taken, the earlier page keeps it."""
         if self.reuse and name not in self._page_of:
             self._page_of[name] = page
             self._hash_of[page] = name
 
     def match(self, names: Iterable[PageHash]) -> list[int]:
-        """Pages of the longest known run of names, now also held by the caller."""
+        """Pages of the longest cached prefix of `names`; the caller now holds them too."""
         pages = []
         for name in names:
             page = self._page_of.get(name)
@@ -85,7 +85,7 @@ class PagePool:
             del self._page_of[name]
 
     def check(self, held: Iterable[int]) -> None:
-        """Every page is free or held, never both, and held as often as `held` lists it. Raises AssertionError."""
+        """Raises AssertionError unless every page is either free or held, and held as often as `held` lists it."""
         counts: dict[int, int] = {}
         for page in held:
             counts[page] = counts.get(page, 0) + 1

@@ -1,7 +1,7 @@
-"""Prompts without an answer: scoring (how likely their last tokens are) and pooling (hidden states as one vector).
+"""Requests without an answer: scoring (log probabilities of given tokens) and pooling (an embedding of a prompt).
 
-To the scheduler such a sequence is a prompt whose answer has no room for a second token: chunks of prefill, pages and
-prefixes as for any other, and the end with the step that reaches its last token. What that step samples is ignored.
+The scheduler treats such a sequence as a prompt with a one-token answer: it gets prefill chunks, pages and cached
+prefixes like any other, and ends with the step that computes its last token. That step's sample is ignored.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from apps.llm.engine.step import StepShape
 
 
 class PromptTask(ABC):
-    """The engine's view of one such sequence, beside the scheduler's; to the loop it is what an Answer is."""
+    """One such sequence, beside the scheduler's `Sequence`. The loop uses it like an `Answer`."""
 
     reads = True
     penalized = False
@@ -31,37 +31,37 @@ class PromptTask(ABC):
         self.entered = False  # has left the queue at least once
 
     def plausible(self, draft: list[int]) -> list[int]:
-        """Nothing is drafted."""
+        """Always empty: nothing is drafted."""
         return []
 
     def allowed(self, length: int, draft: Ids[int] = ()) -> list[np.ndarray | None]:
-        """Bits of the tokens that may be sampled; any, for it does not matter."""
+        """No token mask: the sample is ignored."""
         return [None]
 
     @abstractmethod
     def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
-        """Note what the step must give; the item's tokens lie in it from `start` on, as its sequence `row`."""
+        """Request what the step must read out. The item's tokens start at token `start` of the step, in row `row`."""
 
     @abstractmethod
     def note(self, step: Tokens) -> None:
-        """Keep what a step gave; once for each `want`, in the same order."""
+        """Keep a step's readout; called once for each `want`, in the same order."""
 
     @abstractmethod
     def take(self, token: int, step: Tokens, i: int) -> Output:
-        """The sequence's only output, once all of its steps are noted."""
+        """The sequence's only output, after the readouts of all its steps."""
 
 
 class Scoring(PromptTask):
-    """How likely each token of a suffix is after a prefix."""
+    """Scores each token of a suffix after a prefix."""
 
     def __init__(self, generation: Generation, index: int, prefix: list[int], suffix: list[int]):
-        """The prefix has at least one token; without a suffix it is only read."""
-        tokens = prefix + suffix[:-1]  # nothing follows the last one: it need not be computed
+        """The prefix has at least one token. Without a suffix there are no scores."""
+        tokens = prefix + suffix[:-1]  # the last one need not be computed: nothing follows it
         super().__init__(_sequence(generation, index, tokens))
-        self.seq.reusable = len(prefix) - 1  # of the last one the hidden state is wanted
+        self.seq.reusable = len(prefix) - 1  # the last prefix token's hidden state scores the first suffix token
         self._suffix, self._first = suffix, len(prefix) - 1
         self._scores = np.zeros((SCORE_ROWS, len(suffix)), np.int32)
-        self._wanted: deque[tuple[int, slice]] = deque()  # by step: place in it, part of the suffix
+        self._wanted: deque[tuple[int, slice]] = deque()  # for each step: first token in it, part of the suffix
 
     def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
         skipped = max(self._first - item.start, 0)
@@ -84,7 +84,7 @@ class Scoring(PromptTask):
 
 
 class Pooling(PromptTask):
-    """The hidden states of a prompt's tokens, or of its last one, as one vector of length 1."""
+    """Embeds a prompt: the mean of its tokens' hidden states, or the last one's, normalized to length 1."""
 
     def __init__(self, generation: Generation, prompt: list[int], how: Pool):
         super().__init__(_sequence(generation, 0, prompt))
@@ -92,7 +92,7 @@ class Pooling(PromptTask):
         if self._all:
             self.seq.reusable = 0
         self._sum: np.ndarray | None = None
-        self._wanted: deque[tuple[int, Work]] = deque()  # by step: the sequence's place in it
+        self._wanted: deque[tuple[int, Work]] = deque()  # for each step: the sequence's row in it
 
     def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
         stop = start + item.stop - item.start
@@ -103,12 +103,12 @@ class Pooling(PromptTask):
     def note(self, step: Tokens) -> None:
         row, item = self._wanted.popleft()
         if self._all or item.samples:
-            # From the beginning, and so again after a preemption.
+            # A sum restarts at token 0, also after a preemption.
             before = 0.0 if item.start == 0 or not self._all else self._sum
             self._sum = before + step.pooled[row]
 
     def take(self, token: int, step: Tokens, i: int) -> Output:
-        # The mean's direction is the sum's.
+        # Normalized, the sum equals the mean.
         vector = self._sum / max(float(np.linalg.norm(self._sum)), 1e-12)
         return Output(self.seq.index, "", (), finish_reason="stop", embedding=vector.astype(np.float32))
 

@@ -1,8 +1,8 @@
-"""Looking at a step's hidden states: how likely given tokens are, and hidden states summed to vectors.
+"""Reads out a step's hidden states: log probabilities of given tokens, and sums of hidden states for embeddings.
 
-The step's program is the same whether anyone looks or not: it leaves its hidden states on the device. Two small
-programs look at them, and run only after steps of which some sequence wants them. So requests that only decode pay
-nothing, others' scores cannot change their bits, and getting ready takes little longer: see `readable`.
+The step's program is always the same and leaves its hidden states on the device. Two small programs read them, and run
+only after steps where some sequence needs them. So requests that only decode pay nothing, scoring cannot change their
+results by a bit, and warm-up takes little longer: see `executor_protocol.readable`.
 """
 
 from typing import NamedTuple
@@ -18,48 +18,48 @@ from apps.llm.engine.model.params import Params
 from apps.llm.engine.step import StepShape
 
 SCORE_ROWS = 4
-"""Of `scores`: log probability of the target, its rank, the likeliest token, its log probability."""
+"""Rows of `scores`: the target's log probability, its rank, the likeliest token, and that token's log probability."""
 
 BLOCK = 64
 """Tokens whose logits exist at once: 32 MiB for a vocabulary of 128 thousand."""
 
 
 class Readout:
-    """What is wanted of a step's tokens, on the host, beside its HostStep; None where no sequence wants any.
+    """What to read out of a step, on the host, beside its HostStep. Each array is None if no sequence needs it.
 
-    targets: `[T]` int32, the token whose log probability is wanted as the next one; -1: of none.
-    rows: `[T]` int32, the sequence in the step to whose sum the hidden state is added; -1: to none.
+    targets: `[T]` int32, the token to score as the one after this position; -1: none.
+    rows: `[T]` int32, the row of the sequence whose sum this position's hidden state is added to; -1: none.
     """
 
     def __init__(self, targets: np.ndarray | None = None, rows: np.ndarray | None = None):
         self.targets, self.rows = targets, rows
 
     def score(self, shape: StepShape, start: int, targets: list[int]) -> None:
-        """Log probabilities of `targets`, each after the step's token at its place from `start` on."""
+        """Request the log probabilities of `targets`, each as the token after one of the step's, from `start` on."""
         if self.targets is None:
             self.targets = np.full(shape.tokens, -1, np.int32)
         self.targets[start : start + len(targets)] = targets
 
     def pool(self, shape: StepShape, start: int, stop: int, row: int) -> None:
-        """The sum of the hidden states of the step's tokens from `start` to before `stop`."""
+        """Request the sum of the hidden states of the step's tokens `[start, stop)`."""
         if self.rows is None:
             self.rows = np.full(shape.tokens, -1, np.int32)
         self.rows[start:stop] = row
 
     @classmethod
     def everything(cls, shape: StepShape) -> "Readout":
-        """Wants both: for warming up."""
+        """Requests both kinds, for warm-up."""
         return cls(np.zeros(shape.tokens, np.int32), np.zeros(shape.tokens, np.int32))
 
     def content(self) -> tuple[int, bytes]:
-        """Which of the two are there (1: targets, 2: rows), and their bytes: what a network carries."""
+        """Which of the two are present (bits: 1 targets, 2 rows), and their bytes, to send over the network."""
         parts = [part for part in (self.targets, self.rows) if part is not None]
         kinds = (self.targets is not None) + 2 * (self.rows is not None)
         return kinds, b"".join(part.tobytes() for part in parts)
 
     @classmethod
     def of(cls, kinds: int, content: bytes) -> "Readout":
-        """The readout that `content` gave."""
+        """Rebuild a readout from the result of `content`."""
         parts = iter(np.frombuffer(content, np.int32).reshape(kinds.bit_count(), -1))
         return cls(next(parts) if kinds & 1 else None, next(parts) if kinds & 2 else None)
 
@@ -73,7 +73,7 @@ class Launched(NamedTuple):
 
 
 class ReadoutPrograms:
-    """The compiled programs. Their weights are the model's own: the final norm's and the head's."""
+    """The compiled readout programs. They share the model's weights of the final norm and the output head."""
 
     def __init__(self, decoder: Decoder, params: Params):
         everywhere = NamedSharding(decoder.mesh, P())
@@ -83,10 +83,10 @@ class ReadoutPrograms:
         self._pooled = jax.jit(self._compute_pooled, static_argnames="count", out_shardings=everywhere)
 
     def scores(self, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-        """How likely each target is after its token, `[SCORE_ROWS, T]` int32, floats as their bits; 0: none is wanted.
+        """Score each target after its token: `[SCORE_ROWS, T]` int32, floats as their bits; 0 where there is no target.
 
-        Of the model's own distribution: after its soft cap, if it has one, and before any temperature. The likeliest
-        token costs nothing beside the logits; more of them would take a sort.
+        By the model's own distribution: after its soft cap, if it has one, and before any temperature. Only the single
+        likeliest token is reported: it is nearly free, more would take a sort.
 
         Args:
             hidden: the step's, `[T, hidden]`, before the final norm.
@@ -110,11 +110,11 @@ class ReadoutPrograms:
 
             def compute() -> jax.Array:
                 logits = self._decoder.logits(head, x)
-                # A sum, not a gather: where the vocabulary is split over devices each looks at its own part.
+                # A sum, not a gather: where the vocabulary is split over devices, each reduces its own part.
                 here = jnp.arange(logits.shape[1]) == wanted[:, None]
                 chosen, most = jnp.sum(jnp.where(here, logits, 0.0), axis=1), jnp.max(logits, axis=1)
                 rank = 1 + jnp.sum(logits > chosen[:, None], axis=1, dtype=jnp.int32)
-                # The first of equals, as argmax has it: also a reduction that a split vocabulary does in parts.
+                # The first of equals, like argmax, but as a reduction that a split vocabulary computes in parts.
                 place = jnp.arange(logits.shape[1], dtype=jnp.int32)
                 likeliest = jnp.min(jnp.where(logits == most[:, None], place, logits.shape[1] - 1), axis=1)
                 total = jax.nn.logsumexp(logits, axis=1)
@@ -128,6 +128,6 @@ class ReadoutPrograms:
 
     def _compute_pooled(self, head: Params, hidden: jax.Array, rows: jax.Array, count: int) -> jax.Array:
         x = self._decoder.final(head, hidden).astype(jnp.float32)
-        # Padding, and tokens that nobody wants, are added past the end: scatter drops them, whatever they hold.
+        # Tokens without a row, and padding, are scattered past the end, where `drop` discards them.
         rows = jnp.where(rows < 0, count, rows)
         return jnp.zeros((count, x.shape[1]), jnp.float32).at[rows].add(x, mode="drop")

@@ -1,11 +1,11 @@
-"""From logits to tokens, on the device, each sequence by its own settings.
+"""Samples tokens from logits on the device, with each sequence's own settings.
 
-Where the vocabulary is split over devices, each of them gets the whole logits of a few sequences and picks their
-tokens by itself: one exchange in a step, where each maximum and each sum over a split vocabulary would be one.
+Where the vocabulary is split over devices, each device gets the whole logits of a few sequences and samples those. That
+takes one exchange a step; maxima and sums over a split vocabulary would take one each.
 
-Nothing here sorts the vocabulary: top-k and top-p are found as thresholds by bisection over the float's bits, which
-is exact and costs a few dozen passes. Work that no sequence of the step asks for is skipped at run time (`lax.cond`),
-so that there is one program for a shape, whatever its requests want.
+Nothing here sorts the vocabulary: top-k and top-p thresholds are found by bisection over the float's bits, which is
+exact and takes a few dozen passes. Work that no sequence in the step needs is skipped at run time (`lax.cond`), so that
+each shape has one program, whatever the requests ask for.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
 from apps.llm.engine.parallel.collectives import AXIS, gathered
 from apps.llm.engine.step import Batch, SamplingRows
 
-BLOCK = 128  # tokens, by which the vocabulary is gone over in two stages: the lanes of a TPU's vector register
+BLOCK = 128  # tokens in a block of two-stage scans over the vocabulary: the lanes of a TPU's vector register
 PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the prompt
 
 
 class SamplingState(NamedTuple):
-    """What outlives a step, one row for each slot of the batch."""
+    """State that is kept between steps, one row for each slot of the batch and a scratch row."""
 
     last_token: jax.Array  # [rows] int32, the token that a decoding sequence continues from
-    counts: jax.Array  # [rows, vocab] int16: how often the answer has the token, and PROMPT_BIT
+    counts: jax.Array  # [rows, vocab] int16: how often the token occurs in the answer, and PROMPT_BIT
 
     @classmethod
     def empty(cls, rows: int, vocab: int) -> "SamplingState":
@@ -37,16 +37,16 @@ class SamplingState(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """Rarely used inputs; the empty ones stay on the device between steps."""
+    """Rarely used inputs. Empty ones are kept on the device and reused."""
 
-    allowed: jax.Array  # [S, ceil(vocab / 32)] uint32, one bit a token: structured output, min_tokens
+    allowed: jax.Array  # [S, ceil(vocab / 32)] uint32 token masks, one bit a token: structured output, min_tokens
     bias_ids: jax.Array  # [S, MAX_BIAS] int32
     bias: jax.Array  # [S, MAX_BIAS] float32
-    used: jax.Array  # [2] int32: whether `allowed`, whether the biases say anything
+    used: jax.Array  # [2] int32: whether any mask is in use, whether any bias is
 
     @classmethod
     def empty(cls, seqs: int, vocab: int) -> "Extras":
-        """Host arrays that say nothing."""
+        """Host arrays without masks or biases."""
         words = -(-vocab // 32)
         return cls(
             np.zeros((seqs, words), np.uint32),
@@ -57,7 +57,7 @@ class Extras(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A step's result, as it is packed for the host: see `pack`, and `executor_protocol.Tokens`."""
+    """A step's samples before packing: see `pack`, and `executor_protocol.Tokens`."""
 
     tokens: jax.Array  # [S]
     logprob: jax.Array  # [S] of the sampled token
@@ -68,15 +68,15 @@ class Sampled(NamedTuple):
 def sample(
     logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras, mesh: Mesh
 ) -> tuple[jax.Array, SamplingState]:
-    """Pick one token for each sequence from `logits [S, vocab]` and note it in the state.
+    """Sample one token for each sequence from `logits [S, vocab]` and record it in the state.
 
     Returns:
-        What was sampled, as `pack` lays it out, and the state, both whole on every device of the mesh.
+        The samples, as `pack` lays them out, and the state; both replicated on every device of the mesh.
     """
     rows = _Rows(batch.kv_lens, batch.rows, batch.sampling)
     packed = (_in_shares(mesh) if mesh.size > 1 else _pick)(logits, rows, state.counts, extras)
     tokens, present = packed[:, 0], batch.kv_lens > 0
-    # Padding writes to the last row, which belongs to no sequence.
+    # Padding writes to the last row, the scratch row.
     row = jnp.where(present, batch.rows, state.last_token.shape[0] - 1)
     return packed, SamplingState(
         state.last_token.at[row].set(tokens), state.counts.at[row, tokens].add(present.astype(jnp.int16))
@@ -84,7 +84,7 @@ def sample(
 
 
 class _Rows(NamedTuple):
-    """What a batch says of its sequences that sampling needs, each `[S]`; see Batch."""
+    """The per-sequence fields of a Batch that sampling needs, each `[S]`."""
 
     kv_lens: jax.Array
     rows: jax.Array
@@ -92,9 +92,9 @@ class _Rows(NamedTuple):
 
 
 def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
-    """`_pick`, each device of the mesh for its share of the sequences; all devices get all results.
+    """`_pick` with the sequences split over the devices of the mesh; every device gets all results.
 
-    By hand, since XLA's partitioner would spread the choice of the shares over the rest of the step.
+    By shard_map, because XLA's partitioner would propagate this split into the rest of the step.
     """
     devices = mesh.size
 
@@ -103,7 +103,7 @@ def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
         share = -(-seqs // devices)
         first = jax.lax.axis_index(AXIS) * share
 
-        def even(x: jax.Array) -> jax.Array:  # by the last sequence again, so that it asks for no further work
+        def even(x: jax.Array) -> jax.Array:  # pads with copies of the last sequence, which trigger no extra work
             return jnp.pad(x, ((0, share * devices - seqs), *((0, 0),) * (x.ndim - 1)), mode="edge")
 
         def own(x: jax.Array) -> jax.Array:
@@ -118,7 +118,7 @@ def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
         return gathered(packed, mesh)[:seqs]
 
     def picked(logits: jax.Array, *rest: Any) -> jax.Array:
-        # As the decoder's last product leaves them: a table whose length does not divide is whole on every device.
+        # Like the decoder's output head: a vocabulary that does not divide is replicated on every device.
         vocab = P(None, None if logits.shape[1] % devices else AXIS)
         return jax.shard_map(pick, mesh=mesh, in_specs=(vocab, P(), P(), P()), out_specs=P(), check_vma=False)(
             logits, *rest
@@ -131,7 +131,7 @@ def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) ->
     rows = batch.sampling
     adjusted = _penalized(logits, rows, counts, batch.rows)
     adjusted = _biased(adjusted, extras)
-    position = batch.kv_lens  # the sampled token's own position: with the seed it fixes the random number
+    position = batch.kv_lens  # the sampled token's position, which with the seed determines the random number
     tokens = jax.lax.cond(
         jnp.any(rows.temperature > 0),
         lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), _likeliest(adjusted)),
@@ -141,18 +141,18 @@ def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) ->
 
 
 def _blocks(x: jax.Array, width: int, fill: float) -> jax.Array:
-    """`[S, n]` as `[S, ceil(n / width), width]`, the last block filled up."""
+    """`[S, n]` as `[S, ceil(n / width), width]`, the last block padded with `fill`."""
     padding = -x.shape[1] % width
     return jnp.pad(x, ((0, 0), (0, padding)), constant_values=fill).reshape(len(x), -1, width)
 
 
 def _block(blocks: jax.Array, at: jax.Array) -> jax.Array:
-    """The block of each row that `at [S]` says: `[S, width]`."""
+    """Block number `at [S]` of each row: `[S, width]`."""
     return jnp.take_along_axis(blocks, at[:, None, None], axis=1)[:, 0]
 
 
 def _likeliest(logits: jax.Array) -> jax.Array:
-    """`argmax(logits, axis=-1)` in two stages: XLA:CPU finds a maximum eight times quicker than its place."""
+    """`argmax(logits, axis=-1)` in two stages: XLA:CPU computes a max eight times faster than an argmax."""
     blocks = _blocks(logits, BLOCK, fill=-jnp.inf)
     block = jnp.argmax(blocks.max(axis=-1), axis=-1)
     return block * BLOCK + jnp.argmax(_block(blocks, block), axis=-1)
@@ -175,8 +175,8 @@ def _biased(logits: jax.Array, extras: Extras) -> jax.Array:
         return x.at[jnp.arange(len(x))[:, None], extras.bias_ids].add(extras.bias)
 
     def allow(x: jax.Array) -> jax.Array:
-        # Words are spread over a block, not bits out of words: for 256,000 tokens XLA compiles that for TPU in a fifth
-        # of the time, and reckons with three fifths of the cycles.
+        # Each word is repeated along a block, rather than each bit gathered from its word: for 256,000 tokens XLA
+        # compiles that for TPU in a fifth of the time and estimates three fifths of the cycles.
         lane = jnp.arange(BLOCK)
         words = _blocks(extras.allowed, BLOCK // 32, fill=0)
         words = jnp.take_along_axis(words, jnp.broadcast_to(lane // 32, (*words.shape[:2], BLOCK)), axis=2)
@@ -188,10 +188,10 @@ def _biased(logits: jax.Array, extras: Extras) -> jax.Array:
 
 
 def _draw(logits: jax.Array, rows: SamplingRows, position: jax.Array) -> jax.Array:
-    """A token for each row by its temperature, top_k, top_p and min_p. One uniform number picks from the cumulated
-    weights, so that the outcome hangs on the row alone."""
+    """Draw a token for each row by its temperature, top_k, top_p and min_p. One uniform number for each row selects
+    from the cumulative weights, so that the result depends on that row alone."""
     scaled = logits / jnp.maximum(rows.temperature, 1e-6)[:, None]
-    weights = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))  # the likeliest has weight 1
+    weights = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))  # the likeliest token has weight 1
     vocab = logits.shape[1]
     top_k = jnp.where((rows.top_k <= 0) | (rows.top_k > vocab), vocab, rows.top_k)
     at_least_k = _largest_threshold(lambda t: jnp.sum(weights >= t[:, None], axis=-1) >= top_k, len(top_k))
@@ -211,10 +211,10 @@ def _draw(logits: jax.Array, rows: SamplingRows, position: jax.Array) -> jax.Arr
 
 
 def weighted_choice(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The token at the part `uniform [S]`, in [0, 1), of the sum of each row of `weights [S, vocab]`: `[S]`.
+    """The token where each row's cumulative `weights [S, vocab]` pass the fraction `uniform [S]`, in [0, 1): `[S]`.
 
-    In two stages, the block and the token in it: a cumulated sum of all 256,000 tokens of Gemma's vocabulary took a
-    fifth of the time that its decode step takes to compile for TPU. A token of weight 0 is never chosen.
+    In two stages, first the block, then the token in it: one cumulative sum over the 256,000 tokens of Gemma's
+    vocabulary took a fifth of its decode step's TPU compile time. A token of weight 0 is never chosen.
     """
     blocks = _blocks(weights, BLOCK, fill=0)
     sums = blocks.sum(axis=-1)
@@ -224,13 +224,13 @@ def weighted_choice(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     before = jnp.take_along_axis(cumulated - sums, block[:, None], axis=1)[:, 0]
     inside = _block(blocks, block)
     token = block * BLOCK + _reached(inside, jnp.cumsum(inside, axis=-1), goal - before)
-    return jnp.minimum(token, weights.shape[1] - 1)  # of weights that are no numbers too
+    return jnp.minimum(token, weights.shape[1] - 1)  # in range even if weights are NaN
 
 
 def _reached(weights: jax.Array, cumulated: jax.Array, goal: jax.Array) -> jax.Array:
-    """The first place of `[S, n]` where more than `goal [S]` is reached, or the last one if rounding hides it: `[S]`.
+    """The first index of `[S, n]` whose cumulative weight exceeds `goal [S]`, or the last if none does: `[S]`.
 
-    Never one of weight 0, where there is another.
+    Never an index of weight 0 if there is another. Rounding can leave the goal out of reach.
     """
     weighty = weights > 0
     reached = weighty & (cumulated > goal[:, None])
@@ -239,9 +239,9 @@ def _reached(weights: jax.Array, cumulated: jax.Array, goal: jax.Array) -> jax.A
 
 
 def _largest_threshold(holds: Callable[[jax.Array], jax.Array], count: int) -> jax.Array:
-    """The largest float32 t in [0, 1] with holds(t), which is true at 0 and falls only once: `[S]`.
+    """The largest float32 t in [0, 1] with holds(t), which is true at 0 and monotone: `[S]`.
 
-    Positive floats are ordered like their bits, so 30 halvings of the bit range find it exactly.
+    Positive floats are ordered like their bits, so bisecting the bit range finds it exactly.
     """
     low = jnp.zeros(count, jnp.int32)
     past_one = jnp.full(count, 0x3F800001, jnp.int32)
@@ -273,7 +273,7 @@ def _with_logprobs(tokens: jax.Array, logits: jax.Array, wanted: jax.Array) -> S
 
 
 def pack(sampled: Sampled) -> jax.Array:
-    """One `[S, 2 + 2 * TOP_LOGPROBS]` int32 array: a single copy to the host for each step."""
+    """Pack into one `[S, 2 + 2 * TOP_LOGPROBS]` int32 array, for a single copy to the host in each step."""
 
     def bits(x: jax.Array) -> jax.Array:
         return jax.lax.bitcast_convert_type(x, jnp.int32)
@@ -283,9 +283,9 @@ def pack(sampled: Sampled) -> jax.Array:
 
 
 def start_slot(state: SamplingState, slot: jax.Array, prompt: jax.Array, answer: jax.Array) -> SamplingState:
-    """Counts of a sequence that enters the batch: tokens of `prompt` and `answer`, both `[n]`, padded with -1."""
+    """Set the counts of a sequence that enters the batch; `prompt` and `answer` are token ids `[n]`, padded with -1."""
     vocab = state.counts.shape[1]
-    # Negative indices would wrap round: send padding past the end, where scatter drops it.
+    # Negative indices would wrap around: move padding past the end, where scatter drops it.
     prompt, answer = (jnp.where(ids < 0, vocab, ids) for ids in (prompt, answer))
     counts = jnp.zeros(vocab, jnp.int16).at[prompt].set(PROMPT_BIT, mode="drop").at[answer].add(1, mode="drop")
     return state._replace(counts=state.counts.at[slot].set(counts))

@@ -1,7 +1,7 @@
-"""The arrays of one step: what the host tells the device, packed into one vector, and the batch as the device sees it.
+"""A step's inputs: packed into one vector by the host, unpacked into a batch on the device.
 
-One vector, because each array that crosses costs some tens of microseconds, and because a multi-host slice sends
-the very same bytes to every host.
+One vector, because each array copied to the device costs tens of microseconds, and because a multi-host slice sends
+the same bytes to every host.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ import numpy as np
 
 
 class Batch(NamedTuple):
-    """A step's sequences on the device. `S` sequences are laid one after another in `T` tokens; the rest is padding."""
+    """A step's sequences on the device: `S` sequences packed one after another into `T` tokens, then padding."""
 
-    tokens: jax.Array  # [T] int32; of a decoding sequence it is replaced by the token it sampled last
+    tokens: jax.Array  # [T] int32; a decoding sequence's entry is replaced by the token it sampled last
     q_starts: jax.Array  # [S + 1] first token of each sequence; the last entry is the number of tokens
     kv_lens: jax.Array  # [S] tokens in the sequence's KV cache once this step has run; 0: padding
     pages: jax.Array  # [S, max_pages] page of each run of page_size positions; 0: none
@@ -30,7 +30,7 @@ class Batch(NamedTuple):
         return self.q_starts[1:] - self.q_starts[:-1]
 
     def sequence_of_token(self) -> jax.Array:
-        """[T] which sequence a token belongs to; padding tokens get an index within [0, S)."""
+        """`[T]` index of each token's sequence; padding tokens get some index in [0, S)."""
         t = jnp.arange(self.tokens.shape[0])
         passed = jnp.sum(self.q_starts[None, 1:] <= t[:, None], axis=1)
         return jnp.minimum(passed, self.kv_lens.shape[0] - 1)
@@ -56,7 +56,7 @@ FLOAT_ROWS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetit
 
 @dataclass(frozen=True)
 class StepShape:
-    """The static shape of a step: one compiled program each."""
+    """The static shape of a step; each has its own compiled program."""
 
     tokens: int  # T
     seqs: int  # S
@@ -96,7 +96,7 @@ class StepShape:
 
 
 class HostStep:
-    """The same vector on the host, with a numpy view for each part; `add` lays one sequence after another."""
+    """The packed vector on the host, with a numpy view for each part; `add` appends a sequence."""
 
     def __init__(self, shape: StepShape):
         self.shape = shape
@@ -114,14 +114,14 @@ class HostStep:
         self._pages, self._num_seqs = view(shape.seqs, shape.max_pages), view(1)
         self._rows = {name: view(shape.seqs) for name in INT_ROWS}
         self._rows |= {name: view(shape.seqs).view(np.float32) for name in FLOAT_ROWS}
-        self._rows["repetition"][:] = 1.0  # padding asks for no penalty, or every step would pay for them
+        self._rows["repetition"][:] = 1.0  # no penalty for padding, or every step would compute them
         self._filled = 0
         self._page_columns = 0
 
     def trimmed(self) -> tuple[int, bytes]:
-        """How many columns of the page table are in use, and the vector without the others: what a network carries.
+        """The number of page table columns in use, and the vector without the unused ones, to send over the network.
 
-        The table is most of the vector (a megabyte for long contexts), and of a decode step's nearly all is zeros.
+        The table is most of the vector (a megabyte for long contexts), and in a decode step nearly all of it is zeros.
         """
         table, used = self.shape.page_table, self._page_columns
         pages = self._pages[:, :used]
@@ -129,7 +129,7 @@ class HostStep:
 
     @classmethod
     def whole(cls, shape: StepShape, used: int, trimmed: bytes | memoryview) -> "HostStep":
-        """The step that `trimmed` came from; for launching only."""
+        """Rebuild the step from the result of `trimmed`; only for launching it."""
         step, table = cls(shape), shape.page_table
         given = np.frombuffer(trimmed, np.int32)
         end = table.start + shape.seqs * used
@@ -139,9 +139,9 @@ class HostStep:
         return step
 
     def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> int:
-        """One sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings.
+        """Append a sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings.
 
-        Returns where in the step its first token lies.
+        Returns the index of its first token in the step.
         """
         i, start, stop = int(self._num_seqs[0]), self._filled, self._filled + len(tokens)
         self._tokens[start:stop] = tokens

@@ -1,4 +1,4 @@
-"""Checks of a request before it may enter the engine: each failure names the field and the fix."""
+"""Validates requests before they enter the engine. Each error names the field and the fix."""
 
 import math
 
@@ -6,7 +6,7 @@ from apps.llm.api import MAX_BIAS, MAX_CHOICES, TOP_LOGPROBS, PromptTooLong, Req
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
-    """Raises RequestError for a value that no request may have."""
+    """Raises RequestError for a sampling parameter out of range."""
 
     def require(good: bool, field: str, rule: str) -> None:
         if not good:
@@ -38,16 +38,16 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         require(0 <= token < vocab_size, "logit_bias", f"a map from token ids below {vocab_size}")
         require(math.isfinite(bias) and -100 <= bias <= 100, "logit_bias", "a map to values between -100 and 100")
     require(all(0 <= t < vocab_size for t in params.stop_token_ids), "stop_token_ids", f"ids below {vocab_size}")
-    one = isinstance(params.stop, str)  # would be taken for its letters
+    one = isinstance(params.stop, str)  # iterating it would yield its characters
     require(not one and all(isinstance(s, str) and s for s in params.stop), "stop", "a list of non-empty strings")
 
 
 def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, cache_tokens: int) -> int:
-    """Tokens, prompt and answer together, at which the answer ends at the latest.
+    """The most tokens a sequence may have, prompt and answer together.
 
     Raises:
-        RequestError: an empty prompt, or max_tokens beyond the context (without `within_context`).
-        PromptTooLong: no room for even one token of answer, ever.
+        RequestError: the prompt is empty, or max_tokens exceeds the context (without `within_context`).
+        PromptTooLong: the prompt leaves no room for even one token of answer.
     """
     if prompt_len == 0:
         raise RequestError("prompt", "the prompt is empty: it must have at least one token")
@@ -55,7 +55,7 @@ def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, ca
     if prompt_len >= longest:
         what = "the model's context" if longest == max_model_len else "the KV cache"
         raise PromptTooLong(
-            "prompt", f"the prompt has {prompt_len} tokens, but {what} holds {longest}, the answer included"
+            "prompt", f"the prompt has {prompt_len} tokens, but {what} holds {longest}, including the answer"
         )
     if params.max_tokens is None:
         return longest
@@ -71,14 +71,14 @@ def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, ca
 
 
 def check_room(field: str, count: int, max_model_len: int, cache_tokens: int, after: int = 0) -> None:
-    """Of `count` tokens that are read and not answered: they may fill the context.
+    """Check that `count` tokens to score or embed fit; without an answer, they may fill the context.
 
     Args:
-        after: tokens of the prefix before them, if they are a suffix. Its last one need not be computed.
+        after: length of the prefix before them, if they are a suffix. The suffix's last token is not computed.
 
     Raises:
-        RequestError: no tokens at all.
-        PromptTooLong: more than the model's context or the KV cache holds.
+        RequestError: there are no tokens.
+        PromptTooLong: there are more than the model's context or the KV cache holds.
     """
     if count == 0:
         raise RequestError(field, f"the {field} is empty: it must have at least one token")

@@ -82,7 +82,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "smaller vocabulary": (lambda f: config(f, vocab_size=300), r"embed_tokens.weight has shape \(320, 64\)"),
     "pickled weights": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-        "pickled weights are not read",
+        "pickled weights are not supported",
     ),
     "config that is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
@@ -111,7 +111,7 @@ UNSUPPORTED = {
     "rope_type 'yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
     "hidden_act 'relu'": {"hidden_act": "relu"},
     "'num_hidden_layers' is missing": {"num_hidden_layers": None},
-    "4 attention heads are no multiple of 3": {"num_key_value_heads": 3},
+    "4 attention heads are not a multiple of 3": {"num_key_value_heads": 3},
     "quantization_config": {"quantization_config": {"quant_method": "gptq"}},
 }
 

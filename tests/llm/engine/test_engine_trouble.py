@@ -214,5 +214,5 @@ def test_check_sees_a_stuck_step(load: Load) -> None:
 
 
 def test_context_beyond_the_model(load: Load) -> None:
-    with pytest.raises(ValueError, match="max_model_len is 1000; this model's context is 512"):
+    with pytest.raises(ValueError, match="max_model_len is 1000, but this model's context is 512"):
         Engine.load(EngineConfig(**load().config.model_dump() | {"max_model_len": 1000}))

@@ -122,7 +122,7 @@ def test_there_are_no_weights_to_load() -> None:
 
 def test_longer_than_the_model_means() -> None:
     config = EngineConfig(model=LARGE, random_weights=True, max_model_len=4096)
-    with pytest.raises(ValueError, match="max_model_len is 4096; this model's context is 2048"):
+    with pytest.raises(ValueError, match="max_model_len is 4096, but this model's context is 2048"):
         Model.open(config).max_len(config)
 
 

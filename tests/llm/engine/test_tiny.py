@@ -73,7 +73,7 @@ def test_what_cannot_be_read_becomes_a_toy_llama(location: str, caplog: pytest.L
     config = EngineConfig(model=location, tiny=True, max_model_len=300)
     with caplog.at_level(logging.WARNING, "podslice"):
         model = Model.open(config).at_size(config, 8)
-    assert "a toy Llama with a byte tokenizer stands in" in caplog.text and location in caplog.text
+    assert "using a tiny Llama with a byte tokenizer" in caplog.text and location in caplog.text
     assert model.arch == tiny(generic(300), 8) and model.random_weights
     ids = model.tokenizer().chat([{"role": "user", "content": "é"}])
     assert model.tokenizer().decode(ids) == "user: é\nassistant:"

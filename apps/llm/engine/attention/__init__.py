@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: write the step's keys and values, then let each token look back.
+"""Attention over the paged KV cache: writes the step's keys and values, then computes each token's attention.
 
 Three implementations of one function, tested against each other: Pallas' ragged paged attention kernel on TPU, native
 kernels on CPU, and plain XLA elsewhere. Each owns the layout of its cache; the rest of the engine knows only
@@ -6,5 +6,5 @@ page numbers.
 
 spec      the interface of an implementation
 choice    which one runs on a platform
-sharded   the heads, split over a mesh
+sharded   attention with the heads split over a mesh
 """

@@ -1,4 +1,4 @@
-"""Chooses the attention implementation for a platform, and imports only that one: kernels take a while to import."""
+"""Chooses the attention implementation for a platform, and imports only that one because kernels import slowly."""
 
 from typing import Literal
 
@@ -11,9 +11,9 @@ from apps.llm.engine.attention.xla import XlaAttention
 def implementation(
     name: Literal["auto", "xla", "pallas", "cpu"], mesh: Mesh, head_dim: int, page_size: int
 ) -> Implementation:
-    """The implementation of that name; `auto` takes the platform's own, where it has one that fits the model.
+    """The implementation of that name; `auto` takes the platform's own, if it has one that fits the model.
 
-    The CPU's kernels give way to plain XLA where the installed XLA would call them in another way.
+    Falls back from the CPU kernels to plain XLA if the installed XLA has another foreign function interface.
     """
     platform = mesh.devices.flat[0].platform
     if name == "pallas" or (name == "auto" and platform == "tpu"):

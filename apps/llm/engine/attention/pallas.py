@@ -12,22 +12,22 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.engine.attention.spec import AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
-LANES = 128  # the kernel wants head_dim in whole vector registers
+LANES = 128  # the kernel needs head_dim in whole vector registers
 
 
 class Blocks(NamedTuple):
-    """What the kernel works on at a time."""
+    """The kernel's block sizes."""
 
     queries: int
     positions: int
 
 
 def blocks(tokens: int, seqs: int, page_size: int, max_pages: int) -> Blocks:
-    """Those of a step of so many tokens and sequences.
+    """Block sizes for a step of `tokens` tokens and `seqs` sequences.
 
-    A sequence's every block of positions is worked out for a whole block of queries, of which a decode step uses one:
-    there blocks are as small as a register's rows. By the instructions that TPU's compiler makes (`python -m apps.plan`
-    counts them), Llama 3 8B at 64 x 2048 on v5e 2x4 takes 41 % of the cycles of 32 queries and 256 positions.
+    The kernel computes a whole block of queries for each block of positions, and a decode step uses only one of them,
+    so there a block is just a register's rows. By the TPU compiler's instructions (counted by `python -m apps.plan`),
+    Llama 3 8B at 64 x 2048 on v5e 2x4 takes 41 % of the cycles that 32 queries and 256 positions would take.
     """
     queries = DECODE_QUERIES if tokens <= seqs else PREFILL_QUERIES
     return Blocks(min(queries, tokens), page_size * max(1, min(max_pages, POSITIONS // page_size)))
@@ -41,7 +41,7 @@ def padded(head_dim: int) -> int:
 
 
 def tileable(kv_heads: int, dtype: jnp.dtype) -> int:
-    """The least count of key/value heads, at least `kv_heads`, whose rows fill whole tiles of the cache's type."""
+    """The smallest number of key/value heads, at least `kv_heads`, whose rows fill whole tiles of the cache's type."""
     rows_per_word = 4 // jnp.dtype(dtype).itemsize
     while True:
         words, rest = divmod(2 * kv_heads, rows_per_word)
@@ -52,14 +52,14 @@ def tileable(kv_heads: int, dtype: jnp.dtype) -> int:
 
 @dataclass(frozen=True)
 class PallasAttention:
-    """The cache is `[pages, page_size, 2 * kv_heads, head_dim]`: key and value of a head lie side by side.
+    """The cache is `[pages, page_size, 2 * kv_heads, head_dim]`, with a head's key and value next to each other.
 
-    Wide heads lie in several such arrays. Where a device's share of the heads is not what the kernel can tile (one int8
-    head, say), heads of zeros fill up.
+    Wide heads are kept in several such arrays. Where the kernel cannot tile a device's share of the heads (one int8
+    head, say), it is padded with heads of zeros.
     """
 
     devices: int = 1  # that the heads are split over
-    on_tpu: bool = False  # elsewhere the kernel is interpreted, and there are no memory spaces to choose from
+    on_tpu: bool = False  # elsewhere the kernel is interpreted and has no memory spaces
 
     def cache(
         self, spec: AttentionSpec, pages: int, dtype: jnp.dtype
@@ -67,8 +67,8 @@ class PallasAttention:
         heads, dim = spec.kv_heads // self.devices, padded(spec.head_dim)
         if dim == LANES or heads == 1:
             return self._array(heads, pages, spec.page_size, dim, dtype)
-        # The kernel picks a head's rows out of several heads' with a strided load, which the TPU compiler has for 128
-        # lanes only. So wider heads (Gemma's 256) get arrays of their own, of as many as share a 32-bit word.
+        # The kernel selects one of several heads by a strided load, which the TPU compiler supports for 128 lanes only.
+        # So wider heads (Gemma's 256) are split into arrays of as many heads as share a 32-bit word.
         together = max(1, 2 // jnp.dtype(dtype).itemsize)
         together = together if heads % together == 0 else 1
         return (self._array(together, pages, spec.page_size, dim, dtype),) * (heads // together)
@@ -123,8 +123,8 @@ class PallasAttention:
         block = blocks(tokens, batch.pages.shape[0], spec.page_size, batch.pages.shape[1])
         out = ragged_paged_attention(
             queries,
-            # A layer's cache that would fit in VMEM is otherwise copied there and back in every step, to write a few
-            # rows: for the 175B model on 32 chips a third of all that crosses HBM.
+            # Otherwise XLA copies a layer's cache that fits into VMEM there and back in every step, to write a few
+            # rows: for the 175B model on 32 chips a third of all HBM traffic.
             pltpu.with_memory_space_constraint(cache, pltpu.HBM) if self.on_tpu else cache,
             batch.kv_lens,
             batch.pages,
@@ -133,10 +133,10 @@ class PallasAttention:
             sm_scale=spec.scale,
             sliding_window=spec.window,
             soft_cap=spec.softcap,
-            # An int8 cache's true scales are folded into q and the output; 1.0 makes the kernel convert its type.
+            # An int8 cache's real scales are folded into q and the output; 1.0 only makes the kernel convert the type.
             k_scale=1.0 if cache.dtype == jnp.int8 else None,
             v_scale=1.0 if cache.dtype == jnp.int8 else None,
-            # Given, since the kernel's own table asks the local device, which ahead-of-time compiling has none of.
+            # Set explicitly, because the kernel's own table needs a local device, and ahead-of-time compiling has none.
             num_kv_pages_per_block=block.positions // spec.page_size,
             num_queries_per_block=block.queries,
         )

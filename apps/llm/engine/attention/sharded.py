@@ -1,4 +1,4 @@
-"""Attention and its cache with the heads split over a mesh."""
+"""Attention and its KV cache with the heads split over a mesh."""
 
 from typing import Any
 

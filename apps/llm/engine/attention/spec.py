@@ -12,7 +12,7 @@ LayerCache = Any  # one layer's pages, as its implementation lays them out
 
 
 class KVScales(NamedTuple):
-    """What an int8 cache's values are multiplied by, per key/value head and channel: `[kv_heads, head_dim]` float32."""
+    """Scales of an int8 cache's values, per key/value head and channel: `[kv_heads, head_dim]` float32."""
 
     k: jax.Array
     v: jax.Array
@@ -20,7 +20,7 @@ class KVScales(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One layer's attention, static."""
+    """The static parameters of one layer's attention."""
 
     kv_heads: int
     group: int  # query heads for each key/value head
@@ -28,7 +28,7 @@ class AttentionSpec:
     page_size: int
     scale: float  # multiplies q @ k
     softcap: float | None = None
-    window: int | None = None  # how many last positions a token sees, itself included
+    window: int | None = None  # sliding window, in positions, the token itself included; None: full attention
 
 
 class Implementation(Protocol):
@@ -46,11 +46,11 @@ class Implementation(Protocol):
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, plan: Any, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, LayerCache]:
-        """The attention's output, like q, and the cache with the step's keys and values in it."""
+        """The attention output, of q's shape, and the cache with the step's keys and values."""
 
 
 def slots(batch: Batch, page_size: int) -> tuple[jax.Array, jax.Array]:
-    """Where each token's key and value go, `[T]` flat cache slots, and its position, `[T]`.
+    """The flat cache slot that each token's key and value go to, `[T]`, and its position, `[T]`.
 
     Padding goes to page 0, which no sequence owns.
     """

@@ -1,12 +1,12 @@
 """Attention in plain XLA: a loop over pieces of work, each one block of queries against one block of keys.
 
-The number of pieces follows the sequences' true lengths, so that a step costs what its tokens need, with one
-compiled program for any lengths. Two sweeps of one loop: decoding tokens as blocks of one query, prefill chunks as
+The number of pieces follows the sequences' actual lengths, so a step costs what its tokens need, with one compiled
+program for all lengths. The loop makes two sweeps: decoding tokens as blocks of one query, then prefill chunks as
 blocks of QUERY_BLOCK.
 
-Results do not depend on what else is in the batch. Each piece keeps its own softmax maximum, rounded up to an
-integer in base 2, so that bringing two pieces to one scale multiplies by a power of two, which is exact; and a
-token's pieces are always added in the order of their keys. (The same seed then gives the same text.)
+Results do not depend on the rest of the batch, so the same seed gives the same text. Each piece keeps its own softmax
+maximum, rounded up to an integer in base 2, so that rescaling a piece multiplies by a power of two, which is exact.
+A token's pieces are always added in the order of their keys.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ LOWEST = -1e30
 
 
 class XlaCache(NamedTuple):
-    """`[pages, page_size, kv_heads, head_dim]`; bfloat16 is kept as its bits, see `_bits`."""
+    """`[pages, page_size, kv_heads, head_dim]`; bfloat16 is stored as its bits, see `_bits`."""
 
     k: jax.Array
     v: jax.Array
@@ -34,18 +34,18 @@ class Sweep(NamedTuple):
     """Pieces of work for blocks of `B` queries: `N` blocks, `I` pieces (padded to whole chunks)."""
 
     block_tokens: jax.Array  # [N + 1, B] token of each query
-    positions: jax.Array  # [N + 1, B] position of each query; -1: there is none, whatever its token says
+    positions: jax.Array  # [N + 1, B] position of each query; -1: no query, its token is to be ignored
     piece_block: jax.Array  # [I] block of a piece; N: none
     piece_start: jax.Array  # [I] position of its first key
     piece_pages: jax.Array  # [I, KEY_BLOCK / page_size]
-    pieces: jax.Array  # [] how many there are
+    pieces: jax.Array  # [] number of pieces
 
 
 class SweepPlan(NamedTuple):
     slots: jax.Array  # [T] where keys and values go
-    single: Sweep  # tokens by themselves
-    blocks: Sweep | None  # chunks of prefill; None in steps so small that all tokens go by themselves
-    token_row: jax.Array | None  # [T] where a token's output is in those of `single` and `blocks`, one after the other
+    single: Sweep  # single tokens
+    blocks: Sweep | None  # prefill chunks; None in steps so small that all tokens go into `single`
+    token_row: jax.Array | None  # [T] row of a token's output in the concatenated outputs of `single` and `blocks`
 
 
 class XlaAttention:
@@ -63,8 +63,8 @@ class XlaAttention:
         num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
         seq, t = batch.sequence_of_token(), jnp.arange(num_tokens)
         real = t < batch.q_starts[-1]
-        # Decodes come first, so those of a mixed step lie within its first `num_seqs` tokens. A step no larger than
-        # the batch has no second sweep: each of its tokens goes by itself.
+        # Decodes come first, so those of a mixed step are within its first `num_seqs` tokens. A step no larger than
+        # the batch has no second sweep: all its tokens are single.
         blocks, token_row = None, None
         if num_tokens <= num_seqs:
             alone = real
@@ -94,7 +94,7 @@ class XlaAttention:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """bfloat16 as uint16, for moving it about: XLA:CPU would go through float32, for a scatter with the whole cache."""
+    """bfloat16 as uint16, for copies: XLA:CPU would convert to float32 and back, in a scatter the whole cache."""
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
 
@@ -108,14 +108,14 @@ def _write(pages: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:
 
 
 def _gather(pages: jax.Array, wanted: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Blocks of keys: `[pieces, pages]` -> `[pieces, KEY_BLOCK, kv_heads * head_dim]`."""
+    """Gather blocks of keys or values: `[pieces, pages]` -> `[pieces, KEY_BLOCK, kv_heads * head_dim]`."""
     return _unbits(pages[wanted].reshape(wanted.shape[0], -1, pages.shape[2] * pages.shape[3]), dtype)
 
 
 def _prefill_sweep(batch: Batch, spec: AttentionSpec) -> tuple[Sweep, jax.Array]:
-    """Blocks of QUERY_BLOCK queries over all sequences whose tokens are not in the other; `SweepPlan.token_row`."""
+    """The sweep of all sequences that are not in the single sweep, in blocks of QUERY_BLOCK; and the `token_row`."""
     num_tokens, num_seqs = batch.tokens.shape[0], batch.kv_lens.shape[0]
-    count = num_tokens // QUERY_BLOCK + num_seqs  # blocks at most: each sequence's last one may be partly filled
+    count = num_tokens // QUERY_BLOCK + num_seqs  # most blocks possible: each sequence's last one may be partly filled
     alone = (batch.q_lens == 1) & (batch.q_starts[:-1] < num_seqs)
     per_seq = jnp.where(alone, 0, -(-batch.q_lens // QUERY_BLOCK))
     ends = jnp.cumsum(per_seq)
@@ -163,24 +163,24 @@ def _sweep(tokens: jax.Array, positions: jax.Array, seq: jax.Array, batch: Batch
 
 
 def _chunk(blocks: int, width: int) -> int:
-    """Pieces in one turn of the loop: enough to fill the cores, few enough to waste little on the last turn."""
+    """Pieces in one iteration of the loop: enough to use all cores, few enough to waste little in the last one."""
     return max(4, min(32, blocks)) if width == 1 else 8
 
 
 def _pow2(exponent: jax.Array) -> jax.Array:
-    """2 ** exponent for integer-valued float32, exact (`exp2` need not be); 0 below the normal range."""
+    """2 ** exponent for integer-valued float32, exactly (`exp2` may not be exact); 0 below the normal range."""
     whole = jnp.clip(exponent, -127, 127).astype(jnp.int32)
     return jax.lax.bitcast_convert_type((whole + 127) << 23, jnp.float32)
 
 
 def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec) -> jax.Array:
-    """All pieces of a sweep: attention output by block, `[N + 1, B, heads, head_dim]` float32."""
+    """Run all pieces of a sweep. Returns the attention output by block, `[N + 1, B, heads, head_dim]` float32."""
     count, width = sweep.block_tokens.shape
     heads, dim, kv_heads, dtype = spec.kv_heads * spec.group, spec.head_dim, spec.kv_heads, q.dtype
     q = _bits(q)
 
     def spread(q: jax.Array) -> jax.Array:
-        """Each query at the width of all kv heads, zero outside its own: one plain matrix product for a piece
+        """Widen each query to all kv heads, with zeros outside its own, for one plain matrix product per piece
         instead of many small ones. `[n, B, kv_heads, group, head_dim]` -> `[n, B * heads, kv_heads * head_dim]`."""
         own = jnp.eye(kv_heads, dtype=bool)[None, None, :, None, :, None]
         return jnp.where(own, q[:, :, :, :, None, :], jnp.zeros((), q.dtype)).reshape(len(q), width * heads, -1)
@@ -211,14 +211,14 @@ def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec) -> ja
         peak = jnp.ceil(scores.max(axis=-1))
         weights = jnp.where(mask, jnp.exp2(scores - peak[..., None]), 0.0).astype(dtype)
         part = jnp.einsum("pmc,pcd->pmd", weights, values, preferred_element_type=jnp.float32)
-        # Their sum as a product too: adding them up before rounding would take two more passes over all of them.
+        # The sum of the weights as a product too: adding them before rounding would take two more passes over them.
         part_total = jnp.einsum("pmc,cd->pmd", weights, ones, preferred_element_type=jnp.float32)[..., 0]
         part = part.reshape(chunk, width, kv_heads, spec.group, kv_heads, dim)
         part = jnp.stack([part[:, :, head, :, head] for head in range(kv_heads)], axis=2)
         part = part.reshape(chunk, width * heads, dim)
 
         higher = top.at[block].max(peak)
-        # A block's pieces follow each other: what it has so far is brought to the new scale at the first of them.
+        # A block's pieces are adjacent: what it has so far is rescaled once, at the first of them.
         again = jnp.concatenate([jnp.zeros(1, bool), block[1:] == block[:-1]])[:, None]
         shrink = jnp.where(again, 1.0, _pow2(top[block] - higher[block]))
         fit = _pow2(peak - higher[block])

@@ -1,7 +1,7 @@
-"""Which decoder a checkpoint holds, read from its Hugging Face config.json.
+"""The architecture of a checkpoint's decoder, read from its Hugging Face config.json.
 
-One decoder serves all families; the fields here are all that tells them apart. Sources: the config classes and
-modeling files of transformers for llama, mistral, qwen2, qwen3, gemma and gemma2; `lm_cloud` describes Saxml's.
+One decoder serves all families; they differ only in the fields here. Sources: the config classes and modeling files of
+transformers for llama, mistral, qwen2, qwen3, gemma and gemma2; `lm_cloud` describes Saxml's.
 """
 
 import math
@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 
 class UnsupportedModel(ValueError):
-    """The checkpoint is of a kind that the decoder does not know, or its config.json lacks what it needs."""
+    """The decoder does not support the checkpoint's architecture, or its config.json lacks a field."""
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding; `scaled` adds Llama 3.1's stretching of the low frequencies."""
+    """Rotary position embedding; `kind` "llama3" adds Llama 3.1's scaling of the low frequencies."""
 
     theta: float = 10000.0
     factor: float = 1.0
@@ -35,7 +35,7 @@ class Rope:
         return plain
 
     def _llama3(self, frequency: float) -> float:
-        """Long wavelengths are slowed by `factor`, short ones kept, those between blended (Llama 3.1)."""
+        """Divide low frequencies by `factor`, keep high ones, and blend those between (Llama 3.1)."""
         wavelength = 2 * math.pi / frequency
         if wavelength > self.original_max_len / self.low_freq_factor:
             return frequency / self.factor
@@ -49,8 +49,8 @@ class Rope:
 def sinusoid_frequencies(dim: int) -> list[float]:
     """Angle per position of each sine and its cosine: [dim / 2], float64, from 1 to 1/10000, both ends included.
 
-    Source: praxis' PositionalEmbedding, whose last frequency is 1/10000, where "Attention is all you need" stops one
-    short of it. The first half of the channels are the sines, the second the cosines.
+    Source: praxis' PositionalEmbedding, whose last frequency is 1/10000; "Attention is all you need" stops one short
+    of it. The first half of the channels are the sines, the second the cosines.
     """
     half = dim // 2
     return [10000.0 ** (-i / max(half - 1, 1)) for i in range(half)]
@@ -58,7 +58,7 @@ def sinusoid_frequencies(dim: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The decoder's dimensions and switches."""
+    """The decoder's dimensions and options."""
 
     family: str
     vocab_size: int
@@ -70,10 +70,10 @@ class Architecture:
     head_dim: int
     max_position: int
     norm_eps: float
-    rope: Rope | None  # None: sinusoids are added to the embeddings, and queries and keys are not turned
+    rope: Rope | None  # None: sinusoids are added to the embeddings, and queries and keys are not rotated
     activation: Literal["silu", "gelu_tanh"]
     tied_embeddings: bool
-    norm: Literal["rms", "layer"] = "rms"  # layer: the mean is taken off first, a bias added last
+    norm: Literal["rms", "layer"] = "rms"  # layer: subtracts the mean first and adds a bias last
     gated_mlp: bool = True  # down(activation(gate(x)) * up(x)); False: down(activation(up(x)))
     attention_bias: bool = False  # on q, k and v
     output_bias: bool = False  # on the attention's output projection
@@ -86,13 +86,13 @@ class Architecture:
     attention_scale: float = 1.0  # multiplies q @ k
     attention_softcap: float | None = None  # cap * tanh(scores / cap)
     final_softcap: float | None = None  # the same on the logits
-    windows: tuple[int | None, ...] = ()  # per layer: how many last positions it sees; None: all
+    windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
     @property
     def num_params(self) -> int:
-        """Parameters, biases and norms left out (they are less than a thousandth)."""
+        """Number of parameters, without biases and norms (less than a thousandth)."""
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         layer = attention + (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
@@ -106,7 +106,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     """The architecture that a config.json (and a generation_config.json, for its eos tokens) describes.
 
     Raises:
-        UnsupportedModel: another family, a missing field, or an option that the decoder does not implement.
+        UnsupportedModel: the family or an option is not supported, or a field is missing.
     """
     family = config.get("model_type")
     if family not in FAMILIES:
@@ -115,8 +115,8 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method")
         raise UnsupportedModel(
-            f"config.json: quantization_config ({method}) is not supported: give the unquantized checkpoint, and ask "
-            "for int8 weights in the engine's config"
+            f"config.json: quantization_config ({method}) is not supported: use the unquantized checkpoint and set "
+            "quantize_weights to int8 in the engine's config"
         )
 
     def need(name: str, default: Any = None) -> Any:
@@ -130,7 +130,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     head_dim = config.get("head_dim") or (256 if gemma else hidden // heads)
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
-        raise UnsupportedModel(f"config.json: {heads} attention heads are no multiple of {kv_heads} key/value heads")
+        raise UnsupportedModel(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key/value heads")
     query_scale = need("query_pre_attn_scalar", 256) if gemma2 else head_dim
     return Architecture(
         family=family,
@@ -163,7 +163,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
 
 
 def _rope(config: Mapping[str, Any]) -> Rope:
-    # transformers 5 writes one `rope_parameters`; older files have rope_theta and rope_scaling apart.
+    # transformers 5 writes `rope_parameters`; older files have separate rope_theta and rope_scaling.
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
@@ -187,7 +187,7 @@ def _rope(config: Mapping[str, Any]) -> Rope:
 
 
 def _activation(config: Mapping[str, Any], family: str) -> Literal["silu", "gelu_tanh"]:
-    # Gemma's first configs say "gelu" but were trained with the tanh approximation, as transformers applies.
+    # Gemma's first configs say "gelu", but the models were trained with the tanh approximation; transformers uses it.
     name = config.get("hidden_activation") or config.get("hidden_act")
     if family.startswith("gemma"):
         name = {None: "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh"}.get(name, name)

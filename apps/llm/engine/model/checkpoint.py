@@ -25,10 +25,10 @@ TOKENIZER_FILES = (
 
 
 class Checkpoint(ModelFolder):
-    """A model as Hugging Face lays it out. Raises CheckpointError with the file's name when it cannot be read.
+    """A model in Hugging Face's layout. Raises CheckpointError with the file's name when it cannot be read.
 
     Args:
-        weights: False where only its config and tokenizer are wanted: then nothing else is fetched from the hub.
+        weights: False fetches only the config and the tokenizer from the hub.
     """
 
     def __init__(self, location: str, weights: bool = True):
@@ -36,14 +36,14 @@ class Checkpoint(ModelFolder):
         self._last_read: tuple[tuple[str, int, int] | None, Any] = None, None
 
     def json(self, name: str, required: bool = True) -> Any:
-        """A JSON file of the folder; None when it is absent and not required."""
+        """A JSON file of the folder; None if it is missing and not required."""
         content = self.read_json(name)
         if content is None and required:
-            raise CheckpointError(f"{self.location}: {name} is missing; a Hugging Face model folder is expected")
+            raise CheckpointError(f"{self.location}: {name} is missing; expected a Hugging Face model folder")
         return content
 
     def tokenizer_folder(self) -> str:
-        """A local folder that holds the tokenizer's files; a remote checkpoint's are copied to a temporary one."""
+        """A local folder with the tokenizer's files; those of a remote checkpoint are copied to a temporary folder."""
         if self.is_local:
             return self._root
         folder = tempfile.mkdtemp(prefix="podslice-tokenizer-")
@@ -60,7 +60,7 @@ class Checkpoint(ModelFolder):
             files = ["model.safetensors"]
             if not self.has(files[0]):
                 pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in self.sizes())
-                hint = " (pickled weights are not read: convert them to safetensors)" if pickled else ""
+                hint = " (pickled weights are not supported: convert them to safetensors)" if pickled else ""
                 raise CheckpointError(f"{self.location}: no model.safetensors and no {INDEX}{hint}")
         entries: dict[str, TensorEntry] = {}
         for file in files:
@@ -68,19 +68,19 @@ class Checkpoint(ModelFolder):
         return entries
 
     def read(self, name: str, shape: tuple[int, ...], rows: slice = slice(None)) -> np.ndarray:
-        """Rows `[start, stop)` of a tensor of the given whole shape."""
+        """Rows `rows` of a tensor; `shape` is the whole tensor's."""
         try:
             entry = self.tensors[name]
         except KeyError:
             raise CheckpointError(f"{self.location}: tensor {name} is missing from the safetensors files") from None
         if entry.shape != shape:
             raise CheckpointError(
-                f"{self.location}/{entry.file}: tensor {name} has shape {entry.shape} where config.json means {shape}"
+                f"{self.location}/{entry.file}: tensor {name} has shape {entry.shape}, but config.json implies {shape}"
             )
         first, last, _ = rows.indices(entry.shape[0])
         row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
         start, stop = entry.start + first * row_bytes, entry.start + last * row_bytes
-        # Devices that split a matrix by columns ask for the same rows one after the other.
+        # Devices that split a matrix by columns read the same rows one after another.
         if self._last_read[0] != (entry.file, start, stop):
             read = self.array(entry.file, start, stop, entry.dtype, (last - first, *entry.shape[1:]))
             if self.is_local:
@@ -99,7 +99,7 @@ def _resolve(location: str, weights: bool) -> str:
         raise CheckpointError(f"{location}: no such folder")
     folder = from_hub(location, ["*.json", "tokenizer.model", "*.txt", "*.jinja"])
     if weights:
-        # Many repositories hold the weights twice, as `consolidated.safetensors` beside what the index names.
+        # Many repositories hold the weights twice: `consolidated.safetensors` beside the files that the index names.
         fetched = ModelFolder(folder)
         prepared = ["*.safetensors"] if fetched.has("manifest.json") else ["model.safetensors"]
         from_hub(location, fetched.shards(INDEX) or prepared)

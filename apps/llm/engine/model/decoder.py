@@ -20,7 +20,7 @@ from apps.llm.engine.step import Batch
 
 @dataclass(frozen=True)
 class Decoder:
-    """Everything static about a model on a mesh; its methods are traced into the compiled steps."""
+    """The static description of a model on a mesh. Its methods are traced into the compiled steps."""
 
     arch: Architecture
     heads: HeadLayout
@@ -59,7 +59,7 @@ class Decoder:
         by_token = splits_by_token(len(tokens), self.mesh.size)
         x = rows(params["embed"], tokens, self.dtype, self.mesh, by_token)
         if arch.scaled_embeddings:
-            # Rounded to the model's type first, as the reference does.
+            # The factor is rounded to the model's type first, as in the reference.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
         if arch.rope is None:
             frequencies = sinusoid_frequencies(arch.hidden_size)
@@ -71,8 +71,8 @@ class Decoder:
         plans: dict[Any, Any] = {}
         caches = list(caches)
 
-        # A function of its own, so that it is traced and lowered once and called for each layer: most of the time
-        # to start with a warm compilation cache would be this.
+        # A jitted function, so that it is traced and lowered once, not for each layer. Otherwise tracing would take
+        # most of the time of a start with a warm compilation cache.
         @partial(jax.jit, static_argnames="spec", inline=False)
         def run_layer(
             x: jax.Array, layer: Params, cache: LayerCache, plan: Any, scales: KVScales | None, spec: AttentionSpec
@@ -80,7 +80,7 @@ class Decoder:
             y = whole(self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
             qkv = linear(y, layer["qkv"], layer.get("qkv_bias"))
             qkv = qkv.reshape(len(y), self.heads.kv_heads, self.heads.group + 2, arch.head_dim)
-            qk, v = qkv[:, :, :-1], qkv[:, :, -1]  # query heads and their key head turn by the same angles
+            qk, v = qkv[:, :, :-1], qkv[:, :, -1]  # query heads and their key head rotate by the same angles
             if arch.qk_norm:
                 q_norm = jnp.broadcast_to(layer["q_norm"], (self.heads.group, arch.head_dim))
                 qk = self._norm(qk, jnp.concatenate([q_norm, layer["k_norm"][None]]))
@@ -123,9 +123,9 @@ class Decoder:
     def _norm(self, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
         """RMSNorm over the last axis, or LayerNorm (which has a bias), in float32.
 
-        Gemma multiplies by 1 + weight before rounding, the other RMSNorms after.
+        Gemma multiplies by 1 + weight before rounding; the other RMSNorms multiply after.
         """
-        wide, share = x.astype(jnp.float32), 1 / x.shape[-1]  # TPUs fuse a product with what follows, but no division
+        wide, share = x.astype(jnp.float32), 1 / x.shape[-1]  # TPUs fuse a multiplication, but not a division
         if self.arch.norm == "layer":
             wide = wide - jnp.sum(wide, axis=-1, keepdims=True) * share
         wide = wide * jax.lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) * share + self.arch.norm_eps)
@@ -148,12 +148,12 @@ class Decoder:
 
 
 def _silu(x: jax.Array) -> jax.Array:
-    """x * sigmoid(x), by way of tanh: one transcendental and no division, a third quicker on XLA:CPU."""
+    """x * sigmoid(x), computed with tanh: one transcendental and no division, a third faster on XLA:CPU."""
     return x * (0.5 + 0.5 * jnp.tanh(0.5 * x))
 
 
 def _angles(batch: Batch, page_size: int, frequencies: list[float]) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine of each token's position times each frequency, both `[T, frequencies]` float32."""
+    """Cosines and sines of each token's position times each frequency, both `[T, frequencies]` float32."""
     position = slots(batch, page_size)[1]
 
     def angles() -> tuple[jax.Array, jax.Array]:
@@ -164,16 +164,16 @@ def _angles(batch: Batch, page_size: int, frequencies: list[float]) -> tuple[jax
         zeros = jnp.zeros((len(position), len(frequencies)))
         return zeros, zeros
 
-    # A condition that only the device knows: XLA would otherwise compute them again for each head of each layer
-    # (it fuses them into their users, through an optimization barrier too).
+    # The condition is only known at run time, which stops XLA from recomputing the angles for each head of each layer
+    # (it fuses them into their users, even through an optimization barrier).
     return jax.lax.cond(batch.num_seqs[0] > 0, angles, none)
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary embedding on `[T, ..., head_dim]`: channel i turns with channel i + head_dim / 2.
+    """Rotary embedding on `[T, ..., head_dim]`: rotates channel i with channel i + head_dim / 2.
 
-    The partner channels come from a product with a permutation of signs, exact in any precision: XLA:CPU copies
-    halves element by element, thirty times slower.
+    The partner channels come from a product with a signed permutation matrix, which is exact in any precision. XLA:CPU
+    would copy the halves element by element, thirty times slower.
     """
     half = x.shape[-1] // 2
     swap = np.zeros((2 * half, 2 * half), np.float32)

@@ -1,11 +1,11 @@
-"""Saxml's LmCloud test models, by the names under which Saxml publishes them. They have sizes but no weights.
+"""Saxml's LmCloud test models, under the names that Saxml publishes them by. They have sizes but no weights.
 
 The sizes are in ray_configs/applications/lm_cloud.py. The block is paxml's TransformerLmSpmdAdafactor
 (paxml/tasks/lm/model_params.py) with the defaults of praxis' layers:
 - LayerNorm (normalizations.py): scale kept as its distance from one, bias, epsilon 1e-6, one more before the logits.
 - Attention (attentions.py): q, k and v without bias, no rotary embedding, scores over sqrt(head_dim), then capped at
-  50 by tanh. praxis' learned scale of each query channel starts at one; it is left out, for a factor on a row of q's
-  matrix says the same.
+  50 by tanh. praxis' learned scale of each query channel starts at one. It is left out, because scaling the rows of
+  q's matrix has the same effect.
 - Feed-forward (transformers.py): one matrix in, one out, both with bias; GELU by its tanh approximation.
 - Embeddings (embedding_softmax.py): times sqrt(hidden_size), sinusoids added; the same table gives the logits, with
   bias and capped at 30.
@@ -17,10 +17,10 @@ from ray_configs.applications.lm_cloud import MODELS, bare_name, unknown
 
 
 def find(name: str) -> Architecture | None:
-    """The model registered as `lm_cloud.NAME` or by its whole Saxml path; None when the name is of neither form.
+    """The model registered as `lm_cloud.NAME` or by its full Saxml path; None if the name has neither form.
 
     Raises:
-        UnsupportedModel: it is of that form, but there is no such model.
+        UnsupportedModel: the name has such a form, but there is no such model.
     """
     bare = bare_name(name)
     if bare is None:
@@ -38,8 +38,8 @@ def find(name: str) -> Architecture | None:
         num_heads=size.heads,
         num_kv_heads=size.heads,
         head_dim=head_dim,
-        # Sinusoids know no last position. Saxml runs 128 tokens in and 128 out; this is as far as a batch's KV cache
-        # stays small beside the weights (2048 tokens of the large model are 9.7 GB in bfloat16).
+        # Sinusoids have no last position, and Saxml runs 128 tokens in and 128 out. Up to this length a batch's KV
+        # cache stays small beside the weights (2048 tokens of the large model are 9.7 GB in bfloat16).
         max_position=2048,
         norm_eps=1e-6,
         norm="layer",

@@ -1,4 +1,4 @@
-"""Which model a config means: a checkpoint's, one of the registered, or a toy double of either."""
+"""Finds the model that a config names: a checkpoint's, a registered one, or a tiny stand-in for either."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -16,22 +16,22 @@ log = logging.getLogger("podslice")
 
 @dataclass(frozen=True)
 class Model:
-    """What is to be loaded. Reads no weights and touches no device: every host of a slice may open it."""
+    """The model to load. Opening it reads no weights and touches no device, so every host of a slice can do it."""
 
     arch: Architecture
-    checkpoint: Checkpoint | None  # None: there is none; the tokenizer is of bytes
+    checkpoint: Checkpoint | None  # None: no checkpoint, and a byte tokenizer
     random_weights: bool
 
     @classmethod
     def open(cls, config: EngineConfig, weights: bool = True) -> "Model":
-        """The model that the config names, at its own size even with `tiny`: see `at_size`.
+        """Open the model that the config names, at full size even with `tiny`: see `at_size`.
 
         Args:
-            weights: False where nobody reads them: then they are not fetched from the hub.
+            weights: False where they will not be read, so that they are not fetched from the hub.
 
         Raises:
-            CheckpointError, UnsupportedModel: the model cannot be read, or is of an unknown kind.
-            ValueError: a registered model is asked for weights.
+            CheckpointError, UnsupportedModel: the model cannot be read, or its family is not supported.
+            ValueError: the config asks for the weights of a registered model, which has none.
         """
         random = config.random_weights or config.tiny
         registered = lm_cloud.find(config.model)
@@ -45,8 +45,8 @@ class Model:
             return cls._read(config.model, random, weights)
         except architecture.UnsupportedModel:
             raise
-        except Exception as error:  # a remote file system raises what its client raises
-            log.warning("tiny: a toy Llama with a byte tokenizer stands in, for the model cannot be read: %s", error)
+        except Exception as error:  # remote file systems raise their clients' own exceptions
+            log.warning("tiny: using a tiny Llama with a byte tokenizer, because the model cannot be read: %s", error)
             return cls(generic(config.max_model_len), None, random)
 
     @classmethod
@@ -58,19 +58,19 @@ class Model:
         return cls(arch, checkpoint, random)
 
     def settle(self, config: EngineConfig) -> EngineConfig:
-        """The config with what a prepared checkpoint has settled: its quantization. Others leave it as it is.
+        """The config with the quantization of a prepared checkpoint's weights; unchanged for other models.
 
         Raises:
-            ValueError: the config wants what the weights are not.
+            ValueError: the config contradicts how the weights were prepared.
         """
-        weighed = isinstance(self.checkpoint, Prepared) and not self.random_weights
-        return self.checkpoint.manifest.settle(config) if weighed else config
+        prepared = isinstance(self.checkpoint, Prepared) and not self.random_weights
+        return self.checkpoint.manifest.settle(config) if prepared else config
 
     def at_size(self, config: EngineConfig, shards: int) -> "Model":
-        """With `tiny`, the double that splits over `shards` devices as the model does; else the model itself.
+        """With `tiny`, a tiny stand-in that splits over `shards` devices like the model; otherwise the model itself.
 
         Raises:
-            ValueError: the model cannot be split so.
+            ValueError: the model cannot be split over that many devices.
         """
         return replace(self, arch=tiny(self.arch, shards, config.tiny_layers)) if config.tiny else self
 
@@ -80,12 +80,12 @@ class Model:
         return ModelTokenizer.of_folder(self.checkpoint.tokenizer_folder())
 
     def max_len(self, config: EngineConfig) -> int:
-        """Longest sequence: the config's, which must be within the model's own.
+        """The longest sequence, in tokens: the config's, or the model's context where it sets none.
 
         Raises:
-            ValueError: it is not.
+            ValueError: the config's exceeds the model's context.
         """
         own = self.arch.max_position
         if config.max_model_len and config.max_model_len > own:
-            raise ValueError(f"max_model_len is {config.max_model_len}; this model's context is {own}")
+            raise ValueError(f"max_model_len is {config.max_model_len}, but this model's context is {own}: lower it")
         return config.max_model_len or own

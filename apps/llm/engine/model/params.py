@@ -1,4 +1,4 @@
-"""The decoder's parameters, declared once: shape, logical axes, initialiser and where a checkpoint keeps them.
+"""The decoder's parameters, declared once: shape, logical axes, initialiser and source in a checkpoint.
 
 Abstract shapes, shardings, random weights and loading all follow from `declare`.
 """
@@ -28,28 +28,28 @@ MESH_AXES = {"vocab": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": 
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter: `axes` names each axis logically (None: never split)."""
+    """One parameter; `axes` holds each axis's logical name (None: never split)."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     source: Source
-    matrix: bool = False  # `[out, in]`, which int8 quantization applies to
-    constant: float | None = None  # random weights fill it with this; None: normal noise
-    wide: bool = False  # kept in float32 whatever the model's type, for it is only used in float32
+    matrix: bool = False  # `[out, in]`; int8 quantization applies to it
+    constant: float | None = None  # value of its random weights; None: normal noise
+    wide: bool = False  # kept in float32 whatever the model's type, because it is only used in float32
 
     def dtype(self, model: jnp.dtype) -> jnp.dtype:
-        """That it is kept in, before any quantization."""
+        """The type it is kept in, before any quantization."""
         return jnp.dtype(jnp.float32) if self.wide else model
 
     def spec(self, mesh: Mesh) -> PartitionSpec:
-        """Split an axis where its size allows; an axis that does not divide is replicated."""
+        """How it is split over the mesh. An axis that does not divide is replicated."""
         names = (MESH_AXES.get(axis) if axis else None for axis in self.axes)
         return PartitionSpec(
             *(name if name and size % mesh.shape[name] == 0 else None for name, size in zip(names, self.shape))
         )
 
     def read(self, checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
-        """One shard, given as slices of the declared shape."""
+        """Read one shard, given as slices of the declared shape."""
         first, last, _ = index[0].indices(self.shape[0])
         rows = clipped(self.source, first, last)
         parts = [checkpoint.read(part.tensor, part.shape, slice(part.start, part.stop)) for part in rows]
@@ -59,7 +59,7 @@ class Param:
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How attention heads lie on the mesh: `kv_heads` groups of `group` query heads with one key/value head each.
+    """How attention heads are laid out on the mesh: `kv_heads` groups of `group` query heads and one key/value head.
 
     Where the checkpoint has fewer key/value heads than devices, each is repeated `repeat` times, so that every
     device holds whole groups.
@@ -89,7 +89,7 @@ class HeadLayout:
 
 
 def declare(arch: Architecture, heads: HeadLayout) -> Params:
-    """All parameters as a tree of Param: the one place that knows the names that a checkpoint uses."""
+    """All parameters as a tree of Param. The only place with a checkpoint's tensor names."""
     hidden, mlp, dim = arch.hidden_size, arch.intermediate_size, arch.head_dim
 
     def vector(name: str, size: int = hidden) -> Param:
@@ -99,7 +99,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         return Param((size,), (None,), _plain(name, size), constant=fill, wide=wide)
 
     def norm(key: str, name: str) -> Params:
-        """One of the residual stream's norms: its weight under `key`, a LayerNorm's bias beside it."""
+        """One of the residual stream's norms: its weight under `key`, and a LayerNorm's bias."""
         bias = {f"{key}_bias": vector(f"{name}.bias")} if arch.norm == "layer" else {}
         return {key: vector(f"{name}.weight")} | bias
 
@@ -159,7 +159,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
 
     table = (arch.vocab_size, hidden)
     tree: Params = {
-        # A table that is only looked up in, not multiplied with, gains nothing from int8.
+        # A table used only for lookups, not in a product, gains nothing from int8.
         "embed": Param(
             table, ("vocab", "embed"), _plain("model.embed_tokens.weight", *table), matrix=arch.tied_embeddings
         ),
@@ -175,12 +175,12 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
 
 
 def _plain(name: str, *shape: int) -> Source:
-    """One tensor as it lies in the file."""
+    """A whole tensor, in file order."""
     return (Rows(name, shape, 0, shape[0]),)
 
 
 def _gate_up(feed: str, kind: str, heads: HeadLayout, *shape: int) -> Source:
-    """The two projections into the MLP as one matrix: each device's rows of the gate, then its rows of the other."""
+    """The two projections into the MLP as one matrix: each device's gate rows, then its up rows."""
     share = shape[0] // heads.devices
     return tuple(
         Rows(f"{feed}.{name}_proj.{kind}", shape, device * share, (device + 1) * share)
@@ -203,7 +203,7 @@ def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int, *inputs: 
 
 
 def abstract(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
-    """Shapes, types and shardings without data: what compiling needs."""
+    """Shapes, types and shardings without data, for compiling."""
     return _map(partial(_abstract, mesh=mesh, dtype=dtype, int8=int8), tree)
 
 
@@ -218,23 +218,23 @@ def _abstract(param: Param, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> jax.Sha
 
 
 def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
-    """Read every parameter onto its devices, one at a time, each device's shard by itself.
+    """Read every parameter onto its devices, one at a time and shard by shard.
 
-    Files lie row by row. Where a matrix is split by columns over several hosts, each of them reads its share of the
-    rows instead, and the devices exchange: else every host would have to read the whole matrix.
+    Files are stored row by row. Where a matrix is split by columns over several hosts, each host reads a share of the
+    rows instead and the devices exchange them; otherwise every host would read the whole matrix.
     """
     with bar("reading weights", _count(tree)) as advance:
 
         def read(param: Param) -> Weight:
             def shard(index: tuple[slice, ...]) -> np.ndarray:
-                # Through the model's type, which is what `prepare` stores.
+                # Cast to the model's type first, like the stored weights of a prepared checkpoint.
                 values = np.ascontiguousarray(param.read(checkpoint, index)).astype(dtype, copy=False)
                 return values.astype(param.dtype(dtype), copy=False)
 
             array = placed(param.shape, NamedSharding(mesh, param.spec(mesh)), shard, exchange=True)
             weight = quantize(array) if int8 and param.matrix else array
-            # One at a time: CPU devices of several processes deadlock when programs that talk to each other (the
-            # largest of a row that is split) pile up.
+            # One at a time: CPU devices of several processes deadlock when programs with collectives (the maximum of
+            # a split row) pile up.
             jax.block_until_ready(weight)
             advance()
             return weight
@@ -248,7 +248,7 @@ def placed(
     shard: Callable[[tuple[slice, ...]], np.ndarray],
     exchange: bool,
 ) -> jax.Array:
-    """An array of the shards that each device reads; where `exchange` saves reading, by way of rows: see `load`."""
+    """An array whose devices each read their shard, or rows to exchange where that saves reading: see `load`."""
     mesh = sharding.mesh
     hosts = len({device.process_index for device in mesh.devices.flat})
     if exchange and hosts > 1 and any(sharding.spec[1:]) and shape[0] % mesh.size == 0:
@@ -263,16 +263,16 @@ def _exchanged(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 
 
 def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0) -> Params:
-    """Random weights of a sane scale. Each device draws its own shards, on every host of the mesh; none holds more.
+    """Random weights of a sane scale. Each device on every host draws only its own shards.
 
-    What is drawn follows from the seed and the parameter's place and shape alone, not from how many devices draw:
-    JAX's partitionable threefry counts elements, wherever they lie.
+    The values depend only on the seed and on the parameter's place and shape, not on the number of devices: JAX's
+    partitionable threefry counts elements, wherever they are.
     """
     places = iter(range(_count(tree)))
 
     def draw(param: Param) -> Weight:
         form = _abstract(param, mesh, dtype, int8)
-        # Numbers, not a key: what lies on one process's devices could not be given to a mesh of many processes.
+        # Numbers, not a key: an array on one process's devices cannot be an input on a mesh of several processes.
         weight = _drawing(form, param.constant)(np.uint32(seed), np.uint32(next(places)))
         return jax.block_until_ready(weight)  # see `load`
 
@@ -281,7 +281,7 @@ def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0
 
 @cache
 def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) -> Callable[[int, int], Weight]:
-    """A program that draws a parameter of this form: all layers share it, for the parameter's place is an input."""
+    """A program that draws a parameter of this form. The parameter's place is an input, so all layers share it."""
     values = jax.tree.leaves(form)[0]
 
     def draw(seed: jax.Array, place: jax.Array) -> Weight:

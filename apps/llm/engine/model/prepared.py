@@ -1,23 +1,23 @@
-"""Prepared checkpoints: weights as the engine keeps them, which `python -m apps.batch.prepare` writes.
+"""Prepared checkpoints: weights in the engine's own layout, written by `python -m apps.batch.prepare`.
 
-A folder or URL with the model's own config and tokenizer files and, in place of its weights:
+A folder or URL with the model's config and tokenizer files and, instead of its weights:
 
-- `manifest.json`: what was prepared and how, where each tensor lies, size and SHA-256 of each file. Written last.
-- `layer-00000.safetensors` and so on, `embed.safetensors`, `head.safetensors`: plain safetensors files whose data begin
-  at a multiple of 64 bytes, so that JAX on a CPU takes the mapped file as it is.
+- `manifest.json`: what was prepared and how, the position of each tensor, size and SHA-256 of each file. Written last.
+- `layer-00000.safetensors` and so on, `embed.safetensors`, `head.safetensors`: plain safetensors files whose data start
+  at a multiple of 64 bytes, so that JAX on a CPU can use the mapped file without a copy.
 
-Tensors are the parameters that `params.declare` declares, by the names of its tree (`layers.0.qkv`): fused, and of the
-engine's type, or int8 with `NAME.scale` beside them. They lie in the order of a mesh of `tensor_parallel` devices:
+Tensors are the parameters of `params.declare`, under the names of its tree (`layers.0.qkv`): fused, in the engine's
+type, or int8 with `NAME.scale` beside them. They are stored in the order of a mesh of `tensor_parallel` devices:
 
-- split by rows: each device's rows lie together. In `gate_up`, each device's gate rows, then its up rows, that is so on
-  the mesh that it was prepared for; in all others, on any.
-- split by columns (`out`, `down`): cut into as many blocks of columns as there are devices, one after the other:
-  `[out, in]` lies as `[blocks * out, in / blocks]`.
+- split by rows: each device's rows are contiguous. For `gate_up` (each device's gate rows, then its up rows) this holds
+  only on the mesh that it was prepared for, for the others on any mesh.
+- split by columns (`out`, `down`): cut into one block of columns for each device, stored one after another:
+  `[out, in]` becomes `[blocks * out, in / blocks]`.
 
-Files are replaced, never changed in place: an engine may have them mapped.
+Files are replaced, never changed in place, because an engine may have them mapped.
 
-So on the mesh that it was prepared for each device reads one range of bytes of each parameter and nothing is copied or
-computed. Any other mesh that the model can be split over reads it too, by several ranges.
+So on the mesh that it was prepared for, each device reads one byte range of each parameter, without copies or
+computation. Any other mesh that the model can be split over can read it too, as several ranges.
 """
 
 import logging
@@ -47,15 +47,15 @@ log = logging.getLogger("podslice")
 FORMAT, VERSION = "podslice-prepared", 1
 MANIFEST = "manifest.json"
 UNFINISHED = "preparing.json"
-"""Stands in for the manifest until every file is there: see `apps.batch.preparation.output`."""
+"""Takes the manifest's place until every file is written: see `apps.batch.preparation.output`."""
 SCALE = ".scale"
 OPTIONS = "dtype", "quantize_weights", "tensor_parallel"
-"""Of the command: fields of a PreparationRequest."""
+"""Options of the command, which are fields of a PreparationRequest."""
 STORED_DTYPES = DTYPES | {"I8": np.dtype(np.int8)}
 
 
 class StoredTensor(Config):
-    """Bytes `[start, stop)` of a file, as an array of the given safetensors type and shape."""
+    """A tensor in bytes `[start, stop)` of a file, with its safetensors type and shape."""
 
     file: str
     dtype: str
@@ -63,7 +63,7 @@ class StoredTensor(Config):
     start: int
     stop: int
     split: Literal["rows", "columns"]
-    """How the engine splits it over devices, where it does: see this module's head for how it then lies."""
+    """How the engine splits it over devices, if it does; the module's docstring has the layout."""
 
 
 class StoredFile(Config):
@@ -72,18 +72,18 @@ class StoredFile(Config):
 
 
 class PreparationRequest(Config):
-    """What is to be prepared, and how."""
+    """What to prepare, and how."""
 
     source: str
-    """The model, as it was named."""
+    """The model, as the user named it."""
     source_digest: str
-    """SHA-256 of its config.json and of where its tensors lie."""
+    """SHA-256 of its config.json and of the positions of its tensors."""
     dtype: Literal["bfloat16", "float32"]
     quantize_weights: Literal["none", "int8"]
     tensor_parallel: int = Field(ge=1)
 
     def same_as(self, other: "PreparationRequest") -> bool:
-        """Whether both make the same files: a model may be named in two ways."""
+        """Whether both produce the same files, even if they name the model differently."""
         return self._made_from() == other._made_from()
 
     def _made_from(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class PreparationRequest(Config):
 
 
 class PreparedManifest(PreparationRequest):
-    """What `manifest.json` says."""
+    """The content of `manifest.json`."""
 
     format: Literal["podslice-prepared"] = FORMAT
     version: int = VERSION
@@ -102,10 +102,10 @@ class PreparedManifest(PreparationRequest):
         return (self.model_dump_json(indent=1) + "\n").encode()
 
     def settle(self, config: EngineConfig) -> EngineConfig:
-        """The config with what the weights are already: int8, if they are.
+        """The config, with `quantize_weights` set to int8 if the weights are int8 already.
 
         Raises:
-            ValueError: they are of another dtype than the config's.
+            ValueError: the weights' dtype is not the config's.
         """
         if config.dtype != self.dtype:
             raise ValueError(
@@ -114,12 +114,12 @@ class PreparedManifest(PreparationRequest):
             )
         if self.quantize_weights == "none" or config.quantize_weights == self.quantize_weights:
             return config
-        log.info("weights are %s, as %s was prepared", self.quantize_weights, config.model)
+        log.info("weights are %s: %s was prepared so", self.quantize_weights, config.model)
         return config.model_copy(update={"quantize_weights": self.quantize_weights})
 
     @classmethod
     def parse(cls, content: Any, location: str) -> "PreparedManifest":
-        """Raises CheckpointError: made by a newer Podslice, or damaged."""
+        """Raises CheckpointError if a newer Podslice wrote the manifest, or it is damaged."""
         version = content.get("version")
         if isinstance(version, int) and version > VERSION:
             raise CheckpointError(
@@ -135,7 +135,7 @@ class PreparedManifest(PreparationRequest):
 
 
 def manifest_of(folder: Checkpoint) -> PreparedManifest | None:
-    """What the folder was prepared as; None: it was not, or not to the end.
+    """The folder's manifest; None if it is not a prepared checkpoint, or its preparation is not finished.
 
     Raises:
         CheckpointError: the manifest cannot be read.
@@ -147,10 +147,10 @@ def manifest_of(folder: Checkpoint) -> PreparedManifest | None:
 
 
 def open_checkpoint(location: str, weights: bool = True) -> Checkpoint:
-    """A model as Hugging Face lays it out, or a prepared one. See Checkpoint for `weights`.
+    """Open a model in Hugging Face's layout, or a prepared one. See Checkpoint for `weights`.
 
     Raises:
-        CheckpointError: it cannot be read, or its preparation has not ended.
+        CheckpointError: it cannot be read, or its preparation is not finished.
     """
     found = Checkpoint(location, weights)
     manifest = manifest_of(found)
@@ -160,19 +160,19 @@ def open_checkpoint(location: str, weights: bool = True) -> Checkpoint:
     if isinstance(begun, dict) and begun.get("format") == FORMAT:
         options = (f"--{name.replace('_', '-')} {begun.get(name)}" for name in OPTIONS)
         raise CheckpointError(
-            f"{location} is not finished; this goes on where it was stopped: "
+            f"{location} is not fully prepared; to resume where it stopped, run: "
             f"python -m apps.batch.prepare {begun.get('source')} {location} {' '.join(options)}"
         )
     return found
 
 
 def by_columns(param: Param) -> bool:
-    """Whether the engine splits it by columns."""
+    """Whether the engine splits the parameter by columns."""
     return any(MESH_AXES.get(axis) for axis in param.axes[1:])
 
 
 def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
-    """The parameters as they are stored, by name: key/value heads once, whatever the mesh repeats."""
+    """The parameters as stored, by name. Key/value heads are stored once, even if the mesh repeats them."""
     heads = HeadLayout(arch.num_kv_heads, arch.num_heads // arch.num_kv_heads, 1, tensor_parallel)
     return dict(_named(declare(arch, heads)))
 
@@ -191,7 +191,7 @@ def _is_param(leaf: Any) -> bool:
 
 
 class Prepared(Checkpoint):
-    """A prepared checkpoint. `tensors` and `read` know it by the engine's own names."""
+    """A prepared checkpoint. `tensors` and `read` use the engine's own parameter names."""
 
     def __init__(self, location: str, manifest: PreparedManifest):
         super().__init__(location)
@@ -199,7 +199,7 @@ class Prepared(Checkpoint):
 
     @cached_property
     def tensors(self) -> dict[str, TensorEntry]:
-        """From the manifest alone: no header is read. The sizes of the files are checked."""
+        """All tensors by name, from the manifest alone; no file header is read. Checks the sizes of the files."""
         sizes = self.sizes()
         for file in sorted({tensor.file for tensor in self.manifest.tensors.values()}):
             if problem := size_problem(file, self.manifest.files.get(file), sizes.get(file)):
@@ -219,7 +219,7 @@ class Prepared(Checkpoint):
         return stored_params(arch, self.manifest.tensor_parallel)
 
     def values(self, name: str, wanted: Param, index: tuple[slice, ...]) -> np.ndarray:
-        """A shard of a parameter, of its stored type, given as slices of the shape that the mesh gives it."""
+        """A shard of a parameter in its stored type; `index` slices the shape that it has on the mesh."""
         if by_columns(wanted):
             return self._columns(name, index)
         return self._rows(name, self._stored[name].shape, wanted, index)
@@ -242,7 +242,7 @@ class Prepared(Checkpoint):
         (top, bottom, _), (first, last, _) = index[0].indices(out), index[1].indices(columns)
         inside = range(first // width, -(-last // width))
         shape = blocks * out, width
-        if (top, bottom) == (0, out):  # whole blocks lie side by side
+        if (top, bottom) == (0, out):  # whole blocks are contiguous
             found = self.read(name, shape, slice(inside.start * out, inside.stop * out)).reshape(-1, out, width)
         else:
             found = np.stack([self.read(name, shape, slice(b * out + top, b * out + bottom)) for b in inside])
@@ -251,7 +251,7 @@ class Prepared(Checkpoint):
 
 
 def size_problem(file: str, stored: StoredFile | None, size: int | None) -> str:
-    """What is wrong with a file by its size; empty: nothing."""
+    """What is wrong with a file's size; empty if nothing is."""
     if stored is None:
         return f"{MANIFEST} does not list {file}"
     if size is None:
@@ -260,13 +260,13 @@ def size_problem(file: str, stored: StoredFile | None, size: int | None) -> str:
 
 
 def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
-    """As `params.load`. Weights that are int8 already stay so whatever `int8` says; others become it if it is set."""
+    """As `params.load`. int8 weights stay int8 whatever `int8` says; it quantizes the others."""
 
     def read(name: str, param: Param) -> Weight:
         quantized = name + SCALE in checkpoint.tensors
         wanted = abstract(param, mesh, dtype, quantized)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted)
-        # Blocks of columns are ranges of bytes: the devices need not exchange what they have read.
+        # Blocks of columns are byte ranges, so the devices need not exchange what they have read.
         exchange = by_columns(param) and checkpoint.manifest.tensor_parallel % mesh.size != 0
 
         def values(index: tuple[slice, ...]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""int8 weights: one scale per output channel, as a type that `linear` knows."""
+"""int8 weights with one scale per output channel, as a type that `linear` accepts."""
 
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +19,7 @@ Weight = jax.Array | QuantArray
 
 @partial(jax.jit, donate_argnums=0)
 def quantize(weight: jax.Array) -> QuantArray:
-    """Round `[out, in]` to the nearest of 255 levels spanning each output channel; the weight's buffer is given up."""
+    """Quantize `[out, in]` to 255 levels spanning each output channel. The weight's buffer is donated."""
     wide = weight.astype(jnp.float32)
     scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1), 1e-12) / 127
     return QuantArray(jnp.round(wide / scale[:, None]).astype(jnp.int8), scale)
@@ -28,8 +28,8 @@ def quantize(weight: jax.Array) -> QuantArray:
 def product(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
     """`[tokens, in]` times `[out, in]`, plus bias -> `[tokens, out]` float32.
 
-    Weights keep Hugging Face's `[out, in]` order: nothing is transposed on loading. XLA:CPU reaches its matrix unit
-    (AMX) only for plain two-dimensional bf16 x bf16 -> float32; it would copy a weight of more axes in every step.
+    Weights keep Hugging Face's `[out, in]` order, so loading transposes nothing. XLA:CPU uses the matrix unit (AMX)
+    only for plain two-dimensional bf16 x bf16 -> float32; it would copy a weight of more axes in every step.
     Biases are float32: see `Param.wide`.
     """
     y = jax.lax.dot_general(
@@ -46,5 +46,5 @@ def linear(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.A
 
 
 def values(weight: Weight) -> jax.Array:
-    """The weight's numbers, before any scale."""
+    """The weight's values, without the scale."""
     return weight.values if isinstance(weight, QuantArray) else weight

@@ -1,7 +1,7 @@
 """Where a parameter's rows come from: a list of row ranges of a checkpoint's tensors.
 
-Said as data, so that two orders of the same rows can be held against each other: what one mesh wants, and what a
-checkpoint that was prepared for another mesh has (see `positions`).
+This is data, so that two orders of the same rows can be compared: the one that a mesh needs, and the one that a
+checkpoint prepared for another mesh has (see `positions`).
 """
 
 from bisect import bisect_right
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Rows(NamedTuple):
-    """Rows `[start, stop)` of a tensor, whose whole shape is given."""
+    """Rows `[start, stop)` of a tensor; `shape` is the whole tensor's."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -20,11 +20,11 @@ class Rows(NamedTuple):
 
 
 Source = tuple[Rows, ...]
-"""All rows of a parameter, in their order."""
+"""All rows of a parameter, in order."""
 
 
 def clipped(source: Source, first: int, last: int) -> Iterator[Rows]:
-    """What a parameter's rows `[first, last)` come from."""
+    """The source of a parameter's rows `[first, last)`."""
     at = 0
     for part in source:
         start, stop = part.start + max(first - at, 0), min(part.start + last - at, part.stop)
@@ -34,9 +34,9 @@ def clipped(source: Source, first: int, last: int) -> Iterator[Rows]:
 
 
 def positions(stored: Source, wanted: Iterator[Rows]) -> list[tuple[int, int]]:
-    """Where the wanted rows lie among the stored ones: ranges `[start, stop)`, neighbours joined.
+    """The positions of the wanted rows among the stored ones, as ranges `[start, stop)`; adjacent ranges are merged.
 
-    `stored` has every row of its tensors once.
+    `stored` has every row of its tensors exactly once.
     """
     parts: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     at = 0

@@ -1,4 +1,4 @@
-"""A model's toy double: the same switches and the same split over devices, at a width that any CPU can run."""
+"""Tiny stand-ins for models: the same architecture options and split over devices, narrow enough for any CPU."""
 
 import math
 from dataclasses import replace
@@ -6,21 +6,21 @@ from dataclasses import replace
 from apps.llm.engine.model.architecture import Architecture, Rope
 from apps.llm.engine.model.params import HeadLayout
 
-HEAD_DIM = 16  # the least that the CPU's attention kernels take
+HEAD_DIM = 16  # the minimum of the CPU attention kernels
 HIDDEN = 64
 
 
 def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
-    """The architecture at toy width, which splits over `shards` devices as the whole one does.
+    """A narrow version of the architecture that splits over `shards` devices the way the full one does.
 
-    Query heads for each key/value head, and how often a key/value head is repeated over the devices, stay as they
-    are. The vocabulary stays too: texts and tokenizers mean the same.
+    The number of query heads for each key/value head, and how often a key/value head is repeated over the devices, stay
+    the same. So does the vocabulary, and with it the tokenizer.
 
     Args:
-        layers: how many at most.
+        layers: the most layers to keep.
 
     Raises:
-        ValueError: the whole model cannot be split over that many devices either.
+        ValueError: the full model cannot be split over that many devices either.
     """
     repeat = HeadLayout.of(arch, shards).repeat
     kv_heads = next(
@@ -41,7 +41,7 @@ def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
 
 
 def generic(max_position: int | None) -> Architecture:
-    """Llama 3 70B but for its vocabulary: what stands in, made tiny, for a model whose config.json cannot be read."""
+    """Llama 3 70B except for its vocabulary. `tiny` uses it for a model whose config.json cannot be read."""
     return Architecture(
         family="llama",
         vocab_size=32000,

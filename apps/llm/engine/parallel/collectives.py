@@ -1,8 +1,8 @@
-"""Exchanges between the devices of a mesh's one axis, "tensor", inside `shard_map`.
+"""Collectives over a mesh's one axis, "tensor", inside `shard_map`.
 
-On accelerators they are XLA's own. CPU devices of several processes, which stand in for a slice's chips, talk through
-gloo, whose rings pass 2 (n - 1) messages one after another: a sum over 32 devices took 68 ms on two cores. Exchanges
-with the device 1, 2, 4 ... places away are log2(n), and took 11 ms. (Other numbers of devices keep to the rings.)
+On accelerators these are XLA's own. CPU devices of several processes, which emulate a slice's chips, use gloo, whose
+rings pass 2 (n - 1) messages one after another: a sum over 32 devices took 68 ms on two cores. Recursive doubling
+(exchanges with the device 1, 2, 4 ... places away) takes log2(n) and 11 ms. It needs a power of two of devices.
 """
 
 import jax

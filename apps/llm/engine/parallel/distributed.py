@@ -1,6 +1,6 @@
-"""One JAX program over several hosts: joining it, its meshes, and what its hosts must agree on.
+"""One JAX program over several hosts: joins it, builds its meshes, and agrees on values between hosts.
 
-Every function here is quiet in a program of one process, so that the executor is the same on one host and on many.
+In a program of one process these functions do no communication, so the executor is the same on one host and on many.
 """
 
 import jax
@@ -13,29 +13,29 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.engine.parallel.layout import Devices, Layout
 
 START_TIMEOUT_S = 300
-"""For all hosts to come together: the slowest one's imports, and on TPU the start of the chips."""
+"""For all hosts to join: covers the slowest one's imports, and on TPU the initialization of the chips."""
 HEARTBEAT_TIMEOUT_S = 20
-"""After which JAX ends processes whose peer is gone. The replica notices sooner; this is for when it is gone too."""
+"""After this JAX ends processes whose peer is gone. The replica notices sooner; this is for when it is gone too."""
 SHUTDOWN_TIMEOUT_S = 5
 
 
 def join(coordinator: str, rank: int, hosts: int, start_timeout_s: float = START_TIMEOUT_S) -> None:
-    """Become host `rank` of `hosts`. Call before anything else of JAX: its backend must not have started.
+    """Join the program as host `rank` of `hosts`. Call before JAX's backend has started.
 
     Args:
-        coordinator: `address:port` on host 0, which listens there from now to the end of its process.
-        start_timeout_s: for all hosts to come.
+        coordinator: `address:port` on host 0, which listens there until its process ends.
+        start_timeout_s: for all hosts to join.
 
     Raises:
-        RuntimeError: the hosts did not come together, or the port is taken.
+        RuntimeError: not all hosts joined, or the port is taken.
     """
-    # On CPU devices, which the tests use as chips; the default cannot cross processes.
+    # For CPU devices, which the tests use as chips; the default cannot cross processes.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         coordinator,
         num_processes=hosts,
         process_id=rank,
-        cluster_detection_method="deactivate",  # all is known; a detection would ask metadata servers
+        cluster_detection_method="deactivate",  # everything is known; detection would query metadata servers
         initialization_timeout=int(start_timeout_s),
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
         shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_S,
@@ -43,15 +43,15 @@ def join(coordinator: str, rank: int, hosts: int, start_timeout_s: float = START
 
 
 def here() -> Devices:
-    """The devices of this process's program: of this host, or of all hosts after `join`."""
+    """The devices of this process's JAX program: this host's, or after `join` all hosts'."""
     found = jax.devices()
     return Devices(len(found), jax.process_count(), found[0].platform)
 
 
 def meshes(layout: Layout) -> list[Mesh]:
-    """A mesh for each DP rank, with one axis, "tensor". Ranks lie side by side in the order of the hosts.
+    """A mesh for each DP rank, with one axis, "tensor". Ranks take devices in the order of the hosts.
 
-    On TPU neighbours on the axis are neighbours on the slice's torus, as far as its topology has a ring.
+    On TPU, neighbours on the axis are neighbours on the slice's torus, if its topology has a ring.
     """
     every = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     parts = [every[i * layout.tensor : (i + 1) * layout.tensor] for i in range(layout.data)]
@@ -65,12 +65,12 @@ def _in_a_ring(devices: list[jax.Device], of: int) -> np.ndarray:
         except (AssertionError, NotImplementedError, ValueError):
             if len(devices) == of:
                 raise
-            # A part of a slice that JAX has no layout for: its order is that of the hosts, which are neighbours.
+            # JAX has no layout for this part of a slice: keep the order of the hosts, which are neighbours.
     return np.array(devices)
 
 
 def least_over_hosts(value: int, mesh: Mesh) -> int:
-    """The smallest of the values of the mesh's hosts, on all of them: each must call this, at the same point."""
+    """The minimum of `value` over the mesh's hosts. A collective: every host must call it at the same point."""
     if not spans_hosts(mesh):
         return value
     own = np.array([min(value, 2**31 - 1)], np.int32)
@@ -80,10 +80,10 @@ def least_over_hosts(value: int, mesh: Mesh) -> int:
 
 
 def takes_part(mesh: Mesh) -> bool:
-    """Whether any of the mesh's devices are this process's."""
+    """Whether any of the mesh's devices belongs to this process."""
     return any(device.process_index == jax.process_index() for device in mesh.devices.flat)
 
 
 def spans_hosts(mesh: Mesh) -> bool:
-    """Whether the mesh's devices are those of more than one process."""
+    """Whether the mesh's devices belong to more than one process."""
     return len({device.process_index for device in mesh.devices.flat}) > 1

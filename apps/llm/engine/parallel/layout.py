@@ -1,8 +1,8 @@
-"""How a replica's devices share a model: DP ranks, copies of it ("data"), each split over some devices ("tensor").
+"""How a replica's devices share a model: DP ranks ("data") are copies of it, each split over some devices ("tensor").
 
-More devices for each rank: each reads fewer weights in a step. More ranks: each exchanges less with the others, and
-where a model has fewer key/value heads than devices, fewer of them hold the same keys and values twice. Which weighs
-more follows from the model, its batch and the slice.
+With more devices in a rank, each device reads fewer weights in a step. With more ranks, devices exchange less, and
+where a model has fewer key/value heads than devices, fewer devices hold duplicate keys and values. Which matters more
+depends on the model, its batch and the slice.
 """
 
 import logging
@@ -28,24 +28,24 @@ log = logging.getLogger("podslice")
 
 @dataclass(frozen=True)
 class Layout:
-    """`data` DP ranks, copies of the model, each over `tensor` devices."""
+    """`data` DP ranks, each a copy of the model over `tensor` devices."""
 
     data: int
     tensor: int
 
     def of_dp_rank(self, config: EngineConfig) -> EngineConfig:
-        """The config of one DP rank: its share of the batch, and its devices."""
+        """The config of one DP rank, with its share of the batch and its devices."""
         share = -(-config.max_batch_size // self.data)
         return config.model_copy(update={"max_batch_size": share, "data_parallel": 1, "tensor_parallel": self.tensor})
 
     def hosts_of(self, dp_rank: int, devices: "Devices") -> range:
-        """The hosts, by rank, that hold a DP rank's devices."""
+        """The ranks of the hosts that have a DP rank's devices."""
         return range(dp_rank * self.tensor // devices.of_host, -(-(dp_rank + 1) * self.tensor // devices.of_host))
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What there is to lay a model over."""
+    """The devices that a model can be laid out over."""
 
     count: int
     hosts: int = 1
@@ -57,21 +57,21 @@ class Devices:
 
 
 def choose(config: EngineConfig, arch: Architecture, devices: Devices, slice: TpuSlice | None) -> Layout:
-    """The layout that the config asks for; where it leaves it open, on a slice the best (see `shortest_step`).
+    """The layout that the config asks for. If it leaves the layout open, the best one on a slice: see `shortest_step`.
 
-    Without a slice to reckon with, a model is split over all devices of an accelerator, and over one of a CPU.
+    Without a slice, a model is split over all devices of an accelerator, or runs on one CPU device.
 
     Raises:
-        ValueError: what the config asks for does not fit the devices.
+        ValueError: the config's layout does not fit the devices.
     """
     data, tensor = config.data_parallel, config.tensor_parallel
     if data is None and tensor is None and slice is not None:
         return shortest_step(config, arch, devices, slice)
     if tensor is None:
-        # By what a DP rank can use: on a CPU, one of its pretended devices.
+        # As many as a DP rank can use: on a CPU, one of its emulated devices.
         tensor = devices.count // (data or 1) if slice or devices.hosts > 1 or devices.platform != "cpu" else 1
     if data is None:
-        # All hosts must take part; of one host, the devices of a slice that was paid for.
+        # On several hosts all must take part; on one host, use all devices of a slice, since they are paid for.
         data = max(1, devices.count // tensor) if slice or devices.hosts > 1 else 1
     layout = Layout(data, tensor)
     if problem := misfit(layout, devices):
@@ -80,7 +80,7 @@ def choose(config: EngineConfig, arch: Architecture, devices: Devices, slice: Tp
 
 
 def misfit(layout: Layout, devices: Devices) -> str:
-    """Why the devices cannot be shared so; empty: they can."""
+    """Why the layout does not fit the devices; empty if it does."""
     asked = layout.data * layout.tensor
     product = f"data_parallel x tensor_parallel is {layout.data} x {layout.tensor} = {asked}"
     if devices.hosts > 1 and asked != devices.count:
@@ -92,14 +92,14 @@ def misfit(layout: Layout, devices: Devices) -> str:
         return f"{product}, but this host has {devices.count} {devices.platform} devices"
     if layout.tensor % devices.of_host and devices.of_host % layout.tensor:
         return (
-            f"tensor_parallel {layout.tensor} splits hosts: each has {devices.of_host} devices, and a DP rank takes "
-            "whole hosts, or an even part of one"
+            f"tensor_parallel {layout.tensor} does not fit hosts of {devices.of_host} devices: a DP rank takes whole "
+            "hosts, or an even part of one; choose a multiple or a divisor"
         )
     return ""
 
 
 def possible(arch: Architecture, devices: Devices) -> Iterator[Layout]:
-    """Those that use every device, fewest DP ranks first."""
+    """The layouts that use every device, fewest DP ranks first."""
     for data in range(1, devices.count + 1):
         if devices.count % data:
             continue
@@ -113,16 +113,16 @@ def possible(arch: Architecture, devices: Devices) -> Iterator[Layout]:
 
 
 def shortest_step(config: EngineConfig, arch: Architecture, devices: Devices, slice: TpuSlice) -> Layout:
-    """The layout whose decode step, of a full batch of longest sequences, is shortest by the slice's peak figures.
+    """The layout with the shortest decode step of a full batch of longest sequences, by the slice's peak figures.
 
-    Of those that hold such a batch; if none does, the one that leaves most room.
+    Considers layouts that can hold such a batch; if none can, takes the one that leaves the most memory.
 
     Raises:
-        ValueError: the model does not split over the devices in any way; says how it does.
+        ValueError: the model cannot be split over these devices; says which splits are possible.
     """
     layouts = list(possible(arch, devices))
     if not layouts:
-        HeadLayout.of(arch, devices.count)  # says what fits
+        HeadLayout.of(arch, devices.count)  # raises an error that says which splits fit
         raise ValueError(f"the model cannot be split over {slice}: choose a slice of another size")
     costs = {layout: Cost.of(config, arch, layout, devices, slice) for layout in layouts}
     holding = [layout for layout in layouts if costs[layout].share_of_hbm <= 1]
@@ -136,11 +136,11 @@ def shortest_step(config: EngineConfig, arch: Architecture, devices: Devices, sl
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a layout's decode step: a floor from the slice's peaks, not a measured time. Comparing is what it is for."""
+    """Cost of a layout's decode step: a lower bound from the slice's peaks, for comparing layouts; not measured."""
 
     step_s: float
     share_of_hbm: float
-    """That weights and a full batch's KV cache need."""
+    """Part of HBM that the weights and a full batch's KV cache need."""
 
     @classmethod
     def of(cls, config: EngineConfig, arch: Architecture, layout: Layout, devices: Devices, slice: TpuSlice) -> "Cost":
@@ -149,7 +149,7 @@ class Cost:
         weights = DeviceWeights.of(share, arch, layout.tensor)
         cache = share.max_batch_size * context * token_bytes(share, arch, layout.tensor)
         compute = 2 * weights.elements * share.max_batch_size / peaks.flops_per_s
-        # Each layer adds up two of its products over the rank's devices, by rings.
+        # Each layer all-reduces two of its products over the rank's devices, by rings.
         summed = 2 * arch.num_layers * share.max_batch_size * arch.hidden_size * 2
         exchange = summed * 2 * (layout.tensor - 1) / layout.tensor / peaks.ici_bytes_per_s
         hbm = slice.hbm_gib * 2**30 / devices.count
@@ -160,10 +160,10 @@ class Cost:
 
 
 class DeviceWeights(NamedTuple):
-    """On each device of a DP rank."""
+    """Weights on each device of a DP rank."""
 
     stored: int  # bytes
-    read: int  # of them, by a decode step: not a table that is only looked up in
+    read: int  # bytes that a decode step reads: without a table used only for lookups
     elements: int  # of the matrices
 
     @classmethod
@@ -184,8 +184,8 @@ class DeviceWeights(NamedTuple):
 
 
 def token_bytes(config: EngineConfig, arch: Architecture, tensor: int) -> float:
-    """Bytes of one token's keys and values, all layers', on each device of a rank, as the TPU kernel lays them out."""
-    from apps.llm.engine.attention.pallas import PallasAttention  # its imports take a while: not where no one asks
+    """Bytes of one token's keys and values in all layers, on each device of a rank, in the TPU kernel's layout."""
+    from apps.llm.engine.attention.pallas import PallasAttention  # imports slowly: only when needed
 
     spec = AttentionSpec(HeadLayout.of(arch, tensor).kv_heads, 1, arch.head_dim, config.page_size, 1.0)
     dtype = jnp.dtype(jnp.int8 if config.quantize_kv_cache == "int8" else config.dtype)

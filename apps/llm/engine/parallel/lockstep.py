@@ -1,14 +1,14 @@
-"""One engine, several hosts: each call of the executor goes to all of them as one message, and tokens come from one.
+"""Runs one engine on several hosts: sends each executor call to all hosts as one message, and reads tokens from one.
 
     loop -> LockstepExecutor --TCP--> work(), with a LocalExecutor, on host 0 --tokens--> loop
                              --TCP--> work(), with a LocalExecutor, on host 1 ...
 
-The hosts hold one JAX program. They run it in step because each gets the same messages in the same order, and says
-nothing back but its first host the tokens, and any of them its failure. A DP rank has hosts, or parts of a host, of its
-own: each rank is such a loop with connections of its own.
+The hosts run one JAX program. They stay in lockstep because each gets the same messages in the same order. Only the
+first host sends tokens back; any host can report a failure. Each DP rank has its own hosts, or its own devices of a
+host, and its own loop and connections.
 
-A plain connection for each host, and not an actor call: see the numbers in `tests/llm/slice/overhead.py`. And the
-kernel closes it in the moment in which the process at its other end dies.
+Plain TCP connections, not actor calls: `tests/llm/slice/overhead.py` has the numbers. Besides, the kernel closes a
+connection the moment the process at its other end dies.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ log = logging.getLogger("podslice")
 
 
 class SliceFailed(RuntimeError):
-    """A host of the slice has died, hangs or could not do its part; the others cannot go on without it."""
+    """A host of the slice has died, hangs or failed; the others cannot continue without it."""
 
 
 class SliceWorkers:
-    """All hosts of a slice as the engine's process holds them, from when they come to when it lets go of them.
+    """The engine's connections to all hosts of a slice, from their first connection to the slice's release.
 
     Raises:
         TimeoutError: a host did not connect.
@@ -60,16 +60,16 @@ class SliceWorkers:
         self._hosts = RankWorkers(first, range(hosts), step_deadline_s)
 
     def devices(self) -> Devices:
-        """Waits for the hosts to come together in one JAX program."""
+        """The slice's devices. Waits for the hosts to join one JAX program."""
         counts = self._hosts.reports()
         self._devices = Devices(counts[0], len(counts))
         return self._devices
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LockstepExecutor]":
-        """The hosts load their parts of the model; see `DevicePlace.load`. After `devices`.
+        """Have the hosts load their parts of the model; see `DevicePlace.load`. Call `devices` first.
 
         Raises:
-            SliceFailed, TimeoutError: a host could not.
+            SliceFailed, TimeoutError: a host failed to.
         """
         self._hosts.tell(message(MessageKind.LAYOUT, (layout.data, layout.tensor)))
         ranks = [layout.hosts_of(dp_rank, self._devices) for dp_rank in range(layout.data)]
@@ -92,12 +92,12 @@ class SliceWorkers:
         return next((hosts.failure for hosts in (*self.dp_ranks, self._hosts) if hosts.failure), None)
 
     def fail(self, reason: str) -> None:
-        """From any thread: see `RankWorkers.fail`."""
+        """Fail the slice; see `RankWorkers.fail`. Thread-safe."""
         for hosts in (*self.dp_ranks, self._hosts):
             hosts.fail(reason)
 
     def close(self) -> None:
-        """The slice ends as a whole: with one DP rank, all. Safe more than once and from any thread."""
+        """Release the whole slice; all DP ranks end together. Idempotent and thread-safe."""
         with self._closing:
             if self._closed:
                 return
@@ -109,16 +109,15 @@ class SliceWorkers:
 
 
 class RankWorkers:
-    """The hosts of one DP rank: the engine tells them all the same, and hears any of them.
+    """The hosts of one DP rank: sends all of them the same messages and reads from any of them.
 
-    All but `fail` is for one thread at a time. Every method raises SliceFailed as soon as any host cannot go on, and
-    from then on.
+    Only `fail` is thread-safe. Every method raises SliceFailed as soon as any host has failed, and from then on.
 
     Args:
         connections: one to each host.
-        ranks: the hosts' own, in the same order; the first one's tokens count.
-        step_deadline_s: a step that takes longer fails; loading and compiling may take any time.
-        on_close: called once, when nothing more can be asked of the hosts.
+        ranks: the hosts' ranks, in the same order; tokens come from the first.
+        step_deadline_s: a step that takes longer fails; loading and compiling have no deadline.
+        on_close: called once, when the connections are closed.
     """
 
     def __init__(
@@ -138,11 +137,11 @@ class RankWorkers:
         self._selector = selectors.DefaultSelector()
         for i, connection in enumerate(connections):
             self._selector.register(connection.socket, selectors.EVENT_READ, i)
-        self._alarm, self._rung = socket.socketpair()  # wakes whoever sleeps in the selector
+        self._alarm, self._rung = socket.socketpair()  # wakes a thread that waits in the selector
         self._selector.register(self._rung, selectors.EVENT_READ, None)
 
     def tell(self, data: bytes) -> None:
-        """The same message to every host."""
+        """Send the same message to every host."""
         if self.failure:
             raise SliceFailed(self.failure)
         for name, connection in zip(self._names, self._connections):
@@ -152,26 +151,26 @@ class RankWorkers:
                 raise self._failed(f"{name} cannot be reached any more ({_reason(error)})") from error
 
     def reports(self) -> list[int]:
-        """Waits for one DONE from each host; what they report."""
+        """Wait for one DONE from each host, and return the numbers they report."""
         while not all(self._reports):
             self._listen(None)
         return [reports.popleft() for reports in self._reports]
 
     def tokens(self) -> Tokens:
-        """Waits for the oldest step whose samples were not taken yet."""
+        """Wait for the results of the oldest unread step."""
         deadline = time.monotonic() + self._deadline_s
         while not self._tokens:
             self._listen(deadline)
         return self._tokens.popleft()
 
     def fail(self, reason: str) -> None:
-        """From any thread: nothing more will come of the hosts. Whoever waits for them gets SliceFailed at once."""
+        """Fail the hosts; a thread that waits for them gets SliceFailed at once. Thread-safe."""
         self.failure = self.failure or reason
         with contextlib.suppress(OSError):  # closed already
             self._alarm.send(b"!")
 
     def close(self) -> None:
-        """Ends the connections, at which the hosts' processes exit."""
+        """Close the connections, which makes the hosts' processes exit."""
         if self._closed:
             return
         self._closed = True
@@ -182,7 +181,7 @@ class RankWorkers:
         self._on_close()
 
     def _listen(self, deadline: float | None) -> None:
-        """Takes in what the hosts say; sleeps until one of them says something."""
+        """Wait until a host sends something, then process all messages received."""
         if self.failure:
             raise SliceFailed(self.failure)
         left = None if deadline is None else deadline - time.monotonic()
@@ -203,7 +202,7 @@ class RankWorkers:
                     elif kind is MessageKind.FAILED:
                         troubles.append(f"{self._names[key.data]} failed: {content.decode()}")
             except OSError as error:
-                # First: the others' own failures are mostly that this one is gone.
+                # Reported first: other hosts' failures are mostly a consequence of this one's death.
                 troubles.insert(0, f"{self._names[key.data]} has died ({_reason(error)})")
         if troubles:
             raise self._failed(troubles[0])
@@ -215,7 +214,7 @@ class RankWorkers:
 
 
 class LockstepExecutor:
-    """The executor of an engine whose model lies on the devices of several hosts. See `Executor`."""
+    """The `Executor` of a model on the devices of several hosts."""
 
     def __init__(self, config: EngineConfig, model: Model, hosts: RankWorkers):
         self.arch, self.pages, self.hosts = model.arch, 0, hosts
@@ -223,7 +222,7 @@ class LockstepExecutor:
         self.readable = readable(self.shapes)
 
     def loaded(self) -> "LockstepExecutor":
-        """Waits for each host to have its part of the weights."""
+        """Wait until each host has loaded its part of the weights."""
         self.hosts.reports()
         return self
 
@@ -266,7 +265,7 @@ class LockstepExecutor:
 
 
 def _tokens(numbers: tuple[int, ...], content: bytes) -> Tokens:
-    """From a TOKENS message: the samples, and the scores and pooled vectors where there are any."""
+    """Unpack a TOKENS message: the samples, and the scores and pooled vectors if there are any."""
     rows, columns, scored, width = numbers
     parts = np.split(np.frombuffer(content, np.int32), np.cumsum([rows * columns, scored]))
     samples, scores, pooled = (

@@ -1,7 +1,7 @@
 """Messages between the engine's process and the hosts of its slice: numbers over TCP, never code.
 
-Every message is a header, five numbers and some bytes. Whoever connects must first show the secret that the hosts
-were started with.
+Every message is a header, five numbers and some bytes. A peer must first send the secret that the hosts were started
+with.
 """
 
 import hmac
@@ -13,20 +13,20 @@ from enum import IntEnum
 from struct import Struct
 
 HEADER = Struct("<II")  # kind, bytes that follow
-NUMBERS = Struct("<5i")  # at the start of every message's content; what they mean is said at its Kind
+NUMBERS = Struct("<5i")  # at the start of every message's content; MessageKind has their meaning
 VANISHED_S = 15
-"""A host whose machine is gone, so that nothing closes the connection, counts as dead after about this long."""
+"""A host whose machine is gone without closing the connection counts as dead after about this long."""
 
 
 NO_DP_RANK = -1
-"""A host's first connection: it is there, and waits to hear the layout."""
+"""In HELLO: the host's first connection, on which it waits for the layout."""
 
 
 class MessageKind(IntEnum):
     """Messages and their five numbers."""
 
-    HELLO = 0  # host's rank, the DP rank that this is for or NO_DP_RANK; then the secret
-    MAKE_CACHE = 1  # tokens; then the calibration's ids
+    HELLO = 0  # host's rank, DP rank of the connection or NO_DP_RANK; then the secret
+    MAKE_CACHE = 1  # number of calibration tokens; then their ids
     WARM_UP = 2
     # StepShape's tokens and seqs, used columns of the page table, bytes of extras, which parts of a readout; then the
     # step, the extras, the readout.
@@ -36,8 +36,8 @@ class MessageKind(IntEnum):
     # Programs compiled since ready, rows, columns, number of scores, width of pooled vectors; then the samples, the
     # scores and a pooled vector for each row.
     TOKENS = 6
-    FAILED = 7  # then why
-    LAYOUT = 8  # DP ranks, devices of each
+    FAILED = 7  # then the reason
+    LAYOUT = 8  # number of DP ranks, devices in each
 
 
 def message(kind: MessageKind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:
@@ -50,7 +50,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, timeout_s: float | None = None):
         sock.settimeout(timeout_s)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step must not wait for the last one's ack
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step must not wait for the previous one's ACK
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, seconds in (("TCP_KEEPIDLE", VANISHED_S // 3), ("TCP_KEEPINTVL", VANISHED_S // 3)):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
@@ -63,15 +63,15 @@ class Connection:
         self.socket.sendall(data)
 
     def receive_first(self, most: int) -> tuple[MessageKind, tuple[int, ...], bytes]:
-        """Waits for one message, and takes not a byte of the next: whoever waits for that one waits on the socket.
+        """Wait for one message and read no byte past it, so that later ones can be polled for on the socket.
 
         Raises:
             ConnectionError: the other end is closed.
-            ValueError: it is no message, or its content is longer than `most` bytes.
+            ValueError: this is not a message, or its content is longer than `most` bytes.
         """
         kind, size = HEADER.unpack(self._exactly(HEADER.size))
         if not NUMBERS.size <= size <= most:
-            raise ValueError(f"a first message of {size} bytes")
+            raise ValueError(f"the first message has {size} bytes, expected {NUMBERS.size} to {most}")
         content = self._exactly(size)
         return MessageKind(kind), NUMBERS.unpack_from(content), content[NUMBERS.size :]
 
@@ -85,7 +85,7 @@ class Connection:
         return data
 
     def receive(self) -> Iterator[tuple[MessageKind, tuple[int, ...], bytes]]:
-        """Waits until something comes, and yields the messages (perhaps none) that are complete by then.
+        """Wait for data, then yield the messages (perhaps none) that are complete.
 
         Raises:
             ConnectionError: the other end is closed.
@@ -104,7 +104,7 @@ class Connection:
 
 
 class Listener:
-    """Where the hosts connect, in the engine's process."""
+    """Accepts the hosts' connections in the engine's process."""
 
     def __init__(self, address: str):
         self._socket = socket.create_server((address, 0), backlog=1024)
@@ -112,10 +112,10 @@ class Listener:
         self.secret = secrets.token_bytes(16)
 
     def accept(self, expected: list[tuple[int, int]], timeout_s: float, step_deadline_s: float) -> list[Connection]:
-        """One connection for each (rank, DP rank), in that order; who does not know the secret is sent away.
+        """One connection for each (rank, DP rank), in that order. Connections without the secret are closed.
 
         Raises:
-            TimeoutError: some have not come in time.
+            TimeoutError: some hosts have not connected in time.
         """
         deadline, found = time.monotonic() + timeout_s, dict[tuple[int, int], Connection]()
         while not found.keys() >= set(expected):
@@ -126,7 +126,7 @@ class Listener:
                 missing = sorted({rank for rank, dp_rank in expected if (rank, dp_rank) not in found})
                 for other in found.values():
                     other.socket.close()
-                raise TimeoutError(f"hosts {missing} of the slice have not come in {timeout_s:.0f} s") from None
+                raise TimeoutError(f"hosts {missing} of the slice have not connected in {timeout_s:.0f} s") from None
             try:
                 kind, (rank, dp_rank, *_), secret = connection.receive_first(NUMBERS.size + len(self.secret))
             except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""A host of a slice: does with its LocalExecutor whatever the engine's LockstepExecutor says, in that order.
+"""A host of a slice: runs the calls of the engine's LockstepExecutor on its own LocalExecutor, in the same order.
 
-Two threads for each DP rank: one launches steps as their messages come, the other waits for their results.
-So step n + 1 is on its way to the device while step n runs, and neither waits for the network.
+Each DP rank has two threads: one launches steps as their messages arrive, the other waits for their results. So step
+n + 1 is on its way to the device while step n runs, and neither waits for the network.
 """
 
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger("podslice")
 
 @dataclass(frozen=True)
 class Leader:
-    """The engine's process, which listens for its hosts."""
+    """Address and secret of the engine's process, which the hosts connect to."""
 
     address: tuple[str, int]
     secret: bytes
@@ -46,9 +46,9 @@ class Leader:
 
 
 def exit_with(connection: Connection) -> None:
-    """This process ends in the moment in which the engine's end of the connection closes.
+    """End this process as soon as the engine's end of the connection closes.
 
-    By os._exit: the thread that runs steps may be in a collective that never ends, and JAX's own farewell waits for
+    By os._exit, because the thread that runs steps may be stuck in a collective, and JAX's own shutdown waits for
     hosts that are gone.
     """
 
@@ -62,9 +62,9 @@ def exit_with(connection: Connection) -> None:
 
 
 def work(leader: Leader, connection: Connection, config: EngineConfig, coordinator: str, rank: int, hosts: int) -> None:
-    """Join the hosts' program, load this host's part of the model, and obey until the connections end.
+    """Join the hosts' program, load this host's part of the model, and run the engine's calls until it disconnects.
 
-    Any error is told to the engine, and ends the work. See `distributed.join` for the last arguments.
+    Reports any error to the engine and stops. See `distributed.join` for the last arguments.
     """
     with _telling(connection, rank):
         use_compile_cache(config.compile_cache)
@@ -88,7 +88,7 @@ def _layout(connection: Connection) -> Layout:
     while True:
         for kind, (data, tensor, *_), _ in connection.receive():
             if kind is not MessageKind.LAYOUT:
-                raise ValueError(f"the engine says {kind.name} before the layout")
+                raise ValueError(f"the engine sent {kind.name} before the layout")
             return Layout(data, tensor)
 
 
@@ -100,14 +100,14 @@ class Worker:
         self._launched: SimpleQueue[Launched] = SimpleQueue()
 
     def run(self, mesh: Mesh, config: EngineConfig, model: Model) -> None:
-        """Loads its part of the model, and obeys until the connection ends."""
+        """Load this host's part of the model, then run the engine's calls until the connection ends."""
         with _telling(self._connection, self._rank):
             executor = LocalExecutor(mesh, config, model)
             self._connection.send(message(MessageKind.DONE))
             self.obey(executor)
 
     def obey(self, executor: LocalExecutor) -> None:
-        """Does what the engine says with the executor. Raises ConnectionError when the engine is gone."""
+        """Run the engine's calls on the executor. Raises ConnectionError when the engine is gone."""
         self._executor = executor
         threading.Thread(target=self._report, name="podslice-results", daemon=True).start()
         while True:
@@ -136,10 +136,10 @@ class Worker:
             executor.warm_up()
             self._connection.send(message(MessageKind.DONE))
         else:
-            raise ValueError(f"the engine does not say {kind.name}")
+            raise ValueError(f"{kind.name} is not a message for a host")
 
     def _report(self) -> None:
-        """Waits for each step: the rank's first host to send its tokens, the others for the errors it may end in."""
+        """Wait for each step's results. The rank's first host sends them; the others only catch errors."""
         with _telling(self._connection, self._rank):
             while True:
                 launched = self._launched.get()
@@ -154,7 +154,7 @@ class Worker:
 
 
 def _extras(content: bytes, seqs: int, vocab: int) -> Extras:
-    """From the bytes of its arrays, one after the other."""
+    """Unpack Extras from the concatenated bytes of its arrays."""
     parts, offset = [], 0
     for like in Extras.empty(seqs, vocab):
         parts.append(np.frombuffer(content, like.dtype, like.size, offset).reshape(like.shape))
@@ -164,7 +164,7 @@ def _extras(content: bytes, seqs: int, vocab: int) -> Extras:
 
 @contextmanager
 def _telling(connection: Connection, rank: int) -> Iterator[None]:
-    """Tells the engine what goes wrong in the block; an engine that is gone is no error."""
+    """Report errors in the block to the engine. It is not an error if the engine is gone."""
     try:
         yield
     except ConnectionError:

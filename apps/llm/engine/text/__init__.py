@@ -1,1 +1,1 @@
-"""Text to tokens and back, and the grammars that answers can be held to."""
+"""Tokenizing, detokenizing, and grammars that constrain answers."""

@@ -1,11 +1,11 @@
-"""From token ids to text that can be shown: whole characters only, nothing that a stop string may take back."""
+"""Turns token ids into text that is safe to stream: whole characters, and nothing that a stop string could remove."""
 
 from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-CONTEXT = 8  # prompt tokens that tell the decoder what the answer continues (spaces between words, mostly)
+CONTEXT = 8  # prompt tokens that the decoder needs as context (for spaces between words, mostly)
 
 
 class Detokenizer:
@@ -19,14 +19,14 @@ class Detokenizer:
         keep_stop: bool,
         shown: Collection[int] = (),
     ):
-        self._tokenizer, self._shown = tokenizer, shown  # special tokens have no text, but for those that are shown
+        self._tokenizer, self._shown = tokenizer, shown  # special tokens have no text, except these
         self._stream = DecodeStream(ids=_context(tokenizer, prompt_ids), skip_special_tokens=True)
         self._stop, self._keep_stop = [s for s in stop if s], keep_stop
         self._longest = max(map(len, self._stop), default=0)
         self._held = ""
 
     def feed(self, token: int) -> tuple[str, str | None]:
-        """The text that the token lets out, and the stop string that it completes, if any."""
+        """The text that is safe to stream after this token, and the stop string that it completes, if any."""
         text = self._step(token)
         if not self._stop:
             return text, None
@@ -48,18 +48,18 @@ class Detokenizer:
         except Exception as error:
             if not str(error).startswith("Invalid prefix"):
                 raise
-            # Bytes that are no UTF-8 can change how a byte-fallback tokenizer reads those before them (so it does with
-            # Llama 2's and Gemma's). Those are lost; the stream begins anew, as vLLM's does.
+            # Invalid UTF-8 can change how a byte-fallback tokenizer (Llama 2's, Gemma's) decodes the bytes before it.
+            # Those are lost; restart the stream, as vLLM does.
             self._stream = DecodeStream(skip_special_tokens=True)
             return self._stream.step(self._tokenizer, token) or ""
 
     def flush(self) -> str:
-        """What was held back, once the answer has ended otherwise."""
+        """The text still held back, once the answer has ended without a stop string."""
         text, self._held = self._held, ""
         return text
 
     def _overlap(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Length of the longest suffix of the held text that is a prefix of a stop string."""
         for length in range(min(self._longest - 1, len(self._held)), 0, -1):
             if any(s.startswith(self._held[-length:]) for s in self._stop):
                 return length
@@ -67,9 +67,9 @@ class Detokenizer:
 
 
 def _context(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:
-    """The prompt's last tokens, from where they begin with a whole character; none if they have no such place.
+    """The prompt's last tokens, starting at a whole character; empty if no such start is found.
 
-    Half a character would stand as errors in the decoder's idea of what it has already given out.
+    Half a character would leave replacement characters in the text that the decoder believes it has emitted.
     """
     for length in range(CONTEXT, 3 * CONTEXT):
         ids = list(prompt_ids[-length:])

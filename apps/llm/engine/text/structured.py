@@ -1,4 +1,4 @@
-"""Structured output: which tokens keep an answer within a JSON schema or a grammar, by llguidance."""
+"""Structured output: masks of the tokens that keep an answer within a JSON schema or a grammar, by llguidance."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -26,15 +26,15 @@ class Grammars:
         )
 
     def tokens(self, marks: Iterable[str]) -> dict[str, int]:
-        """Those marks that are one special token, with their ids."""
+        """The marks that are a single special token, with their ids."""
         ids = {mark: self._tokenizer.fast.token_to_id(mark) for mark in marks}
         return {mark: id for mark, id in ids.items() if id is not None and self._ll_tokenizer.is_special_token(id)}
 
     def matcher(self, held: str | Mapping[str, Any] | Grammar) -> "Matcher":
-        """A matcher of a JSON schema (an empty one matches any JSON object) or of a grammar.
+        """A matcher for a JSON schema (an empty one matches any JSON object) or a grammar.
 
         Raises:
-            RequestError: the schema is not valid, or asks for what llguidance does not support.
+            RequestError: the schema is not valid, or uses a feature that llguidance does not support.
         """
         if isinstance(held, Grammar):
             grammar = held.lark
@@ -50,7 +50,7 @@ class Grammars:
         return Matcher(llguidance.LLMatcher(self._ll_tokenizer, grammar), self._vocab_size)
 
     def _problem(self, grammar: str) -> str:
-        """What is wrong with a grammar; "" if nothing is."""
+        """What is wrong with a grammar; empty if nothing is."""
         return llguidance.LLMatcher.validate_grammar(grammar, self._ll_tokenizer)
 
     def warm_up(self) -> None:
@@ -65,27 +65,27 @@ class Matcher:
         self._bits = llguidance.numpy.allocate_token_bitmask(1, vocab_size)
 
     def copy(self) -> "Matcher":
-        """Another one in the same state: cheaper than to compile the grammar again."""
+        """A copy in the same state; cheaper than compiling the grammar again."""
         return Matcher(self._matcher.deep_copy(), self._vocab_size)
 
     @property
     def failure(self) -> str:
-        """Why it cannot go on (a grammar too complex for llguidance's limits, say); "" if it can."""
+        """Why matching failed (a grammar too complex for llguidance's limits, say); empty if it did not."""
         return self._matcher.get_error() if self._matcher.is_error() else ""
 
     def follows(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens, from the first on, may come next."""
+        """Length of the longest prefix of `tokens` that the grammar allows next."""
         return self._matcher.validate_tokens(list(tokens))
 
     def allowed(self) -> np.ndarray:
-        """Bits of the tokens that may come next, `[ceil(vocab / 32)]` uint32."""
+        """Mask of the tokens that may come next, `[ceil(vocab / 32)]` uint32."""
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._bits, 0)
         return self._bits[0].view(np.uint32)
 
     def allowed_along(self, draft: Sequence[int]) -> list[np.ndarray | None]:
-        """`allowed`, and what it would be after each token of a draft, which follows the grammar.
+        """`allowed`, and what it would be after each token of a draft. The draft must follow the grammar.
 
-        None where that token ends the answer: whatever comes then does not count.
+        None after a token that ends the answer: what is sampled there does not count.
         """
         masks: list[np.ndarray | None] = []
         for count in range(1 + len(draft)):
@@ -99,7 +99,7 @@ class Matcher:
         return masks
 
     def consume(self, token: int) -> bool:
-        """Take note of the token; False when the answer is complete."""
+        """Advance by a token. False when the answer is complete."""
         self._matcher.consume_token(token)
         return not self._matcher.is_stopped()
 

@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template: from the files beside its weights, or of plain bytes where it has none."""
+"""The model's tokenizer and chat template, from the files beside its weights; a byte tokenizer if there are none."""
 
 import inspect
 import logging
@@ -22,7 +22,7 @@ PLAIN_CHAT = (
 
 
 class ModelTokenizer:
-    """Text to ids and back. `fast` is the tokenizers library's object, for whatever needs more."""
+    """Converts text to token ids and back. `fast` is the tokenizers library's own object."""
 
     def __init__(self, hf: "PreTrainedTokenizerBase"):
         self._hf = hf
@@ -41,14 +41,14 @@ class ModelTokenizer:
 
     @classmethod
     def of_bytes(cls, vocab_size: int) -> "ModelTokenizer":
-        """For a model that has no tokenizer: 0 begins a text, 1 ends it, 2 to 257 are the bytes of UTF-8.
+        """A byte tokenizer for a model without its own: 0 begins a text, 1 ends it, 2 to 257 are the bytes of UTF-8.
 
-        No text becomes one of the ids above, but random weights sample them: they read as their number, ` t31999`.
+        No text encodes to a higher id, but random weights can sample one; it decodes to its number, as in ` t31999`.
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
-        # Byte-level tokenizers write a byte as a printable character: as that of its own number, or one from 256 on.
+        # Byte-level tokenizers write a byte as a printable character: its own, or one from 256 up.
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         own = {ord(char) for char in alphabet if ord(char) < 256}
         rest = iter(alphabet[len(own) :])
@@ -66,20 +66,20 @@ class ModelTokenizer:
         return cls(hf)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt, with the special tokens that the tokenizer puts round a text (bos, for most)."""
+        """Token ids of a prompt, with the special tokens that the tokenizer adds (bos, for most)."""
         return self.fast.encode(text).ids
 
     def encode_suffix(self, text: str) -> list[int]:
-        """Ids of a text that continues another one: no special tokens round it, and no token spans the two."""
+        """Token ids of a text that continues another: without special tokens, and no token spans the boundary."""
         return self.fast.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """The text of ids; `special`: with that of special tokens."""
+        """The text of token ids; with `special`, special tokens are included."""
         return self.fast.decode(list(ids), skip_special_tokens=not special)
 
     @property
     def chat_template(self) -> str:
-        """The Jinja source, of all templates where there are several; "": there is none."""
+        """The template's Jinja source, joined if there are several; empty if there is none."""
         template = self._hf.chat_template or ""
         return template if isinstance(template, str) else "\n".join(template.values())
 
@@ -89,10 +89,10 @@ class ModelTokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> str:
-        """A conversation up to where the assistant's next turn begins, special tokens written out.
+        """Render a conversation up to the start of the assistant's next turn, with special tokens as text.
 
         Args:
-            tools: as OpenAI has them.
+            tools: in OpenAI's format.
             fields: further variables of the chat template.
 
         Raises:
@@ -103,16 +103,16 @@ class ModelTokenizer:
         fields = fields or {}
         if taken := fields.keys() & _arguments_of_rendering():
             name = min(taken)
-            raise RequestError("chat_template_kwargs", f"chat_template_kwargs: {name} is not the request's to set")
+            raise RequestError("chat_template_kwargs", f"chat_template_kwargs: {name} cannot be set by a request")
         try:
             return self._hf.apply_chat_template(
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=True, **fields
             )
-        except Exception as error:  # a template is the model's own program: it raises what it likes
-            raise RequestError("messages", f"the model's chat template refuses these messages: {error}") from error
+        except Exception as error:  # a template is the model's own program and can raise anything
+            raise RequestError("messages", f"the model's chat template rejects these messages: {error}") from error
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a conversation up to where the assistant's next turn begins. Raises RequestError, as `render`."""
+        """Token ids of a conversation up to the start of the assistant's next turn. Raises RequestError."""
         return self.encode_suffix(self.render(messages))
 
     @lru_cache(maxsize=4096)  # noqa: B019 - one tokenizer for the life of its engine
@@ -120,7 +120,7 @@ class ModelTokenizer:
         return self.fast.decode([token], skip_special_tokens=False)
 
     def warm_up(self) -> None:
-        """Compile the chat template now: the first chat should not wait for jinja2."""
+        """Compile the chat template, so that the first chat does not wait for jinja2."""
         if self._hf.chat_template:
             try:
                 self.chat([{"role": "user", "content": "Hello"}])
@@ -130,7 +130,7 @@ class ModelTokenizer:
 
 @cache
 def _arguments_of_rendering() -> frozenset[str]:
-    """What transformers itself takes beside a template's variables."""
+    """Arguments of transformers' own rendering function, which are not template variables."""
     from transformers import PreTrainedTokenizerBase
 
     return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}

@@ -1,10 +1,10 @@
 """Attention on CPUs: native kernels over the paged cache, compiled by Numba and called from XLA programs.
 
-XLA:CPU spends a dozen passes over memory on what is here one loop over a page that stays in the core's cache. Keys
-are kept transposed within a page, `[head_dim, page_size]`, so that both products run along contiguous vectors.
+Here this is one loop over a page that stays in the core's cache; XLA:CPU would make a dozen passes over memory. Keys
+are stored transposed within a page, `[head_dim, page_size]`, so that both products run along contiguous vectors.
 
-Each query row goes through its pages in order by itself, so its result has the same bits whatever else the step
-holds, and in whatever chunks the prompt was computed.
+Each query row goes through its pages in order and independently of other rows, so its result is the same to the bit
+whatever else is in the step, and however the prompt was split into chunks.
 """
 
 import math
@@ -21,7 +21,7 @@ from apps.llm.engine.step import Batch
 
 
 class CpuCache(NamedTuple):
-    """One layer's pages; bfloat16 is kept as its bits, in uint16."""
+    """One layer's pages; bfloat16 is stored as its bits, in uint16."""
 
     k: jax.Array  # [pages, kv_heads, head_dim, page_size]
     v: jax.Array  # [pages, kv_heads, page_size, head_dim]
@@ -70,6 +70,6 @@ class CpuAttention:
         cap = (spec.softcap or 0.0) * math.log2(math.e)
         window = np.array([spec.window or 0], np.int32)
         out = attend(queries, *cache, batch.q_starts, batch.kv_lens, batch.pages, window, np.array([cap], np.float32))
-        # The kernels leave padding's rows as they find them.
+        # The kernels do not write the rows of padding.
         real = jnp.arange(len(q)) < batch.q_starts[-1]
         return jnp.where(real[:, None, None, None], out, 0.0).astype(q.dtype), cache

@@ -1,10 +1,10 @@
-"""How XLA calls the CPU attention's kernels, and how they share XLA's threads.
+"""Registers the CPU attention kernels with XLA, and runs them on XLA's threads.
 
-XLA passes buffers by its C interface for foreign functions (xla/ffi/api/c_api.h): a struct of pointers, read here
-word by word, so that no C compiler is needed. Numba makes the handlers and keeps them on disk.
+XLA passes buffers through its C foreign function interface (xla/ffi/api/c_api.h): a struct of pointers, read here
+word by word, so that no C compiler is needed. Numba compiles the handlers and caches them on disk.
 
-The words' places are those of one version of that interface, `WRITTEN_FOR`. The handlers tell XLA so, and `usable`
-says whether the installed XLA is of that version: of another one, nothing here may be registered or called.
+The word offsets belong to one version of that interface, `WRITTEN_FOR`. The handlers report it to XLA, and `usable`
+checks that the installed XLA has that version: with another one, nothing here may be registered or called.
 """
 
 import logging
@@ -40,8 +40,8 @@ BUFFER_DATA, BUFFER_DIMS = 3, 5
 EXTENSION_METADATA, METADATA_VERSION, METADATA_TRAITS = 3, 3, 4
 API_SCHEDULE, API_NUM_THREADS = 17, 18
 
-# Words of a step's shared state: what its threads claim work from. Helpers may start after the call has returned, so
-# it is freed by whoever lets go of it last, and a helper looks at the call's frame only with a claimed unit in hand.
+# Words of a call's shared state, from which its threads claim work. Helpers may start after the call has returned, so
+# the last holder frees it, and a helper reads the call's frame only after it has claimed a unit.
 NEXT, DONE, HOLDERS, FRAME, TOTAL, STATE_WORDS = 0, 1, 2, 3, 4, 5
 
 malloc = types.ExternalFunction("malloc", types.int64(types.int64))
@@ -50,7 +50,7 @@ free = types.ExternalFunction("free", types.void(types.int64))
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """An integer address as a pointer to values like the second argument."""
+    """An integer address as a pointer to values of the second argument's type."""
     result = types.CPointer(like)
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -61,7 +61,7 @@ def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def _atomic_add(typing_context: Any, address: Any, value: Any) -> Any:
-    """Add to the word at an address; the value before."""
+    """Atomically add to the word at an address; returns the old value."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
@@ -72,7 +72,7 @@ def _atomic_add(typing_context: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def _call(typing_context: Any, function: Any, argument: Any) -> Any:
-    """Call a C function, by its address, that takes a pointer and returns one."""
+    """Call the C function at an address; it takes a pointer and returns one."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
@@ -87,7 +87,7 @@ def _helper_name(element: types.Type) -> str:
 
 @intrinsic
 def _helper(typing_context: Any, like: Any) -> Any:
-    """Address of the helper task for a cache's type, by name, since a compiled handler kept on disk has no other."""
+    """Address of the helper task for a cache's type. By name, so that a handler cached on disk can find it."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = ir.IntType(64)
@@ -105,7 +105,7 @@ def _words(address, count):
 
 @numba.njit(inline="always")
 def _buffer(frame, table, i):
-    """Address of the i-th argument's (or result's) data, and where its dimensions are."""
+    """Addresses of the i-th argument's (or result's) data and of its dimensions."""
     buffer = _words(_words(frame[table], i + 1)[i], 6)
     return buffer[BUFFER_DATA], buffer[BUFFER_DIMS]
 
@@ -133,7 +133,7 @@ def _array3(frame, i, like):
 
 @numba.njit(inline="always")
 def _answers_metadata(frame):
-    """Whether XLA only asks for the handler's version."""
+    """Answer XLA's query for the handler's version. False if the call is not such a query."""
     if frame[FRAME_EXTENSION] == 0:
         return False
     metadata = _words(_words(frame[FRAME_EXTENSION], 4)[EXTENSION_METADATA], 5)
@@ -153,7 +153,7 @@ def _on_write(address, like):
 
 @numba.njit(cache=True)
 def _work(state, like):
-    """Claim units of a call and do them, until there are none left to claim."""
+    """Claim and compute units of a call until none are left."""
     unit = _atomic_add(state + 8 * NEXT, 1)
     total = _words(state, STATE_WORDS)[TOTAL]
     if unit >= total:
@@ -210,7 +210,7 @@ def _on_attend(address, like):
             _atomic_add(memory + 8 * HOLDERS, -1)
     _work(memory, like)
     while _atomic_add(memory + 8 * DONE, 0) < total:
-        pass  # the last units are under way in other threads: microseconds
+        pass  # other threads are finishing the last units: microseconds
     _release(memory)
     return 0
 
@@ -222,16 +222,16 @@ def _on_help(state, like):
 
 
 LONGEST_WAIT_S = 120
-"""For another process that compiles the same kernels; that takes ten seconds on an idle core."""
+"""How long to wait for another process that compiles the same kernels, which takes ten seconds on an idle core."""
 ZEROS = {"bf16": np.uint16(0), "f32": np.float32(0), "int8": np.int8(0)}
-"""A value of each type that a cache is kept in, by the name that the handlers carry."""
+"""A value of each type that a cache can have, by the type's name in the handlers' names."""
 
 
 @contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """The first one of this machine compiles; the others wait, and find the kernels on disk.
+    """Let one process of this machine compile while the others wait and then find the kernels on disk.
 
-    Side by side, all would compile: sixteen pretended hosts on two cores for five minutes.
+    Otherwise all would compile at once: sixteen emulated hosts on two cores took five minutes.
     """
     lock = None
     if folder := numba.config.CACHE_DIR:
@@ -239,8 +239,8 @@ def _one_process_at_a_time() -> Iterator[None]:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             lock.acquire()
-        except (OSError, NotImplementedError) as error:  # a file system without locks, or somebody hangs
-            log.warning("%s cannot be locked (%s); other processes may compile the same kernels now", folder, error)
+        except (OSError, NotImplementedError) as error:  # a file system without locks, or the holder hangs
+            log.warning("%s cannot be locked (%s); other processes may compile the same kernels too", folder, error)
             lock = None
     try:
         yield
@@ -251,9 +251,9 @@ def _one_process_at_a_time() -> Iterator[None]:
 
 @cache
 def usable() -> bool:
-    """Whether the installed XLA calls handlers by the version of its interface that they are written for.
+    """Whether the installed XLA has the version of the interface that the handlers are written for.
 
-    It is read from the header that comes with jaxlib: a handler that XLA refuses takes the whole CPU backend with it.
+    Reads it from jaxlib's header, because a handler that XLA rejects breaks the whole CPU backend.
     """
     header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
     try:
@@ -264,8 +264,8 @@ def usable() -> bool:
     if version == WRITTEN_FOR:
         return True
     log.warning(
-        "CPU attention kernels are off, plain XLA computes attention: they are written for version %s of XLA's foreign "
-        "functions, and jaxlib has %s",
+        "CPU attention kernels are off and plain XLA computes attention: they are written for version %s of XLA's "
+        "foreign function interface, and jaxlib has %s",
         ".".join(map(str, WRITTEN_FOR)),
         ".".join(map(str, version)) if version else "none that can be found",
     )
@@ -274,7 +274,7 @@ def usable() -> bool:
 
 @cache
 def register(kind: str) -> None:
-    """Compile the kernels for a kind of cache (or fetch them from Numba's own cache) and name them to XLA."""
+    """Compile the kernels for a type of cache (or load them from Numba's cache) and register them with XLA."""
     with _one_process_at_a_time():
         _register(kind)
 

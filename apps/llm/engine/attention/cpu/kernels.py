@@ -1,4 +1,4 @@
-"""The CPU attention's arithmetic, compiled by Numba for the machine it runs on and kept on disk."""
+"""The arithmetic of CPU attention, compiled by Numba for the machine it runs on and cached on disk."""
 
 import numba
 import numpy as np
@@ -7,15 +7,15 @@ from apps.llm.engine.attention.cpu.panel import panel, prefetch
 
 FAST = {"reassoc", "contract", "nsz", "arcp", "nnan", "ninf"}  # vectorized sums; no NaN or infinity occurs
 LOWEST = np.float32(-1e30)
-ROWS = 16  # query rows that go through a page together
+ROWS = 16  # query rows that are computed on a page together
 
 
 @numba.njit(cache=True, fastmath=FAST, inline="always")
 def _softmax_row(scores, bits, row, low, high, sums, top, total):
     """Turn a row's scores of one page into weights, 2 ** (score - maximum), and fold them into its running sums.
 
-    Places outside [low, high) are not seen: their weight is 0. `bits` is scratch. 2 ** x is a polynomial for the
-    fraction and the float's own exponent bits for the whole part: loops that LLVM vectorizes.
+    Positions outside [low, high) are masked: their weight is 0. `bits` is scratch. 2 ** x is a polynomial for the
+    fraction and the float's exponent bits for the integer part, in loops that LLVM vectorizes.
     """
     count = scores.shape[1]
     for j in range(low):
@@ -32,10 +32,10 @@ def _softmax_row(scores, bits, row, low, high, sums, top, total):
             sums[row, d] *= shrink
         top[row] = peak
     for j in range(count):
-        y = max(scores[row, j] - peak, np.float32(-125.0))  # no further: subnormal numbers are slow
+        y = max(scores[row, j] - peak, np.float32(-125.0))  # clamped: subnormal numbers are slow
         whole = np.floor(y + np.float32(0.5))
         f = y - whole
-        p = np.float32(1.5252734e-5)  # ln(2)^k / k!, k = 7 .. 0: the rest is below half a unit in the last place
+        p = np.float32(1.5252734e-5)  # ln(2)^k / k!, k = 7 .. 0: the remainder is below half a unit in the last place
         p = p * f + np.float32(1.5403530e-4)
         p = p * f + np.float32(1.3333558e-3)
         p = p * f + np.float32(9.6181291e-3)
@@ -59,13 +59,13 @@ def _softmax_row(scores, bits, row, low, high, sums, top, total):
 
 @numba.njit(cache=True)
 def units(q_starts, seq, kv_heads, group):
-    """Units of work of a sequence: for each kv head, its tokens by as many as fill ROWS with their query heads."""
+    """Number of units of work of a sequence: per kv head, its tokens in groups whose query heads fill ROWS."""
     return kv_heads * -(-(q_starts[seq + 1] - q_starts[seq]) // max(1, ROWS // group))
 
 
 @numba.njit(cache=True)
 def scratch(dim, page_size):
-    """What `attend_unit` works in: queries, sums `[ROWS, dim]`, scores `[ROWS, page_size]`, bits, top and total."""
+    """Working memory of `attend_unit`: queries, sums `[ROWS, dim]`, scores `[ROWS, page_size]`, bits, top and total."""
     return (
         np.empty((ROWS, dim), np.float32),
         np.empty((ROWS, dim), np.float32),
@@ -78,13 +78,13 @@ def scratch(dim, page_size):
 
 @numba.njit(cache=True, fastmath=FAST)
 def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out, seq, unit, work):
-    """One unit: some tokens of a sequence, for one kv head, over the pages that they see.
+    """Compute one unit: some tokens of a sequence, for one kv head, over the pages that they attend to.
 
     Args:
         q: `[T, kv_heads, group, head_dim]` float32, scaled so that scores are logarithms to base 2.
-        window: how many last positions a token sees; 0: all.
+        window: sliding window in positions; 0: full attention.
         cap: soft cap on the scores; 0: none.
-        seq, unit: which of the `units` of which sequence.
+        seq, unit: the sequence, and which of its `units`.
     """
     queries, sums, scores, bits, top, total = work
     kv_heads, group = q.shape[1:3]
@@ -96,7 +96,7 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out,
     position = kv_lens[seq] - q_starts[seq + 1] + first  # of token `first`
     lowest = max(0, position - window + 1) if window else 0
     last_run = (position + last - 1 - first) // page_size
-    for part in range(0, group, ROWS):  # more than ROWS query heads of a kv head go by parts
+    for part in range(0, group, ROWS):  # a group of more than ROWS query heads is computed in parts
         heads = min(ROWS, group - part)
         rows = (last - first) * heads
         for row in range(rows):
@@ -113,7 +113,7 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out,
                 if cap > 0:
                     for j in range(page_size):
                         scores[row, j] = cap * np.float32(np.tanh(scores[row, j] / cap))
-                at = position + row // heads - run * page_size  # its own place on this page's scale
+                at = position + row // heads - run * page_size  # the row's position relative to this page
                 low = max(0, min(page_size, at - window + 1)) if window else 0
                 high = max(low, min(page_size, at + 1))
                 _softmax_row(scores, bits, row, low, high, sums, top, total)
@@ -127,7 +127,7 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out,
 
 @numba.njit(cache=True)
 def write(k_pages, v_pages, k, v, slot):
-    """Keys and values `[T, kv_heads, head_dim]` into their slots; page 0 is padding's, and nobody reads it."""
+    """Write keys and values `[T, kv_heads, head_dim]` to their slots. Page 0 is for padding and never read."""
     tokens, heads, dim = k.shape
     page_size = v_pages.shape[2]
     for t in range(tokens):

@@ -1,8 +1,8 @@
 """A small matrix product in vector registers: the inner loop of the CPU attention's kernels.
 
-`out[rows, cols] += a[rows, n] @ b[n, cols]`, with `a` and `out` in float32 and `b` as the cache keeps it (bfloat16
-bits, float32 or int8), widened as it is loaded. Numba leaves vectorizing to LLVM's loop vectorizer, which would load
-and store every partial sum; this writes the vector instructions itself, through llvmlite.
+`out[rows, cols] += a[rows, n] @ b[n, cols]`, with `a` and `out` in float32 and `b` in the cache's type (bfloat16
+bits, float32 or int8), widened as it is loaded. Numba leaves vectorization to LLVM's loop vectorizer, which would load
+and store every partial sum; this emits the vector instructions itself, through llvmlite.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16  # float32 in a vector of 512 bits; narrower machines use several registers
+LANES = 16  # float32 values in a 512-bit vector; CPUs with narrower vectors use several registers
 
 FLOAT = ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
@@ -34,7 +34,7 @@ def _widen(builder: ir.IRBuilder, address: ir.Value, element: types.Type) -> ir.
 
 
 def _tile(rows: int, groups: int) -> Any:
-    """The product for `rows` rows and `groups * LANES` columns: all sums stay in registers.
+    """Make the product for `rows` rows and `groups * LANES` columns, whose sums all stay in registers.
 
     `tile(like_b, a, b, out, n, a_stride, b_stride, out_stride)`: a value of b's type, addresses, strides in elements.
     """
@@ -92,7 +92,7 @@ _tile_4x2, _tile_2x2, _tile_1x2, _tile_4x1, _tile_1x1 = _tile(4, 2), _tile(2, 2)
 def panel(a, b, out, rows):
     """`out[:rows] += a[:rows] @ b`: `a [rows, n]`, `b [n, cols]`, `out [rows, cols]`, cols a multiple of LANES.
 
-    A row's sum runs over n in order, whatever rows are computed beside it.
+    Each row sums over n in order, whatever other rows are computed with it.
     """
     n, cols = b.shape
     kind = b.dtype.type(0)
@@ -137,7 +137,7 @@ def _prefetch_line(typing_context, address):
 
 @numba.njit(cache=True)
 def prefetch(b):
-    """Start to bring a contiguous array into the core's cache. (A page ends before the hardware notices it.)"""
+    """Prefetch a contiguous array into the core's cache. A page is too short for the hardware prefetcher to notice."""
     address = np.int64(b.ctypes.data)
     for line in range(0, b.size * b.itemsize, 64):
         _prefetch_line(address + line)
