@@ -3,11 +3,11 @@
 ingress/         how HTTP reaches an application: keys, bodies, streams, errors
 replica_options  deployment options that follow from a config
 compilation      the compile cache, and the count of what is compiled
-files            files that appear whole or not at all, and who may write them
+files            atomic files, locks and leases
 replica          a process that hosts an engine
 metrics, errors  of any engine
 progress         of long work: on a terminal, in the log, to `podslice serve`
-private_ray      all that is used of Ray and is not in its public API
+private_ray      every use of Ray's private API
 event_loops      from an engine's thread to readers in event loops
 model_folder     a model's files: in a local folder, on the hub, in a bucket
 """

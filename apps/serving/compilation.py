@@ -1,4 +1,4 @@
-"""XLA compilation, for every application: the persistent cache, and a count of compiles."""
+"""XLA compilation for every application: the persistent cache, and a count of compiles."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ _this_thread = threading.local()
 
 
 def use_compile_cache(folder: str | None) -> None:
-    """Keep compiled programs in a folder, whatever their size and however quickly they compiled. None: nowhere."""
+    """Cache all compiled programs in a folder, even small and quickly compiled ones. None: no cache."""
     if folder is None:
         return
     path = Path(folder).expanduser()
@@ -37,7 +37,7 @@ class CompileCount:
 
 @contextmanager
 def warming_up() -> Iterator[None]:
-    """What this thread compiles meanwhile counts nowhere: who is ready must not count what another needs to get so."""
+    """Leave this thread's compiles out of every count: an engine that is ready must not count another's warm-up."""
     _this_thread.warms_up = True
     try:
         yield

@@ -1,12 +1,12 @@
-"""What an engine answers instead of a result, whatever it makes; each says how HTTP puts it. No HTTP library here."""
+"""Errors of any engine, with the HTTP status and code that dialects give them. Imports no HTTP library."""
 
 
 class EngineError(Exception):
     """A request that the engine did not fulfil.
 
     Args:
-        message: for the user. Where it begins with `field`, a dialect puts its own name of the field there.
-        field: what to change, in the engine's terms.
+        message: for the user. If it begins with `field`, a dialect replaces that with its own name of the field.
+        field: what to change, by the engine's name.
         retry_after_s: when the same request may succeed; default: the class's own.
     """
 
@@ -32,7 +32,7 @@ class RequestError(EngineError, ValueError):
 
 
 class QueueFull(EngineError, RuntimeError):
-    """Too many requests wait already: try again in `retry_after_s` seconds."""
+    """The queue is full: try again in `retry_after_s` seconds."""
 
     status, code, says = 429, "rate_limit_exceeded", "The server is busy: {}. Try again later."
 
@@ -41,7 +41,7 @@ class QueueFull(EngineError, RuntimeError):
 
 
 class LimitReached(QueueFull):
-    """The caller has what it may have, or has used it up. `field` names the limit; another caller may be let in."""
+    """The caller has reached one of its own limits, which `field` names. Other callers may still be admitted."""
 
     says = "{}"
 
@@ -54,4 +54,4 @@ class EngineStopped(EngineError, RuntimeError):
     """The engine loop has ended (shutdown or a failed step); its message says why."""
 
     status, code, says = 503, "engine_stopped", "The model cannot answer: {}"
-    retry_after_s = 5.0  # about what it takes to notice a failed replica; another one may answer at once
+    retry_after_s = 5.0  # about how long Serve takes to notice a failed replica; another one may answer at once

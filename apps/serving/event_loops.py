@@ -1,4 +1,4 @@
-"""From an engine's thread to readers in event loops."""
+"""Wakes readers in event loops from an engine's thread."""
 
 import asyncio
 from collections.abc import Iterable
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Reader(Protocol):
-    """Who reads what the engine puts out: in an event loop, or in a thread (then `loop` is None)."""
+    """A reader of the engine's output, in an event loop, or in a thread (then `loop` is None)."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
 
     def wake(self) -> None:
-        """Called in the event loop: there is news."""
+        """Called in the event loop when there is output to read."""
 
     def abort(self) -> None:
-        """Called when the event loop is closed: nobody will read any more."""
+        """Called when the event loop is closed, so nothing more will be read."""
 
 
 def wake(readers: Iterable[Reader]) -> None:
-    """Wakes each event loop once for all of its readers: once a step, not once a token. For the engine's thread."""
+    """Wake each event loop once for all its readers: once a step, not once a token. Called by the engine's thread."""
     loops: dict[asyncio.AbstractEventLoop, set[Reader]] = {}
     for reader in readers:
         if reader.loop is not None:

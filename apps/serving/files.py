@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and who may write them: on a local disk, and in a bucket.
+"""Atomic files and exclusive writers, on a local disk and in a bucket.
 
-On a disk a file is written beside its place, synced and renamed; in a bucket an object is whole by nature. Who writes
-is settled on a disk by the kernel's locks, which end with their process; in a bucket, which has none, by a lease.
+On a disk a file is written under a temporary name, synced and renamed; in a bucket, object writes are atomic anyway.
+Exclusive writers take a kernel lock on a disk, which ends with the process; in a bucket, which has no locks, a lease.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from fsspec.implementations.local import LocalFileSystem
 log = logging.getLogger("podslice")
 
 PARTIAL = ".partial"
-"""End of the names of files that are being written, or were when their writer was killed."""
+"""Suffix of files that are being written, or whose writer was killed."""
 LOCK = ".lock"
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
-"""What file systems without one, such as GCSFuse, answer."""
+"""Errors of file systems without the feature, such as GCSFuse."""
 
 
 class Busy(RuntimeError):
-    """Another process writes there; the message says which."""
+    """Another process is writing there; the message says which."""
 
 
 def is_local(fs: fsspec.AbstractFileSystem) -> bool:
@@ -45,23 +45,23 @@ def _busy(who: str, where: str) -> str:
 
 
 def me() -> str:
-    """This process, for people."""
+    """This process, for messages."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 @contextlib.contextmanager
 def writing(fs: fsspec.AbstractFileSystem, path: str, alone: bool = True) -> Iterator[IO[bytes]]:
-    """A file that is there, whole and synced, when the block has ended well, and is not otherwise.
+    """Write a file that appears, complete and synced, only if the block succeeds.
 
     Args:
-        alone: nobody else writes this file meanwhile, so that what a killed writer left is written over.
+        alone: no other process writes this file, so a killed writer's partial file may be overwritten.
     """
     if not is_local(fs):
         file = fs.open(path, "wb")
         try:
             yield file
         except BaseException:
-            with contextlib.suppress(Exception):  # what broke the upload may break this; the first error counts
+            with contextlib.suppress(Exception):  # what broke the upload may break this too; report the first error
                 file.discard()
             raise
         file.close()
@@ -74,7 +74,7 @@ def writing(fs: fsspec.AbstractFileSystem, path: str, alone: bool = True) -> Ite
 
 
 def create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """All of a file that was not there before, synced. Raises FileExistsError."""
+    """Create a file with its whole content, synced. Raises FileExistsError."""
     if not is_local(fs):
         fs.pipe_file(path, data, mode="create")
         return
@@ -87,7 +87,7 @@ def create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
         except OSError as error:
             if error.errno not in NO_LINKS:
                 raise
-            # A file system without hard links (a mounted bucket): the lease alone keeps two writers apart.
+            # A file system without hard links (a mounted bucket): only the lease keeps two writers apart.
             if os.path.exists(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
             os.replace(partial, path)
@@ -96,7 +96,7 @@ def create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _beside(path: str, alone: bool) -> Iterator[tuple[str, IO[bytes]]]:
-    """Where a file is written before it is there; removed however the block ends."""
+    """A partial file beside `path` to write to; removed when the block ends, however it ends."""
     partial = f"{path}{PARTIAL}" if alone else f"{path}.{uuid.uuid4().hex}{PARTIAL}"
     try:
         with open(partial, "wb") as file:
@@ -112,7 +112,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """What was renamed or removed in a file's folder stays so after a power cut, too."""
+    """Sync a file's folder, so that renames and removals in it survive a power cut."""
     folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -125,10 +125,10 @@ def sync_folder(path: str) -> None:
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Holds the lock of a local folder, which is made for it. The kernel drops it with the process.
+    """Hold the lock of a local folder, which is created if missing. The kernel releases it when the process ends.
 
     Raises:
-        Busy: another process does.
+        Busy: another process holds it.
     """
     while True:
         os.makedirs(folder, exist_ok=True)
@@ -143,7 +143,7 @@ def locked(folder: str) -> Iterator[None]:
                     raise
             try:
                 if not os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
-                    continue  # the holder before removed it between our opening and locking it
+                    continue  # the previous holder removed it between our opening and locking it
             except FileNotFoundError:
                 continue
             file.truncate(0)
@@ -158,10 +158,10 @@ def locked(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leased(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float) -> Iterator[None]:
-    """The same in a bucket, by a lease that is renewed in a thread.
+    """Hold the lock of a folder in a bucket, by a lease that a thread renews.
 
     Raises:
-        Busy: another process does. That is known only after waiting for as long as it may be silent.
+        Busy: another process holds it. This can take a whole lease period to tell.
     """
     lease = Lease(fs, f"{folder}/{LOCK}", Holder(uuid.uuid4().hex, me()), lease_s)
     told = False
@@ -169,7 +169,7 @@ def leased(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float) -> Iterat
         if not lease.undecided:
             raise Busy(_busy(lease.other.where, folder))
         if not told:
-            log.warning("the last one (%s) did not end by itself; making sure that it is dead", lease.other.where)
+            log.warning("the last writer (%s) left its lease behind; making sure that it is dead", lease.other.where)
             told = True
         time.sleep(min(1.0, lease_s / 4))
     if not lease.renew():
@@ -178,7 +178,7 @@ def leased(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float) -> Iterat
 
     def renew() -> None:
         while not ended.wait(lease_s / 4):
-            with contextlib.suppress(Exception):  # what is written in vain now is written at the next beat
+            with contextlib.suppress(Exception):  # a failed write is repeated at the next renewal
                 lease.renew()
 
     beat = threading.Thread(target=renew, name="podslice-lease", daemon=True)
@@ -187,26 +187,26 @@ def leased(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float) -> Iterat
         yield
     finally:
         ended.set()
-        beat.join(lease_s)  # a beat that is under way would write the lease again after its release
+        beat.join(lease_s)  # a renewal in progress would write the lease again after its release
         lease.release()
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, as others are told of it."""
+    """The holder of a lease, as written in it."""
 
     owner: str
-    """The same for whoever was started again in its own place: it need not wait for itself."""
+    """The holder's id. A restarted holder may keep it, and then need not wait for its own lease."""
     where: str
-    """For people."""
+    """The process, for messages."""
 
 
 class Lease:
-    """One of several processes may write, and says so every few seconds in a file. Call `renew` that often; blocking.
+    """A lease in a file that makes one of several processes the writer. Call `renew` every few seconds; it blocks.
 
-    Another one that finds its words takes its place only after it saw the same words for `lease_s`, by its own clock:
-    no two machines' clocks need agree. A holder that stood still meanwhile does not know that it lost the lease; who
-    cannot bear that writes with `create`.
+    Another process takes the lease only after it has seen the same content for `lease_s` by its own clock, so clocks
+    need not agree. A holder that stalled for that long does not know that it lost the lease; writers that must never
+    overwrite each other use `create`.
     """
 
     def __init__(self, fs: fsspec.AbstractFileSystem, path: str, me: Holder, lease_s: float):
@@ -215,12 +215,12 @@ class Lease:
         self._seen: tuple[Any, float] | None = None
         self.held = False
         self.other: Holder | None = None
-        """Who holds it, when it is not this process."""
+        """The holder, if it is not this process."""
         self.undecided = False
-        """Whether that one has not been seen to live: it may have been killed, and its words be left over."""
+        """Whether the holder has not renewed since it was first seen: it may be dead and its lease left over."""
 
     def renew(self) -> bool:
-        """Takes, keeps or looks at the lease; returns whether this process holds it. Raises what the storage raises."""
+        """Take, renew or check the lease; returns whether this process holds it. Raises the storage's own errors."""
         found, now = self._read(), time.monotonic()
         if found is not None and found.get("owner") != self._me.owner:
             if self._seen is None or self._seen[0] != found:
@@ -235,14 +235,14 @@ class Lease:
         return True
 
     def release(self) -> None:
-        """Lets another one begin at once."""
+        """Give the lease up, so that another process can take it at once."""
         if self.held:
             self.held = False
-            with contextlib.suppress(Exception):  # then it waits for the lease's end
+            with contextlib.suppress(Exception):  # otherwise the next holder waits until the lease expires
                 self._fs.rm_file(self._path)
 
     def _read(self) -> dict[str, Any] | None:
-        """None: nobody's, or without sense."""
+        """The lease's content; None if there is no lease or it is not valid JSON."""
         self._fs.invalidate_cache()
         try:
             content = json.loads(self._fs.cat_file(self._path))

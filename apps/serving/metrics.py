@@ -12,11 +12,11 @@ log = logging.getLogger("podslice")
 
 LOG_PERIOD_S = 10
 Stats = TypeVar("Stats")
-"""A dataclass of numbers: where an engine stands, with counters that are totals since it started."""
+"""A dataclass of numbers: an engine's load, and counters that are totals since it started."""
 
 
 class Metrics(ABC, Generic[Stats]):
-    """The metrics of one model in this replica: its engine's stats, what is observed, and a log line now and then."""
+    """The metrics of one model in this replica: its engine's stats, observed values, and a periodic log line."""
 
     GAUGES: ClassVar[Mapping[str, tuple[str, str]]]
     COUNTERS: ClassVar[Mapping[str, tuple[str, str]]]
@@ -25,7 +25,7 @@ class Metrics(ABC, Generic[Stats]):
     """Name for `observe` -> (metric, description, buckets)."""
 
     def __init__(self, model: str):
-        from ray.serve.metrics import Counter, Gauge, Histogram  # who only knows the class needs no Ray
+        from ray.serve.metrics import Counter, Gauge, Histogram  # importing this module needs no Ray
 
         keys = ("model",)
         self._gauges = {field: Gauge(*metric, keys) for field, metric in self.GAUGES.items()}
@@ -35,19 +35,19 @@ class Metrics(ABC, Generic[Stats]):
             for name, (metric, told, buckets) in self.HISTOGRAMS.items()
         }
         for metric in (*self._gauges.values(), *self._counters.values(), *self._histograms.values()):
-            metric.set_default_tags({"model": model})  # a dict for each: Serve writes its own tags into it
+            metric.set_default_tags({"model": model})  # a separate dict each: Serve adds its own tags to it
         self._last: dict[str, float] = dict.fromkeys(self.COUNTERS, 0)
-        self._logged: tuple[float, Stats] | None = None  # (when, the stats then) of the last log line
+        self._logged: tuple[float, Stats] | None = None  # (time, stats) of the last log line
 
     @abstractmethod
     def line(self, stats: Stats, before: Stats, seconds: float) -> str:
-        """What to log of the last `seconds`, at whose beginning the stats were `before`."""
+        """The log line for the last `seconds`, in which the stats went from `before` to `stats`."""
 
     def observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
 
     def publish(self, stats: Stats) -> None:
-        """Called about once a second; what the counters have gained since the last call is added."""
+        """Set the gauges and add to the counters what they gained since the last call. Called about once a second."""
         values: dict[str, Any] = asdict(stats)
         for field, gauge in self._gauges.items():
             gauge.set(values[field])

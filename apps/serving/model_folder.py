@@ -1,8 +1,8 @@
 """A model's folder, on this machine or at any fsspec URL such as gs://bucket/model, and its safetensors files.
 
-Tensors are read straight from the safetensors files, by ranges of bytes: who needs an eighth of a matrix reads an
-eighth, and a host never holds the model. The format is a JSON header and raw little-endian data
-(https://github.com/huggingface/safetensors#format), read here directly because the safetensors package opens local
+Tensors are read straight from the safetensors files as byte ranges, so a host that needs an eighth of a matrix reads
+an eighth and never holds the whole model. The format is a JSON header and raw little-endian data
+(https://github.com/huggingface/safetensors#format). It is parsed here because the safetensors package opens local
 files only.
 """
 
@@ -31,12 +31,12 @@ DTYPES = {
 
 
 class CheckpointError(ValueError):
-    """The checkpoint is missing something, is damaged, or is of another kind; the message names the file or field."""
+    """The checkpoint is incomplete, damaged or of an unsupported kind; the message names the file or field."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where one tensor lies: bytes `[start, stop)` of a file."""
+    """The position of one tensor: bytes `[start, stop)` of a file."""
 
     file: str
     dtype: np.dtype
@@ -46,7 +46,7 @@ class TensorEntry:
 
 
 class ModelFolder:
-    """Files are named by their path in the folder.
+    """A model's folder. Files are named by their path in it.
 
     Args:
         location: a local folder or an fsspec URL.
@@ -63,18 +63,18 @@ class ModelFolder:
             raise CheckpointError(f"{location}: no such folder")
 
     def path(self, name: str) -> str:
-        """The file's, in the file system that it is in."""
+        """The file's path in its file system."""
         return f"{self._root}/{name}"
 
     def has(self, name: str) -> bool:
         return self._fs.isfile(self.path(name))
 
     def file(self, name: str) -> bytes | None:
-        """A small file; None: there is none of that name."""
+        """The content of a small file; None if there is no such file."""
         return self._fs.cat_file(self.path(name)) if self.has(name) else None
 
     def read_json(self, name: str) -> Any:
-        """A JSON file's value; None: there is no such file.
+        """A JSON file's value; None if there is no such file.
 
         Raises:
             CheckpointError: it is not JSON.
@@ -88,7 +88,7 @@ class ModelFolder:
             raise CheckpointError(f"{self.location}/{name} is not valid JSON: {error}") from error
 
     def sizes(self, folder: str = "") -> dict[str, int]:
-        """Bytes of each file by its name; of the folder itself, or of one in it. Empty if that is not there."""
+        """Bytes of each file by name, in this folder or in a folder in it. Empty if that does not exist."""
         path = self.path(folder).rstrip("/")
         if not self._fs.isdir(path):
             return {}
@@ -96,15 +96,15 @@ class ModelFolder:
         return {Path(info["name"]).name: info["size"] for info in listed if info["type"] == "file"}
 
     def copy(self, name: str, to: Path) -> None:
-        """One file, to a path on this machine."""
+        """Copy a file to a local path."""
         to.parent.mkdir(parents=True, exist_ok=True)
         self._fs.get_file(self.path(name), str(to))
 
     def shards(self, index: str) -> list[str] | None:
-        """The files that a `.safetensors.index.json` names; None: there is no such index.
+        """The files that a `.safetensors.index.json` names; None if there is no such index.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: the index is damaged.
         """
         content = self.read_json(index)
         if content is None:
@@ -121,12 +121,12 @@ class ModelFolder:
             CheckpointError: it is missing, cut short or damaged.
         """
         if not self.has(file):
-            raise CheckpointError(f"{self.location}: {file}, named in the index, is missing")
+            raise CheckpointError(f"{self.location}: {file} is missing, but the index names it")
         path = self.path(file)
         size = self._fs.size(path)
         length = int.from_bytes(self._fs.cat_file(path, 0, 8), "little") if size >= 8 else 0
         if not 2 <= length <= size - 8:
-            raise CheckpointError(f"{self.location}/{file} is no safetensors file or is cut short ({size} bytes)")
+            raise CheckpointError(f"{self.location}/{file} is not a safetensors file or is cut short ({size} bytes)")
         entries = {}
         try:
             header = json.loads(self._fs.cat_file(path, 8, 8 + length))
@@ -156,17 +156,17 @@ class ModelFolder:
 
 
 def from_hub(repository: str, patterns: Sequence[str]) -> str:
-    """The folder in the Hugging Face hub's own cache into which a repository's files of these patterns are fetched.
+    """Fetch a repository's files of these patterns into the Hugging Face hub's own cache, and return the folder.
 
     Raises:
-        CheckpointError: the hub does not give it.
+        CheckpointError: the hub does not have the repository, or refuses access.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     from huggingface_hub.utils import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]  # the package comes without types
-        """The hub's own, of all files' bytes or of something else. What is in its cache does not count."""
+        """The hub's progress bar; reports the one for the bytes of all files. Cached files do not count."""
 
         def __init__(self, *args: Any, name: str | None = None, **options: Any):
             super().__init__(*args, name=name, **options)
@@ -185,6 +185,6 @@ def from_hub(repository: str, patterns: Sequence[str]) -> str:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"{repository}: neither a local folder nor a model that the Hugging Face hub would give ({reason}); "
+            f"{repository}: neither a local folder nor a model available from the Hugging Face hub ({reason}); "
             "for a gated model set HF_TOKEN"
         ) from error

@@ -1,6 +1,6 @@
-"""Everything that this project uses of Ray's private API.
+"""Every use of Ray's private API in this project.
 
-Each function has a test, which ran with the minor version that pyproject.toml bounds Ray to: raise the bound when the
+Each function has a test that passes with the minor version that pyproject.toml bounds Ray to. Raise the bound when the
 tests pass with a newer one.
 """
 
@@ -28,9 +28,9 @@ class RayNode:
     id: str
     labels: dict[str, str]
     tpus: float
-    """Chips that it has; 0 of a dead one."""
+    """Its chips; 0 if it is dead."""
     given_back: bool
-    """Nobody needed it, and the autoscaler took it away."""
+    """Whether the autoscaler removed it because it was idle."""
     began: float
     """Seconds since 1970."""
     ended: float
@@ -42,7 +42,7 @@ class RayNode:
 
 
 def nodes() -> Iterator[RayNode]:
-    """All nodes of the cluster, also dead ones, as far as Ray remembers them. (`ray.nodes()` does not tell why.)"""
+    """All nodes of the cluster, including the dead ones that Ray remembers. `ray.nodes()` lacks the cause of death."""
     for node in ray._private.worker.global_worker.gcs_client.get_all_node_info().values():
         yield RayNode(
             node.node_id.hex(),
@@ -60,46 +60,46 @@ def draining_nodes() -> set[str]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """What each living node has left, by its id; a resource that is used up is absent."""
+    """Free resources of each live node, by its id; a resource that is used up is absent."""
     return ray._private.state.available_resources_per_node()
 
 
 def cluster_id() -> str:
-    """A cluster that was started anew has another."""
+    """The cluster's id; a restarted cluster has a new one."""
     return ray._private.worker.global_worker.gcs_client.cluster_id.hex()
 
 
 def remove_placement_groups(prefix: str) -> None:
-    """Those whose name begins so. (Ray gives no handle to a group of another process but by its whole name.)"""
+    """Remove the groups whose name starts with `prefix`. (Ray finds other processes' groups only by full name.)"""
     for group in placement_group_table().values():
         if group["name"].startswith(prefix) and group["state"] != "REMOVED":
             remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group["placement_group_id"])))
 
 
 def applications() -> dict[str, Any]:
-    """Serve's applications by name, as `serve status` and the dashboard's REST API print them."""
+    """Serve's applications by name, in the format of `serve status` and the dashboard's REST API."""
     return _get_global_client().get_serve_details()["applications"]
 
 
 def versions() -> dict[str, str]:
-    """The version that each application's deployment was given. Serve's status does not tell it."""
+    """The version that each application's deployment was given, which Serve's status lacks."""
     controller = _get_global_client()._controller
     infos = ray.get(controller.list_deployments_internal.remote(), timeout=CALL_S)
     return {id.app_name: info.version or "" for id, (info, _) in infos.items()}
 
 
 def with_version(deployment: serve.Deployment, version: str, **options: Any) -> serve.Deployment:
-    """With options and a version: deployed again with the same one, its replicas stay, whatever else is equal."""
+    """The deployment with options and a version. Redeploying the same version keeps the replicas."""
     return deployment.options(_internal=True, version=version, **options)
 
 
 def delete_application(name: str) -> None:
-    """As `serve.delete`, without waiting for its replicas to finish what they have."""
+    """As `serve.delete`, without waiting for its replicas to finish their requests."""
     serve.delete(name, _blocking=False)
 
 
 def controller_runs() -> bool:
-    """Whether applications can be deployed; `serve.start` returns only when the proxies run too."""
+    """Whether applications can be deployed. `serve.start` returns only once the proxies run too."""
     return _get_global_client(raise_if_no_controller_running=False) is not None
 
 
@@ -109,10 +109,10 @@ def http_port() -> int:
 
 
 def logs() -> str:
-    """The folder in which all processes of the Ray node write their logs."""
+    """The folder where all processes of the Ray node write their logs."""
     return ray._private.worker.global_worker.node.get_logs_dir_path()
 
 
 def joined() -> bool:
-    """Whether `ray.init` found a cluster that ran already, instead of starting one that ends with this process."""
+    """Whether `ray.init` joined a running cluster, instead of starting one that ends with this process."""
     return not ray._private.worker.global_worker.node.head

@@ -1,7 +1,7 @@
-"""Progress of long work: a rich bar on a terminal, a log line now and then elsewhere.
+"""Progress of long work: a rich bar on a terminal, periodic log lines elsewhere.
 
-A process that `podslice serve` has started tells it to that command as well, which shows all of them together: each
-event is a line of JSON at the end of the file that PODSLICE_EVENTS names.
+A process started by `podslice serve` also reports to that command, which shows all processes together: it appends each
+event as a line of JSON to the file that PODSLICE_EVENTS names.
 """
 
 import json
@@ -17,21 +17,21 @@ log = logging.getLogger("podslice")
 
 EVENTS = "PODSLICE_EVENTS"
 PERIOD_S = 5.0
-"""Between two lines about the same work, where there is no terminal."""
+"""Time between two log lines about the same work."""
 LEAST_S = 0.1
-"""Between two events of the same work: weights may have thousands of tensors."""
+"""Least time between two events about the same work: weights may have thousands of tensors."""
 
 
 class Event(TypedDict, total=False):
-    """What a process says of its start: `stage`, `part` with its numbers, `waiting`, `failure`, or `port`."""
+    """A process's report of its start: `stage`, `part` with its numbers, `waiting`, `failure`, or `port`."""
 
     process: int
     stage: str
-    """What has begun; one at a time."""
+    """The stage that has begun; there is one at a time."""
     logs: str
     """Folder in which Ray writes all its logs."""
     joined: bool
-    """The cluster was there before and stays."""
+    """Whether the cluster was already running; then it is left running."""
     app: str
     """The application that the process belongs to."""
     part: str
@@ -39,19 +39,19 @@ class Event(TypedDict, total=False):
     done: int
     total: int
     failure: str
-    """Why it cannot go on; for the user."""
+    """Why it failed, for the user."""
     waiting: str
-    """What the start waits for, if it is not its own work."""
+    """What the start is waiting for, other than its own work."""
     port: int
-    """All applications answer, there."""
+    """Port on which all applications now answer."""
 
 
 app = ""
-"""The Serve application that this process belongs to; set once, by whoever knows."""
+"""The Serve application that this process belongs to; set once at its start."""
 
 
 def tell(event: Event) -> None:
-    """To `podslice serve`, if that started this process."""
+    """Report an event to `podslice serve`, if that started this process."""
     path = os.environ.get(EVENTS)
     if path is None:
         return
@@ -65,7 +65,7 @@ def tell(event: Event) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why something did not start, for the user: errors raised for users say it whole, others need their name."""
+    """Why something did not start, for the user. Errors meant for users are complete; others need their type's name."""
     text = str(error).strip()
     told = isinstance(error, ValueError | MemoryError | TimeoutError) and text
     return text if told else f"{type(error).__name__}: {text}"
@@ -73,7 +73,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields `advance()`, to be called `total` times."""
+    """Show progress. Yields `advance()`, to be called `total` times."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

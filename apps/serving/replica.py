@@ -1,4 +1,4 @@
-"""A process that hosts an engine: what comes before the engine is loaded, after it, and when the process ends.
+"""A process that hosts an engine: its setup before the engine is loaded, after that, and its end.
 
     choose the platform -> load (and with it JAX) -> settle -> serve, healthy or not -> shut down
 
@@ -27,26 +27,26 @@ T = TypeVar("T")
 
 
 class HostedModel(Protocol):
-    """A loaded model, as its replica looks after it."""
+    """What a replica needs of a loaded model."""
 
     def check(self) -> None:
         """Raises EngineStopped if its engine cannot answer."""
 
     async def report_forever(self) -> None:
-        """Publishes metrics."""
+        """Publish metrics until cancelled."""
 
     def shutdown(self) -> None:
-        """Ends the engine; open requests fail with an error that says so."""
+        """Stop the engine. Open requests fail with an error that says so."""
 
 
 def host(config: C, load: Callable[[C], T]) -> T:
-    """What `load` makes of the config, as the one thing that this process is for. Takes seconds to minutes.
+    """Load a model as this process's only one, and return what `load` returns. Takes seconds to minutes.
 
-    `load` is what imports JAX, which reads the environment that is set here first.
+    `load` must be the first to import JAX, which reads the environment that is set here.
     """
     choose_platform(config)
     loaded = load(config)
-    # What exists now lives as long as the replica: the garbage collector need not walk it again and again.
+    # Everything allocated so far lives as long as the replica: keep the garbage collector from scanning it again.
     gc.collect()
     gc.freeze()
     return loaded
@@ -61,7 +61,7 @@ def log_as_serve_does() -> None:
 def bound(server: serve.Deployment, config: LLMConfig | StableDiffusionConfig) -> serve.Application:
     """The application of one EngineServer, with the deployment options that follow from the config.
 
-    Keys travel as digests: no pickle, log or process listing of the cluster holds one.
+    Keys are passed as digests, so that no pickle, log or process listing of the cluster contains one.
     """
     keys = principals(key.get_secret_value() for key in config.api_keys)
     return server.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
@@ -70,7 +70,7 @@ def bound(server: serve.Deployment, config: LLMConfig | StableDiffusionConfig) -
 class EngineServer(ABC):
     """A Serve replica: one engine and the HTTP API in front of it.
 
-    Serve makes it, asks `check_health` every few seconds, and deletes it when its requests are done.
+    Serve creates it, calls `check_health` every few seconds, and deletes it when its requests are done.
     """
 
     async def __init__(self, config: Any, keys: Principals = OPEN):
@@ -87,17 +87,17 @@ class EngineServer(ABC):
 
     @abstractmethod
     def load(self, config: Any) -> HostedModel:
-        """The model, ready to answer. Its imports come first here, once the process's platform is chosen."""
+        """Load the model. JAX must be imported here and not earlier, after the process's platform is chosen."""
 
     @abstractmethod
     def http_app(self, model: Any, keys: Principals) -> ASGIApp:
-        """What answers for the model; with keys, only to those who hold one."""
+        """The HTTP application of the model; if there are keys, it requires one."""
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self.http_app(self._model, self._keys)
 
     async def check_health(self) -> None:
-        """Raises when the engine is dead or stuck; the third time Serve replaces the replica."""
+        """Raises when the engine is dead or stuck. After the third failure Serve replaces the replica."""
         self._model.check()
 
     def __del__(self) -> None:

@@ -1,6 +1,6 @@
 """Deployment options that follow from a config: replicas, their resources, queues, health checks and draining.
 
-And for the process of each: which devices JAX is to use.
+Also chooses the devices that JAX uses in a replica's process.
 """
 
 import os
@@ -20,11 +20,11 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
     actor: dict[str, Any] = {"num_cpus": config.num_cpus}
     place: dict[str, Any] = {}
     if config.spans_hosts:
-        # The replica reserves its chips itself; its own process has a CPU Pod, which no slice's death takes along.
+        # The replica reserves its chips itself. Its own process runs on a CPU Pod, which survives the loss of a slice.
         actor |= on_cpu_pod(config)
         if "label_selector" not in actor:
-            # A cluster without such Pods. The process is best on the slice that it will own: on a worker 0, one for
-            # each; anywhere, while there is no such slice yet.
+            # A cluster without such Pods: prefer a worker 0 of the slices, one process on each, as that may be the
+            # slice it will own. While there is no such slice yet, any node will do.
             assert config.slice is not None
             pod_type = config.slice.ray_pod_type
             actor["label_selector"] = {TPU_WORKER_ID: "0", TPU_POD_TYPE: pod_type}
@@ -32,7 +32,7 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
         place["max_replicas_per_node"] = 1
     elif config.slice is not None:
         actor["resources"] = {"TPU": config.slice.chips_per_host}
-        # Four chips of a v5e 2x2 and four of a larger slice's host are not the same place.
+        # Four chips of a v5e 2x2 are not interchangeable with four of a larger slice's host.
         actor["label_selector"] = {TPU_POD_TYPE: config.slice.ray_pod_type}
     else:
         actor |= on_cpu_pod(config)
@@ -54,28 +54,28 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
             "max_ongoing_requests": config.max_ongoing_requests,
             "max_queued_requests": config.max_queued_requests,
             "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
-            # Three failures in a row, and the replica is replaced: with several hosts there is more that can fail.
+            # Serve replaces a replica after three failures in a row. With several hosts more can fail: check often.
             "health_check_period_s": 1 if config.spans_hosts else 3,
             "health_check_timeout_s": 30,
             "graceful_shutdown_wait_loop_s": 0.5,
             "graceful_shutdown_timeout_s": config.drain_timeout_s,
-            # One line of the server's own every few seconds says more than one for each request, and costs less.
+            # The server's own log line every few seconds is cheaper and more useful than one for each request.
             "logging_config": {"enable_access_log": False},
         }
     )
 
 
 def on_cpu_pod(config: AppConfig) -> dict[str, Any]:
-    """Actor options for a process without chips: on the CPU Pods beside the config's slices, where there are such."""
+    """Actor options for a process without chips: place it on the CPU Pods beside the config's slices, if any."""
     if os.environ.get(GROUPS_LABELLED) != "1" or (config.slice is not None and config.slice.single_host):
         return {}
     return {"label_selector": {GROUP_LABEL: process_group_name(config.slice)}}
 
 
 def choose_platform(config: AppConfig) -> None:
-    """Tells JAX what this replica's process computes on. To be called before anything imports jax."""
+    """Tell JAX which platform this replica's process uses. Call it before anything imports jax."""
     if config.spans_hosts:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # the chips, if any here, are those of a host of some slice
+        os.environ["JAX_PLATFORMS"] = "cpu"  # chips on this node, if any, belong to a host of some slice
     else:
-        # With TPUs, the CPU backend stays: some of jax's own code asks for it.
+        # With TPUs, keep the CPU backend: some of jax's own code needs it.
         os.environ.setdefault("JAX_PLATFORMS", "cpu" if config.slice is None else "tpu,cpu")

@@ -50,10 +50,10 @@ def test_padding_of_base64_is_no_name() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("alice=", "NAME= without a key behind it"),  # `alice=$UNSET`: anyone could guess that key
+        ("alice=", "NAME= without a key after it"),  # `alice=$UNSET`: anyone could guess that key
         ("abcd==", "A key that itself ends in = needs a name"),
-        ("Alice=K3y", "NAME of small letters"),
-        ("K3y=x", "a key that itself holds = needs a name in front"),
+        ("Alice=K3y", "NAME starts with a letter"),
+        ("K3y=x", "a key that itself contains = needs a name in front"),
         ("", "must be KEY or NAME=KEY"),
         ("==", "must be KEY or NAME=KEY"),
     ],

@@ -1,1 +1,1 @@
-"""How HTTP reaches an application, the same for all: direct ingress, API keys, bodies, streams, errors, OpenAPI."""
+"""The HTTP layer that all applications share: direct ingress, API keys, bodies, streams, errors, OpenAPI."""

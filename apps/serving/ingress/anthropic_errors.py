@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients expect them: {"type": "error", "error": {type, message}, "request_id"}."""
+"""Errors in Anthropic's format: {"type": "error", "error": {type, message}, "request_id"}."""
 
 import json
 import uuid
@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from apps.serving.ingress.openai_errors import OpenAIError, retry_after
 
 PATHS = "/v1/messages"
-"""Where Anthropic's dialect is spoken."""
+"""Base path of Anthropic's dialect."""
 
 TYPES = {
     401: "authentication_error",
@@ -27,7 +27,7 @@ def new_request_id() -> str:
 
 
 def response(error: OpenAIError) -> Response:
-    """A full queue is 529 here: Anthropic's 429 says that the caller has used up what it may ask for."""
+    """The error as a response. A full queue is 529: Anthropic's 429 means that the caller reached its own limit."""
     body = _body(error)
     headers = retry_after(error.retry_after_s) | {"request-id": body["request_id"]}
     return JSONResponse(body, _status(error), headers)
@@ -39,25 +39,25 @@ def event(error: OpenAIError) -> bytes:
 
 
 def spoken_at(scope: Mapping[str, Any]) -> bool:
-    """Whether a request's path is one of Anthropic's."""
+    """Whether a request's path belongs to Anthropic's dialect."""
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     return path == PATHS or path.startswith(f"{PATHS}/")
 
 
 def by_path(scope: Mapping[str, Any], error: OpenAIError) -> Response:
-    """The error in Anthropic's form on Anthropic's paths, in OpenAI's elsewhere."""
+    """The error in Anthropic's format on Anthropic's paths, in OpenAI's elsewhere."""
     return response(error) if spoken_at(scope) else error.response()
 
 
 def _status(error: OpenAIError) -> int:
-    full = error.status == 429 and error.param is None  # else it names the limit that the caller has reached
+    full = error.status == 429 and error.param is None  # otherwise `param` names the limit that the caller has reached
     return 529 if full else error.status
 
 
 def _body(error: OpenAIError) -> dict[str, Any]:
-    """Its message names the field: there is no other place for it."""
+    """The JSON body. The message names the field, because the format has no other place for it."""
     status, message = _status(error), error.message
-    if error.code == "context_length_exceeded":  # by these words clients know when to shorten a conversation
+    if error.code == "context_length_exceeded":  # clients match this text to shorten a conversation
         message = f"prompt is too long: {message}"
     if error.param is not None and error.param not in message:
         message = f"{error.param}: {message}"

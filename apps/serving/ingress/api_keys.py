@@ -1,7 +1,7 @@
 """Optional API keys: `Authorization: Bearer KEY`, as OpenAI's clients send it, or `x-api-key: KEY`, as Anthropic's do.
 
-A key may have a name, `alice=KEY`: the principal that it speaks for, by which a cell's ACLs and logs know the caller.
-Several keys may share a name, so that a new one can be handed out before the old one is taken back.
+A key may have a name, `alice=KEY`: its principal, which identifies the caller in a cell's ACLs and in logs. Several
+keys may share a name, so that a new key can be handed out before the old one is revoked.
 """
 
 import hashlib
@@ -14,36 +14,36 @@ from typing import Any
 from starlette.responses import Response
 
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/healthcheck"})
-"""What probes ask: open to all, as it tells nothing and costs nothing."""
+"""Paths for health probes. They need no key: they reveal nothing and cost nothing."""
 VARIABLE = "PODSLICE_API_KEYS"
 DEFAULT_PRINCIPAL = "default"
-"""Whom a key without a name speaks for."""
+"""Principal of a key without a name."""
 SCOPE_PRINCIPAL = "podslice.principal"
-"""Where an ASGI scope holds the caller's principal; absent where no keys are asked for."""
+"""Key of the caller's principal in an ASGI scope; absent if no keys are required."""
 RELAY = "/cell"
-"""Principal of a cell's fronts at the models' applications; no key that anybody configures can have this name."""
+"""Principal of a cell's fronts at the models' applications. No configured key can have this name."""
 CALLER_HEADER = "x-podslice-caller"
-"""In which a cell's front says for whom it asks. Believed of nobody else."""
+"""Header in which a cell's front names the caller it relays for. Ignored from anyone else."""
 
 _NAMED = re.compile(r"([a-z][a-z0-9_-]*)=(.*)", re.DOTALL)
 
 Asgi = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 Principals = Mapping[bytes, str]
-"""Digest of each known key -> the principal that it speaks for."""
+"""Digest of each known key -> its principal."""
 OPEN: Principals = {}
-"""No keys: everyone may come in."""
+"""No keys: open to everyone."""
 
 
 def digest(key: str) -> bytes:
-    """What is kept of a key: enough to know it again, not to send it."""
+    """A key's digest, which is kept instead of the key: enough to recognize the key, not to use it."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def principals(keys: Iterable[str], where: str = "api_keys", known: Principals = OPEN) -> Principals:
-    """Digests and principals of keys as they are written, `KEY` or `NAME=KEY`, beside those that are known already.
+    """Digests and principals of keys written as `KEY` or `NAME=KEY`, added to those already known.
 
     Raises:
-        ValueError: an entry is neither, or one key has two names. The message holds names and places, never a key.
+        ValueError: an entry has neither form, or one key has two names. The message names entries, never a key.
     """
     found = dict(known)
     for place, written in enumerate(keys, 1):
@@ -51,14 +51,14 @@ def principals(keys: Iterable[str], where: str = "api_keys", known: Principals =
         other = found.setdefault(digest(key), name)
         if other != name:
             raise ValueError(
-                f"one key has two names, {other} and {name}: entry {place} of {where}. A key speaks for one principal; "
-                "give each a key of its own"
+                f"one key has two names, {other} and {name}: entry {place} of {where}. A key belongs to one principal; "
+                "give each its own key"
             )
     return found
 
 
 def principals_from_environment(known: Principals = OPEN) -> Principals:
-    """The same of PODSLICE_API_KEYS, whose keys are comma-separated. Raises ValueError."""
+    """`principals` of the comma-separated keys in PODSLICE_API_KEYS. Raises ValueError."""
     keys = os.environ.get(VARIABLE, "").split(",")
     return principals((key for key in keys if key.strip()), VARIABLE, known)
 
@@ -70,22 +70,22 @@ def _parsed(written: str, where: str) -> tuple[str, str]:
         if key.strip("="):
             return name, key
         raise ValueError(
-            f"{where} is NAME= without a key behind it (an empty variable?). A key that itself ends in = needs a name "
+            f"{where} is NAME= without a key after it (an empty variable?). A key that itself ends in = needs a name "
             "in front: NAME=KEY"
         )
     unpadded = written.rstrip("=")
     if not unpadded or "=" in unpadded:
         raise ValueError(
-            f"{where} must be KEY or NAME=KEY, NAME of small letters, digits, - and _, a letter first; a key that "
-            "itself holds = needs a name in front"
+            f"{where} must be KEY or NAME=KEY, where NAME starts with a letter and has lowercase letters, digits, - "
+            "and _; a key that itself contains = needs a name in front"
         )
     return DEFAULT_PRINCIPAL, written
 
 
 class RequireKey:
-    """ASGI middleware: a request without a known key gets `refused(scope, message)`, and the application never sees it.
+    """ASGI middleware: answers a request without a known key with `refused(scope, message)`.
 
-    To the application, `scope["podslice.principal"]` says whose key it was.
+    Other requests reach the application with the key's principal in `scope["podslice.principal"]`.
     """
 
     def __init__(self, app: Asgi, principals: Principals, refused: Callable[[dict[str, Any], str], Response]):
@@ -108,7 +108,7 @@ class RequireKey:
         await self._app(scope, receive, send)
 
     def _of(self, key: str) -> str | None:
-        """Compares with every key, each in constant time, so that the time taken tells nothing about any of them."""
+        """The key's principal. Compares with every key in constant time, so that timing reveals nothing about them."""
         offered, found = digest(key), None
         for expected, principal in self._principals.items():
             if hmac.compare_digest(offered, expected):
@@ -117,7 +117,7 @@ class RequireKey:
 
 
 def _keys(scope: dict[str, Any]) -> list[str]:
-    """The keys that a request gives, one for each header."""
+    """The keys in a request's headers."""
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     scheme, _, key = headers.get(b"authorization", "").partition(" ")
     bearer = key.strip() if scheme.lower() == "bearer" else ""

@@ -1,4 +1,4 @@
-"""What every application answers, whatever it serves: its health, its models, and errors where no route is."""
+"""Routes and error handling of every application: its health, its models, and errors for unknown paths."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
@@ -13,13 +13,13 @@ from apps.serving.ingress.openai_errors import OpenAIError
 
 
 class Answering(Protocol):
-    """A model as these routes see it."""
+    """What these routes need of a model."""
 
     def card(self) -> dict[str, Any]:
         """As OpenAI lists models."""
 
     def report(self) -> dict[str, Any]:
-        """How busy it is, in numbers."""
+        """Its load, in numbers."""
 
     def check(self) -> None:
         """Raises EngineStopped if it cannot answer."""
@@ -41,7 +41,7 @@ def find_model(models: Mapping[str, M], name: str | None) -> M:
 
 
 def models_router(models: Mapping[str, Answering]) -> APIRouter:
-    """OpenAI's /v1/models, and the health that probes ask for."""
+    """OpenAI's /v1/models, and the health that probes query."""
     router = APIRouter()
 
     @router.get("/v1/models", tags=["OpenAI"])
@@ -71,7 +71,7 @@ def models_router(models: Mapping[str, Answering]) -> APIRouter:
 
 
 def unknown_path(request: Request, error: HTTPException) -> str:
-    """A sentence for what FastAPI answers itself: there is no such path, or no such method of it."""
+    """A message for the errors that FastAPI raises itself: no such path, or no such method on it."""
     hint = {404: f"There is nothing at {request.url.path}.", 405: f"{request.url.path} has no {request.method}."}
     return hint.get(error.status_code, str(error.detail))
 
@@ -83,10 +83,10 @@ def as_openai(scope: Mapping[str, Any], error: OpenAIError) -> Response:
 def answer_errors(
     app: FastAPI, keys: Principals, written: Callable[[Mapping[str, Any], OpenAIError], Response] = as_openai
 ) -> None:
-    """Adds the handlers of errors; with keys, lets only those in who hold one.
+    """Add error handlers; if there are keys, require one.
 
     Args:
-        written: an error as the clients of a path expect it.
+        written: turns an error into the response that clients of the path expect.
     """
 
     @app.exception_handler(OpenAIError)

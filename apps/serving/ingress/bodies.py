@@ -1,4 +1,4 @@
-"""A request's body, bounded; an answer's, streamed with as little as possible between a token and its socket."""
+"""Size-limited request bodies, and streamed responses with as little as possible between a token and its socket."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -11,17 +11,17 @@ MAX_BYTES = 32 * 2**20
 
 
 class Body(BaseModel):
-    """Strict types ("0.5" is no number); unknown fields are ignored; a docstring under a field is its description."""
+    """A request body: types are strict ("0.5" is not a number), unknown fields are ignored, docstrings are kept."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
 
 class BodyTooLarge(ValueError):
-    """The client sends more than MAX_BYTES; its message says so."""
+    """The body is larger than MAX_BYTES; the message is for the client."""
 
 
 async def read_body(request: Request) -> bytes:
-    """All bytes of the body. Raises BodyTooLarge."""
+    """Read the whole body. Raises BodyTooLarge."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -32,16 +32,16 @@ async def read_body(request: Request) -> bytes:
 
 
 class EventStream(Response):
-    """Sends each piece of bytes in one write. Closes `pieces` however it ends, so that they free what they hold.
+    """Sends each piece of bytes in one write. Always closes `pieces` at the end, so that they free what they hold.
 
-    Answer with `await EventStream(pieces).begun()`: the status is sent with the first piece, so that a failure until
-    then is raised and can have a status of its own.
+    Respond with `await EventStream(pieces).begun()`: the status is sent with the first piece, so an error before that
+    is raised and can have its own status.
 
     Args:
-        failed: the last piece of a stream that fails later; None: the connection is closed in the middle.
+        failed: makes the last piece of a stream that fails later; None: the connection is closed mid-stream.
 
-    (Starlette's StreamingResponse runs a task group beside each stream to notice a client that leaves. Serve
-    notices that itself and cancels the whole request, this response included.)
+    (Starlette's StreamingResponse runs a task group for each stream to notice disconnects. Serve notices them itself
+    and cancels the whole request, including this response.)
     """
 
     media_type = "text/event-stream"
@@ -76,4 +76,4 @@ class EventStream(Response):
         except Exception as error:
             if self._failed is None:
                 raise
-            return self._failed(error)  # the generator has ended: the next time there is nothing
+            return self._failed(error)  # the generator has ended: the next call returns None

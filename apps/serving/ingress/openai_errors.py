@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients expect them: a status, and {"error": {message, type, param, code}}."""
+"""Errors in OpenAI's format: a status, and {"error": {message, type, param, code}}."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ TYPES = {
 
 
 class OpenAIError(Exception):
-    """A refusal or failure that goes to the client as it is."""
+    """An error that is sent to the client unchanged."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OpenAIError(Exception):
 
 
 def retry_after(seconds: float | None) -> dict[str, str]:
-    """The header of that name, in whole seconds; empty for None."""
+    """The Retry-After header, in whole seconds; empty for None."""
     return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
@@ -71,7 +71,7 @@ async def parsed(kind: type[B], request: Request, unions: Mapping[str, str] | No
 
 
 def from_engine(error: EngineError, names: Mapping[str, str] | None = None) -> OpenAIError:
-    """The HTTP form of what an engine raises. `names`: engine's field -> the field that the client wrote."""
+    """The HTTP form of an engine's error. `names`: the engine's field -> the client's name of it."""
     message, field = error.says.format(error), error.field
     if field is not None and (name := (names or {}).get(field)):
         if message.startswith((f"{field} ", f"{field}:")):
@@ -81,7 +81,7 @@ def from_engine(error: EngineError, names: Mapping[str, str] | None = None) -> O
 
 
 def of_stream(error: Exception, names: Mapping[str, str] | None = None) -> OpenAIError:
-    """What a stream that has begun ends with, when anything goes wrong."""
+    """The error that ends a stream which fails after it has begun."""
     if isinstance(error, EngineError):
         return from_engine(error, names)
     log.error("a stream failed", exc_info=error)
@@ -89,13 +89,13 @@ def of_stream(error: Exception, names: Mapping[str, str] | None = None) -> OpenA
 
 
 def from_body(error: ValidationError | BodyTooLarge, unions: Mapping[str, str] | None = None) -> OpenAIError:
-    """The OpenAI form of a body that cannot be read, naming the first bad field.
+    """The OpenAI form of an invalid body, naming the first bad field.
 
-    `unions`: what to say of a field that may be of several types, instead of one complaint for each.
+    `unions`: the message for a field that allows several types, instead of one error for each type.
     """
     if isinstance(error, BodyTooLarge):
         return OpenAIError(413, str(error), None, "request_too_large")
-    # A value that may be of several types gives one complaint for each: the one that got furthest tells most.
+    # A field that allows several types yields one error for each: the deepest one is the most specific.
     detail = max(error.errors(include_url=False, include_context=False), key=lambda e: len(e["loc"]))
     if detail["type"] == "json_invalid":
         return OpenAIError(400, f"The body of the request is not valid JSON: {detail['msg']}", None, "invalid_json")

@@ -1,4 +1,4 @@
-"""What /openapi.json says of a route that reads its body itself: `openapi_extra=json_body(ChatBody)`."""
+"""OpenAPI schemas for routes that read their bodies themselves: `openapi_extra=json_body(ChatBody)`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 Schema = Mapping[str, Any]
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
-"""`responses` of a route that answers whole or, with `stream`, as server-sent events."""
+"""`responses` of a route that answers in one piece or, with `stream`, as server-sent events."""
 
 
 def json_body(*kinds: type[BaseModel]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def query(fields: Mapping[str, Schema], required: Sequence[str] = ()) -> dict[st
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The model's JSON schema, whole: what it refers to is put in place of the reference."""
+    """The model's JSON schema with all references resolved in place."""
     schema = kind.model_json_schema()
     parts = schema.pop("$defs", {})
 

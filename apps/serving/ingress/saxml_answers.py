@@ -1,4 +1,4 @@
-"""Answers as the HTTP proxy before Saxml's model servers wrote them, with the keys of both of its generations."""
+"""Responses in the format of the HTTP proxy of Saxml's model servers, with the keys of both of its generations."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from apps.serving.ingress.openai_errors import retry_after
 
 
 class SaxmlJSON(JSONResponse):
-    """Indented by four, and a newline at the end."""
+    """JSON indented by four spaces, with a trailing newline."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, indent=4).encode() + b"\n"
@@ -21,5 +21,5 @@ def failure(message: str) -> dict[str, str]:
 
 
 def failed(message: str, status: int, retry_after_s: float | None = None) -> Response:
-    """A refusal or failure as an answer."""
+    """An error as a response."""
     return SaxmlJSON(failure(message), status, retry_after(retry_after_s))

@@ -92,7 +92,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index of an absent file": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00002.safetensors"}}'),
-        "model-00002.safetensors, named in the index, is missing",
+        "model-00002.safetensors is missing, but the index names it",
     ),
 }
 
