@@ -8,7 +8,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`app` and `build`, imported when asked for: a script that uses apps.llm.engine alone needs no Ray."""
+    """Import `app` and `build` on first use, so that scripts that only use apps.llm.engine need no Ray."""
     if name in ("app", "build"):
         from apps.llm.server import build
         from apps.serving.ingress.direct_ingress import prefer_direct_ingress

@@ -1,7 +1,7 @@
-"""Requests to a language model, what comes back, and what can go wrong.
+"""Types of requests to a language model, their results and their errors.
 
-The engine, the HTTP dialects and the batch driver share these types. No JAX here, so importing it is cheap for those
-that only read and write requests.
+The engine, the HTTP dialects and the batch driver share them. This module does not import JAX, so it is cheap to
+import for code that only reads and writes requests.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ __all__ = [
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pool = Literal["mean", "last"]
-"""Which tokens' hidden states make an embedding: all of them, or the last one's."""
+"""How hidden states become an embedding: the mean over all tokens, or the last token's."""
 
 MAX_CHOICES = 128  # answers of one request, or suffixes to score
 MAX_BIAS = 512  # logit_bias entries of one request
-TOP_LOGPROBS = 20  # alternatives reported at most, OpenAI's limit
+TOP_LOGPROBS = 20  # most alternatives reported for a token: OpenAI's limit
 
 _ids = itertools.count()
 
@@ -59,25 +59,25 @@ class PromptTooLong(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose a request is."""
+    """The owner of a request."""
 
     name: str = ANONYMOUS  # of its API key
-    address: str = ""  # of one without a key: by it they are told apart
-    background: bool = False  # takes places, pages and tokens of a step only where no other request wants them
+    address: str = ""  # tells callers without a key apart
+    background: bool = False  # gets slots, pages and tokens of a step only where no other request needs them
 
 
 ANYONE = Caller()
 CALLER: ContextVar[Caller] = ContextVar("CALLER", default=ANYONE)
-"""The caller of the requests that the present task makes. No dialect need know of it: `EngineModel` reads it."""
+"""The caller of the current task's requests. `EngineModel` reads it, so dialects need not pass it on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer is held to, beyond a single JSON schema.
+    """A grammar that an answer must follow, where a single JSON schema is not enough.
 
     Args:
         lark: the grammar in llguidance's dialect of Lark.
-        schemas: the JSON schemas in it, each with the field of the request that has it: for a message that names it.
+        schemas: the JSON schemas in it, each with its field of the request, which error messages name.
     """
 
     lark: str
@@ -86,10 +86,10 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to pick tokens, in OpenAI's terms plus vLLM's extensions. Checked by `Engine.submit`."""
+    """How to sample tokens, in OpenAI's terms plus vLLM's extensions. Checked by `Engine.submit`."""
 
     max_tokens: int | None = None  # None: as far as the context allows
-    within_context: bool = False  # the answer ends where its room ends, when max_tokens is more; else that is refused
+    within_context: bool = False  # if max_tokens exceeds the context, end the answer there; False: refuse the request
     min_tokens: int = 0  # no eos and no stop token before this many
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all
@@ -100,16 +100,16 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # on tokens of the answer so far, by count
     repetition_penalty: float = 1.0  # on tokens of prompt and answer (1: off)
     logit_bias: dict[int, float] = field(default_factory=dict)  # token id -> added to its logit
-    logprobs: int | None = None  # None: none; k: the chosen token's, and the k likeliest ones'
+    logprobs: int | None = None  # None: none; k: of the sampled token and the k likeliest ones
     n: int = 1
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_text: bool = False
     json_schema: str | dict[str, Any] | None = None  # a JSON schema; {} or "{}" means any JSON object
-    grammar: Grammar | None = None  # what the answer is held to; instead of json_schema
-    shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is part of the answer's
-    priority: int = 0  # of a caller's waiting requests the lowest goes first; of equals the one that came first
+    grammar: Grammar | None = None  # instead of json_schema: a grammar that the answer must follow
+    shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is included in the answer's
+    priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,11 @@ class TokenLogprob:
 
 
 class TokenScore(NamedTuple):
-    """How likely a given token is after those before it, by the model's own distribution."""
+    """A given token's log probability after the tokens before it, by the model's own distribution."""
 
     logprob: float
-    rank: int  # 1: no token is likelier
-    likeliest: int  # id of the likeliest token there
+    rank: int  # 1: the likeliest token
+    likeliest: int  # id of the likeliest token at this position
     likeliest_logprob: float
 
 
@@ -137,14 +137,14 @@ class PromptToken:
 
     token_id: int
     text: str
-    shown: int  # characters of it in the prompt's text: none of a special token's
-    score: TokenScore | None = None  # None: of the first, which nothing precedes
+    shown: int  # its characters in the prompt's text; 0 for a special token
+    score: TokenScore | None = None  # None for the first token, which has no context
     likeliest_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """News of one sequence of a request; `text` holds only what no stop string can take back."""
+    """New output of one sequence of a request. No stop string can remove any of `text` later."""
 
     index: int  # which of the request's n sequences
     text: str
@@ -153,17 +153,17 @@ class Output:
     finish_reason: FinishReason | None = None  # set once, in the sequence's last output
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     error: str | None = None  # with finish_reason "error": what went wrong
-    scores: tuple[TokenScore, ...] = ()  # of a scored suffix: each token's
-    embedding: np.ndarray | None = None  # of an embedded prompt: [hidden] float32, of length 1
+    scores: tuple[TokenScore, ...] = ()  # for a scored suffix: one for each token
+    embedding: np.ndarray | None = None  # for an embedded prompt: [hidden] float32, of length 1
 
     def raise_failure(self) -> None:
-        """Raises EngineStopped if the sequence ended before its answer did."""
+        """Raises EngineStopped if the sequence ended before its answer was complete."""
         if self.finish_reason == "error" or self.finish_reason == "abort":
             raise EngineStopped(self.error or "the request was aborted")
 
 
 class CallerUsage(Protocol):
-    """What a caller has and uses, as `fairness.admission` counts it."""
+    """Counts what a caller uses; see `fairness.admission.CallerState`."""
 
     def left_queue(self) -> None: ...
     def generated(self, tokens: int) -> None: ...
@@ -173,17 +173,17 @@ class CallerUsage(Protocol):
 class Generation:
     """A submitted request: iterate it (`for` in a thread, `async for` in an event loop) to read its outputs.
 
-    Of a request to score or embed, each sequence has just one output. Ends after each of the n sequences has sent its
-    `finish_reason`. Leaving early is `abort()`: the KV pages are free again within one step. Outputs of one step arrive
-    together; `drain()` takes all that wait. Who wants nothing before the end `wait()`s for it and then drains.
+    Iteration ends after each of the n sequences has sent its `finish_reason`. A sequence that is scored or embedded has
+    just one output. To stop early, call `abort()`: the KV pages are free within one step. Outputs of one step arrive
+    together; `drain()` takes all that are ready. To read only the complete result, call `wait()` and then `drain()`.
     """
 
     def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1, caller: Caller = ANYONE):
-        self.id = next(_ids)  # in the order of arrival
+        self.id = next(_ids)  # in order of arrival
         self.caller = caller
         self.usage: CallerUsage | None = None  # set by submit
         self.prompt_ids = tuple(prompt_ids)
-        self.params = params  # None: nothing is sampled, `n` suffixes are scored or a prompt is embedded
+        self.params = params  # None: nothing is sampled; `n` suffixes are scored, or a prompt is embedded
         self.n = n if params is None else params.n
         self.cached_tokens = 0  # prompt tokens whose KV pages were found in the prefix cache
         self.engine = None  # set by submit
@@ -194,7 +194,7 @@ class Generation:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver to an event loop."""
+        """Deliver outputs to an event loop."""
         self._loop, self._wake = loop, asyncio.Event()
 
     @property
@@ -206,7 +206,7 @@ class Generation:
         return self._open == 0
 
     def put(self, output: Output) -> None:
-        """Called by the engine's thread."""
+        """Add an output. Called by the engine's thread."""
         self._queue.put(output)
         if output.finish_reason is not None:
             self._running -= 1
@@ -216,12 +216,12 @@ class Generation:
                 self._ended.set()
 
     def wake(self) -> None:
-        """Called in the event loop after `put`s."""
-        assert self._wake is not None, "bind_loop comes before"
+        """Wake the reader. Called in the event loop after `put`s."""
+        assert self._wake is not None, "call bind_loop first"
         self._wake.set()
 
     def abort(self) -> None:
-        """Stop all of the request's sequences; safe from any thread, and after the end."""
+        """Stop all of the request's sequences. Thread-safe, and harmless after the end."""
         if self.engine is not None and not self.finished:
             self.engine.abort(self)
 
@@ -235,11 +235,11 @@ class Generation:
             yield self._take(self._queue.get())
 
     def wait(self) -> None:
-        """Until all of the request's outputs are there. The thread is woken once, not at each token."""
+        """Wait until the request has ended. The thread is woken once, not at each token."""
         self._ended.wait()
 
     def drain(self) -> list[Output]:
-        """All outputs that wait now, oldest first; may be empty."""
+        """All outputs that are ready, oldest first; may be empty."""
         outputs = []
         while True:
             try:
@@ -248,13 +248,13 @@ class Generation:
                 return outputs
 
     async def batches(self) -> AsyncIterator[list[Output]]:
-        """Outputs as they come, all that wait at once: one list a step, more when the reader is slower."""
+        """Outputs as they arrive, in lists of all that are ready: one list a step, or fewer if the reader is slower."""
         while self._open:
             outputs = self.drain()
             if outputs:
                 yield outputs
             else:
-                assert self._wake is not None, "bind_loop comes before"
+                assert self._wake is not None, "call bind_loop first"
                 await self._wake.wait()
                 self._wake.clear()
 
@@ -266,7 +266,7 @@ class Generation:
 
 @dataclass
 class CallerStats:
-    """What the callers of one name have; `tokens` and `refused` are totals since the engine started."""
+    """Usage of all callers of one name; `tokens` and `refused` are totals since the engine started."""
 
     requests: int = 0  # open
     waiting: int = 0  # sequences
@@ -289,14 +289,14 @@ class EngineStats:
     prefix_hit_tokens: int
     preemptions: int
     drafted_tokens: int
-    accepted_tokens: int  # of the drafted ones: those that were right
+    accepted_tokens: int  # drafted tokens that were right
     compiles_after_ready: int
     steps: int
-    step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle
+    step_running_s: float  # how long the current turn of the loop has been running; 0 when idle
 
     @classmethod
     def together(cls, parts: "list[EngineStats]") -> "EngineStats":
-        """Of several DP ranks. Compiles are the process's, the same for each."""
+        """Combine the stats of several DP ranks. Compiles are counted per process, so they are the same for each."""
         of_all = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(cls)}
         for name in ("compiles_after_ready", "step_running_s"):
             of_all[name] = max(getattr(part, name) for part in parts)

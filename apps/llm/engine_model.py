@@ -1,4 +1,4 @@
-"""A served language model: its engine, in this process, as the HTTP dialects see it."""
+"""A served language model: the asynchronous interface of its engine that the HTTP dialects use."""
 
 import asyncio
 import time
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from apps.llm.engine import Engine
 
 LONG_TEXT = 20_000
-"""Characters from which tokenizing takes long enough (milliseconds) to be kept off the event loop."""
+"""Texts longer than this, in characters, are tokenized off the event loop: they take milliseconds."""
 
 
 class EngineModel:
-    """What fails raises EngineError: RequestError (PromptTooLong) with its field, QueueFull or EngineStopped.
+    """One model and its engine. Methods raise EngineError: RequestError (PromptTooLong), QueueFull or EngineStopped.
 
-    Requests are those of the present task's CALLER.
+    Requests belong to the current task's CALLER.
     """
 
     def __init__(self, name: str, engine: "Engine", step_deadline_s: float):
@@ -44,30 +44,30 @@ class EngineModel:
         self.embedding_size = engine.embedding_size
         """Numbers in an embedding."""
         self.places = engine.config.max_batch_size
-        """Sequences that are computed at a time."""
+        """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._metrics = LanguageMetrics(name, engine.callers)
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
-        """Ids of a text, with the special tokens round a prompt or without any."""
+        """Token ids of a text; with `special`, including the special tokens of a prompt."""
         encode = self._engine.tokenizer.encode if special else self._engine.tokenizer.encode_suffix
         return await asyncio.to_thread(encode, text) if len(text) > LONG_TEXT else encode(text)
 
     async def decode(self, token_ids: Sequence[int], special: bool = False) -> str:
-        """The text of ids. Raises RequestError (field `tokens`) where one is not the model's."""
+        """The text of token ids. Raises RequestError (field `tokens`) if one is not in the vocabulary."""
         ids, decode = self._engine.checked("tokens", token_ids), self._engine.tokenizer.decode
         return await asyncio.to_thread(decode, ids, special) if len(ids) > LONG_TEXT else decode(ids, special)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Tokens as the vocabulary writes them."""
+        """The tokens' spelling in the vocabulary."""
         name = self._engine.tokenizer.fast.id_to_token
         return [name(token) or "" for token in token_ids]
 
     async def chat(self, request: ChatRequest) -> "tuple[list[int], Turn]":
-        """A chat's prompt as token ids, and what reads its answers.
+        """A chat's prompt as token ids, and the turn that reads its answers.
 
         Raises:
-            RequestError: the chat template refuses it, there is none, or it has no place for tools.
+            RequestError: the chat template rejects it, there is none, or it does not support tools.
         """
         length = sum(len(message["content"]) for message in request.messages)
         if length + sum(len(str(tool.parameters)) for tool in request.tools.tools) > LONG_TEXT:
@@ -91,9 +91,9 @@ class EngineModel:
         return EngineStream(generation, self._metrics, began)
 
     async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:
-        """Log probability of each token of each suffix, directly after the prefix. Cancelling frees what it holds.
+        """Log probability of each token of each suffix, directly after the prefix. Cancelling aborts the request.
 
-        A prefix is encoded as a prompt is; a suffix by itself, without special tokens: no token spans the boundary.
+        A prefix is encoded like a prompt; a suffix separately, without special tokens, so no token spans the boundary.
         """
         if isinstance(prefix, str):
             prefix = await self.encode(prefix)
@@ -106,7 +106,7 @@ class EngineModel:
         return [[score.logprob for score in output.scores] for output in outputs]
 
     async def prompt_tokens(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[PromptToken]]:
-        """How likely each token of each prompt is after those before it. Cancelling frees what is held.
+        """Score each token of each prompt after those before it. Cancelling aborts the requests.
 
         Args:
             params: of the request; see `Engine.submit_prompt_scores`.
@@ -138,8 +138,8 @@ class EngineModel:
     async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool) -> list[np.ndarray]:
         """A vector of length 1 for each prompt, `[embedding_size]` float32: mean or last hidden state.
 
-        Many prompts are no reason for a 429: only the first is refused when the queue is full, the others wait for
-        room. Cancelling frees what is held.
+        A long list of prompts does not by itself cause a 429: QueueFull is raised only for the first prompt, the others
+        wait for room. Cancelling aborts the requests.
         """
         at_once, loop = self._engine.config.max_batch_size, asyncio.get_running_loop()
         open_: deque[Generation] = deque()
@@ -175,7 +175,7 @@ class EngineModel:
         return self._engine.stats()
 
     def card(self) -> dict[str, Any]:
-        """As OpenAI lists models."""
+        """The model's entry in OpenAI's list of models."""
         facts = {"id": self.name, "object": "model", "created": self.created, "owned_by": "podslice"}
         return facts | {"max_model_len": self.max_model_len}
 
@@ -198,7 +198,7 @@ Models = Mapping[str, EngineModel]
 
 
 async def _whole(generation: Generation) -> list[Output]:
-    """All outputs; aborts what is unread when it is cancelled. Raises EngineStopped."""
+    """All outputs. Aborts the request if cancelled. Raises EngineStopped."""
     outputs: list[Output] = []
     try:
         async for output in generation:
@@ -215,7 +215,7 @@ def _abort_unread(submitted: "asyncio.Future[Generation]") -> None:
 
 
 class EngineStream:
-    """A Generation whose reader's waiting times are measured. Whoever leaves it before its end calls `abort()`."""
+    """A Generation that measures its latencies. Call `abort()` to stop reading before its end."""
 
     def __init__(self, generation: Generation, metrics: LanguageMetrics, began: float):
         self._generation, self._metrics, self._began = generation, metrics, began
@@ -227,7 +227,7 @@ class EngineStream:
         return self._generation.cached_tokens
 
     async def batches(self) -> AsyncIterator[list[Output]]:
-        """All outputs that wait, oldest first: one list a step; ends when each of the n answers has ended.
+        """Lists of all outputs that are ready, oldest first, one list a step, until each of the n answers has ended.
 
         Raises:
             EngineStopped: the engine has failed, or the request was aborted.
@@ -248,5 +248,5 @@ class EngineStream:
             self._metrics.observe("tpot", (last - first) / (tokens / answers - 1))
 
     def abort(self) -> None:
-        """Frees the request within one step; safe after its end."""
+        """Abort the request; it ends within one step. Harmless after its end."""
         self._generation.abort()

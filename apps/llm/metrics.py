@@ -13,7 +13,7 @@ class CallerMetrics:
     """The metrics of each caller, by the name of its key.
 
     Args:
-        stats: by name.
+        stats: returns each caller's stats by name.
     """
 
     def __init__(self, model: str, stats: Callable[[], Mapping[str, CallerStats]]):

@@ -1,4 +1,4 @@
-"""The Serve deployment: one replica is one engine and the HTTP dialects in front of it."""
+"""The Serve deployment: each replica is an engine with the HTTP dialects in front of it."""
 
 from fastapi import FastAPI
 from ray import serve
@@ -14,15 +14,15 @@ from ray_configs.llm import LLMConfig
 
 
 def build(config: LLMConfig) -> serve.Application:
-    """The application for one config. `serve run` and Serve's YAML pass their arguments through LLMConfig.
+    """Build the application of a config. `serve run` and Serve's YAML pass their arguments through LLMConfig.
 
-    Importing this is cheap for the one who deploys: JAX and the engine load inside the replica.
+    Importing this module is cheap: JAX and the engine are imported only in the replica.
 
     Raises:
-        ValueError: a slice that Ray can't place.
+        ValueError: Ray cannot place the config's slice.
     """
     if config.spans_hosts and config.slice.ray_refusal is not None:
-        raise ValueError(f"slice {config.slice} cannot be a replica's: {config.slice.ray_refusal}")
+        raise ValueError(f"slice {config.slice} cannot be used by a replica: {config.slice.ray_refusal}")
     return bound(LLMServer, config)
 
 
@@ -48,7 +48,7 @@ class LLMServer(EngineServer):
         return http_app(models, keys, self._stored_responses, self._kept)
 
     async def check_health(self) -> None:
-        """Raises when the engine's loop or a host of its slice is dead or stuck; the third time Serve replaces it."""
+        """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""
         if self._hosts is not None:
             await self._hosts.check()
         await super().check_health()

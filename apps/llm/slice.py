@@ -1,15 +1,15 @@
-"""A replica's TPU slice of several hosts: one actor on each, and the executor over them.
+"""A replica's multi-host TPU slice: one actor on each host, and the executor over them.
 
-    SliceHosts.start(config)   reserves a slice, starts an actor on every host of it
-    Engine.load(config, hosts) is the engine that a single host has, too: only its executor differs
-    await hosts.check()        tells a dead or hanging host from a well one
+    SliceHosts.start(config)   reserves a slice and starts an actor on each of its hosts
+    Engine.load(config, hosts) loads the same engine as on a single host; only the executor differs
+    await hosts.check()        raises if a host is dead or hangs
     hosts.close()              gives the slice back
 
-The replica's own process has no chip and needs none. It fails as a whole: as soon as one host dies, hangs or errs,
-every open request gets an error, all hosts are killed and the slice is given back; Serve then makes a new replica,
-which takes any free slice. A slice of which a host is drained is given up likewise, but requests that have begun end
-first. Nothing outlives the replica, however it ends: the groups and the actors belong to its actor, and each host's
-process exits when its connection to the replica closes.
+The replica's own process has no chip and needs none. The slice fails as a whole: as soon as one host dies, hangs or
+fails, every open request gets an error, all hosts are killed and the slice is given back. Serve then starts a new
+replica, which takes any free slice. If a host is being drained, the slice is given up too, but requests that have begun
+may finish first. Nothing outlives the replica, however it ends: its actor owns the placement groups and the host
+actors, and each host's process exits when its connection to the replica closes.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("podslice")
 
 ACTORS_S = 300
-"""For the actors of a reserved slice to start; images are on the hosts by then."""
+"""For the actors of a reserved slice to start; the hosts have pulled the images by then."""
 SILENCE_S = 10
-"""A host that answers no ping for this long hangs."""
+"""A host that answers no ping for this long counts as hanging."""
 LOOK_PERIOD_S = 1.0
-"""Between two looks at which hosts are being drained."""
+"""Time between two checks for hosts that are being drained."""
 
 
 def load_engine(config: LLMConfig) -> "tuple[Engine, SliceHosts | None]":
-    """The config's engine on the devices that this process sees, or on those of a slice of several hosts.
+    """Load the config's engine on this process's devices, or on those of a multi-host slice.
 
-    For `apps.serving.replica.host`: it imports JAX.
+    Call it through `apps.serving.replica.host`, because it imports JAX.
     """
     from apps.llm.engine import Engine
 
@@ -64,10 +64,10 @@ def load_engine(config: LLMConfig) -> "tuple[Engine, SliceHosts | None]":
 
 
 class SliceHost:
-    """The actor on one host. Its main thread only answers; the steps have their own."""
+    """The actor on one host. Its main thread only answers calls; steps run in other threads."""
 
     def meeting_point(self) -> str:
-        """Where the hosts' JAX processes can find each other; asked of host 0."""
+        """The coordinator address for the hosts' JAX processes; called on host 0."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
@@ -75,10 +75,10 @@ class SliceHost:
     def work(
         self, leader: tuple[str, int], secret: bytes, config: LLMConfig, coordinator: str, rank: int, hosts: int
     ) -> str:
-        """Begin to load, and then to obey the engine at `leader`. Returns TPU_WORKER_ID, for the caller to compare."""
+        """Start loading, and then running the calls of the engine at `leader`. Returns TPU_WORKER_ID, to be checked."""
         logging.basicConfig(format=f"host {rank}: %(message)s")
         log.setLevel(logging.INFO)
-        # Must be known before jax is imported; the emulation's hosts come with a choice of their own.
+        # Must be set before jax is imported; the emulation's hosts have it set already.
         os.environ.setdefault("JAX_PLATFORMS", "tpu,cpu")
         from apps.llm.engine.parallel import worker
 
@@ -94,7 +94,7 @@ class SliceHost:
         return os.environ.get("TPU_WORKER_ID", "")
 
     def node(self) -> str:
-        """Ray's id of the host."""
+        """The host's Ray node id."""
         return ray.get_runtime_context().get_node_id()
 
     def ping(self) -> int:
@@ -102,18 +102,18 @@ class SliceHost:
 
 
 class SliceHosts:
-    """All hosts of one slice, for one replica. A `DevicePlace` for `Engine.load`. See the module's head."""
+    """All hosts of one slice, for one replica. A `DevicePlace` for `Engine.load`."""
 
     def __init__(self, reservation: ReservedSlice, actors: list[Any]):
         self.slice_name = reservation.slice_name
         self._reservation, self._actors = reservation, actors
-        self._slice: SliceWorkers | None = None  # once the hosts have come
+        self._slice: SliceWorkers | None = None  # set once the hosts have connected
         self._draining: list[int] = []
         self._closing, self._closed = threading.Lock(), threading.Event()
 
     @classmethod
     def start(cls, config: LLMConfig) -> "SliceHosts":
-        """Takes minutes: waits for a free slice, and for the actors. Not for an event loop.
+        """Reserve a slice and start its actors. Blocks for minutes, so do not call it in an event loop.
 
         Raises:
             RuntimeError, TimeoutError: a host did not start; the slice is given back.
@@ -167,18 +167,18 @@ class SliceHosts:
 
     @property
     def _here(self) -> "SliceWorkers":
-        assert self._slice is not None, "the hosts have come before anything is loaded"
+        assert self._slice is not None, "the hosts must connect before anything is loaded"
         return self._slice
 
     # -- health and end -----------------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """Pings every host at once.
+        """Ping all hosts at the same time.
 
         Raises:
-            RuntimeError: one is dead or silent, or the slice has failed before. Open requests have their errors by
-                then: the engine is told first. Or one is being drained: open requests may end as they would, but the
-                slice is lost after that, and new ones belong elsewhere.
+            RuntimeError: a host is dead or silent, or the slice has failed before; open requests have already got
+                their errors, because the engine is told first. Or a host is being drained; open requests may finish,
+                but new ones must go elsewhere, because the slice is about to be lost.
         """
         if self._here.failure is None:
             pings = [asyncio.ensure_future(_answer(actor)) for actor in self._actors]
@@ -192,16 +192,16 @@ class SliceHosts:
         if self._here.failure is not None:
             raise RuntimeError(f"slice {self.slice_name}: {self._here.failure}")
         if self._draining:
-            raise RuntimeError(f"slice {self.slice_name} is about to go: its hosts {self._draining} are being drained")
+            raise RuntimeError(f"slice {self.slice_name} is going away: its hosts {self._draining} are being drained")
 
     def _watch(self, nodes: list[str]) -> None:
         while not self._closed.wait(LOOK_PERIOD_S):
-            with contextlib.suppress(Exception):  # the head is away for a moment
+            with contextlib.suppress(Exception):  # the head may be unreachable for a moment
                 going = private_ray.draining_nodes()
                 self._draining = [rank for rank, node in enumerate(nodes) if node in going]
 
     def close(self) -> None:
-        """Ends the hosts and gives the slice back. Safe more than once and from any thread."""
+        """Stop the hosts and give the slice back. Idempotent and thread-safe."""
         if self._slice is None:
             self._release()
         else:
@@ -224,7 +224,7 @@ async def _answer(actor: Any) -> int:
 def _owner() -> str:
     """The deployment that this replica belongs to: `SERVE_REPLICA::app#deployment#id` without the replica's own id.
 
-    Of an actor without a name, such as Ray Data's, its own id; it keeps that through restarts."""
+    For an actor without a name, such as Ray Data's, its actor id, which it keeps through restarts."""
     context = ray.get_runtime_context()
     name = context.get_actor_name() or context.get_actor_id() or "script"
     return name.rsplit("#", 1)[0]

@@ -1,13 +1,13 @@
-"""Taking one whole TPU slice of several hosts out of a Ray cluster, and giving it back.
+"""Reserves a whole multi-host TPU slice in a Ray cluster, and gives it back.
 
-Worker 0 of a slice has a resource that no other host has, `TPU-<pod type>-head`. Whoever holds it has the slice: a
-placement group for that, and one for the chips of all hosts, last as long as the reservation, and go with the actor
-that made them, however it ends.
+Worker 0 of a slice has a resource that no other host has, `TPU-<pod type>-head`. The process that holds it owns the
+slice. A placement group for that resource and one for the chips of all hosts last as long as the reservation; Ray
+removes them with the actor that created them, however it ends.
 
-While no slice is free, a wish is all that Ray's autoscaler sees of who waits: one placement group of so many hosts with
-so many chips, each on its own. The autoscaler adds hosts for a group all at once, which is how a slice must be asked
-for, and everyone who waits has one, whatever others wait for. As soon as Ray has placed it there are hosts enough, if
-not all of one slice: then it is removed, and one of the whole slices taken.
+While no slice is free, each waiting process asks Ray's autoscaler for one with a request: a placement group of as many
+hosts and chips as a slice has, each bundle on its own host. The autoscaler adds all hosts of a group at once, which is
+how slices must be provisioned. Once Ray has placed the group there are enough hosts, though not necessarily all of one
+slice: so the request is removed, and one of the whole slices is taken.
 """
 
 import logging
@@ -30,12 +30,12 @@ from ray_configs.tpu import TpuSlice
 log = logging.getLogger("podslice")
 
 PLACING_S = 30
-"""For Ray to place groups on a slice that looked free; longer than that, somebody else was quicker."""
+"""For Ray to place groups on a slice that looked free. If it takes longer, another process has taken the slice."""
 LOOK_PERIOD_S = 1.0
-CONTENT_S = 10.0
-"""After a wish was placed, until there is another: others remove theirs meanwhile, and slices become whole."""
+REQUEST_PAUSE_S = 10.0
+"""Time between a placed request and the next one. Meanwhile others remove theirs, and slices become whole."""
 REPLACED_S = 900.0
-"""Within which a lost slice's hosts are there again, or at least asked for: their Pods' grace, and a dead machine's."""
+"""Time within which a lost slice's hosts are back, or at least requested: covers grace periods of Pods and machines."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Slices:
     free: tuple[str, ...] = ()
     busy: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    """Miss hosts that were not given back: whoever keeps the slices makes these anew without being asked."""
+    """Slices that lack hosts which nobody gave back: the operator or autoscaler replaces these on its own."""
 
 
 def slices(wanted: TpuSlice) -> Slices:
-    """What there is now. A slice that misses a host is neither free nor busy.
+    """The cluster's slices of this kind. A slice that lacks a host is neither free nor busy.
 
-    Ray's own count, get_num_ready_tpu_slices, takes a host without a single free chip for a free one.
+    Ray's own count, get_num_ready_tpu_slices, treats a host without a single free chip as free.
     """
     there: dict[str, list[RayNode]] = defaultdict(list)
     gone: dict[str, dict[str, RayNode]] = defaultdict(dict)
@@ -61,7 +61,7 @@ def slices(wanted: TpuSlice) -> Slices:
         if host.alive and host.id not in draining:
             there[name].append(host)
         else:
-            gone[name][host.labels.get(TPU_WORKER_ID, "")] = host  # the last one of many
+            gone[name][host.labels.get(TPU_WORKER_ID, "")] = host  # the latest one, if several
     left = private_ray.free_resources()
     free, busy = [], []
     for name, hosts in there.items():
@@ -75,7 +75,7 @@ def slices(wanted: TpuSlice) -> Slices:
 
 
 def _is_lost(gone: list[RayNode], there: list[RayNode], wanted: TpuSlice) -> bool:
-    """Whether a slice whose last hosts are `gone` will come again by itself, and none of the next one's is there."""
+    """Whether a slice that lost the hosts `gone` will be replaced on its own and no host of its successor is up."""
     end = max(host.ended for host in gone)
     return (
         len(there) != wanted.hosts
@@ -86,7 +86,7 @@ def _is_lost(gone: list[RayNode], there: list[RayNode], wanted: TpuSlice) -> boo
 
 
 def _hosts(wanted: TpuSlice) -> list[RayNode]:
-    """Those of such slices, also dead ones, as far as Ray remembers them: in the order in which they ended."""
+    """Hosts of such slices, including the dead ones that Ray remembers, in the order in which they ended."""
     ours = [node for node in private_ray.nodes() if node.labels.get(TPU_POD_TYPE) == wanted.ray_pod_type]
     fitting = (node for node in ours if not node.alive or node.tpus == wanted.chips_per_host)
     return sorted(fitting, key=lambda node: node.ended)
@@ -102,16 +102,16 @@ class ReservedSlice:
     _head: PlacementGroup
 
     def release(self) -> None:
-        """Whatever runs on the slice's chips is killed. Safe more than once."""
+        """Give the slice back, which kills whatever runs on its chips. Idempotent."""
         self._slice.shutdown()
         remove_placement_group(self._head)
 
 
 def reserve(wanted: TpuSlice, owner: str) -> ReservedSlice:
-    """Waits, for as long as it takes, until a whole slice is free, and takes it.
+    """Wait, for as long as it takes, until a whole slice is free, and reserve it.
 
     Args:
-        owner: marks the groups, in Ray's state and dashboard, as one replica's of many that want such slices.
+        owner: identifies the deployment in the groups' names, in Ray's state and dashboard.
     """
     waiting = Waiting(wanted, owner)
     try:
@@ -123,27 +123,27 @@ def reserve(wanted: TpuSlice, owner: str) -> ReservedSlice:
 
 
 class Waiting:
-    """One who waits for a slice, and perhaps has a wish."""
+    """A process's wait for a slice, with its request to the autoscaler, if it has made one."""
 
     def __init__(self, wanted: TpuSlice, owner: str):
         self._wanted, self._owner = wanted, owner
-        self._asks = os.environ.get(SLICES_KEPT) != "1"
-        self._wish: PlacementGroup | None = None
-        self._asks_from = self._told = 0.0
+        self._may_request = os.environ.get(SLICES_KEPT) != "1"
+        self._request: PlacementGroup | None = None
+        self._request_from = self._told = 0.0
 
     def look(self) -> ReservedSlice | None:
-        """Takes a slice if one is free; else asks for one, unless it comes anyway."""
-        if self._wish is not None and placement_group_table(self._wish)["state"] == "CREATED":
+        """Take a slice if one is free; otherwise request one, unless a lost one is being replaced."""
+        if self._request is not None and placement_group_table(self._request)["state"] == "CREATED":
             self.end()
-            self._asks_from = time.monotonic() + CONTENT_S
+            self._request_from = time.monotonic() + REQUEST_PAUSE_S
         now = slices(self._wanted)
         if now.free:
-            # The slice that this process is on, if it is free: then nothing else's death is this replica's.
+            # Prefer the slice that this process is on: then no other slice's failure can kill this replica.
             own = os.environ.get("TPU_NAME", "")
             return _take(self._wanted, own if own in now.free else random.choice(now.free), self._owner)
-        # A lost slice comes back by itself. Asked for meanwhile, there would be two.
-        if self._asks and self._wish is None and not now.lost and time.monotonic() >= self._asks_from:
-            self._wish = _wish(self._wanted, self._owner)
+        # A lost slice is replaced on its own. A request in the meantime would add a second one.
+        if self._may_request and self._request is None and not now.lost and time.monotonic() >= self._request_from:
+            self._request = _request_slice(self._wanted, self._owner)
         if time.monotonic() - self._told > 60:
             self._told = time.monotonic()
             busy, lost = len(now.busy), len(now.lost)
@@ -151,13 +151,13 @@ class Waiting:
         return None
 
     def end(self) -> None:
-        """Takes the wish back, if there is one."""
-        if self._wish is not None:
-            remove_placement_group(self._wish)
-            self._wish = None
+        """Remove the request, if there is one."""
+        if self._request is not None:
+            remove_placement_group(self._request)
+            self._request = None
 
 
-def _wish(wanted: TpuSlice, owner: str) -> PlacementGroup:
+def _request_slice(wanted: TpuSlice, owner: str) -> PlacementGroup:
     return placement_group(
         [{"TPU": wanted.chips_per_host}] * wanted.hosts,
         strategy="STRICT_SPREAD",
@@ -167,16 +167,16 @@ def _wish(wanted: TpuSlice, owner: str) -> PlacementGroup:
 
 
 def give_back_all(owner: str) -> None:
-    """Gives back all that was reserved in this owner's name.
+    """Give back everything that was reserved in this owner's name.
 
-    For an actor that Ray restarts under the same id: Ray removes an actor's groups when it is dead for good, so what
-    its last process held would stay held, and a restarted one could wait for its own slice for ever.
+    For an actor that Ray restarts under the same id: Ray removes an actor's groups only when it is dead for good, so a
+    restarted actor could wait forever for the slice that its previous process reserved.
     """
     private_ray.remove_placement_groups(f"podslice:{owner}:")
 
 
 def _take(wanted: TpuSlice, name: str, owner: str) -> ReservedSlice | None:
-    """That very slice; None: it could not be had in time."""
+    """Reserve this slice; None if Ray could not place the groups in time."""
     label = f"podslice:{owner}:{uuid.uuid4().hex[:8]}"
     head = placement_group(
         [{wanted.ray_head_resource: 1}],
@@ -186,7 +186,7 @@ def _take(wanted: TpuSlice, name: str, owner: str) -> ReservedSlice | None:
     if not head.wait(PLACING_S):
         remove_placement_group(head)
         return None
-    # With the slice's name given, Ray looks for no head by itself: it would take any, one of a broken slice too.
+    # Given the slice's name, Ray does not pick a head itself: it might pick one of a broken slice.
     whole = slice_placement_group(
         topology=wanted.topology,
         accelerator_version=wanted.facts.ray_name,

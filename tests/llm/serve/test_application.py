@@ -59,7 +59,7 @@ def test_options_on_a_slice_that_scales():
 
 
 def test_a_slice_that_ray_cannot_place_is_refused_before_anything_starts():
-    with pytest.raises(ValueError, match="v3:4x4 cannot be a replica's: Ray's autoscaler does not know"):
+    with pytest.raises(ValueError, match="v3:4x4 cannot be used by a replica: Ray's autoscaler does not know"):
         build(LLMConfig(slice="v3:4x4"))
 
 
