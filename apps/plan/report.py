@@ -94,7 +94,7 @@ def add_row(to: Table, name: str, number: str, *values: float | None) -> None:
 
 
 def add_run_rows(to: Table, runs: Sequence[Run], over_least: Sequence[float] = ()) -> None:
-    """Adds the work and time of one run of each program; `over_least`: HBM traffic relative to the least possible."""
+    """Add rows with the work and time of one run of each program; `over_least`: HBM traffic over the least possible."""
     add_row(to, "TFLOP", ".3f", *(run.flops / 1e12 for run in runs))
     add_row(to, "GB to and from HBM", ".3f", *(run.hbm_bytes / 1e9 for run in runs))
     add_row(to, "  of it the attention kernel's, by hand", ".3f", *(run.kernel_hbm_bytes / 1e9 for run in runs))

@@ -109,4 +109,4 @@ def test_search_compiles_the_cheapest_and_prints_its_plan() -> None:
     assert plan.decode.hbm_over_least < 1.10
     assert plan.memory.total <= plan.memory.usable
     assert [entry.context for entry in plan.batches] == [128, 64, 32, 16]
-    assert all(c.chips >= chosen.chips for c in found.candidates if "dearer" in c.verdict)
+    assert all(c.chips >= chosen.chips for c in found.candidates if "more expensive" in c.verdict)

@@ -1,4 +1,4 @@
-"""The engine: takes requests, runs the loop, streams tokens.
+"""The engine: queues requests, runs the loop, streams tokens.
 
     from apps.llm.engine import Engine, SamplingParams
     engine = Engine.load("meta-llama/Llama-3.2-1B-Instruct")
@@ -6,11 +6,11 @@
         print(output.text, end="", flush=True)
 
 The life of a request:
-1. `submit`, in the caller's thread, checks it and queues it; a bad or hopeless one never gets further.
+1. `submit`, in the caller's thread, validates and queues it. An invalid request, or one that can never fit, fails here.
 2. The least busy DP rank takes it. Most replicas have one; see `parallel.layout`.
-3. That rank's loop, in a thread of its own, puts it into steps until it ends; see `loop`.
+3. That rank's loop, in its own thread, schedules it into steps until it ends; see `loop`.
 
-`submit_score` and `submit_embedding` queue prompts that are only read; their lives are the same; see `pooling`.
+`submit_score` and `submit_embedding` queue prompts without an answer, which take the same path; see `pooling`.
 """
 
 import random
@@ -82,8 +82,8 @@ class Engine:
         """How the model writes tool calls and reasoning."""
         self._arch = loops[0].executor.arch
         self.admission = Admission(config.callers, config.max_waiting)
-        """What each caller has and may have, over all DP ranks."""
-        self._places = threading.Lock()  # between looking for the least busy rank and giving it more
+        """Limits and usage of each caller, over all DP ranks."""
+        self._places = threading.Lock()  # held while choosing the least busy rank and queueing on it
 
     @classmethod
     def load(
@@ -98,27 +98,27 @@ class Engine:
         Args:
             config: a config, or just the model: a local folder, a hub id, an fsspec URL or a registered name.
             place: where the model's devices are; default: those that this process sees.
-            slice: the TPU slice that these are, if they are one: for choosing a layout.
-            settings: fields of EngineConfig, beside just the model: `Engine.load("google/gemma-2b", tiny=True)`.
+            slice: the TPU slice that the devices belong to, if any, for choosing a layout.
+            settings: fields of EngineConfig, if only a model is given: `Engine.load("google/gemma-2b", tiny=True)`.
 
         Raises:
-            CheckpointError, UnsupportedModel: the model cannot be read, or is of an unknown kind.
-            MemoryError: the KV cache would not hold a single longest sequence.
+            CheckpointError, UnsupportedModel: the model cannot be read, or its family is not supported.
+            MemoryError: the KV cache has no room for one sequence of the longest length.
             ValueError: the config does not fit the model or the machine.
         """
         if isinstance(config, str):
             config = EngineConfig(model=config, **settings)
         elif settings:
-            raise TypeError(f"settings beside a whole config: put {', '.join(settings)} into the config")
+            raise TypeError(f"settings next to a whole config: put {', '.join(settings)} into the config")
         use_compile_cache(config.compile_cache)
-        # On a slice of several hosts each reads its own part; here the config and the tokenizer are enough.
+        # On a multi-host slice each host reads its own part; here the config and the tokenizer are enough.
         model = Model.open(config, weights=place is None)
         place = place or ThisProcess()
         config = model.settle(config)
         max_len = model.max_len(config)
         chosen = layout.choose(config, model.arch, place.devices(config), slice)
         model = model.at_size(config, chosen.tensor)
-        # The tokenizer's imports and tables take as long as the weights: read both at once.
+        # The tokenizer's imports and tables take as long as the weights: load both in parallel.
         with ThreadPoolExecutor(1) as pool:
             words = pool.submit(_load_tokenizer, model)
             executors = place.load(config, model, chosen)
@@ -148,8 +148,8 @@ class Engine:
         """Queue a request and return at once. Read the result by iterating it (or, with `loop`, by `async for`).
 
         Raises:
-            RequestError: a value out of range, or a prompt that can never fit (PromptTooLong).
-            QueueFull: `max_waiting` requests wait already, or (LimitReached) the caller has what it may have.
+            RequestError: a value is out of range, or the prompt can never fit (PromptTooLong).
+            QueueFull: `max_waiting` requests are waiting, or the caller is at one of its limits (LimitReached).
             EngineStopped: the loop has ended.
         """
         params = params or SamplingParams()
@@ -169,7 +169,7 @@ class Engine:
             seq = Sequence(generation, index, limit, seed, list(prompt_ids), len(prompt_ids))
             seq.lockstep = matcher is not None
             answer = Answer(seq, self.tokenizer, self._arch, matcher)
-            if known is not None and not answer.penalized:  # penalties follow from the tokens before, on the device
+            if known is not None and not answer.penalized:  # penalties need token counts, which the device keeps
                 seq.drafter = Drafter(prompt_ids, known)
             answers.append((seq, answer))
         return self._queue(generation, answers, loop)
@@ -183,12 +183,12 @@ class Engine:
     ) -> Generation:
         """Queue the scoring of suffixes, each directly after the prefix; as `submit`, but with one output for each.
 
-        A prefix given as text is encoded as a prompt is, special tokens and all; a suffix without any, by itself: no
-        token spans the boundary. Texts of which one token would span it are better given as ids. The prefix is
-        computed once for all suffixes as far as the prefix cache has whole pages of it.
+        A text prefix is encoded like a prompt, with special tokens; a text suffix separately and without them, so no
+        token spans the boundary. Pass token ids if one should. The prefix is computed once for all suffixes, as far as
+        whole pages of it are in the prefix cache.
 
         Raises:
-            RequestError, QueueFull, EngineStopped: as `submit`; the fields are `prefix` and `suffix`.
+            RequestError, QueueFull, EngineStopped: as `submit`, with the fields `prefix` and `suffix`.
         """
         prefix_ids = self._ids_of("prefix", prefix)
         suffix_ids = [
@@ -210,7 +210,7 @@ class Engine:
         """Queue the scoring of a prompt's own tokens, all but the first; as `submit`, but with one output.
 
         Args:
-            params: of the request that it is the prompt of; only checked. `max_tokens` may be 0.
+            params: of the prompt's request, only to validate them. `max_tokens` may be 0.
 
         Raises:
             RequestError, QueueFull, EngineStopped: as `submit`.
@@ -239,32 +239,32 @@ class Engine:
         return self._queue(generation, [(task.seq, task)], loop)
 
     def _queue(self, generation: Generation, members: list[Member], loop: Any) -> Generation:
-        """To the least busy DP rank, if there is room."""
+        """Admit a request and queue it on the least busy DP rank."""
         if loop is not None:
             generation.bind_loop(loop)
         with self._places:
             self._raise_if_stopped()
             prompt = len(generation.prompt_ids)
-            tokens = prompt + sum(len(seq.tokens) - prompt for seq, _ in members)  # suffixes to score have more
+            tokens = prompt + sum(len(seq.tokens) - prompt for seq, _ in members)  # scored suffixes add more
             generation.usage = self.admission.admit(generation.caller, len(members), tokens)
             generation.engine = min(self.loops, key=lambda loop: loop.open)
             generation.engine.submit(members)
         return generation
 
     def generate(self, prompts: Ids[str | Ids[int]], params: SamplingParams | None = None) -> list[str]:
-        """The answers to many prompts, in their order: submit all (waiting when the queue is full), then read."""
+        """The answers to many prompts, in order: submits all (waiting while the queue is full), then reads them."""
         generations = [_patiently(self.submit, prompt, params) for prompt in prompts]
         return ["".join(part.text for part in _whole(generation) if part.index == 0) for generation in generations]
 
     def score(self, prefix: str | Ids[int], suffixes: Ids[str | Ids[int]]) -> list[list[float]]:
         """Log probability of each token of each suffix after the prefix, by the model's own distribution; see
-        `submit_score`. Saxml's score of a suffix is the sum of its tokens'."""
+        `submit_score`. Saxml's score of a suffix is their sum."""
         parts = _whole(_patiently(self.submit_score, prefix, suffixes))
         return [[score.logprob for score in part.scores] for part in sorted(parts, key=lambda part: part.index)]
 
     def embed(self, prompts: Ids[str | Ids[int]], pooling: Pool = "mean") -> np.ndarray:
-        """A vector of length 1 for each prompt, `[prompts, hidden]` float32: the model's hidden states after its final
-        norm, their mean over the prompt's tokens or that of the last one."""
+        """A vector of length 1 for each prompt, `[prompts, hidden]` float32: the hidden states after the final norm,
+        averaged over the prompt's tokens or of the last one."""
         generations = [_patiently(self.submit_embedding, prompt, pooling) for prompt in prompts]
         return np.stack([_whole(generation)[0].embedding for generation in generations])
 
@@ -280,39 +280,39 @@ class Engine:
         return self.tokenizer.encode_suffix(prompt), self.format.turn(request, prompt)
 
     def chat_prompt(self, messages: Ids[dict]) -> list[int]:
-        """Ids of a conversation, ready to submit; RequestError when the model's chat template refuses it."""
+        """Token ids of a conversation, ready to submit. Raises RequestError if the chat template rejects it."""
         return self.chat(ChatRequest(messages))[0]
 
     def callers(self) -> dict[str, CallerStats]:
-        """What the callers of each name have, and had since the start."""
+        """Usage of each caller name, current and since the start."""
         return self.admission.stats()
 
     def stats(self) -> EngineStats:
         return EngineStats.together([loop.stats() for loop in self.loops])
 
     def check(self, step_deadline_s: float = 60.0) -> None:
-        """Raises EngineStopped when a loop is dead, or has been in one step for longer than the deadline."""
+        """Raises EngineStopped when a loop is dead or one step has taken longer than the deadline."""
         for loop in self.loops:
             loop.check(step_deadline_s)
 
     def shutdown(self) -> None:
-        """End the loops; requests still open fail with an error that says so."""
+        """Stop the loops. Open requests fail with an error that says so."""
         for loop in self.loops:
             loop.shutdown()
 
     def _raise_if_stopped(self) -> None:
-        """With one DP rank gone the others may go on to the end of what they have; nothing new is taken."""
+        """When one DP rank has failed, the others finish their requests, but no new ones are accepted."""
         for loop in self.loops:
             loop.check_open()
 
     @property
     def embedding_size(self) -> int:
-        """Numbers in an embedding."""
+        """Length of an embedding vector."""
         return self._arch.hidden_size
 
     @property
     def _cache_tokens(self) -> int:
-        """That every DP rank's KV cache can hold."""
+        """Tokens that every DP rank's KV cache can hold."""
         return (min(loop.executor.pages for loop in self.loops) - 1) * self.config.page_size
 
     def _ids_of(self, field: str, text: str | Ids[int]) -> list[int]:
@@ -321,7 +321,7 @@ class Engine:
         return self.checked(field, text)
 
     def checked(self, field: str, token_ids: Ids[int]) -> list[int]:
-        """The ids, if all are the model's. Raises RequestError."""
+        """The ids as a list. Raises RequestError if one is not in the vocabulary."""
         ids = list(token_ids)
         if not all(isinstance(token, int) and 0 <= token < self._arch.vocab_size for token in ids):
             raise RequestError(field, f"{field}: token ids must be integers from 0 to {self._arch.vocab_size - 1}")
@@ -346,7 +346,7 @@ def _whole(generation: Generation) -> list[Output]:
 
 
 def _make_ready(executors: Ids[Executor[Any]], calibration: list[int]) -> None:
-    """Caches first: each DP rank takes its share of what memory is free. Then all compile at once."""
+    """Allocate the KV caches one by one, each from the memory still free, then compile on all DP ranks at once."""
     for executor in executors:
         executor.make_cache(calibration)
     with ThreadPoolExecutor(len(executors)) as pool:

@@ -1,9 +1,9 @@
-"""Cycles of the attention kernel's loops, read off the instructions that TPU's compiler made of it.
+"""Counts cycles of the attention kernel's loops in the instructions that the TPU compiler generated for it.
 
-The compiler's cost analysis does not look into a Pallas kernel. libtpu can write what it made of one: bundles of
-instructions, one a cycle, with the depth of the loop that each is in. How often a loop runs follows from the sequences:
-see `kernel`. Waiting for memory is not counted. libtpu takes the option as it is loaded, so a process of its own
-compiles the kernel, alone: `python -m apps.plan.llm.bundles`.
+The compiler's cost analysis does not look into a Pallas kernel. But libtpu can dump a kernel's instruction bundles, one
+a cycle, with the depth of the loop that each is in. `kernel` derives how often each loop runs from the sequences. Waits
+for memory are not counted. libtpu reads the dump option when it is loaded, so a separate process compiles the kernel
+alone: `python -m apps.plan.llm.bundles`.
 """
 
 import json
@@ -37,12 +37,12 @@ log = logging.getLogger("podslice")
 DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
 BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*(>*)\s*\{")
 PAGES = 64
-"""Of the cache: how many there are makes no difference to the instructions."""
+"""Pages of the cache; their number does not change the instructions."""
 TIMEOUT_S = 300
 
 
 def of_kernel(decoder: Decoder, kv_dtype: jnp.dtype, slice: TpuSlice, shape: StepShape) -> Loops | None:
-    """The kernel's loops in a step of this shape; None where there is no kernel, or libtpu does not tell: a warning."""
+    """The kernel's loops in a step of this shape; None without a kernel, or with a warning if there is no dump."""
     if not isinstance(decoder.impl, PallasAttention):
         return None
     spec = json.dumps(asdict(decoder.attention_spec(0)))
@@ -68,7 +68,7 @@ def _loops(slice: str, devices: int, spec: str, types: str, shape: str) -> Loops
 
 
 def parsed(text: str) -> Loops:
-    """The loops of a kernel's `final_bundles`. Where there is one block of queries, its loop is none.
+    """The loops in a kernel's `final_bundles`. A single block of queries has no loop around it.
 
     Raises:
         ValueError: the kernel has other loops.
@@ -76,12 +76,12 @@ def parsed(text: str) -> Loops:
     depths = Counter(len(found[1]) for found in map(BUNDLE.match, text.splitlines()) if found)
     deepest = max(depths, default=0)
     if deepest not in (2, 3):
-        raise ValueError(f"there are loops of depth {deepest} in it, not of 2 or 3")
+        raise ValueError(f"its deepest loop has depth {deepest}, not 2 or 3")
     return Loops(*(depths[depth] for depth in range(deepest - 2, deepest + 1)))
 
 
 def compile_kernel(slice: TpuSlice, devices: int, spec: AttentionSpec, types: list[str], shape: StepShape) -> None:
-    """Compiles the attention of one layer, for its side effect: what libtpu writes."""
+    """Compile the attention of one layer, for libtpu's dump."""
     mesh = topology.mesh(slice, "tensor", devices)
     impl = PallasAttention(devices, on_tpu=True)
     dtype, kv_dtype = map(jnp.dtype, types)

@@ -50,7 +50,7 @@ class Beside:
 def memory(
     shapes: Sequence[StepShape], decode: tuple[StepShape, MeasuredStep], most: MeasuredStep, usable: int
 ) -> Memory:
-    """Of an engine that compiles `shapes`, smallest first. Measured: the decode step among them, and the largest."""
+    """Memory of an engine that compiles `shapes`, smallest first, from figures for the decode step and the largest."""
     shape, step = decode
     return Memory(
         weights=step.weights,
@@ -64,10 +64,10 @@ def memory(
 
 
 def code_bytes(tokens: Sequence[int], decode_tokens: int, decode: float, most: float) -> float:
-    """Code of steps of so many tokens, from the decode step's and the largest's.
+    """Code size of all steps, interpolated between the decode step's and the largest's.
 
-    Between the two, code grows about with the logarithm of the tokens; a smaller step counts as the decode step. Held
-    against every step's own code in tests/plan/expected.
+    Between the two, code grows roughly with the logarithm of the tokens; smaller steps count as the decode step. Tested
+    against every step's own code size in tests/plan/expected.
     """
     span = math.log(tokens[-1] / decode_tokens)
 

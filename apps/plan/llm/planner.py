@@ -222,13 +222,13 @@ def _notes(
     notes = [f"The model's sizes are from {sized.source}."]
     if sized.layout.data > 1:
         notes.append(
-            f"{sized.layout.data} DP ranks, each over {sized.layout.tensor} devices; steps are "
-            f"of one copy and its share of the batch, {config.max_batch_size}."
+            f"{sized.layout.data} DP ranks, each over {sized.layout.tensor} devices; a step is one rank's, "
+            f"with its share of the batch, {config.max_batch_size}."
         )
     if len(layers) > 1:
         notes.append(
-            f"Programs of {layers[0]} and {layers[1]} layers were compiled; what {sized.arch.num_layers} need is "
-            "extrapolated, layer by layer (--whole compiles them all)."
+            f"Programs of {layers[0]} and {layers[1]} layers were compiled, and the figures for "
+            f"{sized.arch.num_layers} layers extrapolated from them (--whole compiles all)."
         )
     padding = _padding(sized, decode.kv_cache / sized.programs.pages)
     if padding > 1.01:
@@ -239,7 +239,7 @@ def _notes(
     if batch < config.max_batch_size:
         notes.append(
             f"There is room for {batch} sequences of {sized.context} tokens in each copy, not for its share of "
-            f"max_batch_size ({config.max_batch_size}); the decode step is reckoned with {batch}."
+            f"max_batch_size ({config.max_batch_size}); the decode step is computed with {batch}."
         )
     notes += core_notes(sized.workload.slice, cores)
     if peaks.cycles_per_s is None:
@@ -247,7 +247,7 @@ def _notes(
     if decode.kernels and peaks.cycles_per_s:
         asked = (decode.cycles_everything - decode.cycles) / peaks.cycles_per_s * 1e3
         notes.append(
-            "The decode step is of greedy requests; where any asks for sampling, penalties, biases and log "
+            "The decode step has greedy requests only. If any asks for sampling, penalties, biases and log "
             f"probabilities, the compiler's own estimate grows by {asked:.2f} ms."
         )
     return notes

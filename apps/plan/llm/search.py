@@ -38,7 +38,7 @@ class Found(Part):
     label: str = LABEL
     wanted_ms: float | None
     chosen: list[str] = Field(
-        description="the cheapest that fits and is quick enough; of each generation, if no prices"
+        description="the cheapest that fits and is fast enough; one of each generation if prices are missing"
     )
     candidates: list[Candidate] = Field(description="those that fit by arithmetic, cheapest first; then the others")
 
@@ -81,7 +81,7 @@ def search(workload: Workload, limits: Limits, tell: Callable[[str], None] = lam
     for candidate, there in fitting:
         group = "all" if priced else there.slice.generation
         if group in chosen:
-            why = "slower by arithmetic" if chosen[group] == candidate.slice else "dearer"
+            why = "slower by arithmetic" if chosen[group] == candidate.slice else "more expensive"
             tried.append(candidate.model_copy(update={"verdict": f"not compiled: {why} than the one chosen"}))
             continue
         tell(f"compiling for {candidate.slice}, data {candidate.data_parallel} x tensor {candidate.tensor_parallel}")
@@ -92,7 +92,7 @@ def search(workload: Workload, limits: Limits, tell: Callable[[str], None] = lam
     return Found(wanted_ms=limits.ms_per_token, chosen=list(chosen.values()), candidates=tried + refused)
 
 
-GOOD = "fits and is quick enough"
+GOOD = "fits and is fast enough"
 
 
 def layouts(arch: Architecture, limits: Limits) -> Iterator[tuple[TpuSlice, Devices, Layout]]:
@@ -152,7 +152,7 @@ def _by_arithmetic(workload: Workload, limits: Limits, layout: Layout, devices: 
 def _compiled(candidate: Candidate, workload: Workload, limits: Limits) -> Candidate:
     try:
         made = plan(workload)
-    except Exception as error:  # the compiler refuses some shapes; the next slice may do
+    except Exception as error:  # the compiler refuses some shapes; the next slice may work
         text = str(error).strip().splitlines()[0]
         return candidate.model_copy(update={"verdict": f"the compiler refuses: {text[:160]}"})
     verdict = GOOD

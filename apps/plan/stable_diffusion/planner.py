@@ -49,9 +49,9 @@ def find_configs(model: str) -> tuple[Configs, str]:
     try:
         checkpoint = Checkpoint(model)
         return {part: checkpoint.config(part) for part in checkpoint.components}, f"the checkpoint {model}"
-    except Exception as error:  # a remote file system raises what its client raises
+    except Exception as error:  # remote file systems raise their clients' own exceptions
         if name is not None:
-            return known.MODELS[name], f"what is known of {name}"
+            return known.MODELS[name], f"the table of published models, as {name}"
         raise CheckpointError(
             f"{error} To plan without the checkpoint, name a published model: {', '.join(known.MODELS)}"
         ) from error
@@ -198,10 +198,10 @@ def _rate(
 def _notes(workload: Workload, source: str, cores: int) -> list[str]:
     notes = [
         f"The model's sizes are from {source}.",
-        "Pictures are decoded one by one on each device, for a decoder's attention over many would be large; prompts "
-        "are encoded one by one, on all devices alike, and a prompt seen before is not encoded again.",
+        "Pictures are decoded one by one on each device, because the decoder's attention over many would be large; "
+        "prompts are encoded one by one on every device, and cached.",
     ]
     notes += core_notes(workload.slice, cores)
     if workload.config.dtype != "bfloat16":
-        notes.append(f"{workload.config.dtype} weights and activations: bfloat16 is what a TPU is quick with.")
+        notes.append(f"{workload.config.dtype} weights and activations: TPUs are faster with bfloat16.")
     return notes
