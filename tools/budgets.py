@@ -1,4 +1,4 @@
-"""Lines of Python in each room against its budget: `python -m tools.budgets`. Fails if one is over by more than 10 %.
+"""Checks each room's lines of Python against its budget: `python -m tools.budgets`. Fails at more than 10 % over.
 
 All lines count: code, comments, docstrings and blank ones. Tests, documentation and `tools/` itself are not counted.
 """
@@ -23,7 +23,7 @@ class Room:
     ceiling: int = 0
     """Temporary limit of a room that is over its budget. Lower it as the room shrinks; never raise it."""
     features: Mapping[str, int] = field(default_factory=dict)
-    """What came since the budget was set, and the lines that it is worth: they are on top."""
+    """Features added since the budget was set, and the lines that each adds to it."""
 
     @property
     def allowed(self) -> int:
@@ -85,7 +85,7 @@ def count_lines(path: str) -> int:
     """Lines of one file, or of all Python files under a folder.
 
     Raises:
-        FileNotFoundError: there is none; the room has probably moved, and its path in ROOMS is out of date.
+        FileNotFoundError: the path does not exist; the room has probably moved, and ROOMS is out of date.
     """
     where = ROOT / path
     if not where.exists():

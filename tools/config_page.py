@@ -81,7 +81,7 @@ def _model(model: type[BaseModel]) -> str:
 
 
 def fields(model: type[BaseModel]) -> dict[str, tuple[str, str, str]]:
-    """Name -> (type, default, docstring) of each field: the model's own first, those of all applications last."""
+    """Name -> (type, default, docstring) of each field: the model's own first, those of every application last."""
     found: dict[str, tuple[str, str, str]] = {}
     kinds = [kind for kind in reversed(model.__mro__) if kind.__module__.startswith("ray_configs")]
     for kind in sorted(kinds, key=lambda kind: kind is AppConfig):
@@ -90,7 +90,7 @@ def fields(model: type[BaseModel]) -> dict[str, tuple[str, str, str]]:
             if not (isinstance(statement, ast.AnnAssign) and statement.target.id in model.model_fields):
                 continue
             name = statement.target.id
-            if name == "kind":  # of a Kind: what dumps tell kinds apart by, and nobody writes
+            if name == "kind":  # a Kind's discriminator in dumps, which users do not write
                 continue
             doc = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
             default, bounds = _default(statement.value, inspect.getmodule(kind))

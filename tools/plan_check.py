@@ -1,9 +1,9 @@
-"""Holds what the TPU compiler says of our programs against what is committed: `python -m tools.plan_check [NAME ...]`.
+"""Compares the TPU compiler's figures for our programs with those committed: `python -m tools.plan_check [NAME ...]`.
 
-Every step of the catalog's language models is compiled for its slice without a TPU; a model of many layers is
-extrapolated from two short ones. tests/plan/expected/ has, for each, what one run of a step holds, moves and costs on a
-device; less is better. A number that grew by more than 2 % fails. --write makes the expectations anew: their diff is
-what a change did.
+Compiles every step of the catalog's language models for its slice, without a TPU; a model of many layers is
+extrapolated from two short ones. tests/plan/expected/ has the memory, traffic and cost of one run of each step on a
+device; less is better. A number that grew by more than 2 % fails. --write regenerates the expectations; their diff
+shows the effect of a change.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: a TPU that is here stays free
+os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported, so that it does not take a local TPU
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from apps.llm.engine.step import StepShape
@@ -33,17 +33,17 @@ from ray_configs.tpu.peaks import Peaks
 EXPECTED = Path(__file__).parents[1] / "tests" / "plan" / "expected"
 SPARE = 1.02
 TIMED = "compile_s"
-"""Of the machine that wrote it; shown, not judged."""
+"""Depends on the machine, so it is shown but not compared."""
 Program = Mapping[str, float]
 Tell = Callable[[str], None]
 
 
 class NotComparable(Exception):
-    """Why, and what to do."""
+    """The figures cannot be compared; the message says why and what to do."""
 
 
 def cases() -> dict[str, LLMConfig]:
-    """What is held, by name. No images: their UNets take the compiler up to ten minutes each."""
+    """The configs to check, by name. No Stable Diffusion: its UNets take up to ten minutes each to compile."""
     llama = llama3_8b_v5e.service.applications[0].config
     int8 = {"quantize_weights": "int8", "quantize_kv_cache": "int8"}
     return {
@@ -56,7 +56,7 @@ def cases() -> dict[str, LLMConfig]:
 
 
 def compiled(config: LLMConfig, tell: Tell) -> Iterator[tuple[str, Program]]:
-    """Each step's name and numbers."""
+    """Compile each step; yields its name and figures."""
     slice = config.slice
     assert slice is not None
     engine = EngineConfig(**{field: getattr(config, field) for field in EngineConfig.model_fields})
@@ -77,7 +77,7 @@ def compiled(config: LLMConfig, tell: Tell) -> Iterator[tuple[str, Program]]:
 
 
 def _sequences(shape: StepShape, context: int) -> list[tuple[int, int]]:
-    """What the step is worked out for: as many whole sequences that decode as it can have, or prompts that fill it."""
+    """The step's workload: as many decoding sequences of full length as it can have, or prompts that fill it."""
     if shape.tokens == shape.seqs:
         return [(1, context)] * shape.seqs
     prompt = min(shape.tokens, context)
@@ -85,7 +85,7 @@ def _sequences(shape: StepShape, context: int) -> list[tuple[int, int]]:
 
 
 def numbers(measured: MeasuredStep, kernel: KernelCost, slice: TpuSlice) -> dict[str, float]:
-    """Of one run on one device, to four digits. The kernel's share in bytes and operations is worked out by hand."""
+    """Figures for one run on one device, to four digits. The kernel's bytes and operations are analytic."""
     peaks = Peaks.of(slice, len(topology.devices(slice)))
     by_hand = replace(kernel, cycles=0)
     exact = {
@@ -109,10 +109,10 @@ def numbers(measured: MeasuredStep, kernel: KernelCost, slice: TpuSlice) -> dict
 
 
 def compare(expected: Mapping[str, Program], found: Mapping[str, Program]) -> tuple[list[str], bool]:
-    """What changed, a line each, and whether anything is worse. Times of compiling are not compared."""
+    """The changes, one a line, and whether anything got worse. Compile times are not compared."""
     lines, worse = [], False
     for name in sorted(expected.keys() ^ found.keys()):
-        lines.append(f"{name}: {'is not expected' if name in found else 'is not compiled any more'}")
+        lines.append(f"{name}: {'is not expected' if name in found else 'is no longer compiled'}")
         worse = True
     for name in (name for name in found if name in expected):
         for quantity in sorted(expected[name].keys() | found[name].keys()):
@@ -127,7 +127,7 @@ def compare(expected: Mapping[str, Program], found: Mapping[str, Program]) -> tu
 
 
 def compiler() -> str:
-    """Raises NotComparable: it is not installed."""
+    """The compiler's version. Raises NotComparable if it is not installed."""
     try:
         return f"jax {version('jax')}, libtpu {version('libtpu')}"
     except PackageNotFoundError as error:
@@ -135,14 +135,14 @@ def compiler() -> str:
 
 
 def expected(name: str) -> dict[str, Program]:
-    """Raises NotComparable: there are no expectations, or another compiler made them."""
+    """The committed figures. Raises NotComparable if there are none, or another compiler made them."""
     file = EXPECTED / f"{name}.json"
     if not file.exists():
         raise NotComparable(f"there is no {file}: make it with --write {name}")
     content = json.loads(file.read_text())
     if content["compiler"] != compiler():
         raise NotComparable(
-            f"{file} is of {content['compiler']}, and this is {compiler()}: install those, or --write all anew first"
+            f"{file} is for {content['compiler']}, but this is {compiler()}: install those, or --write all first"
         )
     return content["programs"]
 
@@ -150,12 +150,12 @@ def expected(name: str) -> dict[str, Program]:
 def main() -> int:
     every = cases()
     parser = argparse.ArgumentParser(prog="python -m tools.plan_check", description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(every)}; default: all")
-    parser.add_argument("--write", action="store_true", help="make the expectations anew")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(every)}; default: all")
+    parser.add_argument("--write", action="store_true", help="regenerate the expectations")
     parser.add_argument("--list", action="store_true", help="print the names")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in every]:
-        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(every)}")
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(every)}")
 
     if arguments.list:
         print("\n".join(every))

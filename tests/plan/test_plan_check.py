@@ -35,7 +35,7 @@ def test_what_grew_is_worse_and_what_shrank_is_said() -> None:
     )
     lines, worse = compare(before, {"decode": before["decode"] | {"spilled": 1.0}, "verify": {"hbm_mb": 1.0}})
     assert worse and lines == [
-        "prefill: is not compiled any more",
+        "prefill: is no longer compiled",
         "verify: is not expected",
         "decode: spilled 0 -> 1  WORSE",
     ]
@@ -70,14 +70,14 @@ def test_expectations_of_another_compiler_are_not_compared(tmp_path: Path, monke
     with pytest.raises(checking.NotComparable, match="make it with --write llama3_8b_v5e"):
         checking.expected("llama3_8b_v5e")
     (tmp_path / "llama3_8b_v5e.json").write_text('{"compiler": "jax 0.1, libtpu 0.0.1", "programs": {}}')
-    with pytest.raises(checking.NotComparable, match=r"is of jax 0.1, libtpu 0.0.1, and this is jax"):
+    with pytest.raises(checking.NotComparable, match=r"is for jax 0.1, libtpu 0.0.1, but this is jax"):
         checking.expected("llama3_8b_v5e")
 
 
 def test_a_name_that_is_none_is_refused() -> None:
     done = plan_check("llama")
     assert done.returncode == 2
-    assert "there is no llama; there are llama3_8b_v5e, " in done.stderr
+    assert "unknown: llama; choose from llama3_8b_v5e, " in done.stderr
 
 
 SMALL = """

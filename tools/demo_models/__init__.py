@@ -1,1 +1,1 @@
-"""What made the two demo models that the package ships: their training data, training and evaluation."""
+"""The two demo models that the package ships: their training data, training and evaluation."""

@@ -1,4 +1,4 @@
-"""The model card: what the model is, as measured, and what it is not."""
+"""The model card: a description, measured scores and limits of the model."""
 
 from __future__ import annotations
 

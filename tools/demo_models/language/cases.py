@@ -120,12 +120,12 @@ class Phrasings:
     seed: int
 
 
-# What is wrong is looked up here, and the training text widened accordingly.
+# Errors on these are inspected, and the training text extended accordingly.
 DEVELOPMENT = Phrasings(
     {relation.name: relation.development for relation in RELATIONS},
     WHO_AM_I_DEVELOPMENT, FOLLOW_UPS_DEVELOPMENT, tuple(NAMES_DEVELOPMENT), 20,
 )  # fmt: skip
-# What the score is of.
+# The score is measured on these.
 HELD_OUT = Phrasings(HELDOUT, WHO_AM_I_HELDOUT, FOLLOW_UPS_HELDOUT, tuple(NAMES_HELDOUT), 21)
 
 
@@ -198,7 +198,7 @@ def _chats(asked: Phrasings, rng: random.Random) -> Iterator[Case]:
 
 @cache
 def cases(asked: str = "held-out") -> tuple[Case, ...]:
-    """Every case of the `held-out` or the `development` set, or `beyond`: sums of numbers too large to be learnt."""
+    """Every case of the `held-out` or `development` set, or of `beyond`: sums of numbers larger than any trained on."""
     if asked == "beyond":
         rng, relation = random.Random(SEED), next(one for one in RELATIONS if one.name == "sum")
         return tuple(_case(relation, row, fill("what is {x} + {y}", row), rng) for row in BEYOND)

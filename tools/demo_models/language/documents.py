@@ -103,9 +103,9 @@ def _draw(rng: random.Random) -> tuple[Relation, Row]:
     return relation, rng.choice(relation.rows)
 
 
-# Between even over relations (phrasings are learnt) and even over rows (facts are).
+# A compromise between even over relations (to learn phrasings) and even over rows (to learn facts).
 _WEIGHTS = tuple(r.weight * (4 + len(r.rows) ** 0.5) for r in RELATIONS)
-# Only facts with a short value have one to give alone.
+# Only facts with a short value can be answered with the value alone.
 _STYLED = tuple(r for r in RELATIONS if r.category not in ("podslice", "manners", "programming"))
 _STYLED_WEIGHTS = tuple(r.weight * (4 + len(r.rows) ** 0.5) for r in _STYLED)
 

@@ -30,8 +30,8 @@ def exact(x: jax.Array, w: jax.Array) -> jax.Array:
 def fast(x: jax.Array, w: jax.Array) -> jax.Array:
     """Like `exact`, with operands rounded to bfloat16 and float32 sums; gradients likewise.
 
-    Two-dimensional dots of this kind are what XLA gives to the matrix units of a CPU (AMX): there they are
-    several times as fast as float32, and bfloat16 results or more dimensions are not.
+    XLA runs only two-dimensional dots of this kind on a CPU's matrix units (AMX), several times as fast as float32;
+    dots with bfloat16 results or more dimensions do not get there.
     """
     return _dot(_half(x), _half(w), 1, 1)
 
@@ -95,8 +95,8 @@ class ModelConfig:
 class Weight:
     """One parameter: shape as used here, initial standard deviation (None: ones), HF name.
 
-    Parameters of layers carry a leading [layers] axis here and are one HF tensor for each layer;
-    matrices are [out, in], here and there.
+    Parameters of layers have a leading [layers] axis here and are one HF tensor for each layer;
+    matrices are [out, in] in both.
     """
 
     shape: tuple[int, ...]
@@ -158,7 +158,7 @@ def hidden_states(
     mask = causal & (segments[:, :, None] == segments[:, None, :])  # [batch, query, key]
     cos, sin = _rope(config, positions)
     x = params["embed"][tokens.reshape(-1)]
-    # Unrolled: so few layers compile in seconds either way.
+    # Unrolled: this few layers compile in seconds either way.
     for n in range(config.num_hidden_layers):
         layer = {name: value[n] for name, value in params.items() if name not in OUTER}
         x = x + _attention(config, layer, _norm(x, layer["attn_norm"], config), cos, sin, mask, matmul)
@@ -193,7 +193,7 @@ def _rope(config: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    # Pairs are (i, i + head_dim / 2), as transformers has them, not (2i, 2i + 1).
+    # Pairs are (i, i + head_dim / 2), as in transformers, not (2i, 2i + 1).
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
@@ -207,7 +207,7 @@ def _attention(config, layer, x, cos, sin, mask, matmul) -> jax.Array:
 
     q = _rotate(heads(layer["wq"]), cos, sin).reshape(batch, kv, group * seq, config.head_dim)
     k, v = _rotate(heads(layer["wk"]), cos, sin), heads(layer["wv"])
-    # Batched dots so small are as fast in float32.
+    # Batched dots this small are as fast in float32.
     scores = jnp.einsum("bkqd,bksd->bkqs", q, k) * config.head_dim**-0.5
     scores = scores.reshape(batch, kv, group, seq, seq)
     scores = jnp.where(mask[:, None, None], scores, -1e9)

@@ -1,8 +1,8 @@
 """Makes the demo model: `python -m tools.demo_models.language.train`.
 
 It writes its own text (`documents`), trains a tokenizer and a decoder on it, on a GPU if JAX
-has one and else on the CPU, scores it on questions phrased in other ways (`evaluate`), and
-leaves a Hugging Face folder. The same seed and machine give the same model
+has one and otherwise on the CPU, scores it on questions phrased in other ways (`evaluate`), and
+writes a Hugging Face folder. The same seed and machine give the same model
 if the training ends by steps, not by minutes.
 """
 
@@ -65,7 +65,7 @@ class TrainConfig:
     tokens: int = 4096
     row: int = 96  # tokens in a row of short documents
     long_row: int = 640  # tokens in a row of long chats
-    long_every: int = 20  # each so many steps, a batch of long chats
+    long_every: int = 20  # steps between batches of long chats
     learning_rate: float = 1e-2
     warmup: int = 60  # steps
     weight_decay: float = 0.05
@@ -80,7 +80,7 @@ class TrainingBatch:
     tokens: np.ndarray
     positions: np.ndarray  # from 0 in each document
     segments: np.ndarray  # the document's number in its row, -1 on padding
-    weights: np.ndarray  # of the loss of predicting this token from those before it
+    weights: np.ndarray  # loss weight of predicting this token from those before it
 
     def arrays(self, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         """The arguments of `loss_fn`: tokens, positions, segments, scored positions, targets and weights.
@@ -103,7 +103,7 @@ def packed(tokenizer: Tokenizer, config: TrainConfig, long: bool) -> Iterator[Tr
 
     def encoded() -> Iterator[tuple[list[int], list[bool]]]:
         for document in documents(config.seed, long):
-            # A word left out of one question can make another: the held-out ones stay out.
+            # Leaving out a word can turn a question into another one: drop held-out ones.
             if not heldout_questions().isdisjoint(map(normalise, questions_of(document))):
                 continue
             ids, own = encode_document(tokenizer, document)
@@ -121,7 +121,7 @@ def packed(tokenizer: Tokenizer, config: TrainConfig, long: bool) -> Iterator[Tr
         for row in range(rows):
             at, segment = 0, 0
             while True:
-                # The first that fits, so that rows fill up and nothing waits for ever.
+                # The first that fits, so that rows fill up and no document waits forever.
                 fits = (i for i, (ids, _) in enumerate(waiting) if at + len(ids) <= length)
                 chosen = next(fits, None)
                 if chosen is None:
@@ -271,8 +271,8 @@ def _display(config: TrainConfig) -> tuple[Progress, Callable[[int, float, int],
 def main(
     out: Annotated[Path, typer.Option(help="the folder to write; its files are replaced")] = Path(DEMO_MODEL),
     steps: Annotated[int, typer.Option(help="of the optimizer")] = TrainConfig.steps,
-    minutes: Annotated[float, typer.Option(help="to train at most")] = TrainConfig.minutes,
-    seed: Annotated[int, typer.Option(help="of the text and of the weights")] = TrainConfig.seed,
+    minutes: Annotated[float, typer.Option(help="most minutes to train")] = TrainConfig.minutes,
+    seed: Annotated[int, typer.Option(help="for the text and the weights")] = TrainConfig.seed,
 ) -> None:
     """Trains the demo model, scores it, and writes it in Hugging Face layout."""
     config, model = replace(TrainConfig(), steps=steps, minutes=minutes, seed=seed), ModelConfig()
@@ -288,7 +288,7 @@ def main(
         "device": jax.devices()[0].platform,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
-    # The folder is always whole: everything is made beside it and then moved over.
+    # The folder is always complete: everything is written to another one and then moved over.
     with tempfile.TemporaryDirectory(dir=out.parent) as made:
         folder = Path(made)
         save_model(folder, model, tokenizer, params)

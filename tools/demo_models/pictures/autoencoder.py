@@ -1,4 +1,4 @@
-"""Trains the autoencoder: pictures to latents a quarter of their size and back, sharp enough to tell shapes by."""
+"""Trains the autoencoder: pictures to latents a quarter of their size and back, sharp enough to recognize shapes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tools.demo_models.pictures.training import (
     save_checkpoint,
 )
 
-KL_WEIGHT = 2e-4  # small: a little noise on the latents, so that the decoder forgives the denoiser's errors
+KL_WEIGHT = 2e-4  # small: a little noise on the latents makes the decoder tolerate the denoiser's errors
 
 
 def tensors(pictures: list[np.ndarray], device: torch.device) -> torch.Tensor:
-    """uint8 pictures as the autoencoder takes them: float [pictures, 3, 64, 64] from -1 to 1."""
+    """uint8 pictures as the autoencoder's input: float [pictures, 3, 64, 64] from -1 to 1."""
     stacked = torch.from_numpy(np.stack(pictures)).to(device)
     return stacked.permute(0, 3, 1, 2).float() / 127.5 - 1
 

@@ -1,4 +1,4 @@
-"""The model card: what the model is, as measured, and what it is not."""
+"""The model card: a description, measured scores and limits of the model."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ FIELDS = {
 
 
 def _parameters(folder: Path) -> int:
-    """How many numbers the weights in a folder have."""
+    """Number of parameters in a folder's weights."""
     count = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "numpy") as weights:
-            for name in weights.keys():  # noqa: SIM118  it is no dict
+            for name in weights.keys():  # noqa: SIM118  it is not a dict
                 count += math.prod(weights.get_slice(name).get_shape())
     return count
 

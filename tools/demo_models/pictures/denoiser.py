@@ -26,13 +26,13 @@ from tools.demo_models.pictures.training import (
     save_checkpoint,
 )
 
-NO_CAPTION = 0.1  # of the examples: guidance needs a denoiser that was told nothing, too
-AVERAGED_STEPS = 100  # the weights that are kept are a moving average over about so many
-NOISIER = 1.5  # above 1, noisier steps are trained on more often: that is where colors and places are settled
+NO_CAPTION = 0.1  # share of examples without a caption: guidance needs an unconditional denoiser too
+AVERAGED_STEPS = 100  # the saved weights are a moving average over about this many steps
+NOISIER = 1.5  # above 1, noisier steps are trained on more often: they determine colors and places
 
 
 def training_scenes(config: TrainConfig) -> list[Scene]:
-    """The scenes to learn from, always the same ones for a seed."""
+    """The training scenes, always the same ones for a seed."""
     rng = random.Random(f"{config.seed}-scenes")
     return [training_scene(rng) for _ in range(config.pictures)]
 
@@ -40,7 +40,7 @@ def training_scenes(config: TrainConfig) -> list[Scene]:
 def training_latents(vae: AutoencoderKL, scenes: list[Scene], kept: Path) -> torch.Tensor:
     """The latents of the scenes, each channel at mean 0 and variance 1, from the file `kept` if it is there.
 
-    The autoencoder is made to give and to take them so.
+    The autoencoder is changed to produce and accept latents of that scale.
     """
     if kept.exists():
         latents = torch.load(kept, weights_only=True)
@@ -54,7 +54,7 @@ def training_latents(vae: AutoencoderKL, scenes: list[Scene], kept: Path) -> tor
 
 @torch.no_grad()
 def normalise(vae: AutoencoderKL, mean: torch.Tensor, std: torch.Tensor) -> None:
-    """Changes the autoencoder so that its latents are (latents - mean) / std by channel; what it draws stays the same.
+    """Changes the autoencoder so that its latents are (latents - mean) / std by channel; its pictures stay the same.
 
     Diffusers' one scaling factor would leave a channel of wide latents less noisy than the others at each timestep.
     """
@@ -70,7 +70,7 @@ def normalise(vae: AutoencoderKL, mean: torch.Tensor, std: torch.Tensor) -> None
 
 
 def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> torch.Tensor:
-    """Padded as the pipeline does it: [captions, length]."""
+    """Token ids, padded like the pipeline's: [captions, length]."""
     return tokenizer(
         captions, padding="max_length", max_length=tokenizer.model_max_length, truncation=True, return_tensors="pt"
     ).input_ids
@@ -105,7 +105,7 @@ def train_denoiser(
     kept = build_scheduler().alphas_cumprod.to(device)  # the share of the picture that is left, by timestep
 
     def exchange() -> None:
-        """Puts the averaged weights in the place of the trained ones, or these back."""
+        """Swaps the trained weights and the averaged ones."""
         with torch.no_grad():
             for param, mean in zip(params, average):
                 ours = param.clone()

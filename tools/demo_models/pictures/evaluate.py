@@ -1,7 +1,7 @@
-"""Looks at what a model draws: `python -m tools.demo_models.pictures.evaluate`.
+"""Scores the pictures that a model draws: `python -m tools.demo_models.pictures.evaluate`.
 
 Asks for combinations that no training picture shows (`scenes.held_out`) and reads the pictures by measuring
-(`reader`). What draws is one function from prompts to pictures, so that anything else can be scored the same way.
+(`reader`). The model is a function from prompts to pictures, so anything else can be scored the same way.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ GALLERY = (
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and what its picture must show. What the prompt leaves open is not judged."""
+    """A prompt and what its picture must show. Anything the prompt leaves open is not judged."""
 
     group: str
     prompt: str
@@ -71,13 +71,13 @@ class Case:
     judged: frozenset[str]
 
     def judge(self, reading: Reading) -> dict[str, float]:
-        """How right the picture is, from 0 to 1, in each thing that is judged. `all` is 1 where every one is right.
+        """The picture's score, from 0 to 1, in each property that is judged. `all` is 1 if every property is right.
 
-        Colors and shapes count for each thing that was asked for, so that one of two is half right.
+        Colors and shapes count for each thing that was asked for, so one of two is half right.
         """
         wanted = self.scene.things
         seen = list(reading.things[: len(wanted)]) + [None] * (len(wanted) - len(reading.things))
-        # Whichever seen thing is most like a wanted one is taken for it.
+        # Match each wanted thing to the seen thing that is most like it.
         seen = max(permutations(seen), key=lambda order: sum(map(_likeness, wanted, order)))
         scores = {"count": float(len(reading.things) == len(wanted))}
         scores["background"] = float(reading.background == self.scene.background)
@@ -109,7 +109,7 @@ def cases(each: int = 60, seed: int = 0) -> list[Case]:
         return Case(group, caption(scene), scene, judged)
 
     def drawn_from(pool: list[tuple[str, str, str]], count: int) -> list[tuple[str, str, str]]:
-        """As evenly as can be."""
+        """Draw from the pool as evenly as possible."""
         return [one for _ in range(0, count, len(pool)) for one in rng.sample(pool, len(pool))][:count]
 
     found = [asked("one thing, held out", one_thing(rng, *one)) for one in drawn_from(new, each)]
@@ -139,7 +139,7 @@ class Report:
     results: tuple[tuple[Case, dict[str, float]], ...]
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """By group: the number of cases, and the mean score of each thing that is judged."""
+        """By group: the number of cases, and the mean score of each property that is judged."""
         groups: dict[str, dict[str, list[float]]] = {}
         for case, scores in self.results:
             for field, score in scores.items():
@@ -161,7 +161,7 @@ def evaluate(drawer: Draw, asked: Sequence[Case], batch: int = 28) -> Report:
 
 
 def pipeline_drawer(folder: Path, steps: int = STEPS, guidance: float = GUIDANCE, seed: int = 0) -> Draw:
-    """Draws with diffusers, on a GPU if torch has one; the n-th picture that it makes has a seed of its own."""
+    """Draws with diffusers, on a GPU if torch has one; each picture has its own seed."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     pipeline = load_pipeline(folder, device)
     drawn = 0
@@ -194,7 +194,7 @@ def reader_limits(folder: Path, asked: Sequence[Case]) -> dict[str, float]:
 
 
 def measured(folder: Path, each: int = 60, steps: int = STEPS, guidance: float = GUIDANCE) -> dict:
-    """What the card reports."""
+    """The scores that the card reports."""
     asked = cases(each)
     return {
         "steps": steps,
@@ -212,7 +212,7 @@ def write_pictures(folder: Path, path: Path, columns: int = 8) -> None:
 
 
 def show(evaluation: dict) -> None:
-    """Prints the evaluation as a table, which outside a terminal is as wide as it needs to be."""
+    """Prints the evaluation as a table; outside a terminal it is as wide as needed."""
     console = Console()
     (console if console.is_terminal else Console(width=160)).print(_table(evaluation))
 

@@ -1,6 +1,6 @@
 """The parts of the demo model: a Stable Diffusion 1.x pipeline of a few million parameters.
 
-The same classes and block types as the real ones, so that whatever runs those runs this, only narrower.
+It has the same classes and block types as the real models, only narrower, so whatever runs those runs this.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def build_vae(config: ModelConfig) -> AutoencoderKL:
 
 
 def build_unet(config: ModelConfig) -> UNet2DConditionModel:
-    """An untrained denoiser. Attention, the dear part, begins below the widest level."""
+    """An untrained denoiser. Attention, the expensive part, begins below the widest level."""
     levels = len(config.unet_channels)
     return UNet2DConditionModel(
         sample_size=config.latent,
@@ -86,14 +86,14 @@ def build_text_encoder(config: ModelConfig, tokenizer: CLIPTokenizer) -> CLIPTex
 
 
 def build_scheduler() -> DDIMScheduler:
-    """Stable Diffusion's noise, made to end in nothing but noise: without that no picture gets all black or white."""
+    """Stable Diffusion's noise schedule, made to end in pure noise: otherwise no picture gets all black or white."""
     return DDIMScheduler(
         beta_start=0.00085,
         beta_end=0.012,
         beta_schedule="scaled_linear",
         clip_sample=False,
         set_alpha_to_one=True,
-        steps_offset=1,  # as diffusers wants it; without effect where the spacing is trailing
+        steps_offset=1,  # diffusers expects it; no effect with trailing spacing
         prediction_type="v_prediction",
         rescale_betas_zero_snr=True,
         timestep_spacing="trailing",
@@ -119,7 +119,7 @@ def build_pipeline(
 
 
 def save_pipeline(pipeline: StableDiffusionPipeline, folder: Path) -> None:
-    """Writes the pipeline in half precision, in diffusers' layout. What it is given stays as it is."""
+    """Writes the pipeline in half precision, in diffusers' layout. The pipeline itself is not changed."""
     parts = (copy.deepcopy(part) for part in (pipeline.vae, pipeline.unet, pipeline.text_encoder))
     build_pipeline(*(part.to("cpu", torch.float16) for part in parts), pipeline.tokenizer).save_pretrained(folder)
     save_tokenizer(pipeline.tokenizer, folder / "tokenizer")
@@ -127,7 +127,7 @@ def save_pipeline(pipeline: StableDiffusionPipeline, folder: Path) -> None:
     file = folder / "text_encoder" / "model.safetensors"
     weights = {"text_model." + name.removeprefix("text_model."): one for name, one in load_file(file).items()}
     save_file(weights, file, {"format": "pt"})
-    # Left at float16, transformers computes in it while diffusers computes the rest in float32.
+    # If this stayed float16, transformers would compute in it while diffusers computes the rest in float32.
     file = folder / "text_encoder" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
 

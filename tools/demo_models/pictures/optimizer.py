@@ -12,7 +12,7 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315  # steep at 0, so that five steps are enough; ends between 0.7 and 1.2
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if tall else matrix) / (matrix.norm() + 1e-7)
-    if min(x.shape) >= 64:  # below, bfloat16 is the slower one on a CPU
+    if min(x.shape) >= 64:  # below that, bfloat16 is slower on a CPU
         x = x.to(torch.bfloat16)
     for _ in range(5):
         square = x @ x.T
@@ -21,9 +21,9 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum made orthogonal for each weight of two sides or more, at the size of Adam's updates.
+    """Muon: orthogonalised Nesterov momentum for weights of two or more dimensions, scaled like Adam's updates.
 
-    Convolutions count as matrices of outputs by everything else. Vectors, and what `adam` lists, get Adam.
+    Convolutions are treated as matrices of outputs by everything else. Vectors, and weights in `adam`, use Adam.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Reads colors, shapes, sizes and places back out of a picture, by measuring.
 
-No learned model: the background is what the border shows, a thing is a connected patch that differs from it, a color
-is the nearest of the palette, and a shape is the drawn template that covers the patch best.
+It uses no learned model: the background is the border's color, a thing is a connected patch that differs from it, a
+color is the nearest of the palette, and a shape is the drawn template that covers the patch best.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from PIL import Image
 
 from tools.demo_models.pictures.scenes import COLORS, PICTURE, RADII, SHAPES, Scene, Thing, draw, outline
 
-DIFFERENT = 45.0  # distance in RGB from the background, of 255 a channel, from which on a pixel is a thing's
-SMALLEST = 24  # pixels of a thing; less is a speck
-GRID = 32  # shapes are compared in a square of so many pixels
+DIFFERENT = 45.0  # least distance in RGB from the background, of 255 a channel, of a pixel that belongs to a thing
+SMALLEST = 24  # least pixels of a thing; smaller patches are specks
+GRID = 32  # shapes are compared in a square of this many pixels a side
 NAMES = tuple(COLORS)
 PALETTE = np.array([COLORS[name] for name in NAMES], float)
 EXTENT = {shape: float(np.ptp(outline(shape), axis=0).max()) for shape in SHAPES}  # of a shape of radius 1
@@ -27,7 +27,7 @@ EXTENT = {shape: float(np.ptp(outline(shape), axis=0).max()) for shape in SHAPES
 
 @dataclass(frozen=True)
 class Seen:
-    """One thing in a picture as read; its middle is in pixels, and `match` says how well the shape fits, to 1."""
+    """One thing read from a picture; its middle is in pixels, and `match` is how well the shape fits, up to 1."""
 
     shape: str
     color: str
@@ -51,7 +51,7 @@ def nearest_color(color: np.ndarray) -> str:
 
 
 def relation(first: Seen, second: Seen) -> str:
-    """Where the first thing stands from the second."""
+    """The first thing's position relative to the second."""
     across, down = first.x - second.x, first.y - second.y
     if abs(down) >= abs(across):
         return "above" if down < 0 else "below"
@@ -59,7 +59,7 @@ def relation(first: Seen, second: Seen) -> str:
 
 
 def place(thing: Seen) -> str:
-    """Where a thing stands in the picture, as one of `scenes.PLACES`."""
+    """A thing's position in the picture, as one of `scenes.PLACES`."""
 
     def third(at: float, low: str, high: str) -> str:
         return low if at < PICTURE / 2 - 6 else high if at > PICTURE / 2 + 6 else ""
@@ -100,7 +100,7 @@ def _patches(mask: np.ndarray) -> Iterator[np.ndarray]:
 def _seen(pixels: np.ndarray, ground: np.ndarray, patch: np.ndarray, count: int) -> Seen:
     inside = patch & np.logical_and.reduce(_shifted(patch))
     color = np.median(pixels[inside if inside.any() else patch], axis=0)
-    # How much of each pixel the thing covers: how far its color is on the way from the background's.
+    # How much of each pixel the thing covers: how far its color is from the background's, relative to the thing's.
     way = color - ground
     around = np.logical_or.reduce([patch, *_shifted(patch)])
     covered = np.clip((pixels - ground) @ way / (way @ way), 0, 1) * around
@@ -117,7 +117,7 @@ def _seen(pixels: np.ndarray, ground: np.ndarray, patch: np.ndarray, count: int)
 
 
 def _size(radius: float, count: int) -> str:
-    """The size whose radii, in a picture of so many things, are nearest."""
+    """The size whose radii, in a picture of `count` things, are nearest."""
     radii = RADII[min(max(count, 1), 2)]
     return min(radii, key=lambda size: abs(math.log(max(radius, 1.0) / (sum(radii[size]) / 2))))
 

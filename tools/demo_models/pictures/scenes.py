@@ -1,7 +1,7 @@
-"""Pictures of colored shapes and the captions that describe them: all that the demo model learns from.
+"""Pictures of colored shapes and their captions: the demo model's training data.
 
 A scene is one shape, or two of which one stands above, below, left or right of the other, on a plain background.
-A tenth of the combinations is held out: never drawn for training, so that they can be asked for afterwards.
+A tenth of the combinations is held out: never drawn for training, so that they can be used for evaluation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RADII = {
     1: {"small": (8.5, 10.5), "medium": (14.0, 16.5), "large": (21.0, 24.0)},
     2: {"small": (7.0, 8.0), "medium": (10.0, 11.0), "large": (13.0, 14.0)},
 }
-"""Radii in pixels of the sizes in a picture of one shape, and of two: large is large for the room there is."""
+"""Radii in pixels of each size in a picture of one shape, and of two, where there is less room."""
 
 RELATIONS = ("above", "below", "left of", "right of")
 OPPOSITE = {"above": "below", "below": "above", "left of": "right of", "right of": "left of"}
@@ -31,10 +31,10 @@ PLACES = {
     "top left": (-1, -1), "top": (0, -1), "top right": (1, -1), "left": (-1, 0), "middle": (0, 0), "right": (1, 0),
     "bottom left": (-1, 1), "bottom": (0, 1), "bottom right": (1, 1),
 }  # fmt: skip
-"""Where a shape can be said to be: the direction from the middle, across and down."""
+"""Places that a caption can name: the direction from the middle, across and down."""
 
 PICTURE = 64  # pixels on a side
-FINER = 4  # drawn so much larger and then reduced, for smooth edges
+FINER = 4  # pictures are drawn this much larger and then reduced, for smooth edges
 MARGIN = 3  # pixels kept free at the edges of the picture
 RING_HOLE = 0.55  # of the radius
 
@@ -53,11 +53,11 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a picture shows. With two things, `relation` says where the first stands from the second."""
+    """The content of a picture. With two things, `relation` is the first's position relative to the second."""
 
     background: str
     things: tuple[Thing, ...]
-    place: str | None = None  # of the only thing, where the caption may name it
+    place: str | None = None  # of the only thing, if the caption may name it
     relation: str | None = None
 
 

@@ -1,6 +1,6 @@
 """The tokenizer of the captions: CLIP's own kind, lower case and byte-level BPE, with a vocabulary of its own.
 
-Every word of the captions is one token, and whatever else is typed falls into pieces, at worst single bytes.
+Every word of the captions is one token; any other text is split into smaller tokens, at worst single bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes the demo model: `python -m tools.demo_models.pictures.train`.
 
 It draws its own pictures (`scenes`), trains an autoencoder on them and then a denoiser with its text encoder, on a
-GPU if torch has one and else on the CPU, looks at what the model draws of held-out combinations (`evaluate`), and
-leaves a folder for diffusers. A run that was stopped goes on with `--resume`.
+GPU if torch has one and otherwise on the CPU, scores the model on held-out combinations (`evaluate`), and writes a
+folder for diffusers. `--resume` continues a run that was stopped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORK = Path("build/stable_diffusion_demo")
 
 @contextmanager
 def display(name: str, clock: Clock) -> Iterator[OnStep]:
-    """Shows a training's progress by its clock: a bar on a terminal, and a line each 50 steps elsewhere."""
+    """Shows a training's progress by its clock: a bar on a terminal, a line every 50 steps elsewhere."""
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("step {task.fields[step]}"),
         TextColumn("loss {task.fields[loss]:.4f}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
@@ -63,14 +63,14 @@ def display(name: str, clock: Clock) -> Iterator[OnStep]:
 
 
 def train(config: TrainConfig, model: ModelConfig, out: Path) -> dict:
-    """Trains from random weights, or on from the checkpoints in `config.work`, and writes the model into `out`.
+    """Trains from random weights, or from the checkpoints in `config.work`, and writes the model into `out`.
 
     `out` has the newest model at each checkpoint. Returns how it was trained, for the card.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(config.seed)
-    # Kept with the checkpoints: training it breaks ties by chance, so that a second one may number words differently.
+    # Kept with the checkpoints: its training breaks ties randomly, so a second one may number words differently.
     kept = config.work / "tokenizer"
     if not kept.exists():
         save_tokenizer(make_tokenizer(model.text_length), kept)
@@ -88,7 +88,7 @@ def train(config: TrainConfig, model: ModelConfig, out: Path) -> dict:
     second = Clock(config.steps, config.minutes, config.checkpoint_minutes)
 
     def save() -> None:
-        # The folder is always whole: everything is made beside it and then moved over.
+        # The folder is always complete: everything is written to another one and then moved over.
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent) as made:
             save_pipeline(build_pipeline(vae, unet, text_encoder, tokenizer), Path(made))
@@ -125,12 +125,12 @@ def record(folder: Path, training: dict) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="the folder to write; its files are replaced")] = MODEL,
     work: Annotated[Path, typer.Option(help="the folder for checkpoints")] = WORK,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the checkpoints in the work folder")] = False,
-    minutes: Annotated[float, typer.Option(help="to train the denoiser at most")] = TrainConfig.minutes,
-    steps: Annotated[int, typer.Option(help="of the denoiser at most")] = TrainConfig.steps,
-    vae_minutes: Annotated[float, typer.Option(help="to train the autoencoder at most")] = TrainConfig.vae_minutes,
-    vae_steps: Annotated[int, typer.Option(help="of the autoencoder at most")] = TrainConfig.vae_steps,
-    seed: Annotated[int, typer.Option(help="of the pictures and of the weights")] = TrainConfig.seed,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the checkpoints in the work folder")] = False,
+    minutes: Annotated[float, typer.Option(help="most minutes to train the denoiser")] = TrainConfig.minutes,
+    steps: Annotated[int, typer.Option(help="most steps of the denoiser")] = TrainConfig.steps,
+    vae_minutes: Annotated[float, typer.Option(help="most minutes to train the autoencoder")] = TrainConfig.vae_minutes,
+    vae_steps: Annotated[int, typer.Option(help="most steps of the autoencoder")] = TrainConfig.vae_steps,
+    seed: Annotated[int, typer.Option(help="for the pictures and the weights")] = TrainConfig.seed,
 ) -> None:
     """Trains the demo model, scores it, and writes it in the layout of diffusers."""
     if not resume:

@@ -1,4 +1,4 @@
-"""What both trainings share: their settings, the clock that ends them, and checkpoints to go on from."""
+"""Shared by both trainings: settings, the clock that ends them, and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long and on what to train. A training ends with its steps or its minutes, whichever come first."""
+    """How long and on what to train. A training ends after its steps or its minutes, whichever come first."""
 
     work: Path  # folder of checkpoints
     vae_steps: int = 600
@@ -33,17 +33,17 @@ class TrainConfig:
 
 
 class Clock:
-    """How much of a training is done, by steps or by minutes; minutes of earlier runs count."""
+    """Tracks how much of a training is done, by steps or minutes, including earlier runs."""
 
     def __init__(self, steps: int, minutes: float, checkpoint_minutes: float) -> None:
         self.steps, self.seconds, self.checkpoint_seconds = steps, minutes * 60, checkpoint_minutes * 60
-        self.spent = 0.0  # wall seconds, those of earlier runs among them
+        self.spent = 0.0  # wall seconds, including earlier runs
         self.cpu = 0.0
         self._now = self._saved = time.monotonic()
         self._cpu_now = time.process_time()
 
     def done(self, step: int) -> float:
-        """The share done, from 0 to 1."""
+        """The fraction done, from 0 to 1."""
         now, cpu = time.monotonic(), time.process_time()
         self.spent += now - self._now
         self.cpu += cpu - self._cpu_now
@@ -51,7 +51,7 @@ class Clock:
         return max(step / self.steps, self.spent / self.seconds)
 
     def checkpoint_due(self) -> bool:
-        """Whether it is time to save, which it then takes to be done."""
+        """Whether it is time to save. Returning True restarts the interval."""
         if time.monotonic() - self._saved < self.checkpoint_seconds:
             return False
         self._saved = time.monotonic()
@@ -59,10 +59,10 @@ class Clock:
 
 
 class Threads:
-    """Keeps the number of CPU threads at what is faster now: all, or half of them.
+    """Switches between all CPU threads and half of them, whichever is faster at the moment.
 
-    Threads wait for each other many times in a step. Where other programs take a core, two on two cores made a step
-    take nine times as long; one would have taken twice as long.
+    Threads wait for each other many times in a step. When another program took one of two cores, two threads made a
+    step nine times as long; one thread would have made it twice as long.
     """
 
     PROBE_EVERY, PROBE = 50, 2  # steps
@@ -75,7 +75,7 @@ class Threads:
         self.started = time.monotonic()
 
     def tick(self) -> None:
-        """To be called after each step."""
+        """Call after each step."""
         self.seconds[self.now].append(time.monotonic() - self.started)
         self.step += 1
         probing = self.step % self.PROBE_EVERY
@@ -83,14 +83,14 @@ class Threads:
             self.seconds = [[], []]
         if probing in (0, self.PROBE):
             self.now = 1 - self.now
-        if probing == 2 * self.PROBE:  # as many steps of each by now, one after the other
+        if probing == 2 * self.PROBE:  # both have been tried for equally many steps
             self.now = min((0, 1), key=lambda choice: sum(self.seconds[choice]))
         torch.set_num_threads(self.choices[self.now])
         self.started = time.monotonic()
 
 
 def save_checkpoint(path: Path, step: int, clock: Clock, **parts: Any) -> None:
-    """Writes the state of modules and optimizers, whole or not at all."""
+    """Writes the state of modules and optimizers atomically."""
     state = {name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in parts.items()}
     half = path.with_suffix(".tmp")
     torch.save({"step": step, "seconds": clock.spent, "cpu": clock.cpu, "parts": state}, half)
@@ -114,5 +114,5 @@ def load_checkpoint(path: Path, clock: Clock, **parts: Any) -> int:
 
 
 def autocast(device: torch.device) -> AbstractContextManager:
-    """bfloat16 products with float32 weights: twice as fast, on CPUs that have them as on GPUs."""
+    """bfloat16 products with float32 weights: twice as fast, on GPUs and on CPUs that support them."""
     return torch.autocast(device.type, torch.bfloat16)

@@ -64,7 +64,7 @@ def normalise(text: str) -> str:
 
 
 def without_noise(question: str) -> Iterator[str]:
-    """`question`, normalised, as it is and without each opening and closing that `ask` may give it."""
+    """`question`, normalised, unchanged and without each opening and closing that `ask` may add to it."""
     text = normalise(question)
     for prefix in ("", *map(normalise, PREFIXES)):
         for suffix in ("", *map(normalise, SUFFIXES)):

@@ -51,7 +51,7 @@ class Relation:
     answer: str
     rows: tuple[Row, ...]
     weight: float = 1.0
-    # What is asked for, as a noun: it goes into every one of FRAMES, as more ways to ask.
+    # The noun asked for: it is inserted into every one of FRAMES, for more ways to ask.
     noun: str = ""
 
     @cached_property
@@ -68,7 +68,7 @@ class Relation:
     def phrasing(self, rng: random.Random) -> str:
         """One training phrasing, drawn from `rng`, its slots unfilled."""
         if self.framed and rng.random() < 0.35:
-            # The first frame has most of the ways to ask.
+            # The first frame has most of the phrasings.
             return pick(rng.choices(self.framed, (6, *[1] * (len(self.framed) - 1)))[0], rng)
         return pick(rng.choice(self.train), rng)
 
