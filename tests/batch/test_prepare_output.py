@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_in_the_middle(tiny_llama: Path, tmp_path: Path) -> 
     assert full.returncode == 1, full.stderr
     assert "cannot write" in full.stderr and "File too large. Make room and run the same command again" in full.stderr
     assert not [file.name for file in output.iterdir() if "partial" in file.name], "a full disk needs the room"
-    with pytest.raises(CheckpointError, match=r"is not finished; .*prepare /.* --tensor-parallel 1"):
+    with pytest.raises(CheckpointError, match=r"is not fully prepared; .*prepare /.* --tensor-parallel 1"):
         open_checkpoint(str(output))
     more = prepare(tiny_llama, output)
     assert more.exit_code == 0 and "2 were there already" in more.output

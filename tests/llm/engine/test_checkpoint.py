@@ -76,7 +76,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "other sizes": (
         lambda f: config(f, intermediate_size=97),
-        r"model.safetensors: tensor model.layers.0.mlp.down_proj.weight has shape \(64, 96\) .*\(64, 97\)",
+        r"model.safetensors: tensor model.layers.0.mlp.down_proj.weight has shape \(64, 96\), .*\(64, 97\)",
     ),
     "fewer heads": (lambda f: config(f, num_attention_heads=2, num_key_value_heads=1), r"o_proj.weight has shape"),
     "smaller vocabulary": (lambda f: config(f, vocab_size=300), r"embed_tokens.weight has shape \(320, 64\)"),

@@ -63,7 +63,7 @@ def test_what_a_config_asks_for(settings: dict, devices: Devices, slice: TpuSlic
         (
             {"data_parallel": 4, "tensor_parallel": 3},
             Devices(12, 3),
-            "each has 4 devices, and a DP rank takes whole host",
+            "does not fit hosts of 4 devices: a DP rank takes whole",
         ),
     ],
 )
