@@ -10,24 +10,19 @@
 Whatever goes wrong is one `ClusterError` whose text says what to do.
 """
 
-from kuberay.cluster.apply import Applied, apply
+from kuberay.cluster.apply import apply
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.delete import delete
 from kuberay.cluster.diff import diff
-from kuberay.cluster.errors import ClusterError, Conflict, Interrupted, Refused, WouldStop
+from kuberay.cluster.errors import ClusterError, Interrupted, WouldStop
 from kuberay.cluster.status import describe, observe, watch
-from kuberay.cluster.status.state import Phase, State, Workload
+from kuberay.cluster.status.state import State
 
 __all__ = [
-    "Applied",
     "Cluster",
     "ClusterError",
-    "Conflict",
     "Interrupted",
-    "Phase",
-    "Refused",
     "State",
-    "Workload",
     "WouldStop",
     "apply",
     "delete",

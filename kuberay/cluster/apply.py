@@ -8,20 +8,11 @@ from typing import Literal
 
 from kuberay.cluster.connection import MANAGER, Cluster
 from kuberay.cluster.delete import delete, wait_until_gone
-from kuberay.cluster.errors import (
-    CannotRehearse,
-    ClusterError,
-    Conflict,
-    Immutable,
-    Interrupted,
-    NoNamespace,
-    Refused,
-    WouldStop,
-)
+from kuberay.cluster.errors import Absent, ClusterError, Conflict, Immutable, Interrupted, Refused, WouldStop
 from kuberay.cluster.manifests import Manifest, managers, title, without_server_fields
 from kuberay.cluster.rollout import plan
 from kuberay.cluster.rollout.exposure import Step
-from kuberay.cluster.rollout.ownership import as_admitted, disputed
+from kuberay.cluster.rollout.ownership import as_admitted, settled
 from kuberay.cluster.rollout.sameness import same
 
 WORKLOADS = ("RayService", "RayJob", "RayCluster", "Job")
@@ -56,7 +47,7 @@ def apply(
     `say` hears what a change will and will not bring about before it is made, and of each object at once. With
     dry_run, says what would happen and changes nothing. With recreate, workloads that are there are deleted first.
 
-    Raises Refused (Conflict, UnknownKind, NoNamespace, WouldStop) with nothing changed if an object is rejected, or if
+    Raises Refused (Conflict, UnknownKind, Absent, WouldStop) with nothing changed if an object is rejected, or if
     the change would stop a service, Interrupted on Ctrl-C and ClusterError on other failures; after a change, their
     text says how far it came.
     """
@@ -96,7 +87,7 @@ def rehearse(
     """What applying would do to each object, asked of the server. Raises Refused with every refusal, not the first.
 
     Objects that go into a namespace which is itself among the objects, and not there yet, cannot be asked about: they
-    are left out; so are those whose webhooks take no part in dry runs, and what must be deleted first.
+    are left out, and so is what must be deleted first.
     """
     made_here = {item["metadata"]["name"] for item in objects if item["kind"] == "Namespace"}
     checked: list[Applied] = []
@@ -104,17 +95,11 @@ def rehearse(
     for manifest in objects:
         try:
             checked.append(_rehearse(cluster, manifest, force_conflicts))
-        except NoNamespace as refusal:
-            if refusal.namespace not in made_here:
-                refusals.append(refusal)
-        except CannotRehearse:
-            continue
         except Refused as refusal:
-            if not (recreate and manifest["kind"] in WORKLOADS and isinstance(refusal, Immutable)):
+            later = isinstance(refusal, Absent) and refusal.namespace in made_here
+            anew = isinstance(refusal, Immutable) and recreate and manifest["kind"] in WORKLOADS
+            if not (later or anew):
                 refusals.append(refusal)
-    if len(refusals) == 1:
-        refusals[0].args = (f"{refusals[0]}\nNothing was changed.",)
-        raise refusals[0]
     if refusals:
         # Objects of one kind that is not installed, or one namespace that is not there, fail alike.
         words = list(dict.fromkeys(str(refusal) for refusal in refusals))
@@ -166,12 +151,12 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
     try:
         after = cluster.apply(manifest, dry_run=True, force=force)
     except Conflict as conflict:
-        if before is None or not conflict.conflicts:
+        if before is None or not conflict.managers:
             raise
-        if foreign := disputed(manifest, before, conflict.conflicts):
-            raise Conflict.over(conflict.doing, foreign) from None
-        force = written_back = True
         after = cluster.apply(manifest, dry_run=True, force=True)
+        if not settled(conflict.managers, before, after):
+            raise
+        force = written_back = True
     if before is None:
         return Applied(title(manifest), "created", before, after, manifest, force)
     was, will = without_server_fields(before), without_server_fields(after)
@@ -180,12 +165,7 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
 
 
 def _apply(cluster: Cluster, manifest: Manifest, force: bool, applied: list[Applied], say: Say) -> None:
-    try:
-        item = _rehearse(cluster, manifest, force)  # again: since the first time, objects before it were made
-    except CannotRehearse:
-        cluster.apply(manifest, force=force)
-        say(f"{title(manifest)}: applied")
-        return
+    item = _rehearse(cluster, manifest, force)  # again: since the first time, objects before it were made
     # What differs in spelling alone is ours already, and is left as the operator spells it.
     if item.outcome != "unchanged" or MANAGER not in managers(item.before or {}):
         cluster.apply(item.manifest, force=item.force)

@@ -11,12 +11,11 @@ import urllib3
 from kubernetes.client import ApiClient
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic import DynamicClient
-from kubernetes.dynamic.discovery import LazyDiscoverer
 from kubernetes.dynamic.exceptions import ResourceNotFoundError, ResourceNotUniqueError
 from kubernetes.dynamic.resource import Resource
 
 from kuberay.cluster import credentials
-from kuberay.cluster.errors import Absent, ClusterError, NoNamespace, UnknownKind, explained
+from kuberay.cluster.errors import Absent, ClusterError, UnknownKind, explained
 from kuberay.cluster.gke import remedy_for_missing
 from kuberay.cluster.manifests import Manifest, title
 
@@ -25,7 +24,6 @@ MANAGER = "podslice"
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 LONGEST_RETRY_AFTER_S = 30
-PAGE = 500
 
 # Applying and deleting with a uid are idempotent: every request may be sent again.
 RETRIES = urllib3.Retry(
@@ -42,20 +40,6 @@ RETRIES = urllib3.Retry(
 CLIENT_ERRORS = (ApiException, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
-class _Discovery(LazyDiscoverer):  # type: ignore[misc]  # the client has no types
-    """Asks the cluster which kinds it has in every process anew.
-
-    The client would keep the answer in a file in the temporary folder, named after the server's address: after an
-    add-on is installed, or a cluster made anew, it would be wrong, and another user of the machine could write it.
-    """
-
-    def __init__(self, client: DynamicClient, cache_file: str | None):
-        super().__init__(client, os.path.join(os.devnull, "no cache"))
-
-    def _write_cache(self) -> None:
-        pass
-
-
 class _Client(DynamicClient):  # type: ignore[misc]
     """Every request has a time limit, discovery's own too."""
 
@@ -70,9 +54,9 @@ class Cluster:
     def __init__(self, client: ApiClient, namespace: str, context: str | None):
         self.namespace = namespace
         self._server, self._context = client.configuration.host, context
-        self._lacks: set[tuple[str, str]] = set()
         with self._explains("connecting"):
-            self._client = _Client(client, discoverer=_Discovery)
+            # Which kinds there are is asked anew each time: kept in a file, as the client would, the answer goes stale.
+            self._client = _Client(client, cache_file=os.path.join(os.devnull, "no cache"))
 
     @classmethod
     def connect(
@@ -107,7 +91,7 @@ class Cluster:
         """The live object of this kind, namespace and name; None if there is none."""
         try:
             return self._send("get", manifest, f"reading {title(manifest)}")
-        except (Absent, NoNamespace):  # the latter for a Namespace itself
+        except Absent:
             return None
 
     def delete(self, live: Manifest, propagation: str = "Foreground", grace_s: int | None = None) -> bool:
@@ -124,35 +108,19 @@ class Cluster:
         }
         try:
             self._send("delete", live, f"deleting {title(live)}", options)
-        except (Absent, NoNamespace):  # the latter for a Namespace itself
+        except Absent:
             return False
         return True
 
     def list(
         self, api_version: str, kind: str, namespace: str | None = None, labels: str | None = None
     ) -> "list[Manifest]":
-        """Every object of a kind, page by page, in a namespace (this cluster's unless named; all, if cluster-wide)."""
+        """Every object of a kind in a namespace (this cluster's unless named; all, if cluster-wide)."""
         what = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "", "namespace": namespace}}
-        items: list[Manifest] = []
-        query = [("limit", PAGE), *([("labelSelector", labels)] if labels else [])]
-        follow: str | None = ""
-        while follow is not None:
-            page = self._send("get", what, f"listing {kind}s", None, [*query, ("continue", follow)], named=False)
-            # In a list, the items leave out what the list says for all of them.
-            items += [{"apiVersion": api_version, "kind": kind} | item for item in page["items"]]
-            follow = page["metadata"].get("continue") or None
-        return items
-
-    def knows(self, api_version: str, kind: str) -> bool:
-        """Whether the cluster has this kind. A no holds for this connection: to ask again reads all of discovery."""
-        if (api_version, kind) in self._lacks:
-            return False
-        try:
-            self._resource(api_version, kind)
-        except UnknownKind:
-            self._lacks.add((api_version, kind))
-            return False
-        return True
+        query = [("labelSelector", labels)] if labels else []
+        found = self._send("get", what, f"listing {kind}s", None, query, named=False)
+        # In a list, the items leave out what the list says for all of them.
+        return [{"apiVersion": api_version, "kind": kind} | item for item in found["items"]]
 
     def namespace_of(self, manifest: Manifest) -> str:
         return manifest["metadata"].get("namespace") or self.namespace

@@ -4,14 +4,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, repeat
 
 from kuberay.cluster.connection import MANAGER, Cluster
 from kuberay.cluster.errors import ClusterError, Interrupted, Refused, UnknownKind
 from kuberay.cluster.manifests import Manifest, labels, managers, title
 from ray_configs.labels import RAY_CLUSTER, RAY_NODE_TYPE
 
-POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+LOOK_AGAIN_S = 0.5
 
 
 def delete(
@@ -31,7 +30,14 @@ def delete(
     found: list[Manifest] = []
     deleted: list[Manifest] = []
     try:
-        found = _found(cluster, objects, progress)
+        for manifest in reversed(objects):
+            live = None
+            with suppress(UnknownKind):  # no such kind, so none of its objects
+                live = cluster.get(manifest)
+            if live is None:
+                progress(f"{title(manifest)}: already gone")
+            else:
+                found.append(live)
         if not force:
             _refuse_foreign(found)
         for live in found:
@@ -50,21 +56,6 @@ def delete(
     return [title(live) for live in deleted]
 
 
-def _found(cluster: Cluster, objects: Sequence[Manifest], progress: Callable[[str], None]) -> list[Manifest]:
-    """The live objects, last first."""
-    found: list[Manifest] = []
-    for manifest in reversed(objects):
-        try:
-            live = cluster.get(manifest)
-        except UnknownKind:  # no such kind, so none of its objects
-            live = None
-        if live is None:
-            progress(f"{title(manifest)}: already gone")
-        else:
-            found.append(live)
-    return found
-
-
 def _refuse_foreign(found: Sequence[Manifest]) -> None:
     # Of what sets nothing but its name nobody is told to be the manager.
     foreign = [live for live in found if managers(live) and MANAGER not in managers(live)]
@@ -81,39 +72,36 @@ def wait_until_gone(
 ) -> None:
     """Blocks until the objects and the Pods of their Ray clusters are gone. Raises ClusterError after timeout_s."""
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    left = list(deleted)
+    left = {title(live): live for live in deleted}
     said: dict[str, str] = {}
     hastened: set[str] = set()
-    for pause_s in chain(POLL_S, repeat(POLL_S[-1])):
-        left = [now for live in left if (now := _still_there(cluster, live, said, hastened, progress)) is not None]
+    while True:
+        for name, live in list(left.items()):
+            now = cluster.get(live)
+            made_again = now is not None and now["metadata"]["uid"] != live["metadata"]["uid"]
+            # Kubernetes can let an object go before Pods that it had only just made.
+            pods = [] if made_again else _ray_pods(cluster, now or live)
+            if made_again or (now is None and not pods):
+                progress(f"{name}: gone")
+                del left[name]
+                continue
+            if _hasten_head(cluster, pods, hastened):
+                progress(f"{name}: its workers are gone, and its head goes now")
+            left[name] = now or live
+            waits = _what_holds(now) if now else [f"Pod {pod['metadata']['name']}" for pod in pods]
+            holds = f"waits for {', '.join(waits) or 'the cluster'}"
+            if said.get(name) != holds:
+                said[name] = holds
+                progress(f"{name}: {holds}")
         if not left:
             return
         if time.monotonic() > deadline:
-            reasons = "; ".join(f"{title(live)} {said[title(live)]}" for live in left)
+            reasons = "; ".join(f"{name} {said[name]}" for name in left)
             raise ClusterError(
                 f"Not gone after {timeout_s:g} s: {reasons}. The cluster goes on deleting. A finalizer that stays is "
                 "held by a controller that is not running; is the operator up?"
             )
-        time.sleep(pause_s)
-
-
-def _still_there(
-    cluster: Cluster, live: Manifest, said: dict[str, str], hastened: set[str], progress: Callable[[str], None]
-) -> Manifest | None:
-    """The object as it was last seen, as long as it or Pods of its Ray cluster are there. Says what it waits for."""
-    name, now = title(live), cluster.get(live)
-    made_again = now is not None and now["metadata"]["uid"] != live["metadata"]["uid"]
-    # Kubernetes can let an object go before Pods that it had only just made.
-    pods = [] if made_again else _ray_pods(cluster, now or live)
-    if made_again or (now is None and not pods):
-        progress(f"{name}: gone")
-        return None
-    _hasten_heads(cluster, pods, name, hastened, progress)
-    holds = _what_holds(now) if now else f"waits for Pod {', '.join(pod['metadata']['name'] for pod in pods)}"
-    if said.get(name) != holds:
-        said[name] = holds
-        progress(f"{name}: {holds}")
-    return now or live
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _ray_pods(cluster: Cluster, live: Manifest) -> list[Manifest]:
@@ -130,26 +118,22 @@ def _ray_pods(cluster: Cluster, live: Manifest) -> list[Manifest]:
     return []
 
 
-def _hasten_heads(
-    cluster: Cluster, pods: Sequence[Manifest], name: str, hastened: set[str], progress: Callable[[str], None]
-) -> None:
+def _hasten_head(cluster: Cluster, pods: Sequence[Manifest], hastened: set[str]) -> bool:
     """Without a worker nothing runs on a Ray cluster: its head need not use up its grace period, which is minutes."""
-    if any(labels(pod).get(RAY_NODE_TYPE) == "worker" for pod in pods):
-        return
-    for pod in pods:
-        leaving, uid = pod["metadata"].get("deletionTimestamp"), pod["metadata"]["uid"]
-        if labels(pod).get(RAY_NODE_TYPE) == "head" and leaving and uid not in hastened:
-            hastened.add(uid)
-            progress(f"{name}: its workers are gone, and its head goes now")
-            cluster.delete(pod, "Background", grace_s=1)
+    kinds = [labels(pod).get(RAY_NODE_TYPE) for pod in pods]
+    if "worker" in kinds:
+        return False
+    heads = [pod for pod, kind in zip(pods, kinds) if kind == "head" and "deletionTimestamp" in pod["metadata"]]
+    late = [pod for pod in heads if pod["metadata"]["uid"] not in hastened]
+    for pod in late:
+        hastened.add(pod["metadata"]["uid"])
+        cluster.delete(pod, "Background", grace_s=1)
+    return bool(late)
 
 
-def _what_holds(live: Manifest) -> str:
+def _what_holds(live: Manifest) -> list[str]:
     finalizers = live["metadata"].get("finalizers") or []
-    own = [name for name in finalizers if name != "foregroundDeletion"]
-    if own:
-        return f"waits for {', '.join(own)}"
-    return "waits for what it owns" if finalizers else "waits"
+    return [name for name in finalizers if name != "foregroundDeletion"] or ["what it owns"] * bool(finalizers)
 
 
 def _names(objects: Iterable[Manifest]) -> str:

@@ -6,11 +6,10 @@ from copy import deepcopy
 from hashlib import sha256
 from typing import Any
 
-import yaml
-
 from kuberay.cluster.apply import Applied, Say, rehearse, rehearse_rollouts
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.manifests import Manifest, without_server_fields
+from kuberay.render import to_yaml
 
 
 def diff(cluster: Cluster, objects: Sequence[Manifest], say: Say = lambda line: None) -> str:
@@ -36,9 +35,7 @@ def _readable(manifest: Manifest | None) -> list[str]:
     shown = without_server_fields(manifest)
     if shown.get("kind") == "Secret":
         shown = _masked(shown)
-    return yaml.dump(shown, Dumper=_BlockDumper, sort_keys=True, width=1000, allow_unicode=True).splitlines(
-        keepends=True
-    )
+    return to_yaml([shown]).splitlines(keepends=True)
 
 
 def _masked(secret: Manifest) -> Manifest:
@@ -48,14 +45,3 @@ def _masked(secret: Manifest) -> Manifest:
         for key, value in (masked.get(field) or {}).items():
             masked[field][key] = f"*** ({sha256(str(value).encode()).hexdigest()[:4]})"
     return masked
-
-
-class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]
-    """Writes text of several lines, such as serveConfigV2, line by line, so that a diff shows the lines that differ."""
-
-
-def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_BlockDumper.add_representer(str, _string)

@@ -2,18 +2,13 @@
 
 import json
 import re
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import urllib3
 from kubernetes.client.exceptions import ApiException
 
 from kuberay.cluster.gke import get_credentials
-
-DENIED = re.compile(r"denied (the )?request", re.IGNORECASE)
-AGAIN = "Try again in a minute."
 
 
 class ClusterError(Exception):
@@ -32,51 +27,28 @@ class UnknownKind(Refused):
     """The cluster has no such kind: a CRD is not installed."""
 
 
-class Absent(Refused):
-    """There is no object of this name."""
-
-
 class WouldStop(Refused):
     """What is asked for would stop a service that could go on as it is."""
-
-
-class CannotRehearse(Refused):
-    """A webhook that looks at this kind does not take part in dry runs."""
 
 
 class Immutable(Refused):
     """The live object cannot become this one; deleted, it can be made anew."""
 
 
-@dataclass(frozen=True)
-class FieldConflict:
-    manager: str
-    field: str
+class Absent(Refused):
+    """There is no object of this name, or not even the namespace for it."""
+
+    def __init__(self, text: str, namespace: str = ""):
+        super().__init__(text)
+        self.namespace = namespace
 
 
 class Conflict(Refused):
-    """Fields that would change belong to someone else."""
+    """Fields that would change belong to these field managers, or somebody was quicker."""
 
-    def __init__(self, text: str, doing: str = "", conflicts: Sequence[FieldConflict] = ()):
+    def __init__(self, text: str, managers: frozenset[str] = frozenset()):
         super().__init__(text)
-        self.doing, self.conflicts = doing, conflicts
-
-    @classmethod
-    def over(cls, doing: str, conflicts: Sequence[FieldConflict]) -> "Conflict":
-        owners: dict[str, list[str]] = {}
-        for conflict in conflicts:
-            owners.setdefault(conflict.manager, []).append(conflict.field)
-        fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
-        advice = "Take their value into the config, or overrule them and own these fields: --force-conflicts."
-        return cls(f"{doing}: others have set fields to other values:{fields}\n{advice}", doing, conflicts)
-
-
-class NoNamespace(Refused):
-    """The namespace that an object should go to does not exist."""
-
-    def __init__(self, text: str, namespace: str):
-        super().__init__(text)
-        self.namespace = namespace
+        self.managers = managers
 
 
 def explained(error: Exception, doing: str, server: str, context: str | None) -> ClusterError:
@@ -84,8 +56,11 @@ def explained(error: Exception, doing: str, server: str, context: str | None) ->
     login = f"`{get_credentials(context)}`"
     if isinstance(error, ApiException) and error.status:
         return _answered(error, doing, server, login)
-    trouble, advice = _no_answer(error, login)
-    return ClusterError(f"{doing}: cannot talk to the cluster at {server}: {trouble}. {advice}")
+    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError | ApiException) else error
+    return ClusterError(
+        f"{doing}: cannot talk to the cluster at {server}: {cause}. Is it up, and is there a way to it (VPN, private "
+        f"control plane)? If it was made anew, its address and certificate changed: {login}."
+    )
 
 
 def _answered(error: ApiException, doing: str, server: str, login: str) -> ClusterError:
@@ -98,9 +73,7 @@ def _answered(error: ApiException, doing: str, server: str, login: str) -> Clust
                 f"{doing}: the cluster does not accept the credentials (401). They may have expired: "
                 f"`gcloud auth login`, then {login}."
             )
-        case _ if DENIED.search(said):
-            return Refused(f"{doing}: {said}")
-        case 403:
+        case 403 if not re.search(r"denied (the )?request", said, re.IGNORECASE):  # else a webhook's own words
             return Refused(
                 f"{doing}: not allowed (403): {said}. Ask for a role that may, e.g. roles/container.developer, "
                 "or choose another --context."
@@ -108,21 +81,15 @@ def _answered(error: ApiException, doing: str, server: str, login: str) -> Clust
         case 404 if details.get("kind") == "namespaces":
             name = details.get("name", "")
             advice = f"Make it (`kubectl create namespace {name}`) or choose another --namespace."
-            return NoNamespace(f"{doing}: there is no namespace {name}. {advice}", name)
+            return Absent(f"{doing}: there is no namespace {name}. {advice}", name)
         case 404:
             return Absent(f"{doing}: {said}")
         case 409:
             return _conflict(said, details.get("causes", []), doing)
-        case 422:
-            causes = [f"\n  {item.get('field', '')}: {item.get('message', '')}" for item in details.get("causes", [])]
-            text = f"{doing}: the cluster finds it invalid: {said}{''.join(causes) if len(causes) > 1 else ''}"
-            if "immutable" in said:
-                return Immutable(f"{text}. It cannot be changed, only deleted and made anew: --recreate.")
-            return Refused(text)
-        case 400 if "does not support dry run" in said:
-            return CannotRehearse(f"{doing}: {said}")
-        case 400:
-            return Refused(f"{doing}: the cluster refused it (400): {said}")
+        case 422 if "immutable" in said:
+            return Immutable(f"{doing}: {said}. It cannot be changed, only deleted and made anew: --recreate.")
+        case 400 | 403 | 422:
+            return Refused(f"{doing}: the cluster refused it ({error.status}): {said}")
         case 500 if "field not declared in schema" in said:
             field = said.rsplit("): ", 1)[-1].removesuffix(": field not declared in schema").lstrip(".")
             return Refused(
@@ -131,43 +98,21 @@ def _answered(error: ApiException, doing: str, server: str, login: str) -> Clust
             )
         case code:
             return ClusterError(
-                f"{doing}: {server} answered {code} again and again: {said}. {AGAIN} If it stays, look at the "
-                "cluster's page in the console."
+                f"{doing}: {server} answered {code} again and again: {said}. Try again in a minute; if it stays, look "
+                "at the cluster's page in the console."
             )
 
 
 def _conflict(said: str, causes: list[dict[str, Any]], doing: str) -> Conflict:
-    conflicts = [
-        FieldConflict(found[1], cause.get("field", "").lstrip("."))
-        for cause in causes
-        if (found := re.search(r'conflict with "([^"]+)"', cause.get("message", "")))
-    ]
-    if conflicts:
-        return Conflict.over(doing, conflicts)
-    return Conflict(f"{doing}: it was changed by someone else at the same time ({said}). Run the command again.")
-
-
-def _no_answer(error: Exception, login: str) -> tuple[str, str]:
-    """What is wrong, and what to do about it."""
-    cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason else error
-    text = str(cause.reason if isinstance(cause, ApiException) else cause)
-    if isinstance(cause, urllib3.exceptions.SSLError) or "SSLError" in text:
-        return (
-            "its certificate is not the one that the kubeconfig expects; was the cluster made anew?",
-            f"Fetch the kubeconfig entry again: {login}.",
-        )
-    if isinstance(cause, urllib3.exceptions.NewConnectionError) and "refused" in text:
-        return "nothing listens at that address", f"Is the cluster up, and the address right? {login} fetches it."
-    if isinstance(cause, urllib3.exceptions.ConnectTimeoutError):  # names that do not resolve too
-        return (
-            "there is no way to it from here (wrong address, VPN off, or a private control plane)",
-            f"If the cluster was made anew, its address changed: {login}.",
-        )
-    if isinstance(cause, urllib3.exceptions.TimeoutError):
-        return "it took the request and did not answer in time", AGAIN
-    if isinstance(cause, urllib3.exceptions.ProtocolError):
-        return "the connection broke again and again", AGAIN
-    return text, f"Check the address in the kubeconfig, or fetch it: {login}."
+    owners: dict[str, list[str]] = {}
+    for cause in causes:
+        if found := re.search(r'conflict with "([^"]+)"', cause.get("message", "")):
+            owners.setdefault(found[1], []).append(cause.get("field", "").lstrip("."))
+    if not owners:
+        return Conflict(f"{doing}: it was changed by someone else at the same time ({said}). Run the command again.")
+    fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
+    advice = "Take their value into the config, or overrule them and own these fields: --force-conflicts."
+    return Conflict(f"{doing}: others have set fields to other values:{fields}\n{advice}", frozenset(owners))
 
 
 def _status(error: ApiException) -> dict[str, Any]:

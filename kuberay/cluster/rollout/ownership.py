@@ -5,31 +5,23 @@ spelled out, and so owns the whole list of worker groups; it decides nothing the
 `suspend`, and node selectors and tolerations of Pod templates; they stay. A person's change is never taken back.
 """
 
-import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any
 
-from kuberay.cluster.errors import FieldConflict
-from kuberay.cluster.manifests import Manifest, labels
+from kuberay.cluster.manifests import Manifest, labels, without_server_fields
 from kuberay.cluster.rollout.sameness import same
 from ray_configs.labels import QUEUE
 
 OPERATOR, KUEUE = "kuberay-operator", "kueue"
 
 
-def disputed(manifest: Manifest, live: Manifest, conflicts: Sequence[FieldConflict]) -> list[FieldConflict]:
-    """Those of the conflicts that are: the value is not the same, and a person or another program has set it.
+def settled(managers: frozenset[str], live: Manifest, after: Manifest) -> bool:
+    """Whether a conflict with these managers is none: they decide nothing there, or mean what is asked for.
 
-    The manifest is one `as_admitted`: whatever else Kueue's name stands on came along with a list.
+    `live` is the object with their values, `after` what it would be with ours.
     """
-    writers = (OPERATOR, KUEUE) if QUEUE in labels(live) else (OPERATOR,)
-    return [
-        conflict
-        for conflict in conflicts
-        if conflict.manager not in writers and not same(at(manifest, conflict.field), at(live, conflict.field))
-    ]
+    writers = {OPERATOR, KUEUE} if QUEUE in labels(live) else {OPERATOR}
+    return managers <= writers or same(without_server_fields(live), without_server_fields(after))
 
 
 def as_admitted(manifest: Manifest, live: Manifest | None) -> Manifest:
@@ -71,24 +63,3 @@ def _keep(ours: Manifest, theirs: Manifest) -> None:
                     *(mine or []),
                     *(item for item in added if item not in (mine or [])),
                 ]
-
-
-def at(value: Any, path: str) -> Any:
-    """The value at a path as the API server writes it: `spec.containers[name="a"].image`; None where there is none.
-
-    Keys have dots of their own (`metadata.labels.app.kubernetes.io/name`): the longest that fits is meant.
-    """
-    path = path.lstrip(".")
-    if not path:
-        return value
-    if isinstance(value, dict):
-        for key in sorted(value, key=len, reverse=True):
-            if path == key or path.startswith((f"{key}.", f"{key}[")):
-                return at(value[key], path[len(key) :])
-    item = re.match(r"\[(.*?)\]", path)
-    if isinstance(value, list) and item is not None:
-        wanted = dict(re.findall(r'(\w+)=("[^"]*"|[^,]+)', item[1]))
-        for entry in value:
-            if isinstance(entry, dict) and all(entry.get(key) == json.loads(text) for key, text in wanted.items()):
-                return at(entry, path[item.end() :])
-    return None

@@ -30,7 +30,7 @@ def _queued(live: Manifest, around: Surroundings) -> str:
         return ""
     entry = around.queue_entry_of([live, *around.ray_clusters_of(live)])
     if entry is None:
-        lack = "has not looked at it yet" if around.has_kueue else "is not installed in this cluster"
+        lack = "is not installed in this cluster" if around.queue_entries is None else "has not looked at it yet"
         return f"it is suspended for queue {queue}, and Kueue {lack}" if live["spec"].get("suspend") else ""
     if is_true(entry, "Admitted") or is_true(entry, "Finished"):
         return ""

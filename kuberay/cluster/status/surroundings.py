@@ -4,15 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kuberay.cluster.errors import Refused
+from kuberay.cluster.errors import Refused, UnknownKind
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status.events import Events
-from ray_configs.labels import ACCELERATOR, JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, RAY_CLUSTER, RAY_NODE_TYPE
+from ray_configs.labels import ACCELERATOR, JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, QUEUE, RAY_CLUSTER, RAY_NODE_TYPE
 
 if TYPE_CHECKING:
     from kuberay.cluster.connection import Cluster
-
-KUEUE_WORKLOADS = (("kueue.x-k8s.io/v1beta2", "Workload"), ("kueue.x-k8s.io/v1beta1", "Workload"))
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,7 @@ class Surroundings:
     pods: tuple[Manifest, ...] = ()
     events: Events = field(default_factory=lambda: Events(()))
     nodes: tuple[Manifest, ...] | None = None  # None: we may not list them
-    queue_entries: tuple[Manifest, ...] = ()  # Kueue's Workloads
-    has_kueue: bool = False
+    queue_entries: tuple[Manifest, ...] | None = ()  # Kueue's Workloads; None: Kueue is not installed
 
     def ray_clusters_of(self, live: Manifest) -> list[Manifest]:
         """Those that the operator made for a RayService or RayJob, or that a RayJob selects; the oldest first."""
@@ -50,7 +47,7 @@ class Surroundings:
         uids = {owner["metadata"]["uid"] for owner in owners}
         entries = (
             entry
-            for entry in self.queue_entries
+            for entry in self.queue_entries or ()
             if any(owner.get("uid") in uids for owner in entry["metadata"].get("ownerReferences", []))
         )
         return next(entries, None)
@@ -73,14 +70,13 @@ def look_around(cluster: "Cluster", namespace: str, live: Sequence[Manifest]) ->
         if values
         for pod in cluster.list("v1", "Pod", namespace, labels=f"{label} in ({','.join(sorted(values))})")
     ]
-    kueue = next((kind for kind in KUEUE_WORKLOADS if cluster.knows(*kind)), None)
+    queued = any(QUEUE in labels(item) for item in live)
     return Surroundings(
         tuple(ray_clusters),
         tuple(pods),
         Events(cluster.list("v1", "Event", namespace)),
         _nodes(cluster),
-        tuple(cluster.list(*kueue, namespace)) if kueue else (),
-        kueue is not None,
+        _queue_entries(cluster, namespace) if queued else (),
     )
 
 
@@ -88,4 +84,11 @@ def _nodes(cluster: "Cluster") -> tuple[Manifest, ...] | None:
     try:
         return tuple(cluster.list("v1", "Node", labels=ACCELERATOR))
     except Refused:  # many people may look into a namespace and not at the nodes
+        return None
+
+
+def _queue_entries(cluster: "Cluster", namespace: str) -> tuple[Manifest, ...] | None:
+    try:
+        return tuple(cluster.list("kueue.x-k8s.io/v1beta1", "Workload", namespace))
+    except UnknownKind:
         return None

@@ -112,8 +112,7 @@ class Night:
             tuple(self.pods),
             Events(self.events),
             None if self.nodes is None else tuple(self.nodes),
-            tuple(self.entries),
-            bool(self.entries),
+            tuple(self.entries) or None,
         )
         return State(tuple(READERS[item["kind"]](item, around) for item in objects or [self.service]))
 

@@ -1,6 +1,5 @@
 """From a kubeconfig to a client: each way that fails is one error that says what to do. Nothing here needs a server."""
 
-import logging
 import socket
 import threading
 from pathlib import Path
@@ -45,7 +44,7 @@ def refusal(context: str | None = None, path: str | None = None) -> str:
 
 
 def test_no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "There is no kubeconfig" in refusal()
+    assert "The kubeconfig ~/.kube/config cannot be used" in refusal()
     assert "gcloud container clusters get-credentials CLUSTER --location=LOCATION" in refusal()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     assert str(tmp_path / "nowhere") in refusal()
@@ -61,7 +60,7 @@ def test_broken_kubeconfig(tmp_path: Path, text: str) -> None:
 
 def test_unknown_context(tmp_path: Path) -> None:
     said = refusal("gke_p_l_other", kubeconfig(tmp_path))
-    assert f"no context gke_p_l_other; it has: {NIGHT}" in said
+    assert "gke_p_l_other" in said and "--context" in said
     assert "get-credentials other --location=l --project=p" in said
 
 
@@ -74,24 +73,24 @@ def test_kubeconfig_from_the_environment_and_its_namespace(tmp_path: Path, monke
 def test_a_pod_without_a_service_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    assert "service account cannot be read" in refusal()
+    assert "service account cannot be used" in refusal()
 
 
 @pytest.mark.parametrize(
     ("command", "says"),
     [
         (["sh", "-c", "echo Reauthentication required >&2; exit 1"], "Reauthentication required"),
-        (["no-such-plugin"], "gcloud components install gke-gcloud-auth-plugin"),
+        (["no-such-plugin"], "No such file or directory"),
         (["sh", "-c", "echo not json"], "failed to decode"),
     ],
 )
-def test_a_credential_plugin_fails(tmp_path: Path, command: list[str], says: str) -> None:
-    """The client alone would go on as nobody."""
+def test_a_credential_plugin_fails(tmp_path: Path, caplog, command: list[str], says: str) -> None:
+    """The client alone would log it and go on as nobody."""
     plugin = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": command[0], "args": command[1:]}
     said = refusal(path=kubeconfig(tmp_path, exec=plugin))
-    assert says in said
-    assert f"The credential plugin of context {NIGHT} failed" in said
-    assert not logging.getLogger().filters
+    assert says in caplog.text
+    assert f"The context {NIGHT} gives no credentials" in said
+    assert "gcloud components install gke-gcloud-auth-plugin" in said and "gcloud auth login" in said
 
 
 def test_a_credential_plugin_works(tmp_path: Path) -> None:
@@ -105,13 +104,13 @@ def test_a_server_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(connection, "READ_TIMEOUT_S", 0.05)
         server = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert "did not answer in time" in refusal(path=kubeconfig(tmp_path, server))
+        assert "Read timed out" in refusal(path=kubeconfig(tmp_path, server))
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"", "the connection broke again and again"),
+        (b"", "cannot talk to the cluster at http://127.0.0.1"),
         (b"HTTP/1.1 503 Unavailable\r\nContent-Length: 0\r\n\r\n", "answered 503 again and again"),
         (b"HTTP/1.1 407 Proxy\r\nContent-Length: 5\r\n\r\nlogin", "answered 407"),
     ],

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from kuberay.cluster.errors import FieldConflict
 from kuberay.cluster.rollout import Rollout, plan
-from kuberay.cluster.rollout.ownership import as_admitted, at, disputed
+from kuberay.cluster.rollout.ownership import as_admitted, settled
 from kuberay.cluster.rollout.sameness import differences, same
 from kuberay.cluster.status.state import Phase
 from tests.kuberay.cluster.night import CLUSTER, GROUP, Manifest, Night, group, service
@@ -124,28 +123,6 @@ def test_what_would_stop(asked: dict[str, str], stops: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("spec.rayClusterConfig.workerGroupSpecs", 1),
-        ('.spec.containers[name="a"].env[name="X"].value', "v"),
-        ("metadata.labels.app.kubernetes.io/name", "n"),
-        ('spec.ports[port=8000,protocol="TCP"].name', "serve"),
-        ("spec.nowhere.at.all", None),
-    ],
-)
-def test_paths_as_the_api_server_writes_them(path: str, value: Any) -> None:
-    item = {
-        "metadata": {"labels": {"app.kubernetes.io/name": "n"}},
-        "spec": {
-            "rayClusterConfig": {"workerGroupSpecs": 1},
-            "containers": [{"name": "b"}, {"name": "a", "env": [{"name": "X", "value": "v"}]}],
-            "ports": [{"port": 8000, "protocol": "TCP", "name": "serve"}],
-        },
-    }
-    assert at(item, path) == value
-
-
-@pytest.mark.parametrize(
     ("manager", "theirs", "queued", "is_disputed"),
     [
         ("kuberay-operator", "other", False, False),  # its write-back, of a list that we are about to change
@@ -156,10 +133,9 @@ def test_paths_as_the_api_server_writes_them(path: str, value: Any) -> None:
     ],
 )
 def test_whose_a_field_is(manager: str, theirs: str, queued: bool, is_disputed: bool) -> None:
-    ours, live = {"spec": {"x": "ours"}, "metadata": {}}, {"spec": {"x": theirs}, "metadata": {}}
-    live["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "q"}} if queued else {}
-    conflict = FieldConflict(manager, "spec.x")
-    assert disputed(ours, live, (conflict,)) == ([conflict] if is_disputed else [])
+    metadata = {"labels": {"kueue.x-k8s.io/queue-name": "q"}} if queued else {}
+    live, after = ({"spec": {"x": value}, "metadata": metadata} for value in (theirs, "ours"))
+    assert settled(frozenset({manager}), live, after) == (not is_disputed)
 
 
 def test_what_admission_wrote_is_kept_and_nothing_else() -> None:
