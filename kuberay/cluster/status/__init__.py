@@ -7,17 +7,29 @@ from kuberay.cluster.connection import Cluster
 from kuberay.cluster.errors import ClusterError, Refused, UnknownKind
 from kuberay.cluster.manifests import Manifest, title
 from kuberay.cluster.status import jobs, ray_cluster, ray_service
-from kuberay.cluster.status.state import Phase, State, Workload
+from kuberay.cluster.status.queueing import held
+from kuberay.cluster.status.state import Finding, Phase, State, Workload
 from kuberay.cluster.status.surroundings import Surroundings, look_around
 
 LOOK_AGAIN_S = 2.0
 FAILURES_IN_A_ROW = 10  # each after retries of its own: some minutes
-READERS: dict[str, Callable[[Manifest, Surroundings], Workload]] = {
+READERS: dict[str, Callable[[Manifest, Surroundings], tuple[Finding, list[str]]]] = {
     "RayService": ray_service.read,
     "RayJob": jobs.read_ray_job,
     "RayCluster": ray_cluster.read,
     "Job": jobs.read_job,
 }
+"""By kind: the verdict on a live object, as far as it does not depend on who holds it back, and the details."""
+
+
+def read(live: Manifest, around: Surroundings) -> Workload:
+    """A live object of one of these kinds in words."""
+    verdict, details = READERS[live["kind"]](live, around)
+    if live["metadata"].get("deletionTimestamp"):
+        verdict = Finding(Phase.DELETING, "is being deleted")
+    elif verdict.phase not in (Phase.DONE, Phase.FAILED):
+        verdict = held(live, around) or verdict
+    return Workload(verdict.phase, f"{live['metadata']['name']} {verdict.text}", tuple(details))
 
 
 def observe(cluster: Cluster, objects: Sequence[Manifest]) -> State:
@@ -34,13 +46,12 @@ def observe(cluster: Cluster, objects: Sequence[Manifest]) -> State:
         if found is not None and manifest["kind"] in READERS:
             live.setdefault(found["metadata"]["namespace"], []).append(found)
         elif found is None and manifest["kind"] in READERS:
-            name = manifest["metadata"]["name"]
-            workloads.append(Workload(manifest["kind"], name, Phase.ABSENT, f"{name} {lack}"))
+            workloads.append(Workload(Phase.ABSENT, f"{manifest['metadata']['name']} {lack}"))
         elif found is None:
             missing.append(f"{title(manifest)} {lack}")
     for namespace, items in live.items():
         around = look_around(cluster, namespace, items)
-        workloads += [READERS[item["kind"]](item, around) for item in items]
+        workloads += [read(item, around) for item in items]
     return State(tuple(workloads), tuple(missing))
 
 

@@ -8,9 +8,8 @@ from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status import pods, slices
 from kuberay.cluster.status.events import one_line
 from kuberay.cluster.status.placement import slice_shape
-from kuberay.cluster.status.queueing import DELETED, held
-from kuberay.cluster.status.slices import PHASES, Slice, Works
-from kuberay.cluster.status.state import Finding, Phase, PodState, Step, Workload
+from kuberay.cluster.status.slices import Slice, Works
+from kuberay.cluster.status.state import Finding, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import RAY_CLUSTER, RAY_GROUP, REPLICA_NAME
 
@@ -34,7 +33,7 @@ class Count:
 @dataclass(frozen=True)
 class RayClusterView:
     live: Manifest
-    head: PodState
+    head: Finding
     slices: tuple[Slice, ...]
     refusals: tuple[Finding, ...]  # what the operator could not make
     outdated: tuple[str, ...]  # Pods that are not what the spec says
@@ -45,7 +44,9 @@ class RayClusterView:
 
     @property
     def head_finding(self) -> Finding | None:
-        return None if self.head.step == Step.READY else Finding(PHASES[self.head.step], f"the head {self.head.words}")
+        if self.head.phase == Phase.READY:
+            return None
+        return Finding(max(Phase.STARTING, self.head.phase), f"the head {self.head.text}")
 
     @property
     def findings(self) -> list[Finding]:
@@ -55,7 +56,7 @@ class RayClusterView:
 
     @property
     def lines(self) -> list[str]:
-        parts = [f"head {self.head.words}", *(item.line() for item in self.slices)]
+        parts = [f"head {self.head.text}", *(item.line() for item in self.slices)]
         return [f"Ray cluster {self.name}:", *(f"  {line}" for line in parts)]
 
     def count(self, group: str | None = None) -> Count:
@@ -73,7 +74,7 @@ class RayClusterView:
 def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = None) -> RayClusterView:
     """`when` says of a group when its slices work, where that is not: when all hosts are ready."""
     heads = [pods.read(pod, around) for pod in around.ray_pods(live, "head")]
-    head = min(heads, key=lambda state: state.step, default=PodState("", Step.MISSING, "has no Pod yet"))
+    head = min(heads, key=lambda state: state.phase, default=Finding(Phase.STARTING, "has no Pod yet"))
     parts = slices.of_ray_cluster(live, around, when or {})
     outdated = (*_forgotten(live, around.ray_pods(live, "worker")), *_outdated(live, around))
     return RayClusterView(live, head, tuple(parts), tuple(refusals(live, around)), outdated)
@@ -123,24 +124,15 @@ def refusals(live: Manifest, around: Surroundings) -> Sequence[Finding]:
     return []
 
 
-def read(live: Manifest, around: Surroundings) -> Workload:
+def read(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
     """A RayCluster that stands alone."""
-    name = live["metadata"]["name"]
     seen = view(live, around)
-
-    def workload(phase: Phase, verdict: str) -> Workload:
-        return Workload("RayCluster", name, phase, f"{name} {verdict}", (*seen.outdated, *seen.lines))
-
-    if live["metadata"].get("deletionTimestamp"):
-        return workload(*DELETED)
-    if (verdict := held(live, around)) is not None:
-        return workload(*verdict)
-    if seen.findings:
-        return workload(seen.findings[0].phase, opening(seen.findings[0]))
-    return workload(Phase.READY, f"is ready: {seen.count()} up")
+    gravest = next(iter(seen.findings), None)
+    verdict = opening(gravest) if gravest else Finding(Phase.READY, f"is ready: {seen.count()} up")
+    return verdict, [*seen.outdated, *seen.lines]
 
 
-def opening(found: Finding) -> str:
-    """How a verdict begins for the gravest finding."""
+def opening(found: Finding) -> Finding:
+    """The verdict on what the gravest finding keeps from coming up."""
     words = {Phase.TROUBLE: "does not come up", Phase.WAITING: "waits for capacity"}
-    return f"{words.get(found.phase, 'is starting')}: {found.text}"
+    return Finding(max(Phase.STARTING, found.phase), f"{words.get(found.phase, 'is starting')}: {found.text}")

@@ -9,10 +9,10 @@ from kuberay.cluster.rollout.serve_config import applications, serve_config
 from kuberay.cluster.status import ray_cluster
 from kuberay.cluster.status.events import one_line
 from kuberay.cluster.status.placement import slice_shape
-from kuberay.cluster.status.queueing import DELETED, UNSEEN, held
+from kuberay.cluster.status.queueing import UNSEEN
 from kuberay.cluster.status.ray_cluster import Count, RayClusterView, opening
 from kuberay.cluster.status.slices import Works
-from kuberay.cluster.status.state import Finding, Phase, Workload
+from kuberay.cluster.status.state import Finding, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.cluster.workers import group_name
 
@@ -27,23 +27,20 @@ DEPLOYMENT_PHASES = {"UNHEALTHY": Phase.TROUBLE, "DEPLOY_FAILED": Phase.TROUBLE}
 MESSAGE_LINES = 15
 
 
-def read(live: Manifest, around: Surroundings) -> Workload:
-    name = live["metadata"]["name"]
+def read(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
     status = live.get("status") or {}
     when = _when_slices_work(live)
     seen = [ray_cluster.view(item, around, when) for item in around.ray_clusters_of(live)]
     views = {view.name: view for view in seen}
-    sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
-    phase, verdict = _verdict(live, status, views, sides, around)
-    behind = _behind(live, seen)
-    if phase == Phase.READY and behind:
-        verdict += f"; {behind[0]}" + (f" (and {len(behind) - 1} more)" if len(behind) > 1 else "")
-    details: list[str] = behind if len(behind) > 1 or phase != Phase.READY else []
-    for side in sides:
-        details += _application_lines(side)
-    for view in views.values():
-        details += view.lines
-    return Workload("RayService", name, phase, f"{name} {verdict}", tuple(details))
+    active, pending = sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
+    verdict = _starting(live, active, pending, views, around) or _serving(live, active, pending, views)
+    details = behind = _behind(live, seen)
+    if verdict.phase == Phase.READY and behind:
+        more = f" (and {len(behind) - 1} more)" if len(behind) > 1 else ""
+        verdict = Finding(Phase.READY, f"{verdict.text}; {behind[0]}{more}")
+        details = behind if more else []
+    details = details + [line for side in sides for line in _application_lines(side)]
+    return verdict, details + [line for view in seen for line in view.lines]
 
 
 def _behind(live: Manifest, seen: list[RayClusterView]) -> list[str]:
@@ -56,47 +53,43 @@ def _behind(live: Manifest, seen: list[RayClusterView]) -> list[str]:
     return lines + [line for view in seen for line in view.outdated]
 
 
-def _verdict(
+def _starting(
     live: Manifest,
-    status: dict[str, Any],
+    active: dict[str, Any],
+    pending: dict[str, Any],
     views: dict[str, RayClusterView],
-    sides: list[dict[str, Any]],
     around: Surroundings,
-) -> tuple[Phase, str]:
-    active, pending = sides
-    serving = condition(live, "Ready")
-    ready = serving.get("status") == "True" or (not serving and status.get("serviceStatus") == "Running")
-    if live["metadata"].get("deletionTimestamp"):
-        return DELETED
+) -> Finding | None:
+    """The verdict on a service that has not come up yet, or never will; None for one that the operator calls Ready."""
+    status, serving = live.get("status") or {}, condition(live, "Ready")
+    said = one_line(serving.get("message"))
     if serving.get("reason") == "InitializingTimeout":
-        said = one_line(serving.get("message"))
-        return Phase.FAILED, f"took too long to start, and the operator gave up: {said}. Delete it and apply it again"
+        text = f"took too long to start, and the operator gave up: {said}. Delete it and apply it again"
+        return Finding(Phase.FAILED, text)
     if serving.get("reason") == "ValidationFailed":
-        return Phase.FAILED, f"was refused by the operator: {one_line(serving.get('message'))}"
-    if (verdict := held(live, around)) is not None:
-        return verdict
+        return Finding(Phase.FAILED, f"was refused by the operator: {said}")
     if not status and not views:
         refused = ray_cluster.refusals(live, around)
-        return (Phase.TROUBLE, opening(refused[0])) if refused else UNSEEN
-    if not ready:
+        return opening(refused[0]) if refused else UNSEEN
+    if not (serving.get("status") == "True" or (not serving and status.get("serviceStatus") == "Running")):
         side = pending if pending.get("rayClusterName") in views else active
         side = side or {"rayClusterName": next(reversed(views), "")}
-        found = _gravest(side, views)
-        if found is not None:
-            return max(Phase.STARTING, found.phase), opening(found)
+        if (found := _gravest(side, views)) is not None:
+            return opening(found)
         if not side.get("applicationStatuses"):
-            return Phase.STARTING, "is starting: its Pods are up, and Serve has not been given the applications yet"
-        said = one_line(serving.get("message")) or "the operator does not say why"
-        return Phase.STARTING, f"is starting: its Pods and applications run, and no Pod serves yet ({said})"
+            text = "is starting: its Pods are up, and Serve has not been given the applications yet"
+            return Finding(Phase.STARTING, text)
+        why = said or "the operator does not say why"
+        return Finding(Phase.STARTING, f"is starting: its Pods and applications run, and no Pod serves yet ({why})")
     # Only now: as long as a service starts, the operator writes no new generation into its status.
     if status.get("observedGeneration", live["metadata"]["generation"]) < live["metadata"]["generation"]:
-        return Phase.STARTING, "has been changed, and the operator has not looked at the change yet"
-    return _ready_verdict(live, active, pending, views)
+        return Finding(Phase.STARTING, "has been changed, and the operator has not looked at the change yet")
+    return None
 
 
-def _ready_verdict(
+def _serving(
     live: Manifest, active: dict[str, Any], pending: dict[str, Any], views: dict[str, RayClusterView]
-) -> tuple[Phase, str]:
+) -> Finding:
     """The operator calls it Ready as soon as anything listens, the head's proxy too. Whether it serves is seen here."""
     view = views.get(active.get("rayClusterName", ""))
     counts = _counts(live, view) if view is not None else {}
@@ -106,9 +99,9 @@ def _ready_verdict(
             reason = _gravest(pending, views)
             routed = pending.get("trafficRoutedPercent")
             share = f", {routed} % of the traffic goes to the new cluster" if routed is not None else ""
-            why = f": the new cluster {opening(reason)}" if reason is not None else ""
-            phase = max(Phase.STARTING, reason.phase if reason else Phase.STARTING)
-            return phase, f"serves ({served}) and is being {what}{share}{why}"
+            new = opening(reason) if reason is not None else None
+            why = f": the new cluster {new.text}" if new else ""
+            return Finding(new.phase if new else Phase.STARTING, f"serves ({served}) and is being {what}{share}{why}")
     asked = [group for group, count in counts.items() if count.asked]
     idle = [group for group in asked if not counts[group].working]
     nothing = bool(asked) and idle == asked
@@ -117,15 +110,15 @@ def _ready_verdict(
     parts = [found for part in view.slices if (found := part.finding()) is not None] if view else []
     found = max([*parts, *(view.refusals if view else ()), *grave], key=lambda item: item.phase, default=None)
     why = f": {found.text}" if found is not None else ""
+    phase = max(Phase.STARTING, found.phase) if found is not None else Phase.STARTING
     if nothing:
-        return max(Phase.STARTING, found.phase if found else Phase.STARTING), f"does not serve ({served}){why}"
+        return Finding(phase, f"does not serve ({served}){why}")
     if idle or grave:
         only = f"; nothing of {', '.join(idle)} does" if idle else ""
-        phase = max(Phase.STARTING, found.phase if found else Phase.STARTING)
-        return phase, f"serves, but not all is well ({served}{only}){why}"
+        return Finding(phase, f"serves, but not all is well ({served}{only}){why}")
     if any(count.working < count.asked for count in counts.values()):
-        return Phase.READY, f"serves, but not with all it has ({served}){why}"
-    return Phase.READY, f"is ready: {served}"
+        return Finding(Phase.READY, f"serves, but not with all it has ({served}){why}")
+    return Finding(Phase.READY, f"is ready: {served}")
 
 
 def _counts(live: Manifest, view: RayClusterView) -> dict[str, Count]:

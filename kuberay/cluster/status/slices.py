@@ -9,21 +9,9 @@ from itertools import count
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status import pods as pod_states
 from kuberay.cluster.status.placement import slice_shape
-from kuberay.cluster.status.state import Finding, Phase, PodState, Step
+from kuberay.cluster.status.state import Finding, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import HOST_INDEX, JOB_COMPLETION_INDEX, RAY_GROUP, REPLICA_INDEX, REPLICA_NAME
-
-PHASES = {
-    Step.DONE: Phase.RUNNING,
-    Step.READY: Phase.RUNNING,
-    Step.NOT_READY: Phase.STARTING,
-    Step.CREATING: Phase.STARTING,
-    Step.LEAVING: Phase.STARTING,
-    Step.MISSING: Phase.STARTING,
-    Step.GATED: Phase.WAITING,
-    Step.NO_NODE: Phase.WAITING,
-    Step.ERROR: Phase.TROUBLE,
-}
 
 IDLE = "runs, and serves nothing: no replica on it answers"
 
@@ -43,36 +31,36 @@ class Slice:
     group: str
     index: int
     shape: str
-    hosts: tuple[PodState, ...]
+    hosts: tuple[Finding, ...]
     when: Works = Works.ALL
     name: str = ""
 
-    def count(self, *steps: Step) -> int:
-        return sum(host.step in steps for host in self.hosts)
+    def count(self, *phases: Phase) -> int:
+        return sum(host.phase in phases for host in self.hosts)
 
     @property
     def running(self) -> bool:
-        return self.count(Step.READY, Step.NOT_READY) == len(self.hosts)
+        return self.count(Phase.READY, Phase.RUNNING) == len(self.hosts)
 
     @property
     def idle(self) -> bool:
-        return self.when is Works.ONE and self.running and not self.count(Step.READY)
+        return self.when is Works.ONE and self.running and not self.count(Phase.READY)
 
     @property
     def works(self) -> bool:
-        ready = self.count(Step.READY)
+        ready = self.count(Phase.READY)
         if self.when is Works.ALL:
             return ready == len(self.hosts)
         return self.running and (ready > 0 or self.when is Works.NONE)
 
     def finding(self) -> Finding | None:
         """What keeps this slice from working, or None."""
-        if self.works or all(host.step == Step.DONE for host in self.hosts):
+        if self.works or all(host.phase == Phase.DONE for host in self.hosts):
             return None
         if self.idle:  # of all that there may be to say the least
             return Finding(Phase.RUNNING, f"{self._title} {IDLE}")
-        worst = max(host.step for host in self.hosts)
-        return Finding(PHASES[worst], f"{self._title} {self._words(worst)}")
+        worst = max(host.phase for host in self.hosts)
+        return Finding(max(Phase.STARTING, worst), f"{self._title} {self._words(worst)}")
 
     def line(self) -> str:
         title = f"{self._title} ({self.shape})" if self.shape else self._title
@@ -81,24 +69,24 @@ class Slice:
             return f"{title} {words[self.when]}"
         if self.idle:
             return f"{title} {IDLE}"
-        steps = sorted({host.step for host in self.hosts} - {Step.READY}, reverse=True)
-        return f"{title}: {'; '.join(self._words(step) for step in steps)}"
+        phases = sorted({host.phase for host in self.hosts} - {Phase.READY}, reverse=True)
+        return f"{title}: {'; '.join(self._words(phase) for phase in phases)}"
 
     @property
     def _title(self) -> str:
         return self.name or f"{'slice' if self.shape else 'worker'} {self.index} of group {self.group}"
 
-    def _words(self, step: Step) -> str:
-        """What the hosts at this step say; "has 1 of 2 hosts up" where the slice is of several."""
+    def _words(self, phase: Phase) -> str:
+        """What the hosts in this phase say; "has 1 of 2 hosts up" where the slice is of several."""
         told: dict[str, list[int]] = defaultdict(list)
         for index, host in enumerate(self.hosts):
-            if host.step == step:
-                told[host.words].append(index)
+            if host.phase == phase:
+                told[host.text].append(index)
         if len(self.hosts) == 1:
             return next(iter(told))
         if len(told) == 1 and len(next(iter(told.values()))) == len(self.hosts):
             return f"(each of its {len(self.hosts)} hosts) {next(iter(told))}"
-        up = self.count(Step.READY, Step.DONE, *([] if self.when is Works.ALL else [Step.NOT_READY]))
+        up = self.count(Phase.READY, Phase.DONE, *([] if self.when is Works.ALL else [Phase.RUNNING]))
         hosts = "; ".join(f"{_hosts(indices)} {words}" for words, indices in told.items())
         return f"has {up} of {len(self.hosts)} hosts up: {hosts}"
 
@@ -159,8 +147,8 @@ def of_job(job: Manifest, pods: Sequence[Manifest], around: Surroundings) -> Sli
     return Slice("", 0, shape, states, name="its slice" if shape else "its Pod" if wanted == 1 else "the job")
 
 
-def _state(pod: Manifest | None, around: Surroundings) -> PodState:
-    return PodState("", Step.MISSING, "has no Pod yet") if pod is None else pod_states.read(pod, around)
+def _state(pod: Manifest | None, around: Surroundings) -> Finding:
+    return Finding(Phase.STARTING, "has no Pod yet") if pod is None else pod_states.read(pod, around)
 
 
 def _age(pod: Manifest) -> tuple[str, str]:

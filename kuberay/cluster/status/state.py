@@ -5,11 +5,11 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """How a workload stands. The greater, the more a person should look at it first."""
+    """How a workload or a Pod stands. The greater, the more a person should look at it first."""
 
-    DONE = 0  # a job that ended well
+    DONE = 0  # a job, or a Pod, that ended well
     READY = 1
-    RUNNING = 2  # a job at work
+    RUNNING = 2  # a job at work; a Pod whose readiness probe says no
     STARTING = 3
     SUSPENDED = 4
     DELETING = 5
@@ -19,32 +19,10 @@ class Phase(IntEnum):
     FAILED = 9  # over, and badly
 
 
-class Step(IntEnum):
-    """How far one Pod has come. The greater, the more it explains why the rest does not work."""
-
-    DONE = 0
-    READY = 1
-    NOT_READY = 2  # runs, and its readiness probe says no
-    CREATING = 3
-    LEAVING = 4
-    MISSING = 5  # the operator has not made it
-    GATED = 6
-    NO_NODE = 7
-    ERROR = 8  # image, configuration, crash
-
-
-@dataclass(frozen=True)
-class PodState:
-    """`words` go on from the Pod's name: "is ready", "needs a node with ..."."""
-
-    name: str
-    step: Step
-    words: str
-
-
 @dataclass(frozen=True)
 class Finding:
-    """One reason why something is not ready, as a sentence without its full stop."""
+    """How something stands, in words that go on from its name ("is ready", "needs a node with ...") or that are a
+    sentence without its full stop."""
 
     phase: Phase
     text: str
@@ -54,8 +32,6 @@ class Finding:
 class Workload:
     """A RayService, RayJob, RayCluster or Job. The verdict is one sentence, the details are lines below it."""
 
-    kind: str
-    name: str
     phase: Phase
     verdict: str
     details: tuple[str, ...] = ()

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from kuberay.cluster.connection import Cluster
 from kuberay.cluster.errors import Refused, UnknownKind
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status.events import Events
 from ray_configs.labels import ACCELERATOR, JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, QUEUE, RAY_CLUSTER, RAY_NODE_TYPE
-
-if TYPE_CHECKING:
-    from kuberay.cluster.connection import Cluster
 
 
 @dataclass(frozen=True)
@@ -53,41 +50,29 @@ class Surroundings:
         return next(entries, None)
 
 
-def look_around(cluster: "Cluster", namespace: str, live: Sequence[Manifest]) -> Surroundings:
+def look_around(cluster: Cluster, namespace: str, live: Sequence[Manifest]) -> Surroundings:
     """Lists what explains these live workloads of one namespace, with a handful of requests however many Pods."""
-    ray_clusters = [item for item in live if item["kind"] == "RayCluster"]
-    if any(item["kind"] in ("RayService", "RayJob") for item in live):
-        known = {item["metadata"]["name"] for item in ray_clusters}
-        listed = cluster.list("ray.io/v1", "RayCluster", namespace)
-        ray_clusters += [item for item in listed if item["metadata"]["name"] not in known]
-    made = Surroundings(tuple(ray_clusters))
-    rays = [item for item in live if item["kind"].startswith("Ray")]
-    names = {mine["metadata"]["name"] for item in rays for mine in made.ray_clusters_of(item)}
-    jobs = {item["metadata"]["name"] for item in live if item["kind"] in ("Job", "RayJob")}
-    pods = [
-        pod
-        for label, values in ((RAY_CLUSTER, names), (JOB_NAME, jobs))
-        if values
-        for pod in cluster.list("v1", "Pod", namespace, labels=f"{label} in ({','.join(sorted(values))})")
-    ]
+    rays = any(item["kind"].startswith("Ray") for item in live)
+    jobs = any(item["kind"] in ("Job", "RayJob") for item in live)
+    owners = [label for label, there in ((RAY_CLUSTER, rays), (JOB_NAME, jobs)) if there]
     queued = any(QUEUE in labels(item) for item in live)
     return Surroundings(
-        tuple(ray_clusters),
-        tuple(pods),
+        tuple(cluster.list("ray.io/v1", "RayCluster", namespace)) if rays else (),
+        tuple(pod for label in owners for pod in cluster.list("v1", "Pod", namespace, labels=label)),
         Events(cluster.list("v1", "Event", namespace)),
         _nodes(cluster),
         _queue_entries(cluster, namespace) if queued else (),
     )
 
 
-def _nodes(cluster: "Cluster") -> tuple[Manifest, ...] | None:
+def _nodes(cluster: Cluster) -> tuple[Manifest, ...] | None:
     try:
         return tuple(cluster.list("v1", "Node", labels=ACCELERATOR))
     except Refused:  # many people may look into a namespace and not at the nodes
         return None
 
 
-def _queue_entries(cluster: "Cluster", namespace: str) -> tuple[Manifest, ...] | None:
+def _queue_entries(cluster: Cluster, namespace: str) -> tuple[Manifest, ...] | None:
     try:
         return tuple(cluster.list("kueue.x-k8s.io/v1beta1", "Workload", namespace))
     except UnknownKind:

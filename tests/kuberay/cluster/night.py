@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kuberay.cluster.status import READERS
+from kuberay.cluster.status import read
 from kuberay.cluster.status.events import Events
 from kuberay.cluster.status.state import State
 from kuberay.cluster.status.surroundings import Surroundings
@@ -114,7 +114,7 @@ class Night:
             None if self.nodes is None else tuple(self.nodes),
             tuple(self.entries) or None,
         )
-        return State(tuple(READERS[item["kind"]](item, around) for item in objects or [self.service]))
+        return State(tuple(read(item, around) for item in objects or [self.service]))
 
 
 def up() -> Manifest:

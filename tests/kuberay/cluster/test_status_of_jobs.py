@@ -82,7 +82,7 @@ def test_a_failed_job_tells_the_exit_code():
     phase, verdict = told(night, JOB, status={"failed": 1, "conditions": [failed]})
     assert phase == Phase.FAILED
     assert "BackoffLimitExceeded: too often" in verdict
-    assert "its last Pod failed: container ray ended with exit code 3: disk full" in verdict
+    assert "Pod prepare-x failed: container ray ended with exit code 3: disk full" in verdict
 
 
 def test_queued():
