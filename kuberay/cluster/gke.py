@@ -2,24 +2,15 @@
 
 from ray_configs.capacity import KUEUE_VERSION, NEWER_KUEUE_VERSION
 
-RAY = "install the Ray operator add-on: {update} --update-addons=RayOperator=ENABLED"
-KUEUE = (
-    "install Kueue of the version that suits the operator (`python -m kuberay node-pools` chooses): kubectl "
-    "apply --server-side -f https://github.com/kubernetes-sigs/kueue/releases/download/"
-    f"v{KUEUE_VERSION}/manifests.yaml, or v{NEWER_KUEUE_VERSION} with KubeRay 1.6.1 and 1.6.2"
-)
-MONITORING = "turn on managed Prometheus: {update} --enable-managed-prometheus"
-PROMETHEUS_OPERATOR = (
-    "install prometheus-operator, as kube-prometheus-stack does, or set observability.prometheus google"
-)
-GATEWAY = "turn on the Gateway API: {update} --gateway-api=standard"
-
 REMEDIES = {
-    "ray.io": RAY,
-    "kueue.x-k8s.io": KUEUE,
-    "monitoring.googleapis.com": MONITORING,
-    "monitoring.coreos.com": PROMETHEUS_OPERATOR,
-    "gateway.networking.k8s.io": GATEWAY,
+    "ray.io": "install the Ray operator add-on: {update} --update-addons=RayOperator=ENABLED",
+    "kueue.x-k8s.io": "install Kueue of the version that suits the operator (`python -m kuberay node-pools` chooses): "
+    "kubectl apply --server-side -f https://github.com/kubernetes-sigs/kueue/releases/download/"
+    f"v{KUEUE_VERSION}/manifests.yaml, or v{NEWER_KUEUE_VERSION} with KubeRay 1.6.1 and 1.6.2",
+    "monitoring.googleapis.com": "turn on managed Prometheus: {update} --enable-managed-prometheus",
+    "monitoring.coreos.com": "install prometheus-operator, as kube-prometheus-stack does, or set "
+    "observability.prometheus google",
+    "gateway.networking.k8s.io": "turn on the Gateway API: {update} --gateway-api=standard",
 }
 
 

@@ -6,14 +6,12 @@ Linux ties a child's life to the thread that started it.
 
 import contextlib
 import os
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from kuberay.local import LocalError, ServiceFailed, container
-from kuberay.local.dashboard import DashboardNode
 from kuberay.local.hosts import Host, HostsPlan, LocalSlice
 from kuberay.local.raylet import Raylet, Site
 
@@ -48,8 +46,6 @@ class RunningSlice:
         self.failures: Counter[str] = Counter()
         """Starts of a host that failed."""
         self.gone_since = 0.0
-        self.draining: dict[str, float] = {}
-        """Hosts that are being drained, and when their time is over."""
 
     @property
     def up(self) -> int:
@@ -67,16 +63,14 @@ class EmulatedCluster:
         container.become_subreaper()
         self.slices = [RunningSlice(slice) for slice in plan.slices]
         self._head_attempts = 1
-        self._messengers: list[subprocess.Popen[bytes]] = []
-        """Processes that tell Ray something, and end."""
         self.head = self._start(plan.head, head=True)
 
     @property
     def ready(self) -> bool:
         return self.head.up and all(running.phase is SlicePhase.up for running in self.slices)
 
-    def kill(self, wanted: str) -> str:
-        """Let a host die as if its machine had; returns its name. Raises LocalError."""
+    def kill(self, wanted: str) -> None:
+        """Let a host die as if its machine had. Raises LocalError."""
         place, host = self._plan.find(wanted)
         running, name = self.slices[place], host.name
         raylet = running.raylets.get(name)
@@ -85,29 +79,6 @@ class EmulatedCluster:
         raylet.stop()
         raylet.wait(STOP_TIMEOUT_S)
         running.why = f"host {name} was killed"
-        return name
-
-    def drain(self, wanted: str, nodes: Mapping[str, DashboardNode]) -> str:
-        """Drain a host as `ray start --block` does when its Pod is told to stop; returns its name.
-
-        Ray hands over what runs there, and the host ends when nothing does, or when its time is over.
-
-        Args:
-            nodes: Ray's, by the hosts' names.
-
-        Raises:
-            LocalError: there is no such host, or it is not up.
-        """
-        place, host = self._plan.find(wanted)
-        running, name = self.slices[place], host.name
-        raylet = running.raylets.get(name)
-        if raylet is None or not raylet.up or name not in nodes:
-            raise LocalError(f"host {name} is not up; its slice is {running.phase.value}")
-        seconds = raylet.drain_s
-        self._messengers.append(raylet.drain(nodes[name].id))
-        running.draining[name] = time.monotonic() + seconds
-        self._say(f"host {name} is being drained; requests that have begun have {seconds:.0f} s to end")
-        return name
 
     def tick(self, alive: Callable[[], set[str]]) -> None:
         """Look after everything once.
@@ -144,9 +115,6 @@ class EmulatedCluster:
         return container.kill_descendants()
 
     def _look_after(self, running: RunningSlice, alive: Callable[[], set[str]]) -> None:
-        for name, deadline in running.draining.items():
-            if time.monotonic() > deadline and name in running.raylets:
-                running.raylets[name].stop()
         ended = [raylet for raylet in running.raylets.values() if not raylet.look()]
         match running.phase:
             case SlicePhase.starting | SlicePhase.up if ended:
@@ -184,9 +152,7 @@ class EmulatedCluster:
 
     def _take_down(self, running: RunningSlice, ended: Raylet) -> None:
         if ended.host.name not in running.why:
-            drained = ended.host.name in running.draining
-            running.why = f"host {ended.host.name} {'was drained' if drained else 'ended'}"
-        running.draining.clear()
+            running.why = f"host {ended.host.name} ended"
         others = len(running.slice.hosts) - 1
         whole = f"; its slice is recreated whole, the other {others} too" if others else "; it is recreated"
         self._say(running.why + whole)
@@ -206,9 +172,7 @@ class EmulatedCluster:
     def _end_orphans(self) -> None:
         """What somebody else's kill of a container left is ours now, and must not live on beside its successor."""
         raylets = [self.head, *(raylet for running in self.slices for raylet in running.raylets.values())]
-        self._messengers = [messenger for messenger in self._messengers if messenger.poll() is None]
-        known = frozenset([*(raylet.pid for raylet in raylets), *(messenger.pid for messenger in self._messengers)])
-        for pid in container.descendants(os.getpid(), known):
+        for pid in container.descendants(os.getpid(), frozenset(raylet.pid for raylet in raylets)):
             container.kill(pid)
             # A child of one of them is not ours yet: it comes to us when that one is gone.
             with contextlib.suppress(ChildProcessError):

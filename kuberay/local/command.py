@@ -29,14 +29,6 @@ def local(
             show_default=False,
         ),
     ] = None,
-    drain_host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SLICE:HOST",
-            help="Drain a host, as `kubectl drain` of its node would: requests that have begun may end.",
-            show_default=False,
-        ),
-    ] = None,
     project: Project = None,
     bucket: Bucket = None,
 ) -> None:
@@ -51,10 +43,8 @@ def local(
     service = read_config(config, Placeholders(project, bucket)).config
     if not isinstance(service, Service):
         raise Refusal(f"{config} is a job; only a service runs locally")
-    if kill_host and drain_host:
-        raise Refusal("--kill-host and --drain-host are two things to try; give one at a time")
     try:
-        run(service, Wishes(port, tiny, hosts_per_slice, slices, kill_host, drain_host))
+        run(service, Wishes(port, tiny, hosts_per_slice, slices, kill_host))
     except ServiceFailed as failure:
         typer.secho(f"podslice: {failure}", err=True)
         raise typer.Exit(1) from failure

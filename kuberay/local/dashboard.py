@@ -21,8 +21,6 @@ class DashboardNode:
 
     labels: dict[str, str]
     resources: dict[str, float]
-    id: str = ""
-    """Ray's."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Dashboard:
         reply = self._client.get("/api/v0/nodes", params={"detail": "true", "limit": 10000})
         reply.raise_for_status()
         return {
-            node["node_name"]: DashboardNode(node["labels"], node["resources_total"], node["node_id"])
+            node["node_name"]: DashboardNode(node["labels"], node["resources_total"])
             for node in reply.json()["data"]["result"]["result"]
             if node["state"] == "ALIVE"
         }

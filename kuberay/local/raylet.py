@@ -1,7 +1,6 @@
 """One emulated host: `ray start` in a container of its own, with the environment that its Pod would have."""
 
 import importlib.util
-import math
 import os
 import subprocess
 import sys
@@ -17,8 +16,6 @@ from kuberay.local.hosts import Host
 OBJECT_STORE_BYTES = 80 * 2**20
 """Near Ray's least. Requests and answers of direct ingress do not pass through it."""
 TAIL = 30
-DRAIN_S = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
-"""Variable that says so; Ray's default is half a minute."""
 NOT_FROM_HERE = ("RAY_", "TPU_", "MEGASCALE_", "PODSLICE_")
 """Prefixes of variables that no container would inherit, and that would change what Ray or the apps do."""
 
@@ -56,12 +53,11 @@ class Raylet:
         self.up = False
         self.log = site.folder / "hosts" / f"{host.name}.log"
         self.log.parent.mkdir(exist_ok=True)
-        self._environment = environment(host, site, ports)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 # Without site-packages: it needs none of them, and there may be many of it.
                 [sys.executable, "-I", "-S", container.__file__, str(os.getpid()), *ray_start(host, site, head)],
-                env=self._environment,
+                env=environment(host, site, ports),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -87,19 +83,6 @@ class Raylet:
     def stop(self) -> None:
         """Ask for its end, which takes a moment: nothing in it is warned."""
         self._process.terminate()
-
-    @property
-    def drain_s(self) -> float:
-        """How long it drains when it is told to stop."""
-        return float(self.host.env.get(DRAIN_S, "30"))
-
-    def drain(self, node_id: str) -> "subprocess.Popen[bytes]":
-        """Have Ray drain it. Returns the process that tells Ray so."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--node-id={node_id}"]
-        command += [f"--address={self._environment['RAY_ADDRESS']}", "--reason=DRAIN_NODE_REASON_PREEMPTION"]
-        command += ["--reason-message=told to stop", f"--deadline-remaining-seconds={math.ceil(self.drain_s)}"]
-        with self.log.open("ab") as log:
-            return subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait(self, timeout_s: float) -> None:
         try:

@@ -39,18 +39,10 @@ class Wishes:
     slices: int | None = None
     kill_host: str | None = None
     """`SLICE:HOST`: as soon as the service is ready."""
-    drain_host: str | None = None
-    """Likewise."""
-
-    @property
-    def trials(self) -> dict[str, str]:
-        """What is to be tried on which host."""
-        wanted = {"kill_host": self.kill_host, "drain_host": self.drain_host}
-        return {trial: host for trial, host in wanted.items() if host}
 
 
 def run(service: Service, wishes: Wishes) -> None:
-    """Blocks until SIGINT, SIGTERM or SIGHUP. If a run is there already, asks it to try what is wished, and returns.
+    """Blocks until SIGINT, SIGTERM or SIGHUP. If a run is there already, asks it to let a host die, and returns.
 
     Raises:
         LocalError: it cannot run here.
@@ -61,7 +53,13 @@ def run(service: Service, wishes: Wishes) -> None:
         raise LocalError("needs Linux, whose kernel tells apart and ends what each host started; use a container")
     folder = RunFolder(wishes.port)
     if not folder.acquire():
-        _ask_the_other(folder, service, wishes)
+        if not wishes.kill_host:
+            raise LocalError(
+                f"a service runs on port {wishes.port} already; choose another --port, or give --kill-host SLICE:HOST "
+                "to let one of its hosts die"
+            )
+        folder.ask(wishes.kill_host)
+        _say(f"asked the run on port {wishes.port}; its terminal shows what becomes of it")
         return
     with _on(_interrupt):
         try:
@@ -77,8 +75,8 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(wishes.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
-    for host in wishes.trials.values():
-        plan.find(host)  # a mistake is said now, not after minutes
+    if wishes.kill_host:
+        plan.find(wishes.kill_host)  # a mistake is said now, not after minutes
     for sentence in (*scaled.said, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
@@ -130,8 +128,11 @@ class _Run:
 
     def _once(self) -> None:
         self._cluster.tick(self._alive)
-        if request := self._folder.request():
-            request.answer(**self._obey(request.question))
+        if (host := self._folder.asked()) is not None:
+            try:
+                self._cluster.kill(host)
+            except LocalError as error:
+                _say(str(error))
         if self._cluster.ready and not self._deployed and self._checked():
             self._dashboard.deploy(self._plan.serve_config, self._wishes.port)
             self._deployed = True
@@ -163,28 +164,8 @@ class _Run:
         if not self._ready and declared and all(app.status == "RUNNING" for app in declared):
             self._ready = True
             _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._wishes.port}  (Ctrl-C stops it)")
-            for trial, host in self._wishes.trials.items():
-                self._try(trial, host)
-
-    def _obey(self, question: dict[str, object]) -> dict[str, object]:
-        if question.get("service") != self._plan.name:
-            return {"error": f"port {self._wishes.port} serves {self._plan.name}, not {question.get('service')}"}
-        for trial in ("kill_host", "drain_host"):
-            if trial in question:
-                try:
-                    return {"done": self._try(trial, str(question[trial]))}
-                except LocalError as error:
-                    return {"error": str(error)}
-        return {"error": f"{question} asks for nothing that a run can do"}
-
-    def _try(self, trial: str, wanted: str) -> str:
-        """What became of it. Raises LocalError."""
-        if trial == "kill_host":
-            return f"killed {self._cluster.kill(wanted)}"
-        try:
-            return f"draining {self._cluster.drain(wanted, self._dashboard.nodes())}"
-        except httpx.HTTPError as error:
-            raise LocalError(f"Ray could not be asked for its nodes: {error}") from error
+            if self._wishes.kill_host:
+                self._cluster.kill(self._wishes.kill_host)
 
     def _alive(self) -> set[str]:
         try:
@@ -204,8 +185,6 @@ class _Run:
             line = f"{running.slice.kind} {place} {running.slice.name}: {running.up} of {total} hosts up"
             if running.phase is not SlicePhase.up and running.why:
                 line += f"; {running.why}, the {running.slice.kind} is being recreated"
-            for name in running.draining:
-                line += f"; {name} is being drained"
             lines.append(line)
         for app in self._apps:
             states = ", ".join(f"{count} {state}" for state, count in sorted(app.replicas.items())) or "none"
@@ -249,18 +228,6 @@ def _available_gb() -> float | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024 / 1e9
     return None
-
-
-def _ask_the_other(folder: RunFolder, service: Service, wishes: Wishes) -> None:
-    if not wishes.trials:
-        raise LocalError(
-            f"a service runs on port {wishes.port} already; choose another --port, or give --kill-host or --drain-host "
-            "SLICE:HOST to try a failure in it"
-        )
-    answer = folder.ask(service=service.name, **wishes.trials)
-    if "error" in answer:
-        raise LocalError(answer["error"])
-    _say(f"{answer['done']}; the other terminal shows what becomes of it")
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kuberay.observability.series import of_service, picked
+from kuberay.observability.panels import of_service, picked
 from ray_configs.cell import CellConfig
 from ray_configs.cluster.workers import WorkerGroup
 from ray_configs.llm import LLMConfig

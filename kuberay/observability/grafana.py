@@ -4,8 +4,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
-from kuberay.observability.panels import Board, Panel, boards_of
-from kuberay.observability.series import of_service, picked
+from kuberay.observability.panels import Board, Panel, boards_of, of_service, picked
 from ray_configs.service import Service
 
 SCHEMA = 39

@@ -1,7 +1,7 @@
 """The boards' panels as tables: a title, a unit, and a PromQL expression for each line.
 
-In an expression @ stands for the labels that pick the board's series; `@{state="USED"}` adds one. The interval of a
-rate is Grafana's own, which follows the zoom and the time between two scrapes.
+In an expression @ stands for the labels that pick the board's series; `@{state="USED"}` adds one. Alerts have it too.
+The interval of a rate is Grafana's own, which follows the zoom and the time between two scrapes.
 """
 
 from dataclasses import dataclass
@@ -34,6 +34,17 @@ class Board:
     panels: tuple[Panel, ...]
     by_application: str = ""
     """A metric of each application that the reader can choose from; empty: the board is of them all."""
+
+
+def of_service(service: Service) -> tuple[str, str]:
+    """Matchers of all its series: PodMonitoring and PodMonitor alike name the job for the service."""
+    return f'namespace="{service.namespace}"', f'job="{service.name}"'
+
+
+def picked(expression: str, *matchers: str) -> str:
+    """The expression with matchers such as `job="llm"` where it has an @."""
+    inside = ",".join(matchers)
+    return expression.replace("@{", f"{{{inside},").replace("@", f"{{{inside}}}")
 
 
 def rate(metric: str, by: str = "application") -> str:

@@ -34,37 +34,34 @@ def read(live: Manifest, around: Surroundings) -> Workload:
 
 def observe(cluster: Cluster, objects: Sequence[Manifest]) -> State:
     """How these objects stand now. What is not there is part of the answer; only a failing cluster raises."""
-    workloads: list[Workload] = []
-    missing: list[str] = []
+    absent: list[Workload] = []
     live: dict[str, list[Manifest]] = {}
-    for manifest in objects:
+    for manifest in sorted(objects, key=lambda item: item["kind"] not in READERS):
+        lack = "is not applied"
         try:
             found = cluster.get(manifest)
-            lack = "is not applied"
         except UnknownKind as unknown:
-            found, lack = None, f"is not applied: {unknown}"
-        if found is not None and manifest["kind"] in READERS:
+            found, lack = None, f"{lack}: {unknown}"
+        workload = manifest["kind"] in READERS
+        if found is None:
+            name = manifest["metadata"]["name"] if workload else title(manifest)
+            absent.append(Workload(Phase.ABSENT, f"{name} {lack}"))
+        elif workload:
             live.setdefault(found["metadata"]["namespace"], []).append(found)
-        elif found is None and manifest["kind"] in READERS:
-            workloads.append(Workload(Phase.ABSENT, f"{manifest['metadata']['name']} {lack}"))
-        elif found is None:
-            missing.append(f"{title(manifest)} {lack}")
+    there: list[Workload] = []
     for namespace, items in live.items():
         around = look_around(cluster, namespace, items)
-        workloads += [read(item, around) for item in items]
-    return State(tuple(workloads), tuple(missing))
+        there += [read(item, around) for item in items]
+    return State((*there, *absent))
 
 
 def describe(state: State) -> list[str]:
-    """Lines to print. The first is the verdict on the workload that most needs a look."""
-    workloads = sorted(state.workloads, key=lambda workload: -workload.phase)
-    if not workloads:
-        return [f"{item}." for item in state.missing] or ["Everything is applied; there is no workload among it."]
+    """Lines to print. The first is the verdict on what most needs a look."""
     lines: list[str] = []
-    for workload in workloads:
+    for workload in sorted(state.workloads, key=lambda workload: -workload.phase):
         lines.append(f"{workload.verdict}.")
         lines += [f"  {line}" for line in workload.details]
-    return lines + [f"{item}." for item in state.missing]
+    return lines or ["Everything is applied; there is no workload among it."]
 
 
 def watch(

@@ -39,15 +39,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class State:
-    """Of everything that was asked about; `missing` names the plain objects (Services ...) that are not there."""
+    """Of everything that was asked about. Plain objects (Services ...) are among it where they are not there."""
 
     workloads: tuple[Workload, ...]
-    missing: tuple[str, ...] = ()
 
     @property
     def phase(self) -> Phase:
-        absent = [Phase.ABSENT] if self.missing else []
-        return max([workload.phase for workload in self.workloads] + absent, default=Phase.READY)
+        return max((workload.phase for workload in self.workloads), default=Phase.READY)
 
     @property
     def ready(self) -> bool:

@@ -1,6 +1,5 @@
 """What `python -m kuberay local` refuses at once, in a line, with exit status 2; and the folder that runs meet in."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -93,13 +92,21 @@ def test_a_folder_is_one_runs_alone_and_gone_after_it():
     second.release()
 
 
+def test_a_question_is_heard_once():
+    port = serving_port()
+    run, other = RunFolder(port), RunFolder(port)
+    assert run.acquire() and run.asked() is None
+    other.ask("1:3")
+    assert run.asked() == "1:3" and run.asked() is None
+    run.release()
+
+
 def test_what_a_crashed_run_left_is_cleared():
     port = serving_port()
     crashed = RunFolder(port)
     assert crashed.acquire()
     (crashed.path / "token").write_text("old")
-    os.close(crashed._lock)  # as the kernel does for a process that is gone
-    crashed._socket.close()
+    crashed._lock.close()  # as the kernel does for a process that is gone
     after = RunFolder(port)
     assert after.acquire() and not (after.path / "token").exists()
     after.release()
