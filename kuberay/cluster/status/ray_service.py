@@ -16,14 +16,8 @@ from kuberay.cluster.status.state import Finding, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.cluster.workers import group_name
 
-APPLICATION = {
-    "NOT_STARTED": (Phase.STARTING, "has not started"),
-    "DEPLOYING": (Phase.STARTING, "is DEPLOYING: a replica is loading"),
-    "DELETING": (Phase.STARTING, "is being deleted"),
-    "UNHEALTHY": (Phase.TROUBLE, "is UNHEALTHY"),
-    "DEPLOY_FAILED": (Phase.TROUBLE, "is DEPLOY_FAILED"),
-}
-DEPLOYMENT_PHASES = {"UNHEALTHY": Phase.TROUBLE, "DEPLOY_FAILED": Phase.TROUBLE}
+SERVE = {"RUNNING": Phase.READY, "HEALTHY": Phase.READY, "UNHEALTHY": Phase.TROUBLE, "DEPLOY_FAILED": Phase.TROUBLE}
+"""Serve's statuses of applications and deployments; in all others they are on their way."""
 MESSAGE_LINES = 15
 
 
@@ -183,24 +177,26 @@ def _application_findings(side: dict[str, Any], scaling: bool = False) -> list[F
     """What is not right; with `scaling`, deployments too that only scale under a running application."""
     found: list[Finding] = []
     for name, application in (side.get("applicationStatuses") or {}).items():
-        phase, words = APPLICATION.get(application.get("status", ""), (Phase.READY, ""))
-        deployments = [
-            (deployment, DEPLOYMENT_PHASES.get(state.get("status", ""), Phase.STARTING), state)
-            for deployment, state in (application.get("serveDeploymentStatuses") or {}).items()
-            if state.get("status") not in ("HEALTHY", None)
-        ]
-        news = deployments if scaling else [grave for _, grave, _ in deployments if grave == Phase.TROUBLE]
-        if phase == Phase.READY and not news:
-            continue
-        text = f"application {name} {words or 'is RUNNING'}"
-        if said := _gist(application.get("message")):
-            text += f" ({said})"
-        for deployment, _, state in deployments:
-            text += f"; deployment {deployment} is {state['status']}"
-            if said := _gist(state.get("message")):
-                text += f": {said}"
-        found.append(Finding(max([phase, *(grave for _, grave, _ in deployments)]), text))
+        deployments = (application.get("serveDeploymentStatuses") or {}).items()
+        off = [(f"deployment {one}", state) for one, state in deployments if _phase(state) != Phase.READY]
+        parts = [(f"application {name}", application), *off]
+        phase = max(_phase(state) for _, state in parts)
+        if phase == Phase.TROUBLE or _phase(application) != Phase.READY or (scaling and off):
+            found.append(Finding(phase, "; ".join(f"{what} is {_words(state)}" for what, state in parts)))
     return found
+
+
+def _phase(state: dict[str, Any]) -> Phase:
+    return SERVE.get(state.get("status") or "RUNNING", Phase.STARTING)
+
+
+def _words(state: dict[str, Any]) -> str:
+    """Its status, with the gist of what it says: the last line of a traceback, else the first, without full stop."""
+    status = state.get("status") or "RUNNING"
+    lines = (state.get("message") or "").strip().splitlines()
+    said = one_line(lines[-1 if "Traceback" in lines[0] else 0]).rstrip(".") if lines else ""
+    said = said or ("a replica is loading" if status == "DEPLOYING" else "")
+    return f"{status}: {said}" if said else status
 
 
 def _application_lines(side: dict[str, Any]) -> list[str]:
@@ -220,9 +216,3 @@ def _message(state: dict[str, Any], well: str) -> list[str]:
     if state.get("status") == well:
         return []
     return [f"    {line}" for line in (state.get("message") or "").strip().splitlines()[-MESSAGE_LINES:]]
-
-
-def _gist(message: str | None) -> str:
-    """One line of it: the last of a traceback, else the first, without its full stop."""
-    lines = (message or "").strip().splitlines()
-    return one_line(lines[-1 if "Traceback" in lines[0] else 0]).rstrip(".") if lines else ""
