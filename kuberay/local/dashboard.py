@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -99,27 +100,18 @@ class Dashboard:
 
 
 def differences(hosts: tuple[Host, ...], nodes: dict[str, DashboardNode]) -> list[str]:
-    """How Ray's view differs from what GKE would give, a sentence each: labels and resources, missing and excess."""
-    found = [f"{name} is no host of the manifest" for name in nodes.keys() - {host.name for host in hosts}]
-    for host in hosts:
-        node = nodes.get(host.name)
-        if node is None:
-            found.append(f"{host.name} is not in Ray's list of nodes")
-            continue
-        labels = {name: value for name, value in node.labels.items() if name != NODE_ID}
-        resources = {
-            name: amount
-            for name, amount in node.resources.items()
-            if not name.startswith("node:") and name != "object_store_memory"
-        }
-        for what, seen, expected in (
-            ("label", labels, host.seen_labels),
-            ("resource", resources, host.seen_resources),
-        ):
-            for name in sorted(seen.keys() | expected.keys()):
-                if seen.get(name) != expected.get(name):
-                    found.append(
-                        f"{host.name}: {what} {name} is {seen.get(name, 'absent')}, "
-                        f"on GKE it would be {expected.get(name, 'absent')}"
-                    )
-    return found
+    """How Ray's view differs from what GKE would give, a line for each label and resource: missing and excess."""
+    expected = {fact for host in hosts for fact in _facts(host.name, host.seen_labels, host.seen_resources)}
+    seen = {fact for name, node in nodes.items() for fact in _facts(name, node.labels, node.resources)}
+    missing, excess = sorted(expected - seen), sorted(seen - expected)
+    return [*(f"{fact} on GKE, and not here" for fact in missing), *(f"{fact} here, and not on GKE" for fact in excess)]
+
+
+def _facts(host: str, labels: dict[str, str], resources: dict[str, float]) -> Iterator[str]:
+    """What is known of a host, but for what every node has in its own way: its id, address and object store."""
+    for name, value in labels.items():
+        if name != NODE_ID:
+            yield f"{host}: label {name} is {value}"
+    for name, amount in resources.items():
+        if not name.startswith("node:") and name != "object_store_memory":
+            yield f"{host}: resource {name} is {amount}"

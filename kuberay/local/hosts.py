@@ -125,8 +125,16 @@ def plan_of(
         replicas: slices of each elastic group, as far as its bounds allow; None: as the manifest begins.
     """
     spec = ray_service["spec"]["rayClusterConfig"]
-    secrets = _Secrets(environment or {})
+    secrets = environment or {}
     reader = _Reader(ray_service["metadata"], spec["enableInTreeAutoscaling"], address, secrets)
+    pods = (spec["headGroupSpec"], *spec["workerGroupSpecs"])
+    containers = (pod["template"]["spec"]["containers"][0] for pod in pods)
+    taken = {
+        entry["name"]
+        for container in containers
+        for entry in container.get("env", ())
+        if "secretKeyRef" in entry.get("valueFrom", ())
+    }
     slices: list[LocalSlice] = []
     for group in spec["workerGroupSpecs"]:
         slices += (reader.slice(group, i) for i in range(_count(group, replicas, reader.elastic)))
@@ -136,7 +144,7 @@ def plan_of(
         slices=tuple(slices),
         token=spec.get("authOptions", {}).get("mode") == "token",
         serve_config=ray_service["spec"]["serveConfigV2"],
-        absent=tuple(sorted(secrets.absent)),
+        absent=tuple(sorted(taken - secrets.keys())),
     )
 
 
@@ -150,7 +158,7 @@ def _count(group: Mapping[str, Any], wanted: int | None, elastic: bool) -> int:
 class _Reader:
     """Makes hosts of one RayService's Pod templates."""
 
-    def __init__(self, metadata: Mapping[str, Any], elastic: bool, address: str, secrets: "_Secrets"):
+    def __init__(self, metadata: Mapping[str, Any], elastic: bool, address: str, secrets: Mapping[str, str]):
         self.name, self.elastic = metadata["name"], elastic
         self._namespace, self._address, self._secrets = metadata.get("namespace", "default"), address, secrets
 
@@ -214,26 +222,13 @@ def _amount(quantity: str) -> float:
     return float(parse_quantity(quantity))
 
 
-class _Secrets:
-    """Stands in for the cluster's Secrets."""
-
-    def __init__(self, environment: Mapping[str, str]):
-        self._environment = environment
-        self.absent: set[str] = set()
-
-    def __call__(self, name: str) -> str | None:
-        if name not in self._environment:
-            self.absent.add(name)
-        return self._environment.get(name)
-
-
-def _environment(container: Mapping[str, Any], address: str, secrets: _Secrets) -> dict[str, str]:
+def _environment(container: Mapping[str, Any], address: str, secrets: Mapping[str, str]) -> dict[str, str]:
     """The container's variables; `$(NAME)` in a value is one that came before, as Kubernetes has it."""
     env: dict[str, str] = {}
     for entry in container.get("env", ()):
         source: Iterable[str] = entry.get("valueFrom", ())
         if "secretKeyRef" in source:
-            value = secrets(entry["name"])
+            value = secrets.get(entry["name"])
         elif "fieldRef" in source:  # the manifest asks for the node's address and nothing else
             value = address
         else:

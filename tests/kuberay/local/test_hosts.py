@@ -164,8 +164,11 @@ def test_differences_are_named():
     nodes[second.name].labels["ray.io/tpu-worker-id"] = "0"
     nodes["stranger"] = nodes.pop("head")
     assert differences(plan.hosts, nodes) == [
-        "stranger is no host of the manifest",
-        "head is not in Ray's list of nodes",
-        f"{first.name}: resource TPU-v5litepod-8-head is absent, on GKE it would be 1.0",
-        f"{second.name}: label ray.io/tpu-worker-id is 0, on GKE it would be 1",
+        "head: label ray.io/node-group is headgroup on GKE, and not here",
+        "head: resource memory is 8000000000.0 on GKE, and not here",
+        f"{first.name}: resource TPU-v5litepod-8-head is 1.0 on GKE, and not here",
+        f"{second.name}: label ray.io/tpu-worker-id is 1 on GKE, and not here",
+        "stranger: label ray.io/node-group is headgroup here, and not on GKE",
+        "stranger: resource memory is 8000000000.0 here, and not on GKE",
+        f"{second.name}: label ray.io/tpu-worker-id is 0 here, and not on GKE",
     ]
