@@ -49,10 +49,13 @@ class RunFolder:
             self._base.rmdir()
 
     def ask(self, question: str) -> None:
-        """Leave a question for the run that holds it."""
+        """Leave a question for the run that holds it. Raises LocalError where it has only just begun, or ends."""
         written = self._question.with_suffix(".new")
-        written.write_text(question)
-        written.rename(self._question)
+        try:
+            written.write_text(question)
+            written.rename(self._question)
+        except FileNotFoundError as error:
+            raise LocalError(f"the run on port {self.path.name} is starting or ending; try again") from error
 
     def asked(self) -> str | None:
         """What another process asks of this run, if one does."""

@@ -33,7 +33,7 @@ class Count:
 @dataclass(frozen=True)
 class RayClusterView:
     live: Manifest
-    head: Finding
+    head: Slice
     slices: tuple[Slice, ...]
     refusals: tuple[Finding, ...]  # what the operator could not make
     outdated: tuple[str, ...]  # Pods that are not what the spec says
@@ -43,21 +43,14 @@ class RayClusterView:
         return self.live["metadata"]["name"]
 
     @property
-    def head_finding(self) -> Finding | None:
-        if self.head.phase == Phase.READY:
-            return None
-        return Finding(max(Phase.STARTING, self.head.phase), f"the head {self.head.text}")
-
-    @property
     def findings(self) -> list[Finding]:
         """The gravest first; of equally grave ones the head's, without which nothing else comes up."""
-        parts = [self.head_finding, *(part.finding() for part in self.slices), *self.refusals]
+        parts = [*(part.finding() for part in (self.head, *self.slices)), *self.refusals]
         return sorted((found for found in parts if found is not None), key=lambda found: -found.phase)
 
     @property
     def lines(self) -> list[str]:
-        parts = [f"head {self.head.text}", *(item.line() for item in self.slices)]
-        return [f"Ray cluster {self.name}:", *(f"  {line}" for line in parts)]
+        return [f"Ray cluster {self.name}:", *(f"  {part.line()}" for part in (self.head, *self.slices))]
 
     def count(self, group: str | None = None) -> Count:
         """Over one group, or over all that have TPUs (all at all, where none has)."""
@@ -74,7 +67,8 @@ class RayClusterView:
 def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = None) -> RayClusterView:
     """`when` says of a group when its slices work, where that is not: when all hosts are ready."""
     heads = [pods.read(pod, around) for pod in around.ray_pods(live, "head")]
-    head = min(heads, key=lambda state: state.phase, default=Finding(Phase.STARTING, "has no Pod yet"))
+    best = min(heads, key=lambda state: state.phase, default=Finding(Phase.STARTING, "has no Pod yet"))
+    head = Slice("headgroup", 0, "", (best,), name="the head")
     parts = slices.of_ray_cluster(live, around, when or {})
     outdated = (*_forgotten(live, around.ray_pods(live, "worker")), *_outdated(live, around))
     return RayClusterView(live, head, tuple(parts), tuple(refusals(live, around)), outdated)

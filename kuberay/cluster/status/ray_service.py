@@ -100,9 +100,11 @@ def _serving(
     idle = [group for group in asked if not counts[group].working]
     nothing = bool(asked) and idle == asked
     # A slice that is not there is what it lacks; an application that is not right, or the head, is not ready.
-    grave = _application_findings(active, scaling=nothing) + ([view.head_finding] if view and view.head_finding else [])
-    parts = [found for part in view.slices if (found := part.finding()) is not None] if view else []
-    found = max([*parts, *(view.refusals if view else ()), *grave], key=lambda item: item.phase, default=None)
+    grave = _application_findings(active, scaling=nothing)
+    if view is not None and (head := view.head.finding()) is not None:
+        grave.append(head)
+    lacks = view.findings if view is not None else []
+    found = max([*lacks, *grave], key=lambda item: item.phase, default=None)
     why = f": {found.text}" if found is not None else ""
     phase = max(Phase.STARTING, found.phase) if found is not None else Phase.STARTING
     if nothing:

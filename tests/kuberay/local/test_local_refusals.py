@@ -99,6 +99,8 @@ def test_a_question_is_heard_once():
     other.ask("1:3")
     assert run.asked() == "1:3" and run.asked() is None
     run.release()
+    with pytest.raises(LocalError, match="starting or ending; try again"):
+        other.ask("1:3")
 
 
 def test_what_a_crashed_run_left_is_cleared():
