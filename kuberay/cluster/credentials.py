@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 from kubernetes.client import Configuration
 from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
+from kubernetes.config.kube_config import KubeConfigMerger
 
 from kuberay.cluster.errors import ClusterError
 from kuberay.cluster.gke import get_credentials
@@ -29,16 +30,17 @@ def load(context: str | None, kubeconfig: str | None) -> tuple[Configuration, st
         contexts, chosen = list_kube_config_contexts(paths)
         chosen = next((entry for entry in contexts if entry["name"] == context), chosen)
         name, namespace = chosen["name"], chosen["context"].get("namespace") or "default"
+        user = KubeConfigMerger(paths).config["users"].get_with_name(chosen["context"]["user"])["user"]
+        plugin_failed = "exec" in user and not (configuration.api_key or configuration.cert_file)
     except MALFORMED as error:
         source = "This Pod's service account" if in_pod else f"The kubeconfig {paths}"
         raise ClusterError(
             f"{source} cannot be used: {' '.join(str(error).split())}. Choose another file or entry (--kubeconfig, "
             f"--context), or fetch one: `{get_credentials(context)}`."
         ) from error
-    if not (configuration.api_key or configuration.cert_file or configuration.username):
-        # The client only logs what its credential plugin says, and would go on as nobody.
+    if plugin_failed:  # the client only logs what it says, and would go on as nobody
         raise ClusterError(
-            f"The context {name} gives no credentials. If its plugin failed, it has said so above; install it "
+            f"The credential plugin of context {name} failed, as it says above. Install it "
             "(`gcloud components install gke-gcloud-auth-plugin`) or log in again: `gcloud auth login`, then "
             f"`{get_credentials(name)}`."
         )

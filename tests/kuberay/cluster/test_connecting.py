@@ -89,8 +89,14 @@ def test_a_credential_plugin_fails(tmp_path: Path, caplog, command: list[str], s
     plugin = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": command[0], "args": command[1:]}
     said = refusal(path=kubeconfig(tmp_path, exec=plugin))
     assert says in caplog.text
-    assert f"The context {NIGHT} gives no credentials" in said
+    assert f"The credential plugin of context {NIGHT} failed" in said
     assert "gcloud components install gke-gcloud-auth-plugin" in said and "gcloud auth login" in said
+
+
+def test_a_proxy_that_has_the_credentials(tmp_path: Path) -> None:
+    """`kubectl proxy`: the kubeconfig's user needs none."""
+    configuration, _, _ = load(None, kubeconfig(tmp_path, auth="none"))
+    assert not configuration.api_key
 
 
 def test_a_credential_plugin_works(tmp_path: Path) -> None:
