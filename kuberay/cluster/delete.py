@@ -20,12 +20,12 @@ def delete(
     timeout_s: float | None = 600.0,
     force: bool = False,
     progress: Callable[[str], None] = lambda line: None,
-) -> list[str]:
+) -> None:
     """Deletes these objects in reverse order, in the foreground: an object goes after everything that it owns.
 
-    Returns the names of what was deleted; what was gone already is only said. `progress` hears a line whenever there
-    is news. Raises Refused, with nothing deleted, if an object is there that podslice has not applied (unless `force`);
-    ClusterError if something is still there after timeout_s (None: wait for ever); Interrupted on Ctrl-C.
+    `progress` hears a line whenever there is news. Raises Refused, with nothing deleted, if an object is there that
+    podslice has not applied (unless `force`); ClusterError if something is still there after timeout_s (None: wait for
+    ever); Interrupted on Ctrl-C.
     """
     found: list[Manifest] = []
     deleted: list[Manifest] = []
@@ -53,7 +53,6 @@ def delete(
             f"Interrupted. The cluster goes on deleting: {_names(deleted)}. "
             f"Not deleted: {_names(live for live in found if live not in deleted)}. Deleting again is safe."
         ) from None
-    return [title(live) for live in deleted]
 
 
 def _refuse_foreign(found: Sequence[Manifest]) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
-from kuberay.cluster.status.events import Events, one_line, when
+from kuberay.cluster.status.events import Events, one_line
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import ACCELERATOR, FLEX_START, RESERVATION, SPOT, TOPOLOGY
 
@@ -60,14 +60,9 @@ def _such_nodes(pod: Manifest, nodes: Sequence[Manifest] | None) -> str:
 
 
 def _autoscaler(pod: Manifest, events: Events) -> str:
-    news = [
-        event
-        for reason in ("TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
-        if (event := events.last(pod, reason)) is not None
-    ]
-    if not news:
+    event = events.last(pod, "TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
+    if event is None:
         return ""
-    event = max(news, key=when)
     said = one_line(event.get("message"))
     if event["reason"] == "TriggeredScaleUp":
         sizes = re.search(r"(\d+)->(\d+)", said)
