@@ -71,31 +71,31 @@ def wait_until_gone(
 ) -> None:
     """Blocks until the objects and the Pods of their Ray clusters are gone. Raises ClusterError after timeout_s."""
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    left = {title(live): live for live in deleted}
+    left = {live["metadata"]["uid"]: live for live in deleted}
     said: dict[str, str] = {}
     hastened: set[str] = set()
     while True:
-        for name, live in list(left.items()):
-            now = cluster.get(live)
-            made_again = now is not None and now["metadata"]["uid"] != live["metadata"]["uid"]
+        for uid, live in list(left.items()):
+            name, now = title(live), cluster.get(live)
+            made_again = now is not None and now["metadata"]["uid"] != uid
             # Kubernetes can let an object go before Pods that it had only just made.
             pods = [] if made_again else _ray_pods(cluster, now or live)
             if made_again or (now is None and not pods):
                 progress(f"{name}: gone")
-                del left[name]
+                del left[uid]
                 continue
             if _hasten_head(cluster, pods, hastened):
                 progress(f"{name}: its workers are gone, and its head goes now")
-            left[name] = now or live
+            left[uid] = now or live
             waits = _what_holds(now) if now else [f"Pod {pod['metadata']['name']}" for pod in pods]
             holds = f"waits for {', '.join(waits) or 'the cluster'}"
-            if said.get(name) != holds:
-                said[name] = holds
+            if said.get(uid) != holds:
+                said[uid] = holds
                 progress(f"{name}: {holds}")
         if not left:
             return
         if time.monotonic() > deadline:
-            reasons = "; ".join(f"{name} {said[name]}" for name in left)
+            reasons = "; ".join(f"{title(live)} {said[uid]}" for uid, live in left.items())
             raise ClusterError(
                 f"Not gone after {timeout_s:g} s: {reasons}. The cluster goes on deleting. A finalizer that stays is "
                 "held by a controller that is not running; is the operator up?"
