@@ -1,5 +1,5 @@
 # One virtual environment, .venv, made once: a stamp for each set of packages says that it is there. torch_xla, which
-# wants another PyTorch, has its own.
+# wants another PyTorch, has its own, and so have the client libraries, which want another openai.
 PYTHON ?= python3
 VENV := .venv
 SERVE_STAMP := $(VENV)/.installed
@@ -9,11 +9,13 @@ TEST_STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 TORCH_XLA_VENV := .venv-torch-xla
 TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
+CLIENTS_VENV := .venv-clients
+CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 # PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla lint coverage docs demo-model manifests clean
+.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients lint coverage docs demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@. $(VENV)/bin/activate && python -m podslice serve
@@ -48,6 +50,10 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 	@. $(TORCH_XLA_VENV)/bin/activate && PJRT_DEVICE=CPU python -m pytest -k torch_xla $(PYTEST_ARGS) \
 		tests/stable_diffusion/engine/test_pictures.py tests/stable_diffusion/engine/test_torch_xla.py
 
+test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries against the server (the first time installs 1.2 GB)
+	@echo "== running client libraries against the server"
+	@. $(VENV)/bin/activate && python -m pytest -m slow tests/llm/client_libraries $(PYTEST_ARGS)
+
 lint: $(TEST_STAMP) ## Check style, types, and each room's lines against its budget
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && mypy && python -m tools.budgets
 
@@ -67,7 +73,7 @@ manifests: $(SERVE_STAMP) ## Render the catalog into kuberay/manifests/ again
 	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names) -o kuberay/manifests
 
 clean: ## Remove the virtual environments
-	rm -rf $(VENV) $(TORCH_XLA_VENV)
+	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV)
 
 $(VENV)/bin/python:
 	@echo "== creating $(VENV)"
@@ -108,4 +114,12 @@ $(TORCH_XLA_STAMP): pyproject.toml
 		{ echo "Python 3.11 to 3.13 is needed for torch_xla. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(TORCH_XLA_VENV)
 	@$(TORCH_XLA_VENV)/bin/python -m pip install --disable-pip-version-check -e '.[torch-xla]' pytest pytest-timeout
+	@touch $@
+
+$(CLIENTS_STAMP): pyproject.toml requirements-clients.lock
+	@echo "== installing client libraries into $(CLIENTS_VENV) (some minutes, once)"
+	@$(PYTHON) -m venv $(CLIENTS_VENV)
+	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'pip>=25.1' # knows groups
+	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --group test-clients \
+		-c requirements-clients.lock
 	@touch $@

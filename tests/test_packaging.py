@@ -7,7 +7,8 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = ("tpu", "train", "stable-diffusion", "gcs", "batch", "test")
 
 
@@ -15,11 +16,25 @@ def bare(requirement: str) -> str:
     return re.split(r"[\[<>=! ]", requirement)[0].lower().replace("_", "-")
 
 
-def test_the_lock_file_has_every_package_that_tests_need_and_no_address() -> None:
-    lines = [line for line in (ROOT / "requirements-test.lock").read_text().splitlines() if not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+def locked(name: str) -> dict[str, str]:
+    """Versions by package."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "a lock file has versions, and no address"
+    return {bare(line): line.partition("==")[2] for line in lines}
+
+
+def test_the_lock_file_has_every_package_that_tests_need() -> None:
     wanted = [*PROJECT["dependencies"], *(name for extra in EXTRAS for name in PROJECT["optional-dependencies"][extra])]
-    assert {bare(name) for name in wanted} - {"podslice"} <= {bare(line) for line in lines}
+    assert {bare(name) for name in wanted} - {"podslice"} <= locked("requirements-test.lock").keys()
+
+
+def test_the_clients_that_were_tried_have_the_versions_of_the_lock_files() -> None:
+    clients = locked("requirements-clients.lock")
+    assert {bare(name) for name in PYPROJECT["dependency-groups"]["test-clients"]} <= clients.keys()
+    page = (ROOT / "docs/serve/clients.md").read_text()
+    told = dict(re.findall(r"^\| \[([\w-]+)\]\S+ \| (\S+) \|", page, re.MULTILINE))
+    tried = clients | {name: locked("requirements-test.lock")[name] for name in ("openai", "anthropic")}
+    assert len(told) == 6 and told == {name: tried[name] for name in told}
 
 
 def test_the_workflow_runs_what_people_run() -> None:
