@@ -52,7 +52,7 @@ def command(*kinds: type[Planned]) -> typer.Typer:
         search: Annotated[bool, option("Find the cheapest slice instead.", LANGUAGE, "--search")] = False,
         ms_per_token: Annotated[float | None, option("The longest time per token.", SEARCH)] = None,
         generation: Annotated[list[str] | None, option("Look only at this generation.", SEARCH)] = None,
-        most_chips: Annotated[int | None, option("Slices of at most so many chips (64).", SEARCH)] = None,
+        most_chips: Annotated[int | None, option("Only slices of at most this many chips (64).", SEARCH)] = None,
         price: Annotated[list[str] | None, option("Dollars a chip-hour: v5e=1.20", SEARCH)] = None,
         model: Annotated[str | None, option("Another model than the config's.", PICTURES)] = None,
         size: Annotated[str | None, option("WIDTHxHEIGHT; default: the config's first.", PICTURES)] = None,

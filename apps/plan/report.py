@@ -12,7 +12,7 @@ from ray_configs.tpu import TpuSlice
 
 LABEL = (
     "computed, not measured: XLA's TPU compiler, run without a TPU, and published peak figures; the attention kernel's "
-    "bytes and operations are worked out by hand from its loops, for the compiler's analysis does not look into it"
+    "bytes and operations are derived by hand from its loops, because the compiler's analysis does not cover kernels"
 )
 
 

@@ -115,7 +115,7 @@ def test_positions_seen(first: int, last: int, window: int | None) -> None:
 
 
 def test_batches_fill_the_room() -> None:
-    found = capacity.batches(1000.0, 10.0, 16, 64, capacity.Beside(batch=20, each=5.0))
+    found = capacity.batches(1000.0, 10.0, 16, 64, capacity.BatchMemory(batch=20, each=5.0))
     assert [length for length, _ in found] == [64, 32, 16]
     for length, batch in found:
         pages = -(-length // 16) * batch

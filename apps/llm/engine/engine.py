@@ -124,7 +124,7 @@ class Engine:
             executors = place.load(config, model, chosen)
             try:
                 calibration = words.result()[0].encode(CALIBRATION_TEXT) if config.quantize_kv_cache == "int8" else []
-                _make_ready(executors, [token for token in calibration if token < model.arch.vocab_size])
+                _allocate_and_compile(executors, [token for token in calibration if token < model.arch.vocab_size])
                 of_rank = chosen.of_dp_rank(config)
                 drafts = config.speculation == "ngram"
                 timings = [StepTimes.measured(executor, of_rank) if drafts else None for executor in executors]
@@ -253,20 +253,20 @@ class Engine:
 
     def generate(self, prompts: Ids[str | Ids[int]], params: SamplingParams | None = None) -> list[str]:
         """The answers to many prompts, in order: submits all (waiting while the queue is full), then reads them."""
-        generations = [_patiently(self.submit, prompt, params) for prompt in prompts]
-        return ["".join(part.text for part in _whole(generation) if part.index == 0) for generation in generations]
+        generations = [_submit_when_free(self.submit, prompt, params) for prompt in prompts]
+        return ["".join(part.text for part in _outputs_of(generation) if part.index == 0) for generation in generations]
 
     def score(self, prefix: str | Ids[int], suffixes: Ids[str | Ids[int]]) -> list[list[float]]:
         """Log probability of each token of each suffix after the prefix, by the model's own distribution; see
         `submit_score`. Saxml's score of a suffix is their sum."""
-        parts = _whole(_patiently(self.submit_score, prefix, suffixes))
+        parts = _outputs_of(_submit_when_free(self.submit_score, prefix, suffixes))
         return [[score.logprob for score in part.scores] for part in sorted(parts, key=lambda part: part.index)]
 
     def embed(self, prompts: Ids[str | Ids[int]], pooling: Pool = "mean") -> np.ndarray:
         """A vector of length 1 for each prompt, `[prompts, hidden]` float32: the hidden states after the final norm,
         averaged over the prompt's tokens or of the last one."""
-        generations = [_patiently(self.submit_embedding, prompt, pooling) for prompt in prompts]
-        return np.stack([_whole(generation)[0].embedding for generation in generations])
+        generations = [_submit_when_free(self.submit_embedding, prompt, pooling) for prompt in prompts]
+        return np.stack([_outputs_of(generation)[0].embedding for generation in generations])
 
     def chat(self, request: ChatRequest) -> tuple[list[int], Turn]:
         """Ids of a chat's prompt, ready to submit with `turn.held(params)`, and the turn, which reads the answers.
@@ -328,7 +328,7 @@ class Engine:
         return ids
 
 
-def _patiently(submit: Callable[..., Generation], *request: Any) -> Generation:
+def _submit_when_free(submit: Callable[..., Generation], *request: Any) -> Generation:
     """Submit, waiting while the queue is full."""
     while True:
         try:
@@ -337,7 +337,7 @@ def _patiently(submit: Callable[..., Generation], *request: Any) -> Generation:
             time.sleep(0.01)
 
 
-def _whole(generation: Generation) -> list[Output]:
+def _outputs_of(generation: Generation) -> list[Output]:
     """All outputs of a request. Raises EngineStopped."""
     parts = list(generation)
     for part in parts:
@@ -345,7 +345,7 @@ def _whole(generation: Generation) -> list[Output]:
     return parts
 
 
-def _make_ready(executors: Ids[Executor[Any]], calibration: list[int]) -> None:
+def _allocate_and_compile(executors: Ids[Executor[Any]], calibration: list[int]) -> None:
     """Allocate the KV caches one by one, each from the memory still free, then compile on all DP ranks at once."""
     for executor in executors:
         executor.make_cache(calibration)

@@ -69,7 +69,7 @@ class StepShape:
 
     @property
     def page_table(self) -> slice:
-        """Where `Batch.pages` lies in the packed vector."""
+        """The slice of the packed vector that holds `Batch.pages`."""
         start = self.tokens + self.seqs + 1
         return slice(start, start + self.seqs * self.max_pages)
 

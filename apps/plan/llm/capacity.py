@@ -40,7 +40,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Beside:
+class BatchMemory:
     """Memory besides the KV cache that grows with the batch: `each` bytes for each of `batch` sequences."""
 
     batch: int
@@ -83,7 +83,7 @@ def most_pages(memory: Memory, page_bytes: float, fraction: float) -> int:
     return max(0, int((memory.usable - rest) * fraction / page_bytes))
 
 
-def batches(room: float, page_bytes: float, page_size: int, max_len: int, beside: Beside) -> list[tuple[int, int]]:
+def batches(room: float, page_bytes: float, page_size: int, max_len: int, state: BatchMemory) -> list[tuple[int, int]]:
     """(context, batch) pairs that fit into `room` bytes, for the longest sequence, half of it, and so on.
 
     Page 0 belongs to no sequence. Sequences beyond the config's batch need more state and working memory too.
@@ -93,8 +93,8 @@ def batches(room: float, page_bytes: float, page_size: int, max_len: int, beside
     while length >= 16 and len(found) < 6:
         each = -(-length // page_size) * page_bytes
         batch = (room - page_bytes) / each
-        if batch > beside.batch:
-            batch = (room - page_bytes + beside.batch * beside.each) / (each + beside.each)
+        if batch > state.batch:
+            batch = (room - page_bytes + state.batch * state.each) / (each + state.each)
         found.append((length, max(0, int(batch))))
         length //= 2
     return found

@@ -9,7 +9,7 @@ from apps.llm.engine.parallel.layout import Devices, Layout, choose
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
 from apps.plan.llm import architectures, bundles, capacity, kernel
-from apps.plan.llm.capacity import Beside, Memory
+from apps.plan.llm.capacity import BatchMemory, Memory
 from apps.plan.llm.program import FEW_LAYERS, MeasuredStep, Programs, extrapolated
 from apps.plan.llm.report import Batches, LLMPlan, MemoryOfChip, Serving, Step
 from apps.plan.measured import KernelCost, run_time
@@ -144,7 +144,7 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
     chunk = min(sized.prompt, config.max_step_tokens)
     prefilling = step(sized.shapes[-1], prefill, [(chunk, chunk)] * many)
     first = [step(shape, measured, [part]) for shape, measured, part in _prefills(sized, decode, prefill)]
-    beside = Beside(config.max_batch_size, (decode.temporaries + decode.other_arguments) / config.max_batch_size)
+    working = BatchMemory(config.max_batch_size, (decode.temporaries + decode.other_arguments) / config.max_batch_size)
     room = (sized.usable - (memory.total - memory.kv_cache)) * config.memory_fraction
     cores = len(topology.devices(slice)) // slice.chips
     layers = [sized.arch.num_layers]
@@ -169,7 +169,7 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
         memory=_of_chip(memory, cores, fits=memory.fits and pages > -(-sized.max_len // config.page_size)),
         batches=[
             Batches(context=length, batch=count * copies)
-            for length, count in capacity.batches(room, page_bytes, config.page_size, sized.max_len, beside)
+            for length, count in capacity.batches(room, page_bytes, config.page_size, sized.max_len, working)
         ],
         decode=decoding,
         prefill=prefilling,

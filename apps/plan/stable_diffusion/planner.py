@@ -183,8 +183,8 @@ def _rate(
         decoding = math.ceil(count / cores) * getattr(decoder, part)
         return steps * getattr(step, part) + decoding + texts * workload.slice.chips * getattr(text, part)
 
-    beside = max(program.inputs_gib + program.temporaries_gib for program in (step, decoder, text))
-    needed = weights / 2**30 + beside
+    largest = max(program.inputs_gib + program.temporaries_gib for program in (step, decoder, text))
+    needed = weights / 2**30 + largest
     return Rate(
         pictures=count,
         seconds=seconds("estimate_s"),

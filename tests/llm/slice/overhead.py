@@ -105,7 +105,7 @@ def tcp_host(port: int, secret: str, rank: int, step_s: float) -> None:
     connection = worker.Leader(("127.0.0.1", port), bytes.fromhex(secret)).connect(rank)
     worker.exit_with(connection)
     with contextlib.suppress(ConnectionError):
-        worker.Worker(connection, rank, first=rank == 0).obey(Executor())
+        worker.Worker(connection, rank, first=rank == 0).run_calls(Executor())
 
 
 def over_tcp(count: int, step_s: float) -> float:

@@ -66,7 +66,7 @@ def work(leader: Leader, connection: Connection, config: EngineConfig, coordinat
 
     Reports any error to the engine and stops. See `distributed.join` for the last arguments.
     """
-    with _telling(connection, rank):
+    with _reporting_errors(connection, rank):
         use_compile_cache(config.compile_cache)
         distributed.join(coordinator, rank, hosts)
         connection.send(message(MessageKind.DONE, (distributed.here().count,)))
@@ -101,20 +101,20 @@ class Worker:
 
     def run(self, mesh: Mesh, config: EngineConfig, model: Model) -> None:
         """Load this host's part of the model, then run the engine's calls until the connection ends."""
-        with _telling(self._connection, self._rank):
+        with _reporting_errors(self._connection, self._rank):
             executor = LocalExecutor(mesh, config, model)
             self._connection.send(message(MessageKind.DONE))
-            self.obey(executor)
+            self.run_calls(executor)
 
-    def obey(self, executor: LocalExecutor) -> None:
+    def run_calls(self, executor: LocalExecutor) -> None:
         """Run the engine's calls on the executor. Raises ConnectionError when the engine is gone."""
         self._executor = executor
         threading.Thread(target=self._report, name="podslice-results", daemon=True).start()
         while True:
             for kind, numbers, content in self._connection.receive():
-                self._obey(kind, numbers, content)
+                self._run_call(kind, numbers, content)
 
-    def _obey(self, kind: MessageKind, numbers: tuple[int, ...], content: bytes) -> None:
+    def _run_call(self, kind: MessageKind, numbers: tuple[int, ...], content: bytes) -> None:
         executor = self._executor
         if kind is MessageKind.STEP:
             tokens, seqs, used, more, kinds = numbers
@@ -140,7 +140,7 @@ class Worker:
 
     def _report(self) -> None:
         """Wait for each step's results. The rank's first host sends them; the others only catch errors."""
-        with _telling(self._connection, self._rank):
+        with _reporting_errors(self._connection, self._rank):
             while True:
                 launched = self._launched.get()
                 if not self._first:
@@ -163,7 +163,7 @@ def _extras(content: bytes, seqs: int, vocab: int) -> Extras:
 
 
 @contextmanager
-def _telling(connection: Connection, rank: int) -> Iterator[None]:
+def _reporting_errors(connection: Connection, rank: int) -> Iterator[None]:
     """Report errors in the block to the engine. It is not an error if the engine is gone."""
     try:
         yield
