@@ -22,7 +22,7 @@ class CallerMetrics:
         self._stats, self._last = stats, dict[str, CallerStats]()
         keys = ("model", "caller")
         self._requests = Gauge("podslice_caller_requests", "Requests of a caller, waiting or running.", keys)
-        self._waiting = Gauge("podslice_caller_waiting", "Sequences of a caller that wait for a place.", keys)
+        self._waiting = Gauge("podslice_caller_waiting", "Sequences of a caller that wait for a slot.", keys)
         self._tokens = Counter("podslice_caller_tokens", "Tokens of a caller's prompts and answers.", keys)
         self._refused = Counter("podslice_caller_refused", "Requests of a caller that got 429.", keys)
         self._ttft = Histogram(
@@ -54,22 +54,22 @@ class CallerMetrics:
 class LanguageMetrics(Metrics[EngineStats]):
     GAUGES: ClassVar = {
         "running": ("podslice_requests_running", "Sequences in the batch."),
-        "waiting": ("podslice_requests_waiting", "Sequences that wait for a place in the batch."),
+        "waiting": ("podslice_requests_waiting", "Sequences that wait for a slot in the batch."),
         "pages_total": ("podslice_kv_pages_total", "KV cache pages."),
         "pages_used": ("podslice_kv_pages_used", "KV cache pages that running sequences hold."),
-        "compiles_after_ready": ("podslice_compiles_after_ready", "Programs compiled since ready: a defect if not 0."),
+        "compiles_after_ready": ("podslice_compiles_after_ready", "Programs compiled since ready; should be 0."),
     }
     COUNTERS: ClassVar = {
-        "prompt_tokens": ("podslice_prompt_tokens", "Prompt tokens taken in."),
+        "prompt_tokens": ("podslice_prompt_tokens", "Prompt tokens processed."),
         "generated_tokens": ("podslice_generated_tokens", "Tokens generated."),
         "scored_tokens": ("podslice_scored_tokens", "Tokens of suffixes scored."),
         "embeddings": ("podslice_embeddings", "Prompts embedded."),
         "prefix_hit_tokens": ("podslice_prefix_hit_tokens", "Prompt tokens found in the prefix cache."),
-        "preemptions": ("podslice_preemptions", "Sequences that gave up their pages and are computed again."),
+        "preemptions": ("podslice_preemptions", "Sequences preempted; they are computed again."),
         "drafted_tokens": ("podslice_drafted_tokens", "Tokens that speculation guessed."),
         "accepted_tokens": (
             "podslice_accepted_tokens",
-            "Of these, the right ones: they took no step of their own.",
+            "Drafted tokens that were right and so took no step of their own.",
         ),
         "steps": ("podslice_engine_steps", "Steps run."),
     }

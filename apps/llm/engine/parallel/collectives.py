@@ -2,7 +2,7 @@
 
 On accelerators these are XLA's own. CPU devices of several processes, which emulate a slice's chips, use gloo, whose
 rings pass 2 (n - 1) messages one after another: a sum over 32 devices took 68 ms on two cores. Recursive doubling
-(exchanges with the device 1, 2, 4 ... places away) takes log2(n) and 11 ms. It needs a power of two of devices.
+(exchanges with the device 1, 2, 4 ... places away) takes log2(n) messages; it took 11 ms. It needs a power of two.
 """
 
 import jax
