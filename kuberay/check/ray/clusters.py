@@ -20,15 +20,6 @@ def replicas(group: Group) -> Iterator[Problem]:
         yield warning(wanted, why, "write replicas")
 
 
-@rule(Group, "start-params", "Ray: ray start")
-def start_params(group: Group) -> Iterator[Problem]:
-    """rayStartParams are options of `ray start`."""
-    for key, value in group.params.fields.items():
-        if "_" in key and not key.startswith("_"):
-            why = f"ray start has no option --{key}: the container ends at once, again and again"
-            yield error(value, why, f"write {key.replace('_', '-')}")
-
-
 @rule(Group, "ray-resources", "KubeRay 1.7: addWellKnownAcceleratorResources")
 def ray_resources(group: Group) -> Iterator[Problem]:
     """KubeRay gives Ray the TPU resource of the limit; one that is written by hand wins, right or wrong."""

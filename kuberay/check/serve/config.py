@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from kuberay.check.nodes import repeated
 from kuberay.check.rules import Problem, error, nearest, rule, warning
 from kuberay.check.serve_documents import ServeConfig
-from kuberay.check.structure.schemas import refusals, types
+from kuberay.check.structure.schemas import types, unknown
 
 _REFUSED = ServeConfig.refused
 _RENAMED = {
@@ -32,20 +32,14 @@ def readable(config: ServeConfig) -> Iterator[Problem]:
 @rule(ServeConfig, "serve-keys", "Ray Serve 2.60: schemas that ignore most of what they do not know")
 def keys(config: ServeConfig) -> Iterator[Problem]:
     """Serve ignores unknown keys without a word, so a misspelt option keeps its default; some it refuses."""
-    for node, refusal in refusals(config):
-        if refusal.validator != "additionalProperties":
-            continue
-        known, what = refusal.schema["properties"], refusal.schema["title"]
-        for key, child in node.fields.items():
-            if key in known or "{" in key or "$" in key:
-                continue
-            why = f"{what} has no {key}: Ray Serve refuses it, or ignores it without a word, and the default stays"
-            near = _RENAMED.get(key) or nearest(key, known)
-            homes = [
-                each["title"] for each in types().values() if "title" in each and key in each.get("properties", ())
-            ]
-            instead = f"write {near}" if near else f"move it to {homes[0]}" if homes else "take it out"
-            yield (warning if key in _RENAMED else error)(child, why, instead)
+    for key, child, schema in unknown(config):
+        why = (
+            f"{schema['title']} has no {key}: Ray Serve refuses it, or ignores it without a word, and the default stays"
+        )
+        near = _RENAMED.get(key) or nearest(key, schema["properties"])
+        homes = [each["title"] for each in types().values() if "title" in each and key in each.get("properties", ())]
+        instead = f"write {near}" if near else f"move it to {homes[0]}" if homes else "take it out"
+        yield (warning if key in _RENAMED else error)(child, why, instead)
 
 
 @rule(ServeConfig, "serve-application", "Ray Serve 2.60: ServeDeploySchema")

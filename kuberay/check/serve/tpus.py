@@ -1,7 +1,6 @@
 """TPUs that a Serve config asks for, beside those that the worker groups have."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
@@ -9,35 +8,20 @@ from kuberay.check.rules import Problem, error, rule, warning
 from kuberay.check.serve_documents import ServeConfig
 
 
-@dataclass(frozen=True)
-class _Replica:
-    """What one replica of a deployment takes."""
-
-    deployment: Node
-
-    @property
-    def actor(self) -> Node:
-        return self.deployment["ray_actor_options"]["resources"]["TPU"]
-
-    @property
-    def pieces(self) -> list[Node]:
-        """What has to fit on one host each: its bundles, else its actor."""
-        bundles = [bundle["TPU"] for bundle in self.deployment["placement_group_bundles"] if bundle["TPU"].present]
-        return bundles or ([self.actor] if self.actor.present else [])
-
-    @property
-    def chips(self) -> float:
-        return sum(node.amount for node in self.pieces)
-
-    def count(self, bound: str) -> int:
-        """How many there are: as many as are written, else as the bound of the autoscaler says; 1 by default."""
-        fixed, scaled = self.deployment["num_replicas"].number, self.deployment["autoscaling_config"][bound].number
-        return next((count for count in (fixed, scaled) if count is not None), 1)
+def _pieces(deployment: Node) -> list[Node]:
+    """TPUs that one replica needs on one host each: those of its bundles, else of its actor."""
+    actor = deployment["ray_actor_options"]["resources"]["TPU"]
+    bundles = [bundle["TPU"] for bundle in deployment["placement_group_bundles"] if bundle["TPU"].present]
+    return bundles or ([actor] if actor.present else [])
 
 
-def _replicas(config: ServeConfig) -> list[_Replica]:
-    """Those that ask for TPUs."""
-    return [] if tpus_by_hand(config) else [each for each in map(_Replica, config.deployments) if each.pieces]
+def _chips(config: ServeConfig, bound: str) -> float:
+    """Chips of all replicas: of as many as are written, else as the bound of the autoscaler says; of 1 by default."""
+    total = 0.0
+    for deployment in config.deployments:
+        counts = (deployment["num_replicas"].number, deployment["autoscaling_config"][bound].number, 1)
+        total += sum(node.amount for node in _pieces(deployment)) * next(each for each in counts if each is not None)
+    return total
 
 
 def tpus_by_hand(config: ServeConfig) -> bool:
@@ -64,12 +48,13 @@ def fits_a_host(config: ServeConfig) -> Iterator[Problem]:
     """What a replica asks of one host, some host has."""
     chips = [group.pod.chips for group in config.cluster.groups if group.tpu]
     largest = float("inf") if None in chips else max((count or 0 for count in chips), default=0)
-    for replica in _replicas(config):
-        if replica.actor.amount not in (0, 1, 2, 4, 8):
-            why = f"asks for {replica.actor.value} TPUs: Ray gives out 1, 2, 4 or 8 chips and raises ValueError"
-            yield error(replica.actor, why, "write 1, 2, 4 or 8")
+    for deployment in () if tpus_by_hand(config) else config.deployments:
+        actor = deployment["ray_actor_options"]["resources"]["TPU"]
+        if actor.amount not in (0, 1, 2, 4, 8):
+            why = f"asks for {actor.value} TPUs: Ray gives out 1, 2, 4 or 8 chips and raises ValueError"
+            yield error(actor, why, "write 1, 2, 4 or 8")
             continue
-        piece = next((each for each in replica.pieces if each.amount > largest), None)
+        piece = next((each for each in _pieces(deployment) if each.amount > largest), None)
         if piece is not None and not chips:
             why = "asks for TPUs, and no worker group has any: the replica waits for ever"
             yield error(piece, why, "add a worker group with google.com/tpu, or take TPU out")
@@ -104,14 +89,13 @@ def stays_on_a_slice(config: ServeConfig) -> Iterator[Problem]:
 @rule(ServeConfig, "serve-capacity", "Ray Serve 2.60 and the worker groups: replicas times chips")
 def fits_the_groups(config: ServeConfig) -> Iterator[Problem]:
     """All replicas together fit into the slices that the worker groups may have."""
-    groups, replicas = [group for group in config.cluster.groups if group.tpu], _replicas(config)
+    groups = [group for group in config.cluster.groups if group.tpu]
     counts = [(slices_of(group), group.hosts, group.pod.chips) for group in groups]
-    if not groups or not replicas or any(None in count for count in counts):
+    users = [deployment for deployment in config.deployments if _pieces(deployment)]
+    if not groups or not users or tpus_by_hand(config) or any(None in count for count in counts):
         return
     chips = sum((slices or 0) * (hosts or 0) * (each or 0) for slices, hosts, each in counts)
-    least = sum(replica.chips * replica.count("min_replicas") for replica in replicas)
-    most = sum(replica.chips * replica.count("max_replicas") for replica in replicas)
-    last = replicas[-1].deployment
+    least, most, last = _chips(config, "min_replicas"), _chips(config, "max_replicas"), users[-1]
     place = last["autoscaling_config"]["max_replicas"] if last["autoscaling_config"].present else last["num_replicas"]
     has = f"the worker groups have {chips} at most{'' if config.cluster.autoscaling else ' (autoscaling is off)'}"
     if min(least, most) > chips:

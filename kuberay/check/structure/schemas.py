@@ -39,13 +39,18 @@ _WANTED = {
 @rule(Manifest, "unknown-field", _API)
 def unknown_field(manifest: Manifest) -> Iterator[Problem]:
     """Every field exists: kubectl refuses one that does not, and the API server drops it silently otherwise."""
-    for node, refusal in refusals(manifest):
-        known = refusal.schema["properties"] if refusal.validator == "additionalProperties" else {}
-        for key, child in node.fields.items() if known else ():
-            if key not in known and child.present and "$" not in key and "{" not in key:
-                why = f"there is no field {key} here: kubectl's validation refuses it, and without that the API server "
-                near = nearest(key, known)
-                yield error(child, why + "drops it silently", f"write {near}" if near else _elsewhere(key))
+    for key, child, schema in unknown(manifest):
+        why = f"there is no field {key} here: kubectl's validation refuses it, and without that the API server drops it"
+        near = nearest(key, schema["properties"])
+        yield error(child, f"{why} silently", f"write {near}" if near else _elsewhere(key))
+
+
+def unknown(subject: Manifest | ServeConfig) -> Iterator[tuple[str, Node, dict[str, Any]]]:
+    """Fields that their type does not have, but for templates: name, value and the schema of the type."""
+    for node, refusal in refusals(subject):
+        for key, child in node.fields.items() if refusal.validator == "additionalProperties" else ():
+            if key not in refusal.schema["properties"] and child.present and "$" not in key and "{" not in key:
+                yield key, child, refusal.schema
 
 
 def _elsewhere(key: str) -> str:

@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Manifest
-from kuberay.check.nodes import Node, quantity, repeated
+from kuberay.check.nodes import Node, repeated
 from kuberay.check.pods import Container, Pod
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
 from kuberay.check.subjects import subjects_of
-from ray_configs.labels import TPU
 
 _API = "Kubernetes API server: validation of Pods"
 _REFUSED = "the API server refuses the Pod"
@@ -58,16 +57,9 @@ def image(container: Container) -> Iterator[Problem]:
 
 @rule(Container, "resources", _API)
 def resources(container: Container) -> Iterator[Problem]:
-    """Requests stay within limits, and claims are made by the Pod."""
-    amounts = container["resources"]
-    for name, wanted in amounts["requests"].fields.items():
-        limit = amounts["limits"][name]
-        asked, most = quantity(wanted), quantity(limit)
-        if name != TPU and asked is not None and most is not None and asked > most:
-            why = f"requests {wanted.value} of {name}, more than its limit of {limit.value}: {_REFUSED}"
-            yield error(wanted, why, f"write at most {limit.value}, or raise the limit")
+    """Resource claims that a container uses are made by the Pod."""
     made = {item["name"].text or "" for item in container.pod.spec["resourceClaims"]}
-    for used in (claim["name"] for claim in amounts["claims"]):
+    for used in (claim["name"] for claim in container["resources"]["claims"]):
         if used.text is not None and used.text not in made:
             instead = meant(used.text, made, f"add {used.text} to the Pod's resourceClaims, or take it out")
             yield error(used, f"the Pod has no resource claim {used.text}: {_REFUSED}", instead)

@@ -116,9 +116,9 @@ def ambiguous(group: Group) -> Iterator[Problem]:
 @rule(Pod, "tpu-selectors", "GKE TPU webhook; GKE Autopilot; Ray 2.60's autoscaler")
 def selectors(pod: Pod) -> Iterator[Problem]:
     """A Pod with chips says which accelerator and which topology, unless something else chooses its nodes."""
-    selector, worker = pod.spec["nodeSelector"], pod.role == "worker"
+    worker = pod.role == "worker"
     chosen = (
-        bool({COMPUTE_CLASS, NODE_POOL} & set(selector.fields))
+        bool({COMPUTE_CLASS, NODE_POOL} & set(pod.spec["nodeSelector"].fields))
         or pod.node["metadata"]["annotations"][DYNAMIC_SLICE_TOPOLOGY].present
         or pod.spec["affinity"]["nodeAffinity"].present
     )
@@ -130,22 +130,19 @@ def selectors(pod: Pod) -> Iterator[Problem]:
         return
     if not worker and chosen:
         return
+    asks, autopilot = (
+        "asks for TPU chips without the node selector",
+        "GKE Autopilot refuses the Pod, and Standard takes",
+    )
     if not pod.topology.present:
-        webhook = "the GKE TPU webhook refuses the RayCluster and its Pods"
-        why = webhook if worker else "GKE Autopilot refuses the Pod, Standard takes any TPU node with free chips"
-        yield (error if worker else warning)(
-            selector[TOPOLOGY],
-            f"asks for TPU chips without the node selector {TOPOLOGY}: {why}",
-            f"write {TOPOLOGY}: the slice's topology, such as 2x4",
-        )
+        so = "the GKE TPU webhook refuses the Pod" if worker else f"{autopilot} any TPU node with free chips"
+        say = error if worker else warning
+        yield say(pod.topology, f"{asks} {TOPOLOGY}: {so}", f"write {TOPOLOGY}: the slice's, such as 2x4")
     if not pod.accelerator.present:
         ray = ", and Ray's autoscaler does not know the slice's head resource" if worker else ""
-        yield (error if worker and not chosen else warning)(
-            selector[ACCELERATOR],
-            f"asks for TPU chips without the node selector {ACCELERATOR}: GKE Autopilot refuses the Pod, Standard "
-            f"takes any TPU generation of that topology{ray}",
-            f"write {ACCELERATOR}: one of {', '.join(GENERATION_OF)}",
-        )
+        say = error if worker and not chosen else warning
+        instead = f"write {ACCELERATOR}: one of {', '.join(GENERATION_OF)}"
+        yield say(pod.accelerator, f"{asks} {ACCELERATOR}: {autopilot} any generation{ray}", instead)
 
 
 @rule(Group, "ray-topology", "Ray 2.60: VALID_TPU_TOPOLOGY; its autoscaler's map of accelerators")

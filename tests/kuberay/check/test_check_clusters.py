@@ -50,7 +50,6 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
             ["neither replicas nor minReplicas", "empty"],
         ),
         ([*SCALING, (f"{GROUP} maxReplicas", REMOVED)], "replicas", "warning", ["2147483647"]),
-        ([(f"{HEAD} rayStartParams num_cpus", "1")], "start-params", "error", ["--num_cpus", "num-cpus"]),
         ([(f"{GROUP} resources", {"TPU": "8"})], "ray-resources", "warning", ["8 TPUs", "has 4"]),
         (
             [(f"{GROUP} rayStartParams resources", '"{\\"TPU\\": 1}"')],

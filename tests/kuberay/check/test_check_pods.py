@@ -56,7 +56,6 @@ def from_secret(**reference: str) -> dict[str, Any]:
         (f"{BOX} image", "rayproject/Ray image:2.60.0", "image", ["InvalidImageName", "small letters"]),
         (f"{BOX} image", "rayproject/ray:2.60.0 ", "image", ["no reference of an image", "without spaces"]),
         (f"{BOX} image", "rayproject/ray:2.60.0:gpu", "image", ["no reference of an image"]),
-        (f"{BOX} resources requests memory", "41Gi", "resources", ["more than its limit of 40Gi"]),
         (f"{BOX} resources claims", [{"name": "tpus"}], "resources", ["no resource claim tpus"]),
         (f"{BOX} resources requests memory", "1ki", "wrong-type", ["a quantity such as 4"]),
         (f"{BOX} livenessProbe", {"periodSeconds": 5}, "one-field", ["has none of httpGet"]),
