@@ -1,20 +1,20 @@
-"""A cell: models are published, updated and unpublished over HTTP while it runs, each onto slices of its own.
+"""A cell: models are published, updated and unpublished over HTTP while it runs, each onto its own slices.
 
 serve run apps.cell:app                      # a cell on this machine
 serve run apps.cell:build name=prod state_uri=gs://BUCKET/cell
 
 The life of a publish: a dialect (`http/saxml.py`) reads the call. The admin (`admin.py`), which owns the desired state,
 checks it against the registry and writes the new state (`store.py`) before it answers. The reconcile loop
-(`reconcile.py`) compares the desired state with what Ray Serve runs (`serve_apps.py`) and takes the steps between them:
-one Serve application for each published model. Requests for a model reach it through the front (`server.py`,
-`http/relay.py`).
+(`reconcile.py`) compares the desired state with what Ray Serve runs (`serve_apps.py`) and asks Serve for the
+difference: one Serve application for each published model. Requests for a model reach it through the front
+(`server.py`, `http/relay.py`).
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`app` and `build`, imported when asked for: the state can be read and tested without Ray."""
+    """Import `app` and `build` lazily, so that the state can be read and tested without Ray."""
     if name in ("app", "build"):
         from apps.cell.server import build
         from apps.serving.ingress.direct_ingress import prefer_direct_ingress

@@ -1,7 +1,7 @@
-"""Who may do what: lists of principals, which are the names of API keys.
+"""Access control lists of principals, which are the names of API keys.
 
-Upstream's Saxml keeps ACLs and, as it is published, ignores them; here they are enforced. Without keys there are no
-principals to tell apart, and everyone may do everything.
+The published Saxml stores ACLs but ignores them; here they are enforced. Without keys there are no principals, and
+everyone may do everything.
 """
 
 import re
@@ -14,7 +14,7 @@ _PRINCIPAL = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def parse(acl: object) -> str:
-    """The list in its one form, `alice,bob`; empty for everyone. Saxml's prefix `acl/` may stand before a name.
+    """Normalize an ACL to `alice,bob`; empty for everyone. Names may have Saxml's prefix `acl/`.
 
     Raises CellError.
     """
@@ -26,19 +26,19 @@ def parse(acl: object) -> str:
     for name in names:
         if not _PRINCIPAL.fullmatch(name):
             raise CellError(
-                f"acl {acl!r}: {name!r} is no name of a key (small letters, digits, - and _, a letter first); "
-                "give names comma-separated, or * for everyone"
+                f"acl {acl!r}: {name!r} is not a key's name (lower-case letters, digits, - and _, starting with a "
+                "letter); give names comma-separated, or * for everyone"
             )
     return ",".join(dict.fromkeys(names))
 
 
 def allows(acl: str, principal: str | None) -> bool:
-    """Whether the list lets a principal; None: there are no keys, and so no one to be kept out."""
+    """Whether the ACL admits a principal; None: the service has no keys, so everyone is admitted."""
     return principal is None or acl == "" or principal in acl.split(",")
 
 
 def check_method(method: object) -> str:
-    """Raises CellError unless it is one that a published model has."""
+    """Raise CellError unless published models have this method."""
     if method not in METHODS:
         raise CellError(f"method {method!r} must be one of {', '.join(METHODS)}")
     return str(method)

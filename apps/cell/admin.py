@@ -1,7 +1,7 @@
 """The cell's desired state and who may change it: publish, update, unpublish, ACLs.
 
-Every change is checked, written, and only then counts and is answered. Blocking calls (a write takes up to some tenths
-of a second on Cloud Storage); safe from several threads.
+A change takes effect and is answered only after it has been checked and written. Calls block (a write to Cloud Storage
+takes up to a few tenths of a second) and are thread-safe.
 """
 
 import json
@@ -35,7 +35,7 @@ class Admin:
         self.state = CellState(cell=config.name, relay_key="")
 
     def open(self) -> None:
-        """Reads what was published before. Raises StateError; nothing is overwritten then."""
+        """Read the stored state. Raises StateError, without overwriting anything."""
         with self._lock:
             self._lease.renew()
             self._read()
@@ -44,11 +44,11 @@ class Admin:
         log.info("cell /sax/%s: %s is published, by %s", self._config.name, models, self._store.uri)
 
     def renew(self) -> None:
-        """Keeps the lease, or looks whether the other cell's has ended. Call every RENEW_S."""
+        """Renew the lease, or take it if the other cell's has expired. Call every RENEW_S."""
         with self._lock:
             held = self._lease.held
             if self._lease.renew() and not held:
-                log.warning("cell /sax/%s: this one changes the state from now on", self._config.name)
+                log.warning("cell /sax/%s: took the lease; this cell now changes the state", self._config.name)
                 held = False
             if not held:  # another cell may have changed it
                 self._read()
@@ -56,14 +56,14 @@ class Admin:
 
     @property
     def undecided(self) -> bool:
-        """Whether it may still turn out that nobody else holds the state; see Lease."""
+        """Whether it is still open if another holder of the lease is alive; see Lease."""
         return self._lease.undecided
 
     def close(self) -> None:
         with self._lock:
             self._lease.release()
 
-    # What clients ask for. Each returns the model's name and entry as they are from now on.
+    # Clients' calls. Changes of a model return its name and new entry.
 
     def publish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
         name = self._name(body, bodies.PUBLISH)
@@ -79,7 +79,7 @@ class Admin:
         self.registry.config(name, model)
         with self._changing():
             if name in self.state.models:
-                raise AlreadyTaken(f"{name} is published already; PUT /update changes it, /unpublish ends it")
+                raise AlreadyTaken(f"{name} is published already; change it with PUT /update, or /unpublish it")
             model = model.model_copy(update={"order": self.state.published})
             self._write(self.state.with_model(name, model))
         log.info("published %s: %s, %d replicas", name, model.model_path, model.replicas)
@@ -117,12 +117,12 @@ class Admin:
         return name, model
 
     def create(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
-        """Saxml's `create`: the cell is there already, so it takes the admin ACL, if nobody else has it."""
+        """Saxml's `create`. The cell exists already, so this only sets its admin ACL, if no other principal has."""
         _known(body, bodies.CREATE)
         check_cell(body.get("sax_cell"), self._config.name)
         root = body.get("fs_root", self._config.state_uri)
         if root not in ("", self._config.state_uri):
-            raise CellError(f"fs_root {root!r} is not this cell's, which keeps its state in {self._config.state_uri}")
+            raise CellError(f"fs_root {root!r} is not this cell's state_uri, {self._config.state_uri}")
         admins = acl.parse(body.get("admin_acl", ""))
         with self._changing():
             if not acl.allows(self.admin_acl, principal):
@@ -132,7 +132,7 @@ class Admin:
         return {"sax_cell": f"/sax/{self._config.name}", "fs_root": self._config.state_uri, "admin_acl": admins}
 
     def set_acl(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
-        """Who may change the cell or a model (`method` empty), or call one of a model's methods."""
+        """Set who may change the cell or a model (`method` empty), or call one of a model's methods."""
         _known(body, bodies.SET_ACL)
         names = acl.parse(body.get("acl"))
         target = body.get("model") or body.get("sax_cell")
@@ -140,7 +140,7 @@ class Admin:
         with self._changing():
             if target == f"/sax/{self._config.name}":
                 if method:
-                    raise CellError("a cell has an admin ACL only; methods are a model's")
+                    raise CellError("a cell has only an admin ACL; leave out method, or name a model")
                 self._may_change(principal, None)
                 self._not_locking_out(principal, names)
                 self._write(self.state.model_copy(update={"admin_acl": names}))
@@ -153,7 +153,7 @@ class Admin:
         return {"model": name, "method": method, "acl": names}
 
     def listed(self, body: Mapping[str, Any]) -> dict[str, Published]:
-        """The model of that name, or all of them."""
+        """The model named in the body, or all models."""
         if "model" not in body:
             return dict(self.state.models)
         name = self._name(body, bodies.ONE_MODEL)
@@ -177,8 +177,6 @@ class Admin:
         set_by_client = self.state.admin_acl
         return ",".join(self._config.admins) if set_by_client is None else set_by_client
 
-    # How.
-
     def _name(self, body: Mapping[str, Any], fields: bodies.Fields) -> str:
         _known(body, fields)
         return str(ModelName.parse(body.get("model"), self._config.name))
@@ -198,7 +196,7 @@ class Admin:
 
     def _not_locking_out(self, principal: str | None, names: str) -> None:
         if not acl.allows(names, principal):
-            raise CellError(f"admin_acl {names!r} leaves out {principal}, who sets it; put that name in")
+            raise CellError(f"admin_acl {names!r} would lock out {principal}, who sets it; add that name")
 
     def _changing(self) -> "_Changing":
         return _Changing(self._lock, self._lease)
@@ -209,17 +207,17 @@ class Admin:
             self._version, self.state = found.number, found.state
 
     def _begin(self) -> None:
-        """The first version of all, by the cell that may write it."""
+        """Write the first version, if there is none and this cell holds the lease."""
         if self._version == 0 and self._lease.held:
             self._write(self.state.model_copy(update={"relay_key": secrets.token_urlsafe(32)}))
 
     def _write(self, state: CellState) -> None:
-        """The lock is held."""
+        """Write the next version. The caller holds the lock."""
         try:
             self._store.write(self._version + 1, state)
         except StateTaken as error:
             self._read()
-            raise Unavailable(f"{error}; the call changed nothing, send it again", retry_after_s=1) from error
+            raise Unavailable(f"{error}; the call changed nothing, retry it", retry_after_s=1) from error
         except StateError as error:
             raise Unavailable(f"{error}; the call changed nothing", retry_after_s=5) from error
         self._version += 1
@@ -227,7 +225,7 @@ class Admin:
 
 
 class _Changing:
-    """The lock, if this is the cell that may change the state."""
+    """Holds the lock during a change. Raises Unavailable if another cell holds the lease."""
 
     def __init__(self, lock: threading.Lock, lease: Lease):
         self._lock, self._lease = lock, lease
@@ -238,8 +236,8 @@ class _Changing:
             self._lock.release()
             where = self._lease.other.where if self._lease.other else "unknown"
             raise Unavailable(
-                f"another cell ({where}) holds this state and alone may change it; give this cell a state_uri of its "
-                f"own, or stop the other one: {LEASE_S:.0f} s later this one takes over",
+                f"another cell ({where}) holds the lease of this state, so this one cannot change it; give this cell "
+                f"its own state_uri, or stop the other one: {LEASE_S:.0f} s later this one takes over",
                 retry_after_s=LEASE_S,
             )
 
@@ -249,13 +247,13 @@ class _Changing:
 
 def _known(body: Mapping[str, Any], fields: bodies.Fields) -> None:
     if unknown := sorted(body.keys() - fields.keys()):
-        raise CellError(f"unknown field {unknown[0]!r}; there are {', '.join(sorted(fields))}")
+        raise CellError(f"unknown field {unknown[0]!r}; known: {', '.join(sorted(fields))}")
 
 
 def _text(body: Mapping[str, Any], field: str, default: str | None = None) -> str:
     value = body.get(field, default)
     if not isinstance(value, str) or (not value and default is None):
-        raise CellError(f"{field} must be a text" + ("" if field in body else "; it is missing"))
+        raise CellError(f"{field} must be a string" + ("" if field in body else "; it is missing"))
     return value
 
 

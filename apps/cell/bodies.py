@@ -1,4 +1,4 @@
-"""Fields of the calls that a cell's admin answers: what it accepts, and what /openapi.json says of them."""
+"""Fields of the calls that a cell's admin answers: for validation, and for /openapi.json."""
 
 from typing import Any, TypedDict
 
@@ -28,14 +28,14 @@ Fields = dict[str, dict[str, Any]]
 _TEXT = {"type": "string"}
 _MODEL = _TEXT | {"description": "`/sax/CELL/MODEL`"}
 _CELL = _TEXT | {"description": "`/sax/CELL`"}
-_NAMES = _TEXT | {"description": "Names of keys, comma-separated; * or nothing for everyone."}
-_METHOD = _TEXT | {"description": "A model's method, such as `lm.generate`; nothing for who may change the model."}
+_NAMES = _TEXT | {"description": "Names of keys, comma-separated; * or empty for everyone."}
+_METHOD = _TEXT | {"description": "A model's method, such as `lm.generate`; empty for the model's admin ACL."}
 
 MOST_REPLICAS = 10_000
 PUBLISH: Fields = {
     "model": _MODEL,
-    "model_path": _TEXT | {"description": "A name of the registry: `lm_cloud.NAME`, `huggingface:OWNER/NAME` ..."},
-    "checkpoint": _TEXT | {"default": "", "description": "`None` draws random weights; nothing takes the model's own."},
+    "model_path": _TEXT | {"description": "A name in the registry: `lm_cloud.NAME`, `huggingface:OWNER/NAME` ..."},
+    "checkpoint": _TEXT | {"default": "", "description": "`None` draws random weights; empty takes the model's own."},
     "replicas": {"type": "integer", "minimum": 0, "maximum": MOST_REPLICAS, "default": 1},
     "overrides": {
         "type": "object",
@@ -44,11 +44,11 @@ PUBLISH: Fields = {
     },
 }
 UPDATE: Fields = {name: {k: v for k, v in schema.items() if k != "default"} for name, schema in PUBLISH.items()}
-"""What is absent stays; `model_path` may be said again, but not change."""
+"""Absent fields stay as they are; `model_path` may be repeated but not changed."""
 ONE_MODEL: Fields = {"model": _MODEL}
 CREATE: Fields = {
     "sax_cell": _CELL,
-    "fs_root": _TEXT | {"description": "The cell's `state_uri`, or nothing."},
+    "fs_root": _TEXT | {"description": "The cell's `state_uri`, or empty."},
     "admin_acl": _NAMES,
 }
 GET_ACL: Fields = {"model": _MODEL, "sax_cell": _CELL, "method": _METHOD}
@@ -58,4 +58,4 @@ RELAYED: Fields = {
     "model": _MODEL | {"description": "`/sax/CELL/MODEL` or `MODEL`; needed where more than one is published."},
     "stream": {"type": "boolean"},
 }
-"""What the front itself reads of a request for a published model; the model's own application takes the rest."""
+"""Fields of a request for a published model that the front reads; the model's own application reads the rest."""

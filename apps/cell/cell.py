@@ -1,8 +1,8 @@
 """Reconciles the cell every second: compares its desired state with what Ray Serve runs, and asks for the difference.
 
-    look at Serve -> assign slices -> what differs -> ask Serve for it
+    observe Serve -> assign slices -> compute the difference -> ask Serve for it
 
-Nothing of this is remembered that matters: a cell that starts anew looks, and goes on.
+The loop keeps no state that matters: a restarted cell observes Serve and goes on.
 """
 
 import logging
@@ -24,19 +24,19 @@ from ray_configs.llm import LLMConfig
 log = logging.getLogger("podslice")
 
 EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Exit|Interrupt|Failed|Missing)\b", re.MULTILINE)
-"""Where a traceback names the exception."""
+"""The line of a traceback that names the exception."""
 REASON_CHARACTERS = 1000
 
 
 @dataclass
 class LastRound:
-    """What the last round of the loop found."""
+    """What the last round of the reconcile loop found."""
 
     models: dict[str, Published] = field(default_factory=dict)
     apps: dict[str, ServeApp] = field(default_factory=dict)
     assigned: dict[str, int] = field(default_factory=dict)
     unservable: dict[str, str] = field(default_factory=dict)
-    """Why a model that was published cannot be served by this version and config of the cell."""
+    """By model: why this version and config of the cell cannot serve it, though it is published."""
 
 
 class CellReconciler:
@@ -49,11 +49,11 @@ class CellReconciler:
 
     @property
     def slices(self) -> int | None:
-        """How many the cell may use; None: it runs on CPUs, as many as Ray has."""
+        """Number of slices that the cell may use; None: it runs on CPUs, as many as Ray has."""
         return self._config.max_replicas if self._config.slice is not None else None
 
     def reconcile(self) -> None:
-        """One round. Blocking."""
+        """Run one round. Blocks."""
         models = self._admin.state.models
         apps = self._apps.observe()
         servable, unservable = self._servable(models)
@@ -69,7 +69,7 @@ class CellReconciler:
         }
         now = time.monotonic()
         failed_for_s = {name: now - since for name, since in self._failed_since.items()}
-        # What cannot be served any more under this config is left to run as it does.
+        # Models that this config can no longer serve are left running as they are.
         ours = {name: app for name, app in apps.items() if name not in unservable}
         for step in steps(targets, ours, failed_for_s):
             if isinstance(step, Delete):
@@ -106,7 +106,7 @@ class CellReconciler:
         }
 
     def unloading(self) -> list[str]:
-        """Models that are no longer published, whose replicas still finish what they have."""
+        """Unpublished models whose replicas are still finishing their requests."""
         return [name for name in self.seen.apps if name not in self._admin.state.models]
 
     def _servable(self, models: dict[str, Published]) -> tuple[dict[str, LLMConfig], dict[str, str]]:
@@ -114,7 +114,7 @@ class CellReconciler:
         for name, model in models.items():
             try:
                 configs[name] = self._admin.registry.config(name, model)
-            except CellError as error:  # the cell was started with another config, or by another version
+            except CellError as error:  # it was published under another config or version of the cell
                 refusals[name] = str(error)
         return configs, refusals
 
@@ -130,7 +130,7 @@ class CellReconciler:
         given = self.seen.assigned.get(name, 0)
         waits = None
         if name in self.seen.assigned and given < model.replicas:
-            waits = f"{given} of {model.replicas} replicas have a slice; the cell's {self.slices} are all given"
+            waits = f"{given} of {model.replicas} replicas have a slice; all {self.slices} of the cell are assigned"
         if app is None or app.status == "DELETING":
             return ("WAITING" if model.replicas else "LOADED"), waits
         reason = _failure(app)
@@ -141,19 +141,19 @@ class CellReconciler:
             return "LOADED", reason if app.status == "DEPLOY_FAILED" else None
         if app.active:
             return "PARTLY_LOADED", reason or waits
-        # What Serve says of a replica that it cannot place is worth reading too.
+        # Serve's message about a replica that it cannot place is worth showing too.
         return ("FAILED", reason) if reason else ("LOADING", waits or app.message.strip() or None)
 
 
 def _served(model: Published | None) -> tuple[Any, ...] | None:
-    """What its replicas depend on."""
+    """The fields that a model's replicas depend on."""
     return None if model is None else (model.model_path, model.checkpoint, model.overrides, model.replicas)
 
 
 def _failure(app: ServeApp) -> str | None:
-    """Why replicas did not start, as Serve tells it; None while nothing has failed.
+    """Why replicas did not start, as Serve reports it; None while nothing has failed.
 
-    Of a traceback, its first line (Serve's) and the exception: the rest is in the replica's log.
+    A traceback is cut to its first line (Serve's) and the exception; the rest is in the replica's log.
     """
     failed = app.status in ("DEPLOY_FAILED", "UNHEALTHY") or "failed" in app.message
     if not failed or not app.message.strip():

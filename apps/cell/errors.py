@@ -2,7 +2,7 @@
 
 
 class CellError(Exception):
-    """A refusal that goes to the client as it is."""
+    """A refusal whose message is sent to the client."""
 
     status = 400
 
@@ -12,7 +12,7 @@ class CellError(Exception):
 
 
 class NotAllowed(CellError):
-    """The key's principal is in none of the ACLs that would let it."""
+    """No ACL that applies admits the key's principal."""
 
     status = 403
 
@@ -24,12 +24,12 @@ class NotPublished(CellError):
 
 
 class AlreadyTaken(CellError):
-    """The name is taken, or the cell belongs to others already."""
+    """The name is taken, or the cell already has other admins."""
 
     status = 409
 
 
 class Unavailable(CellError):
-    """Not now; the same call may succeed later."""
+    """A temporary failure; the same call may succeed later."""
 
     status = 503

@@ -12,7 +12,7 @@ MODEL = re.compile(rf"/sax/({_PART})/({_PART})")
 
 @dataclass(frozen=True)
 class ModelName:
-    """`/sax/CELL/MODEL`; its string is that again."""
+    """`/sax/CELL/MODEL`; `str` gives that form again."""
 
     cell: str
     model: str
@@ -22,11 +22,11 @@ class ModelName:
 
     @classmethod
     def parse(cls, text: object, cell: str) -> "ModelName":
-        """The name of a model of this very cell. Raises CellError."""
+        """Parse the name of a model of this cell. Raises CellError."""
         match = MODEL.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise CellError(
-                f"model {text!r} must be /sax/{cell}/NAME, NAME of small letters, digits, - and _, a letter first"
+                f"model {text!r} must be /sax/{cell}/NAME: lower-case letters, digits, - and _, starting with a letter"
             )
         if match[1] != cell:
             raise CellError(f"model {text!r} belongs to another cell; this one is /sax/{cell}")
@@ -34,6 +34,6 @@ class ModelName:
 
 
 def check_cell(text: object, cell: str) -> None:
-    """Raises CellError unless `text` is /sax/CELL of this cell."""
+    """Raise CellError unless `text` is /sax/CELL of this cell."""
     if text != f"/sax/{cell}":
         raise CellError(f"sax_cell {text!r} is not this cell: /sax/{cell}")

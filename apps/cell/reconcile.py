@@ -1,7 +1,6 @@
-"""The steps from what Ray Serve runs to the desired state. Pure, so that a table can test it.
+"""Computes the steps from what Ray Serve runs to the desired state. Pure functions, so that tables can test them.
 
-Run again and again, each time from what there is: a step that was cut short by a crash is found and done again, and
-one that was done already is not repeated.
+Each round starts from what is observed: a step that a crash cut short is computed again, and a finished one is not.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """One replica as Serve has it."""
+    """One replica as Serve reports it."""
 
     id: str
     state: str
@@ -24,15 +23,15 @@ class ReplicaStatus:
 
 @dataclass(frozen=True)
 class ServeApp:
-    """A Serve application of the cell, as Serve has it."""
+    """A Serve application of the cell, as Serve reports it."""
 
     status: str
     """Serve's ApplicationStatus: DEPLOYING, RUNNING, DEPLOY_FAILED, UNHEALTHY, DELETING ..."""
     message: str
     version: str
-    """As the cell gave it; `Version` reads it."""
+    """As the cell deployed it; `Version.parse` reads it."""
     wanted: int
-    """Replicas that Serve aims at."""
+    """Serve's target number of replicas."""
     surge_percent: int
     replicas: tuple[ReplicaStatus, ...]
 
@@ -43,7 +42,7 @@ class ServeApp:
 
 @dataclass(frozen=True)
 class Version:
-    """What tells Serve whether replicas must be replaced: the config's digest, and how often it was tried anew."""
+    """Serve replaces replicas when this changes: the config's digest, and the number of retries."""
 
     digest: str
     attempt: int = 0
@@ -58,7 +57,7 @@ class Version:
 
     @property
     def retry_s(self) -> float:
-        """How long after this attempt failed the next one may begin."""
+        """Seconds from the failure of this attempt to the next one."""
         return min(FIRST_RETRY_S * 2.0**self.attempt, LAST_RETRY_S)
 
 
@@ -68,9 +67,9 @@ class Target:
 
     digest: str
     replicas: int
-    """That it is given now; 0: none yet."""
+    """Replicas that it may run now; 0: none yet."""
     surge_percent: int
-    """How many replicas more than these may run while an update replaces them, in percent."""
+    """How many additional replicas may run during an update, in percent of `replicas`."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +84,15 @@ class Delete:
 
 
 def assign(models: Mapping[str, Published], slices: int | None, placed: Mapping[str, int]) -> dict[str, int]:
-    """Replicas of each model that may run now, at most as many as are wanted.
+    """Assign slices: the replicas of each model that may run now, at most as many as it should have.
 
-    What is placed stays, then every model gets one, then the rest goes by order of publication: a model is never
-    taken off its slice for the sake of another.
+    Placed replicas stay, then every model gets one, then the rest goes in order of publication: a model never loses
+    its slice to another.
 
     Args:
-        models: what is published, by name.
-        slices: how many there are to give; None: as many as are wanted.
-        placed: replicas that each model was given before.
+        models: the published models, by name.
+        slices: how many there are; None: unlimited.
+        placed: replicas that each model was assigned before.
     """
     if slices is None:
         return {name: model.replicas for name, model in models.items()}
@@ -110,7 +109,7 @@ def assign(models: Mapping[str, Published], slices: int | None, placed: Mapping[
 
 
 def surge_percent(replicas: int, spare: int | None) -> int:
-    """The most that fits into `spare` slices; None: there is no end of them. Serve rounds up to whole replicas."""
+    """The largest surge that fits into `spare` slices; None: unlimited. Serve rounds up to whole replicas."""
     if spare is None:
         return 100
     return min(100, 100 * spare // replicas) if replicas else 0
@@ -119,10 +118,10 @@ def surge_percent(replicas: int, spare: int | None) -> int:
 def steps(
     targets: Mapping[str, Target], apps: Mapping[str, ServeApp], failed_for_s: Mapping[str, float]
 ) -> Iterator[Deploy | Delete]:
-    """What to ask of Serve now. What is being deleted is waited for.
+    """What to ask of Serve now. An application that is being deleted is deployed again only once it is gone.
 
     Args:
-        failed_for_s: how long ago each application that failed to deploy was first seen so.
+        failed_for_s: by application that failed to deploy, seconds since that was first seen.
     """
     for name, running in apps.items():
         unwanted = name not in targets or targets[name].replicas == 0

@@ -1,12 +1,12 @@
-"""What may be published, by name. A name is looked up, never imported: no request decides what code runs.
+"""The models that may be published, by name. Names are looked up, never imported: no request decides what code runs.
 
     lm_cloud.LmCloudSpmd2BTest      Saxml's test models (its own full names work too); random weights only
     catalog.llama3_8b_v5e           a language model of the catalog, as that config serves it
     huggingface:OWNER/NAME          any supported model of the hub
     /models/NAME, gs://...          a checkpoint folder under one of the cell's `model_roots`
 
-`checkpoint` says whose weights: "None" draws random ones, as in Saxml; another folder or hub id is read instead of the
-model's own; and when it is left out, the model's own are read.
+`checkpoint` selects the weights: "None" draws random ones, as in Saxml; a folder or hub id replaces the model's own,
+which are read when it is left out.
 """
 
 import os
@@ -29,12 +29,12 @@ HUB = "huggingface:"
 CATALOG = "catalog."
 
 OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"}
-"""Saxml's names of what is a field here."""
+"""Saxml's name -> the field of LLMConfig."""
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
     | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers", "batches"}
 )
-"""Fields that the cell decides, or that name files."""
+"""Fields that the cell sets, or that name files."""
 
 
 class Registry:
@@ -44,7 +44,7 @@ class Registry:
         self._cell = cell
 
     def config(self, name: str, model: Published) -> LLMConfig:
-        """The application's config for a published model. Raises CellError if it cannot be published here."""
+        """The application's config for a published model. Raises CellError if this cell cannot serve it."""
         if model.checkpoint in ("", model.model_path):
             location = None
         elif model.checkpoint == RANDOM:
@@ -60,7 +60,7 @@ class Registry:
             "num_cpus": fields.get("num_cpus", cell.num_cpus),
             "min_replicas": 1,
             "max_replicas": 1,
-            "stored_responses": 0,  # a response's id names neither its model nor the replica that has it
+            "stored_responses": 0,  # a response's id names neither its model nor the replica that stores it
         }
         try:
             config = LLMConfig(**fields)
@@ -69,11 +69,11 @@ class Registry:
         return config.as_tiny() if cell.tiny else config
 
     def _base(self, path: str, location: str | None) -> dict[str, Any]:
-        """Fields that follow from the model's path. `location`: where its weights are; None: with the model."""
+        """Fields that the model's path determines. `location`: where its weights are; None: with the model."""
         random = location == RANDOM
         if name := _lm_cloud(path):
             if location not in (None, RANDOM):
-                raise CellError(f'model_path {path} has no weights but random ones: give the checkpoint "None"')
+                raise CellError(f'model_path {path} has random weights only: set checkpoint to "None"')
             # As Saxml runs it: the large ones in int8, 128 tokens in and 128 out.
             large = "175B" in name
             sizes = {"quantize_weights": "int8", "max_model_len": 256} if large else {}
@@ -94,10 +94,10 @@ class Registry:
         return {"model": model if location in (None, RANDOM) else location, "random_weights": random}
 
     def _location(self, text: str, field: str) -> str:
-        """Where the engine reads what `text` names."""
+        """The folder, URL or hub id that the engine reads for `text`."""
         if text.startswith(HUB):
             if not self._cell.hub_models:
-                raise CellError(f"{field} {text!r}: this cell publishes nothing from the hub (hub_models=False)")
+                raise CellError(f"{field} {text!r}: this cell does not publish hub models (hub_models=False)")
             name = text.removeprefix(HUB)
             if name.count("/") != 1 or not all(name.split("/")) or ".." in name or name[0] in "./~":
                 raise CellError(f"{field} {text!r} must be {HUB}OWNER/NAME")
@@ -113,24 +113,24 @@ class Registry:
         for root in self._cell.model_roots:
             if "://" in root or "://" in text:
                 inside = text.startswith(root.rstrip("/") + "/") and ".." not in text.split("/")
-            else:  # links are followed: a link inside a root is no way out of it
+            else:  # links are resolved first, so that a link inside a root does not lead out of it
                 real = os.path.realpath(os.path.expanduser(root))
                 inside = os.path.commonpath([real, os.path.realpath(text)]) == real
             if inside:
                 return text.rstrip("/")
         roots = ", ".join(self._cell.model_roots) or "none: set model_roots in the cell's config"
-        raise CellError(f"{field} {text!r} is not under a folder that this cell may read; those are {roots}")
+        raise CellError(f"{field} {text!r} is not below any folder that this cell may read: {roots}")
 
     def _overrides(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         fields = {OVERRIDES.get(key, key): value for key, value in overrides.items()}
         allowed = set(LLMConfig.model_fields) - NOT_OVERRIDDEN
         if unknown := sorted(set(fields) - allowed):
-            raise CellError(f"override {unknown[0]!r} is none that a model has; there are {', '.join(sorted(allowed))}")
+            raise CellError(f"override {unknown[0]!r} is unknown or not allowed; allowed: {', '.join(sorted(allowed))}")
         return fields
 
 
 def _lm_cloud(path: str) -> str | None:
-    """The model's bare name if the path is one of Saxml's. Raises CellError for one that it does not have."""
+    """Bare name of one of Saxml's models; None: the path is not of their form. Raises CellError for an unknown one."""
     name = lm_cloud.bare_name(path)
     if name is not None and name not in lm_cloud.MODELS:
         raise CellError(lm_cloud.unknown(path))

@@ -1,6 +1,6 @@
 """Ray Serve as the cell uses it: one application for each published model, `sax.CELL.MODEL` at /sax/CELL/MODEL.
 
-What runs is always asked of Serve's controller. Deploying with the version that is deployed keeps all replicas.
+What runs is always read from Serve's controller. Deploying the version that is already deployed keeps all replicas.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from ray_configs.llm import LLMConfig
 
 
 class ServeApps:
-    """The applications of one cell. Every call blocks; they raise what Ray raises when the controller is away."""
+    """The applications of one cell. Calls block, and raise Ray's own errors when the controller is unreachable."""
 
     def __init__(self, cell: str, route_prefix: str):
         self._cell = cell
         self._prefix = route_prefix.rstrip("/")
 
     def app_name(self, model: str) -> str:
-        """Dots, for a slash would end up in names of log files; no part of a model's name has one."""
+        """With dots, because slashes would end up in names of log files; parts of a model's name have no dots."""
         return model.strip("/").replace("/", ".")
 
     def route(self, model: str) -> str:
@@ -50,9 +50,9 @@ class ServeApps:
         replicas: int,
         surge_percent: int,
     ) -> None:
-        """Returns at once; Serve goes on by itself. Deploying what is deployed already changes nothing.
+        """Start a deployment and return at once. Deploying what is deployed already changes nothing.
 
-        `relay_key`: the model answers only to whoever shows it; None: to everyone.
+        `relay_key`: the model answers only requests that carry it; None: all requests.
         """
         chosen = options(config) | {"num_replicas": replicas, "max_surge_percent": surge_percent}
         deployment = private_ray.with_version(LLMServer, str(version), **chosen)
@@ -64,12 +64,12 @@ class ServeApps:
         )
 
     def delete(self, model: str) -> None:
-        """Returns at once; the replicas finish what they have, for at most `drain_timeout_s`."""
+        """Start a deletion and return at once; replicas finish their requests, for at most `drain_timeout_s`."""
         private_ray.delete_application(self.app_name(model))
 
 
 def config_digest(config: LLMConfig, relay_key: str | None) -> str:
-    """Changes whenever replicas must be replaced for their config's sake."""
+    """A digest that changes whenever a new config requires new replicas."""
     text = json.dumps([config.model_dump(mode="json"), relay_key], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -3,8 +3,8 @@
 CellAdmin   one process: owns the desired state and reconciles it
 CellFront   as many as `front_replicas`: HTTP for clients; passes requests on to the models' own replicas
 
-They are apart so that a model's clients do not notice when the admin starts anew, and so that many clients cannot keep
-an operator out.
+They are separate so that clients do not notice a restart of the admin, and so that many clients cannot lock out an
+operator.
 """
 
 import asyncio
@@ -39,18 +39,18 @@ RECONCILE_S = 1.0
 VIEW_S = 0.5
 """Seconds between two updates of the front's view of the models."""
 READING = frozenset({"listed", "get_acl"})
-"""Calls of the admin that write nothing: they need no thread."""
+"""Calls of the admin that write nothing, and so need no thread."""
 
 
 def build(config: CellConfig) -> serve.Application:
     """The application for one config: the front, bound to the admin.
 
-    Keys travel as digests: no pickle or log of the cluster holds one.
+    Keys are passed as digests: no pickle or log of the cluster contains one.
     """
     keys = principals([key.get_secret_value() for key in config.api_keys])
     plain = config.model_copy(update={"api_keys": ()})
     actor = {"num_cpus": OWN_CPUS} | on_cpu_pod(config)
-    # One line of the server's own every few seconds says more than one for each request, and costs less.
+    # The server logs a summary every few seconds, which says more than a line per request, and costs less.
     quiet = {"logging_config": {"enable_access_log": False}, "ray_actor_options": actor}
     admin = CellAdmin.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, **quiet).bind(plain, bool(keys))
     return CellFront.options(
@@ -82,7 +82,7 @@ class CellAdmin:
         self._cell = CellReconciler(self._config, self._admin, self._apps, self._keys)
 
     async def _work_forever(self) -> None:
-        """Reconciles every second, and at once after a change; renews the lease."""
+        """Reconcile every second, and at once after a change; renew the lease."""
         renewed = time.monotonic()
         while True:
             try:
@@ -91,7 +91,7 @@ class CellAdmin:
                     renewed = time.monotonic()
                 await asyncio.to_thread(self._cell.reconcile)
             except Exception:
-                log.exception("the cell could not look after its models; it tries again")
+                log.exception("a round of reconciling failed; the cell tries again")
                 await asyncio.sleep(RECONCILE_S)
             self._beat = time.monotonic()
             with contextlib.suppress(TimeoutError):
@@ -99,9 +99,9 @@ class CellAdmin:
             self._woken.clear()
 
     async def call(self, method: str, principal: str | None, body: dict[str, Any]) -> tuple[int, Any, float | None]:
-        """(HTTP status, content, seconds until a retry makes sense) of a method of Admin.
+        """Call a method of Admin; returns (HTTP status, content, Retry-After in seconds).
 
-        One that changes something is answered when the change is safely kept.
+        A change is answered once it is safely stored.
         """
         try:
             if method in READING:
@@ -119,8 +119,8 @@ class CellAdmin:
         return 200, answer, None
 
     async def _decided(self) -> None:
-        """A cell started anew after a kill waits until its own old words are seen to be nobody's."""
-        with contextlib.suppress(TimeoutError):  # the storage does not answer: the call says so
+        """After a kill, wait until the lease of the cell's own former process is known to be stale."""
+        with contextlib.suppress(TimeoutError):  # the storage does not answer, which the call itself will report
             async with asyncio.timeout(LEASE_S + 2 * RENEW_S):
                 while self._admin.undecided:
                     await asyncio.sleep(0.1)
@@ -145,7 +145,7 @@ class CellAdmin:
 
     async def check_health(self) -> None:
         if time.monotonic() - self._beat > 120:
-            raise RuntimeError("the cell has not looked after its models for two minutes")
+            raise RuntimeError("the cell's reconcile loop has not run for two minutes")
 
     def __del__(self) -> None:
         if hasattr(self, "_loop"):
@@ -172,10 +172,10 @@ class CellFront:
         self._views = asyncio.create_task(self._look_forever())
 
     async def look(self) -> None:
-        """Brings the view up to date, if the admin answers."""
+        """Update the view, if the admin answers."""
         try:
             self.view = await asyncio.wait_for(self._admin.view.remote(), 30)
-        except Exception as error:  # it starts anew; what was seen last goes on being served
+        except Exception as error:  # it is restarting; requests are served by the last view
             log.warning("the cell's admin does not answer: %s", error)
 
     async def _look_forever(self) -> None:
@@ -184,7 +184,7 @@ class CellFront:
             await asyncio.sleep(VIEW_S)
 
     async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
-        """What the admin answers. Raises CellError as it did."""
+        """Call the admin. Raises its CellError, or Unavailable while it starts."""
         try:
             status, content, retry_after_s = await self._admin.call.remote(method, principal, body)
         except Exception as error:
@@ -195,7 +195,7 @@ class CellFront:
             failure.status = status
             raise failure
         if method not in READING:
-            await self.look()  # whoever changed something finds it so with the next request
+            await self.look()  # so that the client's next request sees its own change
         return content
 
     def __serve_build_asgi_app__(self) -> FastAPI:

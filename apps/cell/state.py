@@ -5,11 +5,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FORMAT: Literal[1] = 1
-"""Raised when an older Podslice could misread what this one writes."""
+"""Increased when an older Podslice could misread what this one writes."""
 
 
 class Published(BaseModel):
-    """One published model: its desired state. What runs of it, Ray Serve knows."""
+    """The desired state of one published model. What actually runs is read from Ray Serve."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -19,28 +19,28 @@ class Published(BaseModel):
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of LLMConfig, by name."""
     acls: dict[str, str] = Field(default_factory=dict)
-    """Method -> principals that may call it; a method that is absent is everyone's."""
+    """Method -> principals that may call it; everyone may call an absent method."""
     admin_acl: str = ""
     """Principals that may change or unpublish it, besides the cell's admins."""
     published_at: int = 0
     """Unix time."""
     order: int = Field(ge=0)
-    """Place in the order of publication: who came first gets slices first."""
+    """Place in the order of publication: earlier models get slices first."""
 
 
 class CellState(BaseModel):
-    """The whole state. Frozen: a change makes a new one, which counts once it is written."""
+    """The whole state. Frozen: a change makes a new one, which takes effect once it is written."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = FORMAT
     cell: str
     admin_acl: str | None = None
-    """The cell's admins as a client set them; None: as the config says."""
+    """The cell's admins as a client set them; None: as in the config."""
     relay_key: str
-    """What the front shows to the models' replicas, which refuse everyone else when the cell has keys."""
+    """Key that the front sends to the models' replicas, which refuse all other requests when the cell has keys."""
     published: int = 0
-    """Models published ever; the next one's `order`."""
+    """Models published so far; the next one's `order`."""
     models: dict[str, Published] = Field(default_factory=dict)
     """By full name, /sax/CELL/MODEL."""
 

@@ -2,10 +2,9 @@
 
     STATE_URI/CELL/state-000000042.json
 
-A change is a new file, made only if there is none of that name: whoever comes second is told so, and loses nothing of
-the first. That makes every write atomic and every reader's newest version whole, on a local disk (a hard link appears
-at once, or not at all) and on Cloud Storage (`ifGenerationMatch=0`) alike. The newest file is the state; a few older
-ones stay behind for whoever must look back.
+A change is a new file, created only if none has that name: of two writers the second is refused, and overwrites
+nothing. So every write is atomic and every version complete, on a local disk (a hard link appears at once, or not at
+all) and on Cloud Storage (`ifGenerationMatch=0`) alike. The newest file is the state; a few older ones are kept.
 """
 
 import contextlib
@@ -29,16 +28,16 @@ log = logging.getLogger("podslice")
 
 FILE = re.compile(r"state-(\d{9})\.json")
 KEPT = 10
-"""Older versions that stay."""
+"""Older versions that are kept."""
 UNFINISHED_S = 60
-"""A temporary file older than this has nobody any more who would finish it."""
+"""A temporary file older than this was abandoned by its writer."""
 LEASE_FILE = "lease.json"
 LEASE_S, RENEW_S = 20.0, 5.0
-"""How long a silent cell is believed to live; how often one says that it does."""
+"""Seconds after which an unrenewed lease expires, and seconds between renewals."""
 
 
 class StateError(Exception):
-    """The state cannot be read or kept. What is there was not touched; the message says what to do."""
+    """The state cannot be read or written. Existing files were not touched; the message says what to do."""
 
 
 class StateTaken(StateError):
@@ -48,12 +47,12 @@ class StateTaken(StateError):
 @dataclass(frozen=True)
 class StoredState:
     number: int
-    """0: nothing is kept yet."""
+    """Its version; 0: nothing is stored yet."""
     state: CellState | None
 
 
 class Store:
-    """The files of one cell. Blocking; a gs:// path takes a few tenths of a second a call."""
+    """The files of one cell. Calls block; on gs:// each takes a few tenths of a second."""
 
     def __init__(self, state_uri: str, cell: str):
         self.cell = cell
@@ -66,7 +65,7 @@ class Store:
         self.root = f"{root.rstrip('/')}/{cell}"
         self.uri = f"{state_uri.rstrip('/')}/{cell}"
         self._writer = uuid.uuid4().hex
-        """Tells an own write, whose answer was lost and which was sent again, from another cell's."""
+        """Tells this process's own retried write, whose answer was lost, from another cell's."""
 
     def read(self) -> StoredState:
         """The newest version. Raises StateError if it is damaged or of a newer format."""
@@ -77,7 +76,7 @@ class Store:
         return StoredState(number, self._parsed(number, self._bytes(number)))
 
     def write(self, number: int, state: CellState) -> None:
-        """Keeps a state as that version, safely by the time this returns. Raises StateTaken, StateError."""
+        """Store a state as that version, durably by the time this returns. Raises StateTaken, StateError."""
         content = {
             "format": FORMAT,
             "version": number,
@@ -93,11 +92,9 @@ class Store:
                 raise StateTaken(f"{path} was written by another cell meanwhile") from None
         except OSError as error:
             raise StateError(f"{path} cannot be written: {error.strerror or error}") from error
-        except Exception as error:  # an object store's own errors have no type in common
+        except Exception as error:  # object stores' errors have no common type
             raise StateError(f"{path} cannot be written: {error}") from error
         self._prune(number)
-
-    # The files.
 
     def _path(self, number: int) -> str:
         return f"{self.root}/state-{number:09d}.json"
@@ -137,24 +134,22 @@ class Store:
         except (KeyError, TypeError, ValidationError) as error:
             raise StateError(f"{path} is damaged ({error}); {advice}") from error
         if state.cell != self.cell:
-            raise StateError(
-                f"{path} is the state of cell {state.cell!r}, not of {self.cell!r}; give state_uri another"
-            )
+            raise StateError(f"{path} is the state of cell {state.cell!r}, not of {self.cell!r}; use another state_uri")
         return state
 
     def _prune(self, newest: int) -> None:
-        """Tidies up; what cannot be removed is tried again after the next write."""
+        """Remove old versions and abandoned temporary files; failures are retried after the next write."""
         with contextlib.suppress(Exception):
             for number in self._numbers():
                 if number <= newest - KEPT:
                     self._fs.rm_file(self._path(number))
             if is_local(self._fs):
-                for entry in os.scandir(self.root):  # of a cell that was killed while it wrote
+                for entry in os.scandir(self.root):  # left by a cell that was killed while writing
                     if entry.name.endswith(PARTIAL) and time.time() - entry.stat().st_mtime > UNFINISHED_S:
                         os.unlink(entry)
 
     def lease(self, me: Holder) -> Lease:
-        """Which of several cells on this state may change it; the file is beside the state."""
+        """The lease that lets one of several cells change this state; its file is beside the state."""
         return Lease(self._fs, f"{self.root}/{LEASE_FILE}", me, LEASE_S)
 
 

@@ -87,7 +87,7 @@ def _until_writable(http: httpx.Client) -> set[str]:
     while True:
         with contextlib.suppress(httpx.HTTPError):
             answer = http.put("/acl", json={"sax_cell": "/sax/test", "acl": "*"})
-            assert "holds this state" not in answer.text, "it waits; there is nobody else to hold it"
+            assert "holds the lease" not in answer.text, "it waits; there is nobody else to hold it"
             if answer.status_code == 200:
                 return set(http.get("/listall").json())
         assert time.monotonic() < deadline

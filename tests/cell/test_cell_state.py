@@ -133,7 +133,7 @@ def test_the_second_cell_looks_on_until_the_first_ends(tmp_path: Path, monkeypat
     first, second = cell("first"), cell("second")
     assert second.undecided, "the first one's words may be left over"
     first.publish(None, MODEL)
-    with pytest.raises(Unavailable, match=r"another cell \(the first cluster\) holds this state") as refusal:
+    with pytest.raises(Unavailable, match=r"another cell \(the first cluster\) holds the lease") as refusal:
         second.publish(None, MODEL | {"model": "/sax/test/n"})
     assert refusal.value.retry_after_s == LEASE_S
     for _ in range(6):  # while the first one lives

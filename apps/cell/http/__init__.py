@@ -1,1 +1,1 @@
-"""A cell's HTTP API: Saxml's calls and OpenAI's, and the way from both to a published model's own application."""
+"""A cell's HTTP API: Saxml's and OpenAI's calls, relayed to the published models' own applications."""

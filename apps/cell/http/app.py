@@ -1,4 +1,4 @@
-"""The front's HTTP application: the dialects, and what belongs to none of them."""
+"""The front's HTTP application: the dialects, and the health and error handlers that they share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from apps.serving.ingress.saxml_answers import failed, failure
 
 
 def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -> FastAPI:
-    """An ASGI application; with keys (digest -> principal), only for those who hold one."""
+    """The ASGI application. With `keys` (digest -> principal), requests need one of them."""
     caller = Caller(cell, front, relay)
     app = FastAPI(title="Podslice cell", description="Models published at run time on Cloud TPU slices.")
     app.include_router(saxml_router(cell, front, caller), tags=["Saxml"])
@@ -39,7 +39,7 @@ def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -
 
     @app.exception_handler(CellError)
     async def refused(request: Request, error: CellError) -> Response:
-        """In both of Saxml's generations, or as OpenAI's or Anthropic's clients expect it."""
+        """In the format of both Saxml generations, or as OpenAI's or Anthropic's clients expect it."""
         if "/v1/" in request.url.path:
             code = "model_not_found" if isinstance(error, NotPublished) else None
             refusal = OpenAIError(error.status, str(error), None, code, error.retry_after_s)
@@ -52,7 +52,7 @@ def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
-        # Saxml's HTTP server says just this, with 400; a status of its own helps more.
+        # Saxml's HTTP server answers only this message, with 400; the real status helps more.
         sentence = unknown_path(request, error)
         content = {"message": "Invalid Request", **failure(sentence)}
         return JSONResponse(content, error.status_code, error.headers)

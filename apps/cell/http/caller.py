@@ -17,9 +17,9 @@ class View:
     """The front's view of the models."""
 
     cell: dict[str, Any]
-    """As GET /cell answers."""
+    """The answer of GET /cell, without the models."""
     entries: dict[str, Entry]
-    """By full name; as GET /listcell answers."""
+    """By full name: the answer of GET /listcell."""
     routes: dict[str, str]
     """Path prefix of each model's own application."""
     relay_key: str | None
@@ -29,25 +29,25 @@ class Front(Protocol):
     """The front, as the dialects see it."""
 
     view: View | None
-    """None until the admin was heard of."""
+    """None until the admin has answered once."""
 
     async def look(self) -> None:
-        """Brings the view up to date."""
+        """Update the view."""
         ...
 
     async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
-        """What the admin answers. Raises CellError."""
+        """Call the admin. Raises CellError."""
         ...
 
 
 class Caller:
-    """Finds a published model for a request, checks that its caller may use it, and passes the request on."""
+    """Finds the published model of a request, checks that the caller may use it, and relays the request."""
 
     def __init__(self, cell: str, front: Front, relay: Relay):
         self._cell, self._front, self._relay = cell, front, relay
 
     async def full_name(self, model: str | None) -> str:
-        """`m`, `/sax/test/m` or, where only one is published, nothing. Raises CellError."""
+        """The full name of `m`, of `/sax/test/m` or, if only one model is published, of None. Raises CellError."""
         if (name := self._known(model)) is None:
             await self._front.look()  # it may have been published a moment ago
             name = self._known(model)
@@ -55,7 +55,7 @@ class Caller:
             return name
         there = ", ".join(self.view().entries) or "nothing"
         if model is None:
-            raise CellError(f"model is needed; published here: {there}")
+            raise CellError(f"model is required; published here: {there}")
         raise NotPublished(f"The model {model!r} is not published. Published here: {there}.")
 
     def _known(self, model: str | None) -> str | None:
@@ -65,13 +65,13 @@ class Caller:
         return next((name for name in (model, f"/sax/{self._cell}/{model}") if name in entries), None)
 
     async def call(self, request: Request, model: str, method: str, path: str, body: bytes) -> Response:
-        """The model's answer. Raises NotAllowed, or Unavailable while no replica is loaded."""
+        """Relay a request; returns the model's answer. Raises NotAllowed, or Unavailable while no replica is loaded."""
         view = self.view()
         if view.entries[model]["active_replicas"] == 0:
             await self._front.look()  # it may have been loaded a moment ago, or unpublished
             view = self.view()
             if model not in view.entries:
-                raise NotPublished(f"{model} is not published any more")
+                raise NotPublished(f"{model} is no longer published")
         entry = view.entries[model]
         principal = principal_of(request)
         if not acl.allows(entry["acls"].get(method, ""), principal):

@@ -1,4 +1,4 @@
-"""The OpenAI dialect of a cell, and Anthropic's: every published model by its name, `/sax/test/m` or `m`."""
+"""The OpenAI and Anthropic dialects of a cell: every published model by its name, `/sax/test/m` or `m`."""
 
 import json
 from typing import Any
@@ -26,19 +26,19 @@ METHODS = {
 
 
 def openai_router(caller: Caller) -> APIRouter:
-    """The dialect's routes. The models' own applications understand the bodies; here only `model` is read."""
+    """The dialects' routes. Only `model` and `stream` are read here; the models' own applications read the rest."""
     router = APIRouter()
 
     @router.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> Any:
-        """What is published."""
+        """All published models."""
         return {"object": "list", "data": [_card(entry) for entry in caller.view().entries.values()]}
 
     @router.get("/v1/models/{name:path}", tags=["OpenAI"])
     async def get_model(name: str) -> Any:
         """One published model, by either of its names."""
         entries = caller.view().entries
-        for known in (f"/{name}", name):  # a client's URL has one slash where the name begins with one
+        for known in (f"/{name}", name):  # a URL keeps only one slash before a name that begins with one
             if known in entries:
                 return _card(entries[known])
         return _card(entries[await caller.full_name(name)])
@@ -50,7 +50,7 @@ def openai_router(caller: Caller) -> APIRouter:
     @router.post(PATHS, openapi_extra=RELAYED, responses=STREAMED, tags=["Anthropic"])
     @router.post(COUNT, openapi_extra=RELAYED, tags=["Anthropic"])
     async def call(request: Request) -> Response:
-        """A published model's own: the body is relayed as it is."""
+        """Relayed to the published model's own application."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
             data = await read_body(request)
@@ -62,7 +62,7 @@ def openai_router(caller: Caller) -> APIRouter:
                 400, f"The body of the request is not valid JSON: {error}", None, "invalid_json"
             ) from error
         if not isinstance(body, dict) or not isinstance(body.get("model"), str | None):
-            raise OpenAIError(400, "The body must be a JSON object whose model is a text.", "model", "invalid_type")
+            raise OpenAIError(400, "The body must be a JSON object whose model is a string.", "model", "invalid_type")
         model = await caller.full_name(body.get("model"))
         method = METHODS[path]
         if method == "lm.generate" and body.get("stream"):
@@ -74,8 +74,8 @@ def openai_router(caller: Caller) -> APIRouter:
     @router.get("/v1/responses/{response_id:path}", tags=["OpenAI"])
     @router.delete("/v1/responses/{response_id:path}", tags=["OpenAI"])
     async def kept(response_id: str) -> Any:
-        """Always 404: a cell's models keep no responses."""
-        message = "A cell keeps no responses: send the whole conversation as input, with store: false or without store."
+        """Always 404: a cell's models do not store responses."""
+        message = "A cell keeps no responses: send the whole conversation as input, with store: false or without it."
         raise OpenAIError(404, message, "response_id", "response_not_found")
 
     return router

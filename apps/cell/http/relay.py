@@ -1,7 +1,7 @@
-"""Passing a request on to a published model's own application, and its answer back as it comes.
+"""Relays a request to a published model's own application, and streams its answer back.
 
-By HTTP through Serve's proxy on this host, not through a handle: the proxy chooses the replica, refuses when it is full
-and notices a replica that is gone, and a streamed token costs a tenth of what it does through Ray's object layer.
+Uses HTTP through Serve's proxy on this host, not a handle: the proxy picks the replica, refuses requests when all are
+full and notices dead replicas, and a streamed token costs a tenth of what it does through Ray's object layer.
 """
 
 import logging
@@ -37,9 +37,9 @@ class Relay:
         relay_key: str | None,
         principal: str | None = None,
     ) -> Response:
-        """Args: `principal`, for whom; known to the model's application by the relay key.
+        """Send a request for `principal`, whose name the model's application accepts because of the relay key.
 
-        Raises Unavailable if no replica can be reached; any answer of the model's is passed on as it is."""
+        Raises Unavailable if no replica can be reached; any answer of the model is passed on unchanged."""
         if self._session is None:  # it belongs to the event loop that requests run in
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -61,7 +61,7 @@ class Relay:
 
 
 class Passed(Response):
-    """The model's answer: each piece is sent on as it comes; when the client leaves, the model is told to stop."""
+    """The model's answer, relayed chunk by chunk; when the client disconnects, the model's request is aborted."""
 
     def __init__(self, answer: aiohttp.ClientResponse):
         super().__init__(status_code=answer.status)
@@ -81,5 +81,5 @@ class Passed(Response):
         finally:
             if whole:
                 self._answer.release()
-            else:  # a connection closed in the middle is what tells the model to stop
+            else:  # closing the connection early aborts the request at the model
                 self._answer.close()

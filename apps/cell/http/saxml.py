@@ -1,11 +1,11 @@
-"""The Saxml dialect, in both of its generations: the calls of each, and the keys of both in the answers.
+"""The Saxml dialect in both of its generations: the calls of each, and answers with the keys of both.
 
     curl --request POST --header "Content-type: application/json" -s localhost:8000/publish --data \\
         '{"model": "/sax/test/spmd", "model_path": "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd175B32Test",
           "checkpoint": "None", "replicas": 2}'
 
-The first generation's GETs carry a JSON body; a query string does as well. Beyond Saxml's: /cell, /watch, /acl, /create
-and /score, which `clients/saxutil.py` uses.
+The first generation's GETs carry a JSON body; a query string works as well. /cell, /watch, /acl, /create and /score,
+which `clients/saxutil.py` uses, are additions.
 """
 
 import asyncio
@@ -41,23 +41,23 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
 
     @router.post("/publish", openapi_extra=json_object(bodies.PUBLISH, ["model", "model_path"]))
     async def publish(request: Request) -> Response:
-        """Adds a model to the desired state; answered once that is stored, before the model is loaded."""
+        """Adds a model to the desired state. Answered once that is stored, before the model is loaded."""
         return _echo(await front.ask("publish", principal_of(request), await _body(request)))
 
     @router.put("/update", openapi_extra=json_object(bodies.UPDATE, ["model"]))
     async def update(request: Request) -> Response:
-        """Changes a published model's checkpoint, replicas or overrides; what is absent stays."""
+        """Changes a published model's checkpoint, replicas or overrides; absent fields stay as they are."""
         return _echo(await front.ask("update", principal_of(request), await _body(request)))
 
     @router.post("/unpublish", openapi_extra=json_object(bodies.ONE_MODEL, ["model"]))
     async def unpublish(request: Request) -> Response:
-        """Takes a model out; its replicas finish the requests that they have."""
+        """Removes a model; its replicas finish their open requests."""
         entry = await front.ask("unpublish", principal_of(request), await _body(request))
         return SaxmlJSON({"model": entry["model"]})
 
     @router.get("/listcell", openapi_extra=query(bodies.ONE_MODEL, ["model"]))
     async def list_model(request: Request) -> Response:
-        """One model, despite the name: its state, replicas and, if it does not load, why."""
+        """One model, despite the name: its state, replicas and, if it does not load, the reason."""
         body = await _arguments(request)
         if "model" not in body:
             raise CellError("Provide model for list cell")
@@ -73,14 +73,14 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
 
     @router.get("/cell")
     async def whole_cell(request: Request) -> Response:
-        """The cell: its slices, who is asking, and all models as `listcell` shows them."""
+        """The cell: its slices, the caller's principal, and all models as in `listcell`."""
         view = caller.view()
         models = await front.ask("listed", None, {})
         return SaxmlJSON(view.cell | {"principal": principal_of(request), "models": models})
 
     @router.get("/watch", openapi_extra=query(bodies.ONE_MODEL), responses=EVENTS)
     async def watch(request: Request) -> Response:
-        """Server-sent events: what is published, and then each change of it."""
+        """Server-sent events: the published models, then each change of them."""
         wanted = (await _arguments(request)).get("model")
         if wanted is not None:
             wanted = await caller.full_name(wanted)
@@ -88,7 +88,7 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
 
     @router.post("/create", openapi_extra=json_object(bodies.CREATE, ["sax_cell"]))
     async def create(request: Request) -> Response:
-        """Takes the cell's admin ACL, if nobody else has it; the cell itself is there already."""
+        """Sets the cell's admin ACL, if no other principal has; the cell itself exists already."""
         return SaxmlJSON(await front.ask("create", principal_of(request), await _body(request)))
 
     @router.put("/acl", openapi_extra=json_object(bodies.SET_ACL, ["acl"]))
@@ -103,20 +103,20 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
 
     @router.post("/generate", openapi_extra=RELAYED, responses=STREAMED)
     async def generate(request: Request) -> Response:
-        """A published model's own, with Saxml's body or JetStream's."""
+        """Relayed to the published model, with Saxml's body or JetStream's."""
         body = await _body(request)
         stream = "lm.generate_stream" if body.get("stream") else "lm.generate"
         return await _call(request, body, stream, "/generate")
 
     @router.post("/score", openapi_extra=RELAYED)
     async def score(request: Request) -> Response:
-        """A published model's own: log probabilities of suffixes."""
+        """Relayed to the published model: log probabilities of suffixes."""
         return await _call(request, await _body(request), "lm.score", "/score")
 
     async def _call(request: Request, body: dict[str, Any], method: str, path: str) -> Response:
         model = body.get("model")
         if model is not None and not isinstance(model, str):
-            raise CellError(f"model {model!r} must be a text such as /sax/{cell}/NAME")
+            raise CellError(f"model {model!r} must be a string such as /sax/{cell}/NAME")
         name = await caller.full_name(model)
         if "model" in body or path == "/score" or "query" in body:
             body = body | {"model": name}
@@ -153,12 +153,12 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 async def _arguments(request: Request) -> dict[str, Any]:
-    """Of a GET: its JSON body if it has one, else its query string."""
+    """A GET's JSON body if it has one, else its query string."""
     return await _body(request) or dict(request.query_params)
 
 
 async def _changes(caller: Caller, wanted: str | None) -> AsyncGenerator[bytes, None]:
-    """Ends when the one model that was asked for is gone. A comment in between shows that the line is alive."""
+    """Events of all models, or of `wanted` until it is gone. Comments in between keep the connection alive."""
     told: dict[str, Entry] = {}
     while True:
         now = {name: entry for name, entry in caller.view().entries.items() if wanted in (None, name)}
