@@ -65,9 +65,9 @@ def parse_args() -> argparse.Namespace:
     add("--url", default="http://localhost:8000", help="(default %(default)s)")
     add("--model", help="a model's name (default: the first that the server lists)")
     add("--api-key", default=os.environ.get("PODSLICE_API_KEY") or os.environ.get("OPENAI_API_KEY") or "")
-    add("--timeout", type=float, default=600.0, metavar="S", help="a request fails after it (default %(default)g)")
+    add("--timeout", type=float, default=600.0, metavar="S", help="a request fails after this (default %(default)g)")
     add("--trace", type=Path, metavar="FILE", help="a JSON list of {id, ids or text, max_tokens}")
-    add("--requests", type=at_least_one, metavar="N", help="how many (default 32; of a trace: its first N, else all)")
+    add("--requests", type=at_least_one, metavar="N", help="how many (default 32, or all of a trace)")
     add("--prompt-tokens", type=span, default=(32, 512), metavar="LOW:HIGH", help="or N; random (default 32:512)")
     add("--output-tokens", type=span, default=(128, 128), metavar="LOW:HIGH", help="or N; random (default 128)")
     add(
@@ -75,7 +75,7 @@ def parse_args() -> argparse.Namespace:
         type=at_least_one,
         default=1000,
         metavar="N",
-        help="random ids are below (default %(default)s)",
+        help="random ids are below this (default %(default)s)",
     )
     add("--ignore-eos", action="store_true", help="ask for exactly max_tokens tokens (vLLM, Podslice)")
     add("--seed", type=int, default=0, metavar="N", help="of random prompts (default %(default)s)")
@@ -122,7 +122,7 @@ async def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 async def find_model(session: aiohttp.ClientSession, args: argparse.Namespace) -> str:
-    """--model, else the first that the server lists; the server must be there in either case."""
+    """--model, else the first that the server lists; the server must be reachable in either case."""
     try:
         async with session.get(f"{args.url}/v1/models") as response:
             if args.model:
@@ -137,7 +137,7 @@ async def find_model(session: aiohttp.ClientSession, args: argparse.Namespace) -
 
 
 def random_requests(args: argparse.Namespace, number: int) -> list[Request]:
-    """Lengths depend on the seed alone, contents on the number of the run too."""
+    """Draw random prompts: lengths depend on the seed only, contents also on the number of the run."""
     lengths, contents = random.Random(args.seed), random.Random(f"{args.seed} {number}")
     first_id = min(100, args.vocab_size // 10)  # the lowest ids are often special tokens
     found: list[Request] = []
@@ -161,7 +161,7 @@ def read_trace(path: Path) -> list[Request]:
 async def run(
     session: aiohttp.ClientSession, args: argparse.Namespace, requests: list[Request], concurrency: int
 ) -> dict[str, Any]:
-    """All requests, so many in flight: the figures, and the rows in the order of their ends."""
+    """Send all requests, `concurrency` in flight; returns the figures, and the rows in order of completion."""
     rows: list[dict[str, Any]] = []
     queue = iter(requests)
 
@@ -186,7 +186,7 @@ async def run(
 
 
 async def send(session: aiohttp.ClientSession, args: argparse.Namespace, request: Request) -> dict[str, Any]:
-    """One request as it went; figures that do not exist (an error's, a single token's pace) are left out."""
+    """Send one request and measure it; figures that do not exist (after an error, TPOT of one token) are left out."""
     id, prompt, max_tokens = request
     body = {"model": args.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -235,7 +235,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float,
 
 
 def print_table(levels: list[dict[str, Any]]) -> None:
-    """A column for each level."""
+    """Print a column for each level."""
     found = [{"requests in flight": level["concurrency"], **level["medians"]} for level in levels]
     for name in found[0]:
         values = (figures.get(name) for figures in found)

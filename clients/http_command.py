@@ -1,4 +1,4 @@
-"""What the clients have in common: their flags' types, a server's address and key, errors in one line, exit codes."""
+"""Shared by the clients: types of flags, a server's address and key, errors in one line, exit codes."""
 
 import argparse
 import io
@@ -23,7 +23,7 @@ class Failure(Exception):
 
 
 def exit_code(work: Callable[[], int]) -> int:
-    """What `work` returns; or 1 after a Failure, told on stderr, 130 after Ctrl-C, 141 if whoever read stdout left."""
+    """Run `work` and return its exit code; 1 after a Failure (on stderr), 130 after Ctrl-C, 141 if stdout is closed."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character must not end the answer
@@ -77,7 +77,7 @@ def base_url(text: str, endpoint: str = "") -> str:
 
 
 def server_url(text: str, endpoint: str = "") -> str | None:
-    """An address without the endpoint that it may end in; None: it is no address."""
+    """An address without the endpoint that it may end in; None: it is not an address."""
     url = text.strip() if "://" in text else f"http://{text.strip()}"
     url = url.rstrip("/").removesuffix(endpoint).rstrip("/")
     try:
@@ -98,7 +98,7 @@ def auth_header(flag: str | None, name: str = "--api-key") -> dict[str, str]:
 
 
 def read_stdin(what: str) -> str:
-    """Raises Failure: it cannot be read, or is no text."""
+    """Read all of stdin. Raises Failure if it cannot be read or is not text."""
     try:
         with open(0, "rb", closefd=False) as stdin:  # sys.stdin is None when it was closed
             return stdin.read().decode()
@@ -112,7 +112,7 @@ def read_stdin(what: str) -> str:
 
 
 def refusal(response: httpx.Response, url: str, not_found: str, key: str = "--api-key", or_else: str = "") -> Failure:
-    """What the server said, and what a user can do about its status.
+    """The server's message, with advice for its status.
 
     Args:
         not_found: what to do about a 404.
@@ -184,7 +184,7 @@ def sse_events(chunks: Iterable[bytes]) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Words:
-    """A client's own, for `explain`."""
+    """A client's own wording for `explain`."""
 
     awaited: str = "word"
     local: str = "Is the server running? Start it with `make serve`."
@@ -197,7 +197,7 @@ USUAL = Words()
 
 
 def explain(error: Exception, url: str, timeout_s: float, words: Words = USUAL) -> str:
-    """One line for a connection that failed, went silent or broke."""
+    """One line about a connection that failed, timed out or broke."""
     reason = re.sub(r"^\[Errno -?\d+\] ", "", one_line(str(error), 200)) or type(error).__name__
     reason = reason[:1].lower() + reason[1:] if reason[1:2].islower() else reason
     if isinstance(error, httpx.ConnectTimeout):

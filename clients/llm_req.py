@@ -6,7 +6,7 @@
     python clients/llm_req.py - < question.txt
 
 Works with any OpenAI-compatible server. Exit codes: 0 the whole answer came, 1 it did not (one line on stderr says
-why and what to do), 2 bad flags, 130 Ctrl-C, 141 whoever read stdout went away (`| head`).
+why and what to do), 2 bad flags, 130 Ctrl-C, 141 stdout was closed (`| head`).
 """
 
 import argparse
@@ -65,7 +65,7 @@ def temperature(text: str) -> float:
 
 
 def ask(args: argparse.Namespace) -> int:
-    """Print the answer to args.prompt; the exit code. Raises Failure."""
+    """Print the answer to args.prompt; returns the exit code. Raises Failure."""
     prompt = read_prompt(args.prompt)
     timeout = httpx.Timeout(args.timeout, connect=CONNECT_TIMEOUT_S)
     try:
@@ -116,7 +116,7 @@ def check_status(response: httpx.Response, url: str) -> None:
 
 
 def answer_texts(events: Iterable[tuple[str, str]], response: httpx.Response) -> Iterator[str]:
-    """The pieces of the answer. Raises Failure when the stream is no answer, reports an error or ends too early."""
+    """The pieces of the answer. Raises Failure if the stream is not one, reports an error or ends too early."""
     if "text/event-stream" not in response.headers.get("content-type", ""):
         raise Failure(f"{response.url} did not answer with a stream. Is --url an OpenAI-compatible server?")
     finished = False
@@ -144,7 +144,7 @@ def stream_error(data: str) -> str:
 
 
 def print_answer(texts: Iterable[str]) -> None:
-    """Write each piece at once; whatever happens, the last line is ended so that an error begins its own."""
+    """Write each piece at once. Always ends the last line, so that an error starts on its own line."""
     last = ""
     try:
         for text in texts:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Saxml's saxutil for a Podslice cell: publish models, see how they do, ask them.
+"""Saxml's saxutil for a Podslice cell: publish models, watch them, query them.
 
     python clients/saxutil.py publish -wait /sax/test/m lm_cloud.LmCloudSpmd2BTest None 1 BATCH_SIZE=4
     python clients/saxutil.py ls -details /sax/test
@@ -7,7 +7,7 @@
 
 Commands, arguments and flags are saxutil's, and so are Go's rules for flags: -name or --name, before the arguments.
 Where the cell is: -sax_root (or -url), else PODSLICE_URL, else http://localhost:8000. Exit codes: 0 done, 1 not done
-(stderr says why), 2 wrong usage, 130 Ctrl-C, 141 whoever read stdout went away (`| head`).
+(stderr says why), 2 wrong usage, 130 Ctrl-C, 141 stdout was closed (`| head`).
 """
 
 import inspect
@@ -58,7 +58,7 @@ def command(usage: str, about: str, **flags: Flag) -> Callable[[Callable[..., No
 
 GLOBAL = {
     "sax_root": Flag(base_url, None, "where the cell is (default $PODSLICE_URL, else http://localhost:8000)"),
-    "url": Flag(base_url, None, "the same"),
+    "url": Flag(base_url, None, "the same as -sax_root"),
     "sax_timeout": Flag(duration, 60.0, "longest silence of the cell, in seconds or as 90s, 5m (default 60)"),
     "api_key": Flag(str.strip, None, "default $PODSLICE_API_KEY, else $OPENAI_API_KEY"),
 }
@@ -66,7 +66,7 @@ GLOBAL = {
 # The commands.
 
 
-@command("create <cell> <state folder> <admin ACL>", "Take a new cell into use: check its folder, set its admin ACL.")
+@command("create <cell> <state folder> <admin ACL>", "Set up a new cell: check its folder, set its admin ACL.")
 def create(cell: Cell, flags: Mapping[str, Any], sax_cell: str, fs_root: str, admin_acl: str) -> None:
     cell.call("POST", "/create", {"sax_cell": cell_id(sax_cell), "fs_root": fs_root, "admin_acl": admin_acl})
 
@@ -76,7 +76,7 @@ def delete(cell: Cell, flags: Mapping[str, Any], sax_cell: str) -> None:
     found = own_cell(cell, cell_id(sax_cell))
     raise Failure(
         f"{sax_cell} lives as long as its application does; nothing was deleted. To remove it: unpublish its models "
-        f"({len(found['models'])} now), take its CellConfig out of the service and deploy that, or stop the service, "
+        f"({len(found['models'])} now), remove its CellConfig from the service and deploy that, or stop the service, "
         f"then delete the folder {found['fs_root']}, which keeps its state."
     )
 
@@ -148,7 +148,7 @@ def update_checkpoint(cell: Cell, flags: Mapping[str, Any], model: str, checkpoi
 
 @command(
     "setacl <cell> <ACL> | <model ID> [method] <ACL>",
-    'Set who may administer a cell or a model, or call a method of it; "" takes the ACL away.',
+    'Set who may administer a cell or a model, or call a method of it; "" removes the ACL.',
 )
 def setacl(cell: Cell, flags: Mapping[str, Any], target: str, *method_and_acl: str) -> None:
     arguments = whose(target)
@@ -164,7 +164,7 @@ def setacl(cell: Cell, flags: Mapping[str, Any], target: str, *method_and_acl: s
 def getacl(cell: Cell, flags: Mapping[str, Any], target: str, method: str = "") -> None:
     arguments = whose(target)
     if method and "model" not in arguments:
-        raise Usage("a cell has an admin ACL alone: no method")
+        raise Usage("a cell has only an admin ACL: leave out the method")
     acls = cell.call("GET", "/acl", arguments | ({"method": method} if method else {}))["acls"]
     if method == "all":
         lines = [f"{name}: {acl}" for name, acl in sorted(acls.items()) if acl]
@@ -183,7 +183,7 @@ def watch(cell: Cell, flags: Mapping[str, Any], model: str) -> None:
     "lm.generate [-n=<N>] [-terse] [-stream] [-extra=<name:number,...>] <model ID> <query>",
     "Ask a language model; the query - is read from stdin.",
     n=Flag(count, 0, "most texts to print; 0 for all"),
-    terse=Flag(boolean, False, "the texts alone, best first"),
+    terse=Flag(boolean, False, "only the texts, best first"),
     stream=Flag(boolean, False, "print the text as it comes"),
     extra=Flag(extra_inputs, None, "extra inputs, such as temperature:0.2,per_example_max_decode_steps:32"),
 )
@@ -229,7 +229,7 @@ def describe(cell: Cell | None, flags: Mapping[str, Any], name: str = "") -> Non
 
 
 def own_cell(cell: Cell, sax_cell: str) -> dict[str, Any]:
-    """What GET /cell says, if the cell at this address is the one meant."""
+    """The answer of GET /cell. Raises Failure if the cell at this address is another one."""
     found = cell.call("GET", "/cell")
     if found["sax_cell"] != sax_cell:
         raise Failure(f"the cell at {cell.url} is {found['sax_cell']}. Pass the address of {sax_cell} as -sax_root.")
@@ -251,7 +251,7 @@ def help_text(name: str = "") -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what the command line says; the exit code. Raises Failure."""
+    """Run a command line; returns the exit code. Raises Failure."""
     name = ""
     try:
         for argument in arguments:

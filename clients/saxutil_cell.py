@@ -1,4 +1,4 @@
-"""A cell over HTTP for saxutil.py: calls, streams, one sentence for whatever goes wrong; and its replies in print."""
+"""A cell's HTTP API for saxutil.py: calls, streams, errors in one sentence; and printing of its replies."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ WORDS = Words(
 
 
 class Later(Failure):
-    """Not now: the cell says when to try again, or a stream went quiet or broke."""
+    """A temporary failure: the cell says when to try again, or a stream timed out or broke."""
 
     def __init__(self, message: str, after_s: float) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class Cell:
         self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
 
     def call(self, method: str, path: str, arguments: dict[str, Any] | None = None) -> Any:
-        """The JSON that the cell replies with. Arguments go into a GET's query, into another call's body."""
+        """Make a call; returns the JSON reply. Arguments go into the query of a GET, else into the body."""
         with self.reply(method, path, arguments or {}) as response:
             body = response.read()
         try:
@@ -75,10 +75,10 @@ class Cell:
                 raise Later(explain(error, self.url, self.timeout_s, WORDS), PAUSE_S) from None
 
     def changes(self, model: str, patience_s: float = 0.0) -> Iterator[dict[str, Any]]:
-        """What the cell says of a model now, then at each change, the last with state GONE.
+        """A model's entry now and at each change; the last one has state GONE.
 
-        A watch that breaks or stays quiet begins anew, which also finds out whether the cell is still there.
-        `patience_s`: how long the cell may at first refuse, for what was just published may take a moment to show.
+        A watch that breaks or times out is opened again, which also detects a cell that is gone.
+        `patience_s`: how long the cell may refuse at first, because a new model may take a moment to appear.
         """
         last: dict[str, Any] = {}
         patient_until = time.monotonic() + patience_s
@@ -112,9 +112,9 @@ class Cell:
 
 
 def refusal(response: httpx.Response, url: str) -> Failure:
-    """The cell's own sentence where it gave one, and what a user can do where the status says it."""
+    """The cell's own message if there is one, with advice where the status allows it."""
     status, message = response.status_code, one_line(server_message(response.content))
-    try:  # a model's own refusals are relayed as OpenAI's; a 404 of that kind is another server's
+    try:  # a model's own refusals are relayed in OpenAI's format; a 404 in that format is another server's
         own = bool(response.json().keys() & ({"Error"} if status == HTTPStatus.NOT_FOUND else {"Error", "error"}))
     except (ValueError, AttributeError):
         own = False
@@ -136,14 +136,14 @@ def addresses(entry: Mapping[str, Any]) -> list[str]:
 
 
 def row(entry: Mapping[str, Any]) -> list[str]:
-    """A model in `ls`. Like saxutil, it names one address of possibly many."""
+    """A model's row in `ls`. Like saxutil, it shows one address of possibly many."""
     name, address = entry["model"].rpartition("/")[2], next(iter(addresses(entry)), "")
     active, methods = str(entry["active_replicas"]), ", ".join(entry["methods"])
     return [name, entry["model_path"], entry["checkpoint"], active, address, methods]
 
 
 def details(entry: Mapping[str, Any]) -> list[str]:
-    """A model in `ls -details`."""
+    """A model's row in `ls -details`."""
     name, replicas = entry["model"].rpartition("/")[2], f"{entry['active_replicas']}/{entry['max_replicas']}"
     overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in entry["overrides"].items())
     return [name, entry["state"], replicas, overrides, entry["reason"] or ""]
@@ -157,7 +157,7 @@ def summary(entry: Mapping[str, Any]) -> str:
 
 
 def wait_until_active(cell: Cell, model: str) -> None:
-    """Says on stderr how far it is: one line that changes in a terminal, else one for each change."""
+    """Show progress on stderr until all replicas are active: a status line in a terminal, else a line per change."""
     console, began = Console(stderr=True, highlight=False), time.monotonic()
     with console.status(Text(f"{model}: published")) as line:
         for entry in cell.changes(model, PATIENCE_S):
@@ -174,7 +174,7 @@ def wait_until_active(cell: Cell, model: str) -> None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], as_csv: bool = False) -> None:
-    """As a table with lines of ASCII, in full unless a terminal is too narrow; or as CSV under a `# ` line."""
+    """Print an ASCII table, folded only in a terminal that is too narrow; or CSV under a `# ` line."""
     if as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows([["# " + header[0], *header[1:]], *rows])
         return
@@ -186,13 +186,13 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], as_csv: bo
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 1_000_000
-    with console.capture() as captured:  # printed below: rich has its own way to end at a closed pipe
+    with console.capture() as captured:  # printed below: rich would handle a closed pipe itself
         console.print(table)
     print(captured.get(), end="")
 
 
 def print_stream(events: Iterable[list[list[Any]]]) -> None:
-    """The first text as it comes, any others after it; whatever happens, the last line is ended."""
+    """Print the first text as it comes, then any others. Always ends the last line."""
     texts = [""]
     try:
         for event in events:

@@ -1,4 +1,4 @@
-"""saxutil's flags and arguments: Go's rules for the one, Saxml's grammar for the other."""
+"""Parses saxutil's flags by Go's rules, and its arguments by Saxml's grammar."""
 
 import json
 import math
@@ -17,7 +17,7 @@ class Usage(Exception):
 
 
 class Help(Exception):
-    """-help was asked for."""
+    """-help was given."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Flag:
 
 
 def take_flags(arguments: Sequence[str], known: Mapping[str, Flag]) -> tuple[dict[str, Any], list[str]]:
-    """The flags' values and the arguments behind them, by the rules of Go's flag package, which argparse cannot follow.
+    """The flags' values and the arguments after them, by the rules of Go's flag package, which argparse cannot follow.
 
-    -name and --name are the same; a value follows `=` or is the next argument, but for a bool's, which needs `=` or
-    none; flags end at the first other argument, so that a query may begin with a dash, or at `--`.
+    -name and --name are the same; a value follows `=` or is the next argument, except a bool's, which needs `=` or is
+    left out; flags end at the first other argument, so that a query may begin with a dash, or at `--`.
     """
     values, rest = {}, list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -57,7 +57,7 @@ def take_flags(arguments: Sequence[str], known: Mapping[str, Flag]) -> tuple[dic
     return values, rest
 
 
-# What flags and arguments may be. All of these raise Usage.
+# Types of flags and arguments. All of these raise Usage.
 
 
 def boolean(text: str) -> bool:
@@ -130,5 +130,5 @@ def cell_id(text: str) -> str:
 
 
 def whose(text: str) -> dict[str, str]:
-    """The argument that says whose ACL is meant."""
+    """The field of a call that names the owner of an ACL."""
     return {"model": model_id(text)} if text.count("/") > 2 else {"sax_cell": cell_id(text)}

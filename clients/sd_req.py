@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask a running Stable Diffusion server for pictures, several at a time, and say how long it took.
+"""Ask a running Stable Diffusion server for pictures, several at a time, and report how long it took.
 
     python clients/sd_req.py --save_pictures
     python clients/sd_req.py --prompt "a red fox in the snow" --num_requests 4 --seed 7 --save_pictures
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def draw(args: argparse.Namespace) -> int:
-    """Asks for the pictures, reports and saves them; the exit code. Raises Failure."""
+    """Request, report and save the pictures; returns the exit code. Raises Failure."""
     if args.save_pictures:
         check_writable(args.output)
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def parse_args() -> argparse.Namespace:
     flag("--prompt", action="append", help="what to draw; several take turns (default: a list of shapes and colors)")
     flag("--size", type=size, help="WIDTHxHEIGHT in pixels (default: the server's)")
     flag("--steps", type=at_least_one, help="denoising steps (default: the server's)")
-    flag("--seed", type=seed, help="of the first picture; the next ones have the numbers after it (default: random)")
+    flag("--seed", type=seed, help="of the first picture; each further one adds 1 (default: random)")
     url = partial(base_url, endpoint="/imagine")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", type=url, help=f"the server (default http://localhost:{PORT})")
@@ -113,7 +113,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def address(text: str) -> str:
-    """An IP address or name, with a port or without."""
+    """The URL of an IP address or host name, with or without a port."""
     url = base_url(f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text)  # IPv6
     return url if urlsplit(url).port else f"{url}:{PORT}"
 
@@ -131,7 +131,7 @@ def size(text: str) -> str:
 
 
 async def ask_all(args: argparse.Namespace) -> list[Result]:
-    """One result for each request, in their order, with a progress bar where someone watches."""
+    """One result for each request, in order; shows a progress bar on a terminal."""
     columns = (TextColumn("pictures"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     timeout = httpx.Timeout(args.timeout, connect=CONNECT_TIMEOUT_S, pool=None)
@@ -156,7 +156,7 @@ async def ask_all(args: argparse.Namespace) -> list[Result]:
 
 
 async def ask(client: httpx.AsyncClient, args: argparse.Namespace, number: int) -> Result:
-    """One picture, or why there is none."""
+    """Request one picture; the result has it, or why there is none."""
     query = {"prompt": args.prompt[number % len(args.prompt)], "size": args.size, "num_inference_steps": args.steps}
     query["seed"] = None if args.seed is None else (args.seed + number) % 2**32
     began = time.perf_counter()
@@ -179,12 +179,12 @@ def picture_of(response: httpx.Response, url: str) -> Image.Image:
         picture = Image.open(io.BytesIO(response.content))
         picture.load()
         return picture.convert("RGB")
-    except Exception:  # Pillow's decoders raise whatever they like at what is no picture
+    except Exception:  # Pillow's decoders raise errors of all kinds for bad pictures
         raise Failure(f"{url}/imagine did not answer with a picture. Is a Stable Diffusion server there?") from None
 
 
 def report(args: argparse.Namespace, results: Sequence[Result], took: float) -> int:
-    """Says how it went and saves the pictures; returns the exit code."""
+    """Print the figures and save the pictures; returns the exit code."""
     times = sorted(result.seconds for result in results if result.picture is not None)
     print(f"{len(times)} of {len(results)} pictures in {took:.2f} s: {len(times) / took:.2f} pictures/s")
     if times:
@@ -204,7 +204,7 @@ def report(args: argparse.Namespace, results: Sequence[Result], took: float) -> 
 
 
 def grid(pictures: Sequence[Image.Image | None]) -> tuple[Image.Image, int, int]:
-    """All pictures in rows, with an empty cell for one that failed; and how many columns and rows there are."""
+    """All pictures in rows, with an empty cell for each that failed; returns (picture, columns, rows)."""
     rows = math.isqrt(len(pictures))
     columns = math.ceil(len(pictures) / rows)
     width = max(picture.width for picture in pictures if picture is not None)
@@ -217,7 +217,7 @@ def grid(pictures: Sequence[Image.Image | None]) -> tuple[Image.Image, int, int]
 
 
 def check_writable(path: Path) -> None:
-    """Before anyone waits for pictures that can't be kept. Leaves no file behind."""
+    """Raise Failure, before any picture is requested, if they could not be saved. Leaves no file behind."""
     existed = path.exists()
     try:
         with open(path, "ab"):
@@ -228,7 +228,7 @@ def check_writable(path: Path) -> None:
         with suppress(OSError):
             path.unlink()
     if path.suffix.lower() not in Image.registered_extensions():
-        raise Failure(f"cannot write {path}: {path.suffix or 'no ending'} is no picture format. Name it .png.")
+        raise Failure(f"cannot write {path}: {path.suffix or 'no ending'} is not a picture format. Name it .png.")
 
 
 def save(picture: Image.Image, path: Path) -> None:

@@ -1,6 +1,6 @@
 """A model's whole life in a cell: python examples/cell_session.py [URL], with `serve run apps.cell:app` running.
 
-Publishes the demo model, waits until it is loaded, asks it, and unpublishes it.
+Publishes the demo model, waits until it is loaded, queries it, and unpublishes it.
 """
 
 import sys

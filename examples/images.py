@@ -1,4 +1,4 @@
-"""Pictures by OpenAI's client: python examples/images.py [URL], with `podslice serve-images` running.
+"""Pictures with OpenAI's client: python examples/images.py [URL], with `podslice serve-images` running.
 
 Saves picture-0.png and picture-1.png. The same seed draws the same picture again.
 """
@@ -13,7 +13,7 @@ client = OpenAI(base_url=f"{(sys.argv[1:] or ['http://localhost:8000'])[0]}/v1",
 answer = client.images.generate(
     prompt="a yellow star above a green square on a white background",
     n=2,
-    extra_body={"seed": 7, "guidance_scale": 3.0},  # Stable Diffusion's own, beside OpenAI's fields
+    extra_body={"seed": 7, "guidance_scale": 3.0},  # Stable Diffusion's own, in addition to OpenAI's
 )
 for number, picture in enumerate(answer.data):
     path = Path(f"picture-{number}.png")

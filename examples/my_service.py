@@ -1,4 +1,4 @@
-"""A config of one's own: podslice check examples/my_service.py, then render, local, node-pools, apply.
+"""Your own config: podslice check examples/my_service.py, then render, local, node-pools, apply.
 
 One to four replicas of Qwen2.5 7B, each on a v6e slice of four chips, bought on the spot market.
 """

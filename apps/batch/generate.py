@@ -18,19 +18,19 @@ calls, `choices` is OpenAI's list instead of `text` and `finish_reason`:
     {"index": 1, "choices": [{"index": 0, ...}, {"index": 1, ...}], "usage": {...}}
     {"index": 2, "error": {"message": "line 3: temperature must be between 0 and 100, not -1.0", "param": ...}}
 
-A file for OpenAI's batch API does as well, and is answered in that API's shape, with `response.body` as the server's:
+A file for OpenAI's batch API works too, and is answered in that API's format, with the server's `response.body`:
 
     {"custom_id": "q1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
 
-A bad line costs nobody else anything: its answer is an error, and the exit status is 1 in the end.
+A bad line does not affect the others: its answer is an error, and the exit status at the end is 1.
 
-Killed, out of disk, or without its cluster, a run goes on where it was when the same command is given again: answers
-are saved in OUTPUT.parts as they come, and OUTPUT appears, whole, at the end. Replicas, slice and batch size may differ
-then; what the answers depend on (input, model, its precision, --max-tokens ...) may not. Sampled answers are other ones
-each time unless they have a seed.
+A run that was killed, ran out of disk or lost its cluster is resumed by the same command: answers are saved in
+OUTPUT.parts as they come, and OUTPUT appears, complete, at the end. Replicas, slice and batch size may change in
+between; what the answers depend on (input, model, its precision, --max-tokens ...) may not. Sampled answers differ from
+run to run unless they have a seed.
 
 The model runs in replicas of the project's own engine, each on the slice that the config names (or on CPUs), in the Ray
-cluster of --address or RAY_ADDRESS, or else in one on this machine that lasts as long as the run. Ray Data feeds them:
+cluster of --address or RAY_ADDRESS, or else in one on this machine that is started for the run. Ray Data feeds them:
 `apps.batch.generation`.
 """
 
@@ -69,12 +69,12 @@ ANSWERS_DEPEND_ON = (
     *("model", "model_id", "dtype", "quantize_weights", "quantize_kv_cache"),
     *("random_weights", "tiny", "tiny_layers", "max_model_len"),
 )
-"""Fields of the config that a run goes on with only if they are the same."""
+"""Fields of the config that must not change when a run is resumed."""
 SHOWN_PROBLEMS = 10
 
 
 class Stopped(BaseException):
-    """SIGTERM came: the Pod is being stopped."""
+    """SIGTERM was received: the Pod is being stopped."""
 
 
 @app.command()
@@ -87,26 +87,28 @@ def main(
             "the demo model. Then two JSONL files, here or in a bucket.",
         ),
     ],
-    name: Annotated[str | None, typer.Option("--app", help="Which application, where there are several.")] = None,
+    name: Annotated[str | None, typer.Option("--app", help="Which application, if there are several.")] = None,
     set: Annotated[list[str] | None, typer.Option(help="Change a field: --set max_batch_size=64")] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Engines, each on a slice. [the config's least]")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines, each on a slice; default: min_replicas.")
+    ] = None,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, such as auto; else one is started here.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="For lines that do not say.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="For lines that do not say.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="For lines that do not say.")] = None,
-    seed: Annotated[int | None, typer.Option(help="For lines that do not say: line i gets SEED + i.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Default for lines without it.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Default for lines without it.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Default for lines without it.")] = None,
+    seed: Annotated[int | None, typer.Option(help="For lines without one: line i gets SEED + i.")] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Check every line first; begin only if all are good.")
+        bool, typer.Option("--strict", help="Check every line first; start only if all are valid.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start over, whatever exists.")] = False,
 ) -> None:
-    """Answer every line of INPUT into OUTPUT; the same command goes on with what was interrupted."""
+    """Answer every line of INPUT into OUTPUT; the same command resumes an interrupted run."""
     console = Console(stderr=True)
     _log_to(console)
     if len(arguments) not in (2, 3):
-        _fail("give INPUT and OUTPUT, and before them, if not the demo model, a config or a model")
+        _fail("give INPUT and OUTPUT, and before them a config or a model if it is not the demo model")
     model, (input_url, output_url) = arguments[0] if len(arguments) == 3 else None, arguments[-2:]
     try:
         config = language_model(model, name, set or ())
@@ -140,7 +142,7 @@ def main(
         log.warning("stopped; %s", GO_ON)
         status = 128 + signal.SIGINT
     except Stopped:
-        log.warning("told to stop; %s", GO_ON)
+        log.warning("received SIGTERM; %s", GO_ON)
         status = 128 + signal.SIGTERM
     except Failed as error:
         log.error("%s. Answers so far are saved; %s", error, GO_ON)
@@ -148,7 +150,7 @@ def main(
     raise typer.Exit(status)
 
 
-GO_ON = "the same command goes on from here"
+GO_ON = "the same command resumes the run"
 
 
 class Failed(RuntimeError):
@@ -178,7 +180,7 @@ def _scanned(url: str, output_fs: fsspec.AbstractFileSystem, output: str) -> Inp
 
 
 def _refuse_bad_lines(source: InputFile, defaults: Defaults) -> None:
-    """What can be known without the model: JSON, fields, their types and ranges."""
+    """Check what can be checked without the model: JSON, fields, their types and ranges."""
     bad = 0
     for span in source.spans:
         for index, text in enumerate(source.span(span), span.first):
@@ -189,7 +191,7 @@ def _refuse_bad_lines(source: InputFile, defaults: Defaults) -> None:
                 if bad <= SHOWN_PROBLEMS:
                     log.error("%s", error if isinstance(error, BadLine) else f"line {index + 1}: {error}")
     if bad:
-        _fail(f"{bad} of {source.lines} lines are bad, and --strict was given: nothing was begun")
+        _fail(f"{bad} of {source.lines} lines are bad, and --strict was given: nothing was started")
 
 
 def _run(
@@ -201,7 +203,7 @@ def _run(
     address: str | None,
     console: Console,
 ) -> None:
-    """Answers what is missing. However it ends, what has come is saved."""
+    """Answer the missing lines. However it ends, the answers so far are saved."""
     todo = missing(source, parts.done)
     already = int(parts.done.sum())
     if already:
@@ -215,7 +217,7 @@ def _run(
 
     with (
         connected(config, replicas, address),
-        _stopping_at_sigterm(),  # within: Ray sets a handler of its own when it connects
+        _stopping_at_sigterm(),  # inside: Ray sets its own handler when it connects
         shown(already, source.lines, console) as progress,
     ):
         log.info("%d lines for %d replica(s) of %s", source.lines - already, replicas, config.served_name)
@@ -230,7 +232,7 @@ def _run(
             parts.save()
     counts = progress.counts
     log.info(
-        "%d lines, %d prompt tokens, %d generated tokens in %.1f s: %.0f tokens/s (replicas' start not counted)",
+        "%d lines, %d prompt tokens, %d generated tokens in %.1f s: %.0f tokens/s (without the replicas' start)",
         *(counts.lines, counts.prompt_tokens, counts.completion_tokens, counts.elapsed_s, counts.tokens_per_s),
     )
 
@@ -257,7 +259,7 @@ def _stopping_at_sigterm() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """Ray's errors end with what happened; before that is how it got here."""
+    """The last line of one of Ray's errors: the cause. Tracebacks come before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 

@@ -1,6 +1,6 @@
 """Lays a checkpoint out as the engine keeps it in memory: `python -m apps.batch.prepare MODEL OUTPUT`.
 
-OUTPUT is then a `model` for LLMConfig, which starts faster from it and with less memory. What is in it:
+OUTPUT can then be the `model` of an LLMConfig, which loads faster and with less memory. Its format is documented in
 `apps.llm.engine.model.prepared`.
 """
 
@@ -40,33 +40,33 @@ def main(
         str | None, typer.Option(help="Lay it out for this slice, such as v5e:2x4:8t; others can read it too.")
     ] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option(min=1, help="The same by the number of devices that share each layer.")
+        int | None, typer.Option(min=1, help="The same, by the number of devices that share each layer.")
     ] = None,
     quantize_weights: Annotated[
         Quantization, typer.Option(help="int8: done here once, as the engine would at each start.")
     ] = Quantization.none,
-    dtype: Annotated[Dtype, typer.Option(help="As the service's config will say.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, typer.Option(help="As in the service's config.")] = Dtype.bfloat16,
     verify: Annotated[
         str | None, typer.Option(metavar="OUTPUT", help="Check every file of a prepared model instead.")
     ] = None,
 ) -> None:
-    """Lay MODEL out as the engine keeps it in memory, in OUTPUT. Run it again to go on after it was stopped.
+    """Lay MODEL out as the engine keeps it in memory, in OUTPUT. Run it again to resume after an interruption.
 
-    Exit status: 0 done; 1 failed, and worth a second try; 2 an argument is wrong.
+    Exit status: 0 done; 1 failed, and worth a retry; 2 an argument is wrong.
     """
     logging.basicConfig(format="%(message)s")
     logging.getLogger("podslice").setLevel(logging.INFO)
-    os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX starts: chips beside it, if any, are others'
+    os.environ["JAX_PLATFORMS"] = "cpu"  # set before JAX starts: leave any chips to others
     if verify is not None:
         if model is not None or output is not None:
-            _end("--verify takes the one folder that it checks, and no MODEL or OUTPUT beside it", WRONG)
+            _end("--verify takes only the folder that it checks, no MODEL or OUTPUT", WRONG)
         _verify(verify)
         return
     if model is None or output is None:
         missing = "MODEL" if model is None else "OUTPUT"
         _end(f"{missing} is missing: python -m apps.batch.prepare MODEL OUTPUT (or --verify OUTPUT)", WRONG)
     if slice is not None and tensor_parallel is not None:
-        _end("--slice and --tensor-parallel say the same in two ways; give one of them", WRONG)
+        _end("--slice and --tensor-parallel set the same thing; give one of them", WRONG)
     _prepare(model, output, slice, tensor_parallel, quantize_weights, dtype)
 
 
@@ -99,12 +99,12 @@ def _prepare(
         said = (
             f"cannot write {output}: {error.strerror}. Make room"
             if error.errno in FULL
-            else f"stopped: {error}. Mend it"
+            else f"stopped: {error}. Fix that"
         )
-        _end(f"{said} and run the same command again: what is written stays, and it goes on from there", FAILED)
+        _end(f"{said} and run the same command again: it keeps the files written so far and resumes", FAILED)
     if summary.renewed:
-        typer.echo(f"written again, for they were damaged: {', '.join(summary.renewed)}")
-    kept = f"; {summary.kept} were there already" if summary.kept else ""
+        typer.echo(f"rewritten because they were damaged: {', '.join(summary.renewed)}")
+    kept = f"; {summary.kept} existed already" if summary.kept else ""
     typer.echo(f"{output} is ready: {summary.files} files, {summary.nbytes / 1e9:.2f} GB{kept}")
 
 
@@ -119,8 +119,8 @@ def _verify(location: str) -> None:
     for problem in problems:
         typer.echo(problem)
     if problems:
-        _end(f"{location}: {len(problems)} files are damaged; the command that made it writes them again", FAILED)
-    typer.echo(f"{location} is whole")
+        _end(f"{location}: {len(problems)} files are damaged; the command that made it rewrites them", FAILED)
+    typer.echo(f"{location} is intact")
 
 
 def _end(said: str, status: int) -> None:

@@ -1,6 +1,6 @@
-"""Which hosts of a slice are up? Asked before JAX joins them, for JAX ends the process when one is missing.
+"""Checks that all hosts of a slice are up before JAX joins them: JAX ends the process when one is missing.
 
-Host 0 listens, the others tell it their number; each waits for its word that all have come, or who has not.
+Host 0 listens; the others send it their rank, and wait for its reply that all hosts are up or which are missing.
 """
 
 import selectors
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 PAUSE_S = 0.5
 """Between two attempts to reach host 0, whose name may not resolve yet."""
 READ_S = 5.0
-"""For a caller to say its number: what calls here by mistake says none."""
+"""Timeout for a host to send its rank; stray connections send none."""
 ALL_HERE = "all here"
 
 
@@ -20,15 +20,15 @@ class HostsAbsent(RuntimeError):
 
 
 def take(names: Sequence[str], own: int, port: int, timeout_s: float) -> None:
-    """Returns on every host when all are there.
+    """Wait until all hosts are up. Called on every host.
 
     Args:
-        names: of all hosts, in their order.
-        own: this host's place among them.
+        names: of all hosts, in order of rank.
+        own: this host's rank.
         port: where host 0 listens until then; free again afterwards.
 
     Raises:
-        HostsAbsent: after `timeout_s`, on every host that has come; it names the others.
+        HostsAbsent: after `timeout_s`, on every host that is up; it names the others.
     """
     deadline = time.monotonic() + timeout_s
     if own == 0:
@@ -82,7 +82,7 @@ def _tell(callers: Iterable[socket.socket], said: str) -> None:
         try:
             caller.sendall(f"{said}\n".encode())
         except OSError:
-            continue  # it is gone again: joining it will say so
+            continue  # it is gone again: joining it will fail and say so
 
 
 def _answer(leader: str, own: int, port: int, deadline: float, timeout_s: float) -> None:
@@ -90,7 +90,7 @@ def _answer(leader: str, own: int, port: int, deadline: float, timeout_s: float)
         try:
             with socket.create_connection((leader, port), timeout=max(1.0, deadline - time.monotonic())) as call:
                 call.sendall(f"{own}\n".encode())
-                # Host 0 may have begun later, and so has its own deadline.
+                # Host 0 may have started later, and so has a later deadline.
                 call.settimeout(timeout_s + READ_S)
                 line = call.makefile("rb").readline()
         except OSError as error:

@@ -1,7 +1,7 @@
 """Tests that all chips of a slice work together: `python -m apps.batch.smoke` on each of its hosts.
 
-On several hosts GKE says in TPU_WORKER_HOSTNAMES who they are and in TPU_WORKER_ID which of them this one is; host 0 is
-where they meet. Each prints the same facts, and ends with 0 only if a sum over all devices came out right.
+With several hosts, GKE lists them in TPU_WORKER_HOSTNAMES, and TPU_WORKER_ID is this host's index; they meet at host 0.
+Each prints the same facts, and exits with 0 only if a sum over all devices is correct.
 """
 
 import logging
@@ -22,9 +22,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 FAILED, WRONG = 1, 2
 PORT = 8476
-"""The one that JAX itself would take for hosts of a Cloud TPU slice to meet at."""
+"""JAX's own default for the coordinator of a Cloud TPU slice."""
 SHARE = 2**20
-"""float32 numbers that each device gives to the sum."""
+"""float32 numbers that each device contributes to the sum."""
 ROUNDS = 5
 
 
@@ -47,7 +47,7 @@ class Hosts:
 
     @classmethod
     def of(cls, environment: "os._Environ[str] | dict[str, str]") -> "Hosts":
-        """Raises ValueError when the environment makes no sense."""
+        """Read GKE's variables. Raises ValueError if they are inconsistent."""
         names = tuple(name.strip() for name in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip())
         if len(names) < 2:
             return cls(names or ("localhost",), 0)
@@ -86,14 +86,14 @@ class Watch:
 
 @app.command()
 def main(
-    expect: Annotated[int | None, typer.Option(min=1, help="Devices that there must be, over all hosts.")] = None,
-    platform: Annotated[Platform, typer.Option(help="What they must be.")] = Platform.any,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for the hosts to come, and for the sum.")] = 300,
+    expect: Annotated[int | None, typer.Option(min=1, help="Devices that all hosts must have in total.")] = None,
+    platform: Annotated[Platform, typer.Option(help="Kind of device that they must be.")] = Platform.any,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the hosts, and for the sum.")] = 300,
     port: Annotated[int, typer.Option(min=1, max=65535, help="On host 0, where the hosts meet.")] = PORT,
 ) -> None:
-    """Count the devices of all hosts of a slice, and add up a number from each of them.
+    """Count the devices of all hosts of a slice, and sum a number from each of them.
 
-    Exit status: 0 all is well; 1 it is not, and a sentence says what; 2 an option or the environment is wrong.
+    Exit status: 0 all is well; 1 it is not, and a message says what; 2 an option or the environment is wrong.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     try:
@@ -120,7 +120,7 @@ def main(
 
 
 def _meet(hosts: Hosts, port: int, timeout: float, watch: Watch) -> None:
-    """One JAX program on all hosts."""
+    """Join all hosts in one JAX program."""
     if len(hosts.names) == 1:
         return
     try:
@@ -130,7 +130,7 @@ def _meet(hosts: Hosts, port: int, timeout: float, watch: Watch) -> None:
     from apps.llm.engine.parallel import distributed
 
     with watch.over("joining the hosts"):
-        # JAX's own end of waiting is an abort without a sentence: the watch's must come first.
+        # JAX's own timeout aborts without a message, so the watch's must come first.
         start_timeout_s = timeout + 60
         distributed.join(f"{hosts.names[0]}:{port}", hosts.own, len(hosts.names), start_timeout_s)
 
@@ -168,7 +168,7 @@ def _facts(hosts: Hosts, devices: list[Any]) -> Iterator[str]:
 
 
 def _sum(devices: list[Any]) -> str:
-    """Each device gives its number, as often as SHARE says; every one must have the same sum."""
+    """Sum SHARE copies of each device's number over all devices; each device must get the same result."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec

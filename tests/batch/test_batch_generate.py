@@ -138,7 +138,7 @@ def test_bad_lines_and_other_shapes(ray_cluster: str, tmp_path: Path) -> None:
     assert len(found[5]["choices"][0]["logprobs"]["tokens"]) == found[5]["usage"]["completion_tokens"]
     assert found[6]["error"]["code"] == "context_length_exceeded"
 
-    assert "is there already" in run(file, output).stderr
+    assert "exists already" in run(file, output).stderr
     file.write_text("")
     empty = run(file, output, "--overwrite")
     assert empty.exit_code == 0 and output.read_text() == ""

@@ -67,7 +67,7 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_an_output_is_not_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.write_text("precious")
-    with pytest.raises(OutputRefused, match="is there already"):
+    with pytest.raises(OutputRefused, match="exists already"):
         begin(output)
     begin(output, lines=0, overwrite=True)
     assert output.read_text() == "precious", "not before the new one is whole"

@@ -98,9 +98,9 @@ def test_preparing_again_checks_and_mends(tiny_llama: Path, prepared: Path, copy
         file.write(bytes([byte ^ 1]))
     found = prepare("--verify", copy)
     assert found.exit_code == 1
-    assert "layer-00002.safetensors is damaged: its SHA-256 is another" in found.output
+    assert "layer-00002.safetensors is damaged: its SHA-256 does not match" in found.output
     mended = prepare(tiny_llama, copy, *options)
-    assert mended.exit_code == 0 and "written again, for they were damaged: layer-00002.safetensors" in mended.output
+    assert mended.exit_code == 0 and "rewritten because they were damaged: layer-00002.safetensors" in mended.output
     assert contents(copy) == contents(prepared)
     assert prepare("--verify", copy).exit_code == 0
 
@@ -146,7 +146,7 @@ WRONG = {
     "prepared already": (["{prepared}", "{tmp}/out"], "is prepared already"),
     "something else there": (["{model}", "{prepared}"], "holds .* not .* choose another folder, or delete it"),
     "foreign files": (["{model}", "{tmp}/foreign"], "is not empty (photo.jpg is there)"),
-    "verify and model": (["--verify", "{prepared}", "{model}"], "--verify takes the one folder"),
+    "verify and model": (["--verify", "{prepared}", "{model}"], "--verify takes only the folder"),
     "verify a model": (["--verify", "{model}"], "is not a prepared model"),
     "an unknown dtype": (["{model}", "{tmp}/out", "--dtype", "float16"], "Invalid value for '--dtype'"),
 }
@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_in_the_middle(tiny_llama: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"is not fully prepared; .*prepare /.* --tensor-parallel 1"):
         open_checkpoint(str(output))
     more = prepare(tiny_llama, output)
-    assert more.exit_code == 0 and "2 were there already" in more.output
+    assert more.exit_code == 0 and "2 existed already" in more.output
     assert not (output / UNFINISHED).exists()
 
 

@@ -314,7 +314,7 @@ def test_watch_ends_with_the_model_or_with_the_user(cell, start):
         (
             ["delete", "/sax/test"],
             "/sax/test lives as long as its application does; nothing was deleted. To remove it: unpublish its models "
-            "(3 now), take its CellConfig out of the service and deploy that, or stop the service, then delete the "
+            "(3 now), remove its CellConfig from the service and deploy that, or stop the service, then delete the "
             "folder /state, which keeps its state.",
         ),
     ],

@@ -3,11 +3,11 @@
 source.py    which config CONFIG_OR_MODEL means
 requests.py  a line of the input -> a request; its result -> a line of the output
 replica.py   one replica: the engine, and a chunk of lines through it (a Ray Data actor)
-deaths.py    how often replicas may die without an answer in between
+deaths.py    fails the run when replicas die again and again without an answer in between
 cluster.py   the Ray cluster that a run uses
 pipeline.py  lines -> replicas -> answers, as a Ray Data pipeline
-parts.py     the output, and what is kept beside it so that a killed run can be resumed; one run at a time
+parts.py     the output, the answers saved so far that let a killed run be resumed, and the lock for one run at a time
 progress.py  the progress bar and log lines
 
-The input file and the answers on disk are `apps.llm.batches`', which the server's batch API has too.
+`apps.llm.batches` reads the input and stores the answers; it serves the batch API too.
 """

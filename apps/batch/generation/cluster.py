@@ -15,17 +15,17 @@ from ray_configs.llm import LLMConfig
 
 @contextlib.contextmanager
 def connected(config: LLMConfig, replicas: int, address: str | None) -> Iterator[None]:
-    """Connected to a Ray cluster: that one, this process's own if it has one, or a new one on this machine.
+    """Connect to a Ray cluster: the one at `address`, the one already connected to, or a new one on this machine.
 
     Raises:
-        OutputRefused: there is no such cluster, or this machine lacks the TPU that the config wants.
+        OutputRefused: there is no such cluster, or this machine lacks the TPU that the config needs.
     """
     if ray.is_initialized():
         yield
         return
     kind: dict[str, Any] = {"address": address}
     if address is None:
-        # A CPU is Ray's accounting, not a limit: as many as the replicas ask for, and some for Ray Data itself.
+        # CPUs are only Ray's accounting, not a limit: enough for all replicas, and some for Ray Data itself.
         cpus = max(os.cpu_count() or 1, math.ceil(replicas * config.num_cpus) + 2)
         kind = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     try:
@@ -36,7 +36,7 @@ def connected(config: LLMConfig, replicas: int, address: str | None) -> Iterator
         wanted = 0 if config.slice is None else config.slice.chips_per_host
         if address is None and ray.cluster_resources().get("TPU", 0) < wanted:
             raise OutputRefused(
-                f"this machine has no {config.slice}; name a cluster that has: --address, or --set slice=None"
+                f"this machine has no {config.slice}; use a cluster that has one (--address), or --set slice=None"
             )
         yield
     finally:

@@ -1,18 +1,18 @@
-"""Tells replicas that die now and then (slices that are taken back) from a run that can make no progress.
+"""Tells occasional deaths of replicas (preempted slices) from a run that makes no progress.
 
-Ray Data starts a dead actor again for ever. A line that kills whoever reads it, or a model that fails at its first
-step, would go on for ever too: so an actor of its own counts the deaths since the last answer, and the replica that
-would be one start too many refuses, which fails the run.
+Ray Data restarts dead actors forever, so a line that kills its replica, or a model that fails at its first step, would
+loop forever. So an actor counts the deaths since the last answer; beyond the limit a replica refuses to start, which
+fails the run.
 """
 
 import ray
 
 DEATHS_EACH = 3
-"""That many deaths for each replica with no answer in between, and the run fails."""
+"""The run fails after this many deaths for each replica with no answer in between."""
 
 
 class TooManyDeaths(RuntimeError):
-    """Replicas die without answering anything; the message says what the last one died of."""
+    """Replicas die without answering anything; the message gives the cause of the last death."""
 
 
 @ray.remote(num_cpus=0)
@@ -26,11 +26,11 @@ class Deaths:
         self._since = 0
 
     def reason(self, text: str) -> None:
-        """A replica is about to end."""
+        """A replica is about to die."""
         self._reason = text
 
     def started(self, actor_id: str) -> None:
-        """A replica starts; an actor that did so before was dead. Raises TooManyDeaths."""
+        """A replica starts; if its actor started before, it has died since. Raises TooManyDeaths."""
         if actor_id not in self._known:
             self._known.add(actor_id)
             return

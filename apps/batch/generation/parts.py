@@ -1,13 +1,13 @@
-"""A run's output, and what is kept beside it so that a killed run can be resumed.
+"""A run's output, and the files beside it that let a killed run be resumed.
 
-Beside OUTPUT there is, while the run lasts, a folder OUTPUT.parts:
+During the run there is a folder OUTPUT.parts beside OUTPUT:
 
-    run.json            what the run is of: input, model and defaults. A run of something else is refused
-    part-000000.jsonl   answers, as they came
+    run.json            what the answers depend on: input, model and defaults. A different run is refused
+    part-000000.jsonl   answers, in order of completion
     .lock               held by the run that writes
 
-OUTPUT itself appears at the end, at once and whole, when the parts are merged. Then run.json goes, and the parts: a
-folder without run.json is rubbish of a finished run. Twice the output's size is needed on the disk for that moment.
+OUTPUT itself appears at the end, atomically, when the parts are merged. Then run.json is deleted, then the parts: a
+folder without run.json is left over from a finished run. Merging needs twice the output's size on the disk.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from apps.llm.batches.parts import Parts as SavedAnswers
 from apps.serving.files import is_local, leased, locked, writing
 
 LEASE_S = 120.0
-"""A run in a bucket that says nothing for this long counts as dead."""
+"""A run in a bucket that has not renewed its lease for this long counts as dead."""
 RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True)
 class Chunk(Answers):
-    """Answered lines, as a replica returns them."""
+    """A chunk of answered lines, as a replica returns it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,7 +43,7 @@ class OutputRefused(ValueError):
 
 
 class Parts(SavedAnswers):
-    """The answers of a run. `open` it within the folder's lock."""
+    """The answers of a run. Call `open` while holding the folder's lock."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, output: str, lines: int):
         super().__init__(fs, folder_of(output), lines)
@@ -53,15 +53,15 @@ class Parts(SavedAnswers):
     def open(
         cls, fs: fsspec.AbstractFileSystem, output: str, lines: int, run: dict[str, Any], overwrite: bool
     ) -> "Parts":
-        """Begins, or goes on.
+        """Start or resume a run.
 
         Args:
             run: what the answers depend on; nested dicts of JSON values.
-            overwrite: begin anew whatever is there.
+            overwrite: start over, whatever exists.
 
         Raises:
-            OutputRefused: there is an output already, or a run of something else.
-            PartDamaged: an answer that was saved cannot be read.
+            OutputRefused: the output exists already, or the parts of a different run.
+            PartDamaged: a saved answer cannot be read.
         """
         parts = cls(fs, output, lines)
         fs.invalidate_cache()
@@ -71,19 +71,19 @@ class Parts(SavedAnswers):
             if before != run:
                 raise OutputRefused(
                     f"{parts._folder} has answers of another run, which differs in {_differences(before, run)}. "
-                    "Run the same command as then to go on with it, choose another OUTPUT, or begin anew: --overwrite"
+                    "Run that command again to resume it, choose another OUTPUT, or start over: --overwrite"
                 )
             parts.load()
             return parts
         if fs.exists(output) and not overwrite:
-            raise OutputRefused(f"{output} is there already. Choose another OUTPUT, or replace it: --overwrite")
+            raise OutputRefused(f"{output} exists already. Choose another OUTPUT, or replace it: --overwrite")
         parts.clear((RUN_FILE,))
         with writing(fs, path) as file:
             file.write(json.dumps(run, indent=2).encode())
         return parts
 
     def finish(self) -> None:
-        """Merges all parts into the output, which appears at once and whole, and removes them.
+        """Merge all parts into the output, which appears atomically, and remove them.
 
         Raises:
             OutputRefused: an answer is missing.
@@ -109,10 +109,10 @@ def folder_of(output: str) -> str:
 
 @contextlib.contextmanager
 def held(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float = LEASE_S) -> Iterator[None]:
-    """One run at a time: holds a folder, which is made for it, and goes with it if nothing else is in it then.
+    """Lock a folder for one run. It is created if needed, and removed at the end if it is empty.
 
     Raises:
-        Busy: another run does. Of one in a bucket that is known only after waiting for as long as it may be silent.
+        Busy: another run holds it. In a bucket that is known only after waiting for up to the lease's duration.
     """
     try:
         with locked(folder) if is_local(fs) else leased(fs, folder, lease_s):

@@ -1,12 +1,12 @@
 """Lines -> replicas -> answers, as a Ray Data pipeline.
 
-What flows is chunks: a row of the dataset, alone in its block, is some tens of lines. So a chunk is one task of a
-replica, and Ray Data's own parts (the pool of actors, their restarts and retries, back-pressure) work on chunks. Each
-replica has as many chunks open as its engine has places in the batch. Then the batch stays full whatever the answers'
-lengths: if every chunk is down to its last long answer, these alone fill it.
+The unit of work is a chunk of some tens of lines: a row of the dataset, alone in its block. So a chunk is one task of a
+replica, and Ray Data's own machinery (the pool of actors, their restarts and retries, back-pressure) works on chunks.
+Each replica has as many open chunks as its engine has slots. So the batch stays full whatever the answers' lengths:
+even if every chunk is down to its last long answer, these alone fill it.
 
-Answers come in no order, each chunk when its last line is done: a long answer holds nobody up, and what is done can be
-saved. Whoever writes the output puts them in order.
+Chunks complete in any order, each when its last line is done: a long answer does not delay other chunks, which can be
+saved. The writer of the output restores the order.
 """
 
 import logging
@@ -38,12 +38,12 @@ for _handler in logging.getLogger("ray.data").handlers:
 
 
 def chunk_lines(lines: int, replicas: int, open_chunks: int) -> int:
-    """Lines in a chunk: many, for each costs Ray some milliseconds; few enough that all replicas end together."""
+    """Lines per chunk: many, since a chunk costs Ray some milliseconds; few enough that replicas finish together."""
     return max(1, min(MOST_CHUNK_LINES, math.ceil(lines / (2 * replicas * open_chunks))))
 
 
 class LinesSource(Datasource):
-    """What is left of the input, a chunk in each row. Read on the driver's host, where a local file is."""
+    """The unanswered lines of the input, one chunk per row. Read on the driver's host, where a local file is."""
 
     def __init__(self, source: InputFile, todo: list[Todo], lines: int):
         super().__init__()
@@ -54,10 +54,10 @@ class LinesSource(Datasource):
         return False
 
     def estimate_inmemory_data_size(self) -> int | None:
-        return None  # an estimate would be a reason to cut blocks in pieces
+        return None  # because of an estimate Ray Data might split blocks
 
     def get_read_tasks(self, parallelism: int, *_: object, **__: object) -> list[ReadTask]:
-        """One for some spans of the file each, whatever parallelism Ray thinks right."""
+        """One task for several spans of the file each, whatever parallelism Ray proposes."""
         each = math.ceil(len(self._todo) / MOST_READ_TASKS)
         return [self._read_task(self._todo[at : at + each]) for at in range(0, len(self._todo), each)]
 
@@ -80,7 +80,7 @@ class LinesSource(Datasource):
 def answers(
     source: InputFile, todo: list[Todo], config: LLMConfig, defaults: Defaults, replicas: int
 ) -> Generator[Chunk]:
-    """Runs the pipeline in the Ray cluster that this process is connected to. Close the iterator to stop it.
+    """Run the pipeline in the Ray cluster that this process is connected to. Close the iterator to stop it.
 
     Raises:
         ray.exceptions.RayError: a replica cannot load the model, or died too often.
@@ -88,10 +88,10 @@ def answers(
     context = DataContext.get_current().copy()
     context.target_max_block_size = 1  # byte: never two rows in one block
     context.execution_options.preserve_order = False
-    context.execution_no_progress_timeout_s = -1  # a slice, or a long answer, may be long in coming
+    context.execution_no_progress_timeout_s = -1  # a slice or a long answer may take long
     context.enable_progress_bars = context.print_on_execution_start = False
     left = sum(item.span.lines if item.missing is None else len(item.missing) for item in todo)
-    # No more than what each replica could have: a few lines need no 32 threads.
+    # No more than each replica can use: a few lines do not need 32 threads.
     open_chunks = min(config.max_batch_size, math.ceil(left / replicas))
     reading = LinesSource(source, todo, chunk_lines(left, replicas, open_chunks))
     deaths = Deaths.remote(replicas)
@@ -99,7 +99,7 @@ def answers(
         answered = ray.data.read_datasource(
             reading,
             override_num_blocks=reading.read_tasks,
-            num_cpus=0,  # the head of a cluster on GKE has none to give
+            num_cpus=0,  # on GKE the head has no CPUs for tasks
             compute=TaskPoolStrategy(size=min(2, reading.read_tasks)),
         ).map_batches(
             Replica,

@@ -16,7 +16,7 @@ LOG_PERIOD_S = 10.0
 
 
 class Counts:
-    """What this run has done, apart from what an earlier one left, since its first replica was ready."""
+    """Counts of this run, without the run that it resumes, since its first replica was ready."""
 
     def __init__(self) -> None:
         self.lines = self.prompt_tokens = self.completion_tokens = 0
@@ -30,12 +30,12 @@ class Counts:
 
     @property
     def elapsed_s(self) -> float:
-        """The start of the replicas not counted. Off by as much as their hosts' clocks are."""
+        """Seconds without the replicas' start. Only as accurate as their hosts' clocks."""
         return max(0.0, self._last - self._ready_at)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated ones."""
+        """Generated tokens per second."""
         return self.completion_tokens / self.elapsed_s if self.elapsed_s else 0.0
 
 
@@ -60,7 +60,7 @@ class Shown:
 
 @contextmanager
 def shown(done: int, total: int, console: Console) -> Iterator[Shown]:
-    """Of a run that begins with `done` lines of `total`."""
+    """Show the progress of a run that starts with `done` lines of `total`."""
     if not console.is_terminal:
         yield Shown(done, total, None)
         return

@@ -1,12 +1,12 @@
-"""One replica: an engine on its slice, and chunks of lines through it. Ray Data makes an actor of it.
+"""One replica: an engine on its slice that answers chunks of lines. Ray Data runs it as an actor.
 
-A call takes one chunk, submits all its lines and waits for them. Many calls run at once, each in a thread of its own:
-the engine batches what all of them have submitted, and while one chunk waits for its longest answer, the others keep
-the batch full. An event loop would be woken for every open request at every step, and so would a thread that reads its
-answer as it grows; these are woken when it is there.
+A call takes one chunk, submits all its lines and waits for them. Many calls run at once, each in its own thread: the
+engine batches the lines of all of them, and while one chunk waits for its longest answer, the others keep the batch
+full. An event loop, or threads that read answers as they grow, would be woken at every step for every open request;
+these threads are woken once, when the answer is complete.
 
 A replica fails as a whole, as a server's does: when its engine or a host of its slice is dead or stuck, the process
-ends, Ray starts it again (on any free slice) and gives it its chunks again.
+exits, Ray restarts it (on any free slice) and gives it its chunks again.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ log = logging.getLogger("podslice")
 
 CHECK_PERIOD_S = 1.0
 NO_LIMIT = 2**31
-"""Of waiting requests: what is open at a replica is bounded by its chunks."""
+"""Limit of waiting requests: a replica's open chunks bound them already."""
 
 
 class Replica:
     """
     Args:
-        config: whose engine to load. Its failure to load ends the run.
+        config: of the engine to load. If that fails, the run fails.
         defaults: for fields that lines leave out.
         deaths: the run's Deaths actor.
     """
@@ -51,13 +51,13 @@ class Replica:
         ray.get(deaths.started.remote(actor))
         self._model, self._defaults, self._deadline_s = config.served_name, defaults, config.health_step_deadline_s
         if config.spans_hosts:
-            give_back_all(actor)  # what this actor's last process held, if there was one
+            give_back_all(actor)  # slices that this actor's previous process held
         self._engine, self._hosts = host(config.model_copy(update={"max_waiting": NO_LIMIT}), load_engine)
         self._ready_at = time.time()
         threading.Thread(target=self._watch, name="podslice-watch", daemon=True).start()
 
     def __call__(self, chunk: pa.Table) -> pa.Table:
-        """A row of `indices` and `lines` becomes one of `indices`, `answers` and how many there are of what."""
+        """Turn a row of `indices` and `lines` into one of `indices`, `answers` and counts."""
         row = chunk.to_pylist()[0]
         try:
             opened = [self._open(index, text) for index, text in zip(row["indices"], row["lines"])]
@@ -87,14 +87,14 @@ class Replica:
             raise
         except BadLine as error:
             return AnswerLine(error.answer(), error=True)
-        except Exception as error:  # of one line of very many: it must not take the others with it
+        except Exception as error:  # one line must not fail the others
             log.exception("line %d failed", index + 1)
             ids, wrapped = ({}, False) if line is None else (line.ids, line.wrapped)
             known = OpenAIError(500, f"{type(error).__name__}: {error}", None, "internal_error")
             return AnswerLine(BadLine(index, ids, wrapped, known).answer(), error=True)
 
     def _watch(self) -> None:
-        """Ends the process when its engine or a host of its slice is dead or stuck."""
+        """End the process when its engine or a host of its slice is dead or stuck."""
         while True:
             time.sleep(CHECK_PERIOD_S)
             try:
@@ -106,7 +106,7 @@ class Replica:
 
     def _die(self, reason: str) -> NoReturn:
         node = ray.util.get_node_ip_address()
-        print(f"the replica on {node} ends and is started again: {reason}", file=sys.stderr, flush=True)
+        print(f"the replica on {node} exits and will be restarted: {reason}", file=sys.stderr, flush=True)
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self._deaths.reason.remote(reason), timeout=5)
         if self._hosts is not None:

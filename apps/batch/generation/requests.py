@@ -1,5 +1,5 @@
-"""A line of the input as a request, and a request's result as a line of the output. The shapes are in
-`apps.batch.generate`'s docstring; what the fields mean is OpenAI's, read by the same types as the server's.
+"""Turns lines of the input into requests, and their results into lines of the output. `apps.batch.generate`'s docstring
+has the formats; fields mean what they do in OpenAI's API, and are parsed by the server's own types.
 """
 
 import json
@@ -25,12 +25,12 @@ ID_FIELDS = ("id", "custom_id")
 
 @dataclass(frozen=True)
 class Line:
-    """A line that reads well.
+    """A valid line.
 
     Args:
         index: its place in the input, from 0.
         ids: its `id` or `custom_id`, to be repeated in the answer.
-        wrapped: it came as OpenAI's batch API wants it, and is answered so.
+        wrapped: it is in the format of OpenAI's batch API, and is answered in it.
     """
 
     index: int
@@ -56,13 +56,13 @@ class BadLine(ValueError):
 
 @dataclass(frozen=True)
 class Defaults:
-    """Fields for lines that leave them out."""
+    """Values of fields that a line leaves out."""
 
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    """Of the first line; each further line's is one more, so that equal prompts do not get equal answers."""
+    """Seed of the first line; each further line adds 1, so that equal prompts do not get equal answers."""
 
     def fields(self, index: int) -> dict[str, Any]:
         values = {"max_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p}
@@ -75,7 +75,7 @@ NO_DEFAULTS = Defaults()
 
 
 def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
-    """The request in a line. Raises BadLine."""
+    """Parse a line's request. Raises BadLine."""
     ids: dict[str, Any] = {}
     wrapped = False
     try:
@@ -104,7 +104,7 @@ def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
 
 @dataclass
 class Open:
-    """A line whose request is with the engine."""
+    """A line whose request has been submitted to the engine."""
 
     line: Line
     params: SamplingParams
@@ -112,12 +112,12 @@ class Open:
     echoes: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     reader: Callable[[], AnswerReader] | None = None
-    """Of answers that may be more than text."""
+    """Makes a reader of answers that may contain more than text."""
 
     def wait(self) -> None:
-        """Until its answer is there, or the engine has failed. Nobody reads along: threads that are woken at each
-        token would take the engine's time."""
-        for generation in reversed(self.generations):  # the last is likely to end last: then it is one wake for all
+        """Wait until the answer is complete, or the engine has failed. Tokens are not read as they come: threads woken
+        at each token would take the engine's time."""
+        for generation in reversed(self.generations):  # the last likely ends last: then one wake-up serves for all
             generation.wait()
 
 
@@ -132,11 +132,11 @@ class AnswerLine:
 
 
 def submit(line: Line, engine: "Engine", model: str) -> Open:
-    """Hands the line to the engine and does not wait.
+    """Submit the line to the engine, without waiting.
 
     Raises:
         BadLine: the engine refuses it.
-        EngineStopped: the engine takes nothing more.
+        EngineStopped: the engine accepts no more requests.
     """
     body = line.body
     try:
@@ -164,10 +164,10 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
 
 
 def collect(opened: Open) -> AnswerLine:
-    """The answer, waited for.
+    """Wait for the answer, and format it.
 
     Raises:
-        EngineStopped: the engine failed before its end.
+        EngineStopped: the engine failed before it was complete.
     """
     opened.wait()
     line, n = opened.line, opened.params.n
@@ -190,7 +190,7 @@ def collect(opened: Open) -> AnswerLine:
         whole["id"] = f"{writer.ID}{line.index}"
         return AnswerLine(dump(_wrapped(line.index, line.ids, 200, whole)), False, prompt_tokens, tokens)
     shape = {"index": line.index, **line.ids}
-    # What depends on how the run went, not on the line, stays out: the prefix cache's luck.
+    # Left out: cached tokens, which depend on the run and not on the line.
     counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     answer = whole["choices"][0].get("message", {})
     if len(choices) == 1 and not with_logprobs and answer.keys().isdisjoint(("reasoning_content", "tool_calls")):

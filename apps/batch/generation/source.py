@@ -18,7 +18,7 @@ def language_model(source: str | None, name: str | None = None, changes: Iterabl
         changes: FIELD=VALUE, fields of LLMConfig.
 
     Raises:
-        ConfigError: there is no such config, or the changes do not fit it.
+        ConfigError: there is no such config, or the changes are not valid for it.
     """
     if source is not None and _names_a_config(source):
         config = application(source, LLMConfig, name=name)
@@ -31,7 +31,7 @@ def language_model(source: str | None, name: str | None = None, changes: Iterabl
 
 
 def _names_a_config(source: str) -> bool:
-    """`a.b` is a module if Python knows an `a`; `lm_cloud.LmCloudSpmd2B` is a model, for all it looks the same."""
+    """`a.b` is a module if Python finds `a`; `lm_cloud.LmCloudSpmd2B` is a model, though it looks the same."""
     path = source.partition(":")[0]
     if path.endswith(".py"):
         return True

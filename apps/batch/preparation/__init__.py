@@ -1,6 +1,6 @@
 """Prepares a model: its weights file by file, then its own config and tokenizer files, then the manifest.
 
-At most one parameter is in memory at a time. The job can be killed at any moment: a file is there whole or not at all,
+At most one parameter is in memory at a time. The job can be killed at any moment: files appear whole or not at all,
 and the same command resumes (see `output`). Existing files are verified against their checksums; on a complete output
 the command rewrites only damaged ones.
 """
@@ -33,9 +33,9 @@ from apps.serving.progress import bar
 from ray_configs.tpu import TpuSlice
 
 OWN_FILES = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-"""Of the model, what is taken over as it is: with them the output is a whole model."""
+"""Files that are copied from the model unchanged, so that the output is a complete model."""
 DEVICES_PER_CHIP = {"v3": 2, "7x": 2}
-"""JAX's devices on each chip, where they are not one: a device for each TensorCore."""
+"""JAX devices per chip where it is not one: a device for each TensorCore."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Summary:
     files: int
     nbytes: int
     kept: int
-    """Files that were there already, and whole."""
+    """Files that existed already, intact."""
     renewed: list[str] = field(default_factory=list)
-    """Files that were there, but not as they should be."""
+    """Files that existed already, but damaged."""
 
 
 def prepare(wanted: PrepareArguments) -> Summary:
-    """Writes the output, or what is missing of it.
+    """Write the output, or the files that it lacks.
 
     Raises:
         PreparationRefused: an argument is wrong, or the output holds something else; nothing was written.
@@ -109,10 +109,10 @@ def prepare(wanted: PrepareArguments) -> Summary:
 
 
 def verify(location: str) -> list[str]:
-    """What is wrong with the files of a prepared model: reads all of it. Empty: nothing.
+    """Read all files of a prepared model; returns what is wrong with them, empty if nothing is.
 
     Raises:
-        CheckpointError: it is no prepared model, or is not finished.
+        CheckpointError: it is not a prepared model, or is not finished.
     """
     found = open_checkpoint(location)
     if not isinstance(found, Prepared):
@@ -122,7 +122,7 @@ def verify(location: str) -> list[str]:
     problems = [problem for problem in by_size.values() if problem]
     rest = {name: stored for name, stored in files.items() if not by_size[name]}
     whole = PreparationOutput(location).whole(rest)
-    return problems + [f"{name} is damaged: its SHA-256 is another" for name in rest if name not in whole]
+    return problems + [f"{name} is damaged: its SHA-256 does not match" for name in rest if name not in whole]
 
 
 def _open(model: str) -> tuple[Checkpoint, Architecture]:
@@ -139,7 +139,7 @@ def _open(model: str) -> tuple[Checkpoint, Architecture]:
 
 
 def _digest(source: Checkpoint) -> str:
-    """Of the config and the headers: the same for a copy of the model, another for other sizes, names or types."""
+    """Digest of the config and the tensors' headers: equal for copies of a model, changed by sizes, names or types."""
     tensors = {
         name: (entry.file, entry.dtype.name, entry.shape, entry.start, entry.stop)
         for name, entry in sorted(source.tensors.items())

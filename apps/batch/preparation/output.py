@@ -1,12 +1,11 @@
 """The output of a preparation: a folder or a URL.
 
-A file appears there whole or not at all: on a disk it is written beside its place, synced and renamed; in a bucket an
-object is whole by nature. `preparing.json` says what is being prepared and which files are done, with their checksums;
-a file that it does not name is written again. When all are done the manifest is written, and `preparing.json` goes.
+Files appear whole or not at all: on a disk they are written under another name, synced and renamed; in a bucket objects
+are atomic anyway. `preparing.json` records what is being prepared and which files are done, with their checksums; a
+file that it does not list is written again. When all are done, the manifest is written and `preparing.json` deleted.
 
-On one machine a second preparation of the same folder is refused, by a lock. In a bucket there is no need of one: two
-that prepare the same write the same objects, byte for byte, and one that prepares something else there is refused by
-what `preparing.json` says.
+On one machine a lock refuses a second preparation of the same folder. A bucket needs none: two preparations of the same
+model write the same objects, byte for byte, and one of another model is refused because of `preparing.json`.
 """
 
 import errno
@@ -29,11 +28,11 @@ PIECE = 16 * 2**20
 
 
 class PreparationRefused(ValueError):
-    """The command's arguments cannot be carried out; the message names the one."""
+    """An argument of the command is wrong; the message names it."""
 
 
 class Progress(PreparationRequest):
-    """What `preparing.json` says."""
+    """Contents of `preparing.json`."""
 
     format: Literal["podslice-prepared"] = FORMAT
     version: int = VERSION
@@ -69,14 +68,14 @@ class PreparationOutput:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder, and keeps others on this machine out of it. Raises Busy."""
+        """Create the folder, and lock it against others on this machine. Raises Busy."""
         with locked(self._root) if self._local else nullcontext():
             yield
 
-    # -- what is there --------------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------------------
 
     def begin(self, request: PreparationRequest, manifest: str) -> dict[str, StoredFile]:
-        """Files that earlier runs of the same request have written, by their records.
+        """Start or resume a preparation; returns the files that earlier runs of it have recorded.
 
         Raises:
             PreparationRefused: the folder holds something else.
@@ -105,18 +104,18 @@ class PreparationOutput:
     def _read(self, name: str, kind: type[PreparedManifest] | type[Progress]) -> PreparedManifest | Progress:
         content: Any = Checkpoint(self.location, weights=False).json(name)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise PreparationRefused(f"OUTPUT: {self.location}/{name} is not of this command; {_ADVICE}")
+            raise PreparationRefused(f"OUTPUT: {self.location}/{name} was not written by this command; {_ADVICE}")
         if kind is PreparedManifest:
             return PreparedManifest.parse(content, self.location)
         try:
             return Progress.model_validate(content)
         except ValidationError as error:
             raise PreparationRefused(
-                f"OUTPUT: {self.location}/{name} is damaged or of another Podslice; {_ADVICE}"
+                f"OUTPUT: {self.location}/{name} is damaged or of another version of Podslice; {_ADVICE}"
             ) from error
 
     def whole(self, files: Mapping[str, StoredFile]) -> dict[str, StoredFile]:
-        """Those that are there with the size and the checksum that they should have."""
+        """Those of the files that exist with the recorded size and checksum."""
         if not files:
             return {}
         found = {}
@@ -138,7 +137,7 @@ class PreparationOutput:
         return StoredFile(size=size, sha256=digest.hexdigest())
 
     def need_space(self, total: int, largest: int) -> None:
-        """Raises OSError when so many more bytes will not fit; only a disk can say so beforehand."""
+        """Raise OSError if this many more bytes do not fit. Only a disk tells in advance."""
         if not self._local:
             return
         free = shutil.disk_usage(self._root).free
@@ -150,17 +149,17 @@ class PreparationOutput:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:
-        """A file that is there when the block has ended well, and is not otherwise."""
+        """Write a file, which appears only if the block succeeds."""
         with writing(self._fs, f"{self._root}/{name}") as file:
             yield Sink(file)
 
     def record(self, request: PreparationRequest, done: Mapping[str, StoredFile]) -> None:
-        """From now on these files count as written."""
+        """Record these files as written."""
         progress = Progress(**request.model_dump(), done=dict(done))
         self._write(UNFINISHED, (progress.model_dump_json(indent=1) + "\n").encode())
 
     def finish(self, name: str, manifest: bytes) -> None:
-        """The output is complete."""
+        """Write the manifest, which completes the output."""
         self._write(name, manifest)
         if self._fs.exists(f"{self._root}/{UNFINISHED}"):
             self._fs.rm_file(f"{self._root}/{UNFINISHED}")

@@ -1,4 +1,4 @@
-"""The weights' files, computed: what each holds, and its bytes, a piece at a time."""
+"""Computes the files of the weights: what each holds, and its bytes, a piece at a time."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from apps.llm.engine.model.prepared import SCALE, STORED_DTYPES, StoredTensor, b
 from apps.llm.engine.model.quantization import quantize
 
 ALIGNMENT = 64
-"""Bytes at a multiple of which JAX on a CPU takes an array as it is."""
+"""Bytes: JAX on a CPU uses an array in place if its address is a multiple of this."""
 PIECE = 32 * 2**20
 """Bytes that are read and converted at once."""
 DTYPE_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
@@ -23,7 +23,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
 
 @dataclass(frozen=True)
 class _Array:
-    """One tensor of a file, before its place there is known."""
+    """One tensor of a file, before its offset is known."""
 
     name: str
     dtype: np.dtype
@@ -50,7 +50,7 @@ class StoredWeights:
         self.tensors: dict[str, StoredTensor] = {}
         """As the manifest lists them."""
         for file, names in self.files.items():
-            # What is of odd size comes last, so that all others begin where they should.
+            # Tensors of odd size come last, so that all others are aligned.
             names.sort(key=lambda name: any(array.nbytes % ALIGNMENT for array in self._arrays(name)))
             self._lay_out(file, names)
 
@@ -93,7 +93,7 @@ class StoredWeights:
         return len(self._headers[file]) + sum(array.nbytes for name in self.files[file] for array in self._arrays(name))
 
     def content(self, file: str) -> Iterator[bytes | memoryview]:
-        """A file's bytes, in order, one dimension."""
+        """A file's bytes, in order, as one-dimensional buffers."""
         yield self._headers[file]
         for name in self.files[file]:
             for array in self._read(self._params[name]):
@@ -107,7 +107,7 @@ class StoredWeights:
             index = slice(first, last), *(slice(None) for _ in param.shape[1:])
             piece = np.ascontiguousarray(param.read(self._source, index)).astype(self._dtype, copy=False)
             if self._int8 and param.matrix:
-                # The engine's own arithmetic: each row is rounded by itself, so pieces of rows come out as the whole.
+                # The engine's own arithmetic: each row is rounded by itself, so pieces give the same as the whole.
                 values, scale = quantize(jnp.array(piece))
                 piece = np.asarray(values)
                 scales.append(np.asarray(scale))
@@ -123,7 +123,7 @@ class StoredWeights:
 
 
 def _pieces(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of about PIECE bytes, as even as can be: a program is compiled for each size."""
+    """Ranges of rows of about PIECE bytes, as even as possible: a program is compiled for each size."""
     count = min(rows, -(-rows * row_bytes // PIECE))
     for i in range(count):
         yield rows * i // count, rows * (i + 1) // count
