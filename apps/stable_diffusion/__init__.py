@@ -8,7 +8,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`app` and `build`, imported when asked for: a script that uses apps.stable_diffusion.engine needs no Ray."""
+    """Import `app` and `build` lazily, so that a script that uses apps.stable_diffusion.engine needs no Ray."""
     if name in ("app", "build"):
         from apps.serving.ingress.direct_ingress import prefer_direct_ingress
         from apps.stable_diffusion.server import build

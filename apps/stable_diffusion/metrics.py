@@ -4,14 +4,14 @@ from typing import ClassVar
 
 from apps.serving.metrics import Metrics
 from apps.stable_diffusion.engine.engine import EngineStats
-from apps.stable_diffusion.engine.pace import Pace
+from apps.stable_diffusion.engine.step_times import StepTimes
 
 
 class PictureMetrics(Metrics[EngineStats]):
     GAUGES: ClassVar = {
-        "running": ("podslice_pictures_running", "Pictures begun and not finished."),
+        "running": ("podslice_pictures_running", "Pictures started and not finished."),
         "waiting": ("podslice_pictures_waiting", "Pictures that wait for a place in the batch."),
-        "seconds_ahead": ("podslice_pictures_seconds_ahead", "About how long what runs and waits will take."),
+        "seconds_ahead": ("podslice_pictures_seconds_ahead", "Estimated time for running and waiting pictures."),
         "compiles_after_ready": ("podslice_compiles_after_ready", "Programs compiled since ready: a defect if not 0."),
     }
     COUNTERS: ClassVar = {
@@ -38,12 +38,12 @@ class PictureMetrics(Metrics[EngineStats]):
         ),
     }
 
-    def __init__(self, model: str, pace: Pace):
+    def __init__(self, model: str, times: StepTimes):
         super().__init__(model)
-        self._pace, self._step_s = pace, 0.0
+        self._times, self._step_s = times, 0.0
 
     def publish(self, stats: EngineStats) -> None:
-        launches = self._pace.launches
+        launches = self._times.launches
         for _ in range(len(launches)):
             launch = launches.popleft()
             self.observe("step", launch.seconds_per_step)

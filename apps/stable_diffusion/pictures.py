@@ -1,4 +1,4 @@
-"""A picture model as the HTTP dialects see it: defaults, limits, and jobs whose pictures come as PNG."""
+"""A picture model as the HTTP dialects see it: defaults, limits, and jobs that yield PNGs."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class ImageRequest:
     """[height, width] bool, of that size."""
     strength: float | None = None
     previews: int = 0
-    """Looks at each unfinished picture, evenly over its steps."""
+    """Number of previews of each picture, spread evenly over its steps."""
 
 
 @dataclass(frozen=True)
 class PreviewImage:
-    """A look at an unfinished picture."""
+    """A preview of an unfinished picture."""
 
     picture: int
     number: int
@@ -64,23 +64,23 @@ class FinishedImage:
     png: bytes
     request: PictureRequest
     parameters: str
-    """What it was made with, in the words that are in its metadata."""
+    """Its generation parameters, as in its metadata."""
     warnings: tuple[str, ...]
     seconds: float
-    """From the request to the last pixel, waiting included; not the PNG's encoding and its way."""
+    """From the request to the last pixel, including the wait; without PNG encoding and transfer."""
 
 
 News = Queued | Step | PreviewImage | FinishedImage
 
 
 class PictureModel:
-    """A loaded model, its limits, and what is counted of it."""
+    """A loaded model with its limits and metrics."""
 
     def __init__(self, config: StableDiffusionConfig, engine: Engine):
         self.config, self.name, self.created = config, config.served_name, int(time.time())
         self.engine = engine
         self.sizes: tuple[Size, ...] = engine.backend.sizes
-        self._metrics = PictureMetrics(self.name, engine.pace)
+        self._metrics = PictureMetrics(self.name, engine.step_times)
         # Encoding releases the interpreter lock; two threads keep up with any one slice.
         self._encoders = ThreadPoolExecutor(2, "podslice-png")
 
@@ -89,12 +89,12 @@ class PictureModel:
         return self.sizes[0]
 
     def size(self, width: int, height: int) -> Size:
-        """Raises RequestError where the model isn't ready for that size."""
+        """The size, if the model is compiled for it; else raises RequestError."""
         check_size((width, height), self.sizes)
         return width, height
 
     def size_named(self, text: str | None) -> Size:
-        """The size of a text such as 512x512; the default one for None and `auto`."""
+        """Parse a size such as 512x512; None and `auto` are the default one. Raises RequestError."""
         if text is None or text == "auto":
             return self.default_size
         parts = text.lower().split("x")
@@ -103,7 +103,7 @@ class PictureModel:
         raise RequestError("size", f"size must be WIDTHxHEIGHT, such as {self.sizes[0][0]}x{self.sizes[0][1]}, or auto")
 
     def requests(self, wanted: ImageRequest) -> list[PictureRequest]:
-        """One request for each picture, with seeds that follow each other. RequestError where a limit is passed."""
+        """One request for each picture, with consecutive seeds. Raises RequestError if a limit is exceeded."""
         config = self.config
         if not 1 <= wanted.n <= config.max_images_per_request:
             raise RequestError(
@@ -142,14 +142,14 @@ class PictureModel:
         ]
 
     def submit(self, wanted: ImageRequest) -> ImageJob:
-        """Queues a job whose events this event loop reads. Raises RequestError, QueueFull or EngineStopped.
+        """Queue a job whose events this event loop reads. Raises RequestError, QueueFull or EngineStopped.
 
-        Whoever leaves the job before its end calls its `abort()`.
+        A caller that stops reading before the end must call the job's `abort()`.
         """
         return self.engine.submit(self.requests(wanted), wanted.previews, asyncio.get_running_loop())
 
     async def news(self, job: ImageJob) -> AsyncIterator[News]:
-        """The job's events, with pictures as PNG. Raises what ended the job, if that wasn't its last picture."""
+        """The job's events, with pictures as PNG. Raises the job's error if it failed or was aborted."""
         loop = asyncio.get_running_loop()
         async for event in job:
             match event:
@@ -184,7 +184,7 @@ class PictureModel:
         return self.engine.stats()
 
     def card(self) -> dict[str, Any]:
-        """As OpenAI lists models."""
+        """The model's entry in OpenAI's list of models."""
         return {"id": self.name, "object": "model", "created": self.created, "owned_by": "podslice"}
 
     def report(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class PictureModel:
         return asdict(self.stats()) | {"backend": backend.name, "device": backend.device}
 
     def check(self) -> None:
-        """Raises EngineStopped if the engine can't answer."""
+        """Raise EngineStopped if the engine is dead or stuck."""
         self.engine.check(self.config.health_step_deadline_s)
 
     def shutdown(self) -> None:

@@ -11,8 +11,8 @@ from PIL.PngImagePlugin import PngInfo
 from apps.stable_diffusion.engine.request import PictureRequest, Scheduler
 
 COMPRESSION = {"compress_level": 1, "compress_type": zlib.Z_RLE}
-"""Runs and rare bytes, without the search for repetitions that a photo hasn't: a third less time than zlib's fastest
-level alone, and smaller files."""
+"""Run lengths and Huffman codes, without a search for repetitions, which photos do not have: a third less time than
+zlib's fastest level alone, and smaller files."""
 
 SAMPLER_NAMES: dict[Scheduler, str] = {
     "ddim": "DDIM",
@@ -21,7 +21,7 @@ SAMPLER_NAMES: dict[Scheduler, str] = {
     "dpm-solver++": "DPM++ 2M",
     "lcm": "LCM",
 }
-"""What AUTOMATIC1111's web UI calls them, and with it most programs that show pictures' metadata."""
+"""Names in AUTOMATIC1111's web UI, and so in most programs that show pictures' metadata."""
 
 
 def encode_png(pixels: np.ndarray, texts: Mapping[str, str]) -> bytes:
@@ -36,7 +36,7 @@ def encode_png(pixels: np.ndarray, texts: Mapping[str, str]) -> bytes:
 
 
 def parameters_of(request: PictureRequest, model: str) -> str:
-    """What a picture was made with, in the form of AUTOMATIC1111's `parameters`, which many programs read."""
+    """A picture's generation parameters, in the format of AUTOMATIC1111's `parameters`, which many programs read."""
     lines = [request.prompt]
     if request.negative_prompt:
         lines.append(f"Negative prompt: {request.negative_prompt}")

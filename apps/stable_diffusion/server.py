@@ -18,7 +18,7 @@ def build(config: StableDiffusionConfig) -> serve.Application:
     if config.spans_hosts:
         raise ValueError(
             f"slice {config.slice} has {config.slice.hosts} hosts, and a picture model fits on one: give it a slice of "
-            "one host, such as v5e:2x4:8t or v4:2x2x1, and more of them with max_replicas"
+            "one host, such as v5e:2x4:8t or v4:2x2x1, and set max_replicas for more of them"
         )
     return bound(StableDiffusionServer, config)
 

@@ -1,8 +1,8 @@
-"""Which pictures move on together, and by how many steps: continuous batching between denoising steps.
+"""Continuous batching between denoising steps: which pictures advance together, and by how many steps.
 
-A batch is of one size, and of nothing else: schedulers, step counts and guidance are numbers that each picture has of
-its own. Whoever came first decides the size; others of that size go along. So a picture waits for those that were
-there before it and for no one else, and no size can keep another from its turn.
+Pictures of a batch share their size and nothing else: schedulers, step counts and guidance are per-picture numbers. The
+oldest picture decides the size, and others of that size join it. So a picture waits only for older ones, and no size
+starves another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from apps.stable_diffusion.engine.job import ImageJob
 from apps.stable_diffusion.engine.request import PictureRequest, Size
 
 LAUNCH_S = 0.05
-"""One launch takes no longer than this, unless a single step does: a client that leaves and one that watches wait
-for the end of a launch."""
+"""Longest launch, unless a single step takes longer: aborts and progress events wait for the end of a launch."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,11 +25,11 @@ class Order:
 
     job: ImageJob
     index: int  # which of the job's pictures
-    number: int  # how many were ordered before it
+    number: int  # orders submitted before it
     submitted: float  # time.monotonic()
     picture: Picture | None = None  # None: it waits
-    previews: tuple[int, ...] = ()  # after which steps one is wanted; those to come
-    shown: int = 0  # previews that were given
+    previews: tuple[int, ...] = ()  # steps after which previews are still to be sent
+    shown: int = 0  # previews sent
 
     @property
     def request(self) -> PictureRequest:
@@ -48,7 +47,7 @@ class Order:
 
 
 class Batches:
-    """The orders that wait and those that run, by size. At most `largest` of a size run at once."""
+    """The waiting and the running orders, by size. At most `largest` of a size run at once."""
 
     def __init__(self, largest: int):
         self._largest = largest
@@ -64,7 +63,7 @@ class Batches:
         return sum(map(len, self._waiting.values()))
 
     def orders(self) -> Iterator[Order]:
-        """All of them."""
+        """All orders, running ones first."""
         for orders in (*self._running.values(), *self._waiting.values()):
             yield from orders
 
@@ -72,34 +71,34 @@ class Batches:
         self._waiting.setdefault(order.size, deque()).append(order)
 
     def started(self, order: Order) -> None:
-        """It has its picture now, and moves from those that wait to those that run."""
+        """Move an order, which has its picture now, from waiting to running."""
         self._waiting[order.size].remove(order)
         self._running.setdefault(order.size, []).append(order)
 
     def remove(self, order: Order) -> None:
-        """It has ended, one way or the other."""
+        """Remove an order that has ended, in whatever way."""
         orders = self._waiting if order.picture is None else self._running
         orders[order.size].remove(order)
 
     def batch(self) -> list[Order]:
-        """The pictures that move on next; empty if there are none, or if the next in turn must be started first."""
+        """The orders to advance next; empty if there are none, or if the next in turn must be started first."""
         return list(self._running.get(self._turn(), ()))
 
     def joining(self) -> list[Order]:
-        """Those that wait and have a place in the batch whose turn it is."""
+        """The waiting orders that fit into the batch whose turn it is."""
         size = self._turn()
         places = self._largest - len(self._running.get(size, ()))
         return [order for order, _ in zip(self._waiting.get(size, ()), range(places))]
 
     def steps(self, batch: list[Order], seconds_per_step: float | None) -> int:
-        """How far the batch goes in one launch: not beyond anyone's end, and not long while somebody could join."""
+        """Steps of one launch: none beyond a picture's end or preview, and just one while others can join."""
         least = min(order.left for order in batch)
         if seconds_per_step is None or self.joining():
             return 1
         return max(1, min(least, int(LAUNCH_S / max(seconds_per_step, 1e-6))))
 
     def seconds_ahead(self, seconds_per_step: Callable[[Size], float]) -> float:
-        """About how long all that is here will take, as far as steps have been timed."""
+        """Estimated seconds for all running and waiting orders, as far as steps have been timed."""
         total = 0.0
         for size in {*self._running, *self._waiting}:
             running, waiting = self._running.get(size, ()), self._waiting.get(size, ())

@@ -6,10 +6,10 @@
 
 The life of a request:
 1. `submit`, in the caller's thread, checks and queues it.
-2. The loop, in a thread of its own, launches some denoising steps for the pictures whose turn it is.
-3. While the device computes, waiting pictures that have a place in that batch are started (prompts encoded, noise
-   drawn): they join it with the next launch.
-4. Pictures at their last step are decoded and handed out at once; their places are free for others.
+2. The loop, in its own thread, launches some denoising steps for the pictures whose turn it is.
+3. While the device computes, waiting pictures that fit into that batch are started (prompts encoded, noise drawn):
+   they join it at the next launch.
+4. Pictures at their last step are decoded and returned at once, which frees their places.
 5. A picture whose client has left is dropped before the next launch.
 """
 
@@ -29,30 +29,30 @@ from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.batches import Batches, Order
 from apps.stable_diffusion.engine.job import Finished, ImageJob, PictureFailed, Preview, Queued, Step
-from apps.stable_diffusion.engine.pace import Pace
 from apps.stable_diffusion.engine.request import PictureRequest, check_size
+from apps.stable_diffusion.engine.step_times import StepTimes
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 log = logging.getLogger("podslice")
 
 FAILED_STARTS = 3
-"""Pictures in a row that could not be started, for no fault of their requests, until the engine counts as broken."""
+"""Consecutive pictures that fail to start, not because of their requests, before the engine counts as broken."""
 MAX_PREVIEWS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Where the engine stands; counters are totals since it started."""
+    """State of the engine; counters are totals since it started."""
 
-    running: int  # pictures begun
+    running: int  # pictures started
     waiting: int
     pictures: int  # finished
     aborted: int  # pictures whose client left
     failed: int  # pictures that ended with an error
     steps: int  # denoising steps, counted once for each picture
     compiles_after_ready: int
-    seconds_ahead: float  # about how long what is here will take
-    step_running_s: float  # how long the present turn of the loop has been going on; 0 when idle
+    seconds_ahead: float  # estimated time for all running and waiting pictures
+    step_running_s: float  # how long the current turn of the loop has taken so far; 0 when idle
 
 
 class Engine:
@@ -60,7 +60,7 @@ class Engine:
 
     def __init__(self, backend: Backend, max_waiting: int = 64):
         self.backend, self.max_waiting = backend, max_waiting
-        self.pace = Pace(backend.batch_sizes)
+        self.step_times = StepTimes(backend.batch_sizes)
         self._batches = Batches(backend.batch_sizes[-1])
         self._lock = threading.Condition()
         self._incoming: deque[list[Order]] = deque()
@@ -77,7 +77,7 @@ class Engine:
 
     @classmethod
     def load(cls, config: StableDiffusionConfig) -> Engine:
-        """Reads the model, compiles every program and starts the loop. Takes seconds to minutes; logs progress.
+        """Read the model, compile every program and start the loop. Takes seconds to minutes; logs progress.
 
         Raises:
             CheckpointError: the model can't be read, or is of an unknown kind.
@@ -103,7 +103,7 @@ class Engine:
         """Queue pictures and return at once. Read the job by iterating it (with `loop`, by `async for`).
 
         Args:
-            previews: how many looks at each unfinished picture are wanted, evenly over its steps.
+            previews: how many previews of each picture, spread evenly over its steps.
 
         Raises:
             RequestError: a size that the backend is not ready for.
@@ -151,7 +151,7 @@ class Engine:
         )
 
     def check(self, step_deadline_s: float = 300.0) -> None:
-        """Raises EngineStopped when the loop is dead, or has been in one turn for longer than the deadline."""
+        """Raise EngineStopped if the loop is dead, or has been in one turn for longer than the deadline."""
         if self._failure or not self._thread.is_alive():
             raise EngineStopped(self._failure or "the engine's loop has ended")
         began = self._turn_began
@@ -167,14 +167,14 @@ class Engine:
         self._thread.join(timeout=60)
 
     def _retry_after(self, pictures: int) -> float:
-        """Seconds until about so many of the waiting pictures have been started."""
+        """Estimated seconds until this many of the waiting pictures have been started."""
         waiting = max(1, self._queued)
         return min(600.0, max(1.0, self._seconds_ahead() * min(1.0, pictures / waiting)))
 
     def _seconds_ahead(self) -> float:
         try:
-            return self._batches.seconds_ahead(self.pace.slowest)
-        except RuntimeError:  # the loop changed something meanwhile; this is an estimate, and not worth a lock
+            return self._batches.seconds_ahead(self.step_times.slowest)
+        except RuntimeError:  # the loop changed the batches meanwhile; an estimate is not worth a lock
             return 0.0
 
     # -- the loop's side ----------------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ class Engine:
                 started = self._start_joining()
                 if batch:
                     self.backend.wait([order.picture for order in batch])
-                    if not started:  # else it was not the steps alone that took the time
-                        self.pace.note(batch[0].size, len(batch), steps, time.monotonic() - began)
+                    if not started:  # else the time includes more than the steps
+                        self.step_times.note(batch[0].size, len(batch), steps, time.monotonic() - began)
                     self._hand_out(batch)
         except Exception as error:
             log.exception("the engine's loop failed")
@@ -198,7 +198,7 @@ class Engine:
             self._fail("the engine was shut down")
 
     def _take_commands(self) -> bool:
-        """Lets new pictures in and left ones out; sleeps when there is nothing to do. False: stop."""
+        """Queue new pictures and drop abandoned ones; sleep when there is nothing to do. False: stop."""
         with self._lock:
             if not self._batches.running and not self._batches.waiting:
                 self._turn_began = None
@@ -217,19 +217,19 @@ class Engine:
         return not self._stopping
 
     def _launch(self, batch: list[Order]) -> int:
-        """Returns how many steps are under way."""
+        """Launch the next steps of a batch; returns how many."""
         if not batch:
             return 0
-        steps = self._batches.steps(batch, self.pace.seconds_per_step(batch[0].size, len(batch)))
+        steps = self._batches.steps(batch, self.step_times.seconds_per_step(batch[0].size, len(batch)))
         self._steps += steps * len(batch)
         self.backend.denoise([order.picture for order in batch], steps)
         return steps
 
     def _start_joining(self) -> int:
-        """Starts those that wait and have a place; returns how many. One that can't be takes its job with it."""
+        """Start waiting pictures that fit into the batch; returns how many. If one can't be started, its job fails."""
         started = 0
         for order in self._batches.joining():
-            if order.job.end is not None or order.job.leaving:  # failed with a sister picture, or about to be dropped
+            if order.job.end is not None or order.job.leaving:  # its job failed, or is about to be dropped
                 continue
             try:
                 picture = self.backend.start(order.request)
@@ -246,7 +246,7 @@ class Engine:
         return started
 
     def _refuse(self, job: ImageJob, error: Exception) -> None:
-        """Ends a job one of whose pictures can't be started; too many in a row, and the engine is to blame."""
+        """End a job of which a picture can't be started. After too many in a row, raise: the engine is broken."""
         if isinstance(error, RequestError):
             self._failed_starts = 0
         else:
@@ -260,7 +260,7 @@ class Engine:
         wake([job])
 
     def _hand_out(self, batch: list[Order]) -> None:
-        """Tells each reader how far its picture is, with previews and finished pictures."""
+        """Report each picture's progress to its reader, with previews and finished pictures."""
         for order in batch:
             picture = order.picture
             order.job.put(Step(order.index, picture.steps_done, picture.steps_total))
@@ -287,7 +287,7 @@ class Engine:
             job.close("finished")
 
     def _drop(self, job: ImageJob) -> int:
-        """Takes a job's pictures out, wherever they are; returns how many there were."""
+        """Remove a job's pictures, waiting or running; returns how many there were."""
         orders = [order for order in self._batches.orders() if order.job is job]
         for order in orders:
             self._batches.remove(order)
@@ -297,7 +297,7 @@ class Engine:
         return len(orders)
 
     def _fail(self, reason: str) -> None:
-        """Every open job gets its error: none is left waiting."""
+        """Fail every open job, so that none is left waiting."""
         with self._lock:
             self._failure = reason
             incoming, self._incoming = self._incoming, deque()
@@ -313,7 +313,7 @@ class Engine:
 
 
 def _preview_steps(steps: int, previews: int) -> tuple[int, ...]:
-    """After which steps to show a picture: evenly spread, never after the last, fewer where there are few steps."""
+    """Steps after which to send a preview: evenly spread, never the last, fewer if there are few steps."""
     return tuple(sorted({steps * (i + 1) // (previews + 1) for i in range(previews)} - {0, steps}))
 
 

@@ -1,4 +1,4 @@
-"""A request for pictures, as its caller sees it: events until its end, and `abort`."""
+"""A request for pictures as its caller sees it: a stream of events, and `abort`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from apps.stable_diffusion.engine.request import PictureRequest
 
 
 class PictureFailed(EngineError, RuntimeError):
-    """This request failed in the model while others did not; its message says why."""
+    """This request failed in the model, but others did not; the message says why."""
 
 
 class Aborted(EngineError, RuntimeError):
-    """The job was told to stop before its end."""
+    """The job was aborted before its end."""
 
     status, code, says = 503, "interrupted", "The job was interrupted."
     retry_after_s = 1.0
@@ -29,12 +29,12 @@ class Aborted(EngineError, RuntimeError):
 class Queued:
     """The job is in the queue. Comes once, first."""
 
-    ahead: int  # pictures that were there before it, made or waiting
+    ahead: int  # pictures ahead of it, running or waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A picture is at step `step` of `steps`. Where steps are fast, some are not told."""
+    """A picture is at step `step` of `steps`. When steps are fast, some are not reported."""
 
     picture: int  # which of the job's
     step: int
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a picture would be if its noise were taken away at once."""
+    """An unfinished picture, as if its remaining noise were removed at once."""
 
     picture: int
     number: int  # which of the picture's previews, from 0
@@ -54,7 +54,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A picture. Comes as soon as it is done, whatever the job's others do."""
+    """A finished picture, sent as soon as it is done, whatever the state of the job's others."""
 
     picture: int
     pixels: np.ndarray  # [height, width, 3] uint8
@@ -78,7 +78,7 @@ class ImageJob:
     """Submitted pictures: iterate it (`for` in a thread, `async for` in an event loop) to read its events.
 
     The iteration ends when all pictures are finished; it raises RequestError, PictureFailed or EngineStopped if the
-    job failed, and Aborted if it was told to stop. Whoever leaves earlier calls `abort()`.
+    job failed, and Aborted if it was aborted. A reader that stops earlier must call `abort()`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ImageJob:
         self.requests, self.previews = tuple(requests), previews
         self.loop = loop
         self.end: End | None = None  # set once, by the engine
-        self.leaving = False  # told to stop
+        self.leaving = False  # aborted
         self.steps_done = [0] * len(self.requests)
         self.steps_total = [request.num_inference_steps for request in self.requests]  # as far as known
         self.pictures_done = 0
@@ -100,7 +100,7 @@ class ImageJob:
         self._wake = asyncio.Event()
 
     def abort(self) -> None:
-        """Stops its pictures between two steps; safe from any thread, and after the end."""
+        """Stop its pictures between two steps; safe from any thread, and after the end."""
         if self.end is None and not self.leaving:
             self.leaving = True
             if self._engine is not None:
@@ -117,9 +117,9 @@ class ImageJob:
         self._queue.put(event)
 
     def close(self, end: End, error: Exception | None = None) -> None:
-        """The end, and the only one."""
+        """End the job. Must be called only once."""
         if self.end is not None:
-            raise RuntimeError(f"the job has {self.end} already")
+            raise RuntimeError(f"the job has already ended: {self.end}")
         self.end = end
         self._queue.put(_Ended(end, error))
 
@@ -147,11 +147,11 @@ class ImageJob:
 
     @staticmethod
     def _open(event: Event | _Ended) -> Event | None:
-        """The event; None at a good end. Raises at a bad one."""
+        """The event; None at the end of a finished job. Raises the error of a failed or aborted one."""
         if not isinstance(event, _Ended):
             return event
         if event.error is not None:
             raise event.error
         if event.end == "aborted":
-            raise Aborted("the job was told to stop")
+            raise Aborted("the job was aborted")
         return None

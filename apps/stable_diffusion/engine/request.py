@@ -22,15 +22,15 @@ Size = tuple[int, int]
 
 
 def check_size(size: Size, served: Sequence[Size]) -> None:
-    """Raises RequestError unless the model was made ready for that size."""
+    """Raise RequestError unless the model was compiled for that size."""
     if size not in served:
         known = ", ".join(f"{width}x{height}" for width, height in served)
-        raise RequestError("size", f"size {size[0]}x{size[1]} is not served here; choose of: {known}")
+        raise RequestError("size", f"size {size[0]}x{size[1]} is not served here; choose one of: {known}")
 
 
 @dataclass(frozen=True)
 class PictureRequest:
-    """One picture. A request for n pictures is n of these with seeds that follow each other."""
+    """One picture. A request for n pictures is n of these with consecutive seeds."""
 
     prompt: str
     width: int
@@ -42,11 +42,11 @@ class PictureRequest:
     scheduler: Scheduler
     negative_prompt: str = ""
     seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
-    """The start noise is `torch.Generator("cpu").manual_seed(seed)`'s, as in diffusers, on every backend."""
+    """Seeds `torch.Generator("cpu")`, which draws the start noise as in diffusers, on every backend."""
     image: np.ndarray | None = None
     """[height, width, 3] uint8: image to image, or, with `mask`, inpainting."""
     mask: np.ndarray | None = None
-    """[height, width] bool: True is painted anew, False is kept."""
+    """[height, width] bool: True is repainted, False is kept."""
     strength: float = 0.8
     """With `image`: share of the denoising steps that are run, 0 to 1; 1 forgets the image."""
 
@@ -69,6 +69,6 @@ class PictureRequest:
             ("mask", self.mask, (self.height, self.width)),
         ):
             if array is not None and array.shape != shape:
-                refuse(name, f"{name} is {list(array.shape)}; the picture asked for needs {list(shape)}")
+                refuse(name, f"{name} is {list(array.shape)}; the requested size needs {list(shape)}")
         if self.mask is not None and self.image is None:
             refuse("mask", "mask needs an image to keep parts of")

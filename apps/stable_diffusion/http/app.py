@@ -1,4 +1,4 @@
-"""The HTTP application: the dialects, side by side, and what belongs to none of them."""
+"""The HTTP application: all dialects, the list of models, and error handling."""
 
 from fastapi import FastAPI
 
@@ -11,7 +11,7 @@ from apps.stable_diffusion.pictures import PictureModel
 
 
 def http_app(model: PictureModel, keys: Principals = OPEN) -> FastAPI:
-    """An ASGI application that answers for this model; with keys, only to those who hold a key."""
+    """The ASGI application of this model. With `keys`, requests need one of them."""
     app = FastAPI(title="Podslice", description="Stable Diffusion on Cloud TPU slices.")
     app.include_router(models_router({model.name: model}))
     app.include_router(imagine_router(model), tags=["Pictures"])

@@ -1,11 +1,11 @@
-"""GET /imagine?prompt=...: one picture as PNG, or its making as server-sent events.
+"""GET /imagine?prompt=...: one picture as PNG, or its progress as server-sent events.
 
-The events are for a browser's EventSource as much as for a program:
+The events suit a browser's EventSource as well as a program:
 
     new EventSource("/imagine?prompt=a+red+circle&previews=2")
 
 `queued` {ahead}, `step` {picture, step, steps}, `preview` {.., b64_json}, `picture` {seed, b64_json, ..}, then `end`
-(on which an EventSource must be closed, or it asks again) or `error` {error: {message, ..}}.
+(on which an EventSource must be closed, or it reconnects) or `error` {error: {message, ..}}.
 """
 
 import base64
@@ -103,7 +103,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequ
 
 
 async def _events(model: PictureModel, job: ImageJob) -> AsyncIterator[bytes]:
-    """The job as server-sent events. Aborts what is unread when it is closed."""
+    """The job as server-sent events. Closing the iterator aborts the job."""
     try:
         async for news in model.news(job):
             yield event(*_told(news))

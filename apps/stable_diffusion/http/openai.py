@@ -33,7 +33,7 @@ def openai_router(model: PictureModel) -> APIRouter:
 
     @router.post("/v1/images/generations", openapi_extra=json_body(GenerationBody), responses=STREAMED)
     async def generations(request: Request) -> Response:
-        """OpenAI's image generation, and `seed`, `num_inference_steps`, `guidance_scale`, `scheduler` and more."""
+        """OpenAI's image generation, with `seed`, `num_inference_steps`, `guidance_scale`, `scheduler` and more."""
         body = await parsed(GenerationBody, request)
         find_model(models, body.model)
         try:
@@ -44,7 +44,7 @@ def openai_router(model: PictureModel) -> APIRouter:
 
     @router.post("/v1/images/edits", openapi_extra=form(EditBody, ("image", "mask"), ("image",)), responses=STREAMED)
     async def edits(request: Request) -> Response:
-        """OpenAI's image edit: with a mask, its see-through parts are painted anew; without, the whole image is."""
+        """OpenAI's image edit: repaints the mask's transparent parts or, without a mask, the whole image."""
         body, image, mask = await read_edit(request)
         find_model(models, body.model)
         try:
@@ -74,7 +74,7 @@ def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> ImageRe
 
 
 def _arrays(image: bytes, mask: bytes | None, size: Size) -> dict[str, Any]:
-    """The engine's image and mask; an image that is partly see-through is its own mask."""
+    """The engine's image and mask; a partly transparent image is its own mask."""
     opened = read_image(image, "image")
     arrays = {"image": pixels_of(opened, size, "crop")}
     if mask is not None:
@@ -85,7 +85,7 @@ def _arrays(image: bytes, mask: bytes | None, size: Size) -> dict[str, Any]:
 
 
 async def _answer(model: PictureModel, wanted: ImageRequest, body: GenerationBody, kind: Kind) -> Response:
-    """Submits the pictures and answers whole or as a stream."""
+    """Submit the pictures; answer as JSON or as a stream."""
     try:
         job = model.submit(wanted)
     except EngineError as error:
@@ -114,7 +114,7 @@ def _text(size: Size) -> str:
 
 
 async def _events(model: PictureModel, job: ImageJob, size: Size, kind: Kind, progress: bool) -> AsyncIterator[bytes]:
-    """OpenAI's events, and `.step` ones where they are wanted. Aborts what is unread when it is closed."""
+    """OpenAI's events, plus `.step` ones if `progress`. Closing the iterator aborts the job."""
     try:
         async for news in model.news(job):
             facts = {"created_at": int(time.time()), "background": "opaque", "output_format": "png"}

@@ -1,7 +1,7 @@
-"""Bodies of OpenAI's image endpoints, with the further fields that Stable Diffusion needs.
+"""Bodies of OpenAI's image endpoints, with the additional fields that Stable Diffusion needs.
 
-Types are strict in JSON, as OpenAI's are; a form's fields are all text and read as numbers where numbers belong. null
-means absent; fields that are not named here (`quality`, `style`, `user` ...) are ignored.
+Types are strict in JSON, as OpenAI's are; a form's fields are all text, and are parsed as numbers where needed. null
+means absent; unknown fields (`quality`, `style`, `user` ...) are ignored.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from apps.serving.ingress.bodies import MAX_BYTES, BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body
 
 ONLY = {
-    "response_format": ("b64_json", "this server keeps no files that a url could lead to"),
+    "response_format": ("b64_json", "this server keeps no files that a url could point to"),
     "output_format": ("png", "pictures carry their parameters in PNG's metadata"),
     "background": ("opaque", "Stable Diffusion makes no transparent pictures"),
 }
-"""Field -> (what it may be, besides absent or `auto`; why)."""
+"""Field -> (its only value besides absent or `auto`; why)."""
 
 
 class GenerationBody(BaseModel):
@@ -46,7 +46,7 @@ class GenerationBody(BaseModel):
     guidance_scale: float | None = Field(None, allow_inf_nan=False)
     scheduler: str | None = None
     progress: bool | None = None
-    """With `stream`: an event for each step, which OpenAI's API has not."""
+    """With `stream`: an event for each step, which OpenAI's API does not have."""
 
     @field_validator(*ONLY)
     @classmethod
@@ -65,7 +65,7 @@ class GenerationBody(BaseModel):
 
 
 class EditBody(GenerationBody):
-    """POST /v1/images/edits, without its files."""
+    """POST /v1/images/edits, without the uploaded files."""
 
     strength: float | None = Field(None, allow_inf_nan=False)
     """Beyond OpenAI's: share of the steps that are run, 0 to 1; 1 forgets the image."""
@@ -73,7 +73,7 @@ class EditBody(GenerationBody):
 
 
 async def read_edit(request: Request) -> tuple[EditBody, bytes, bytes | None]:
-    """The form's fields, the image and the mask. Raises OpenAIError."""
+    """Read the form: its fields, the image and the mask. Raises OpenAIError."""
     form = await _read_form(request)
     try:
         images = [item for name in ("image", "image[]") for item in form.getlist(name)]
@@ -97,7 +97,7 @@ def _texts(form: FormData) -> Mapping[str, str]:
 
 
 class _InMemory(MultiPartParser):
-    """The body is bounded and in memory already; a file on disk would gain nothing."""
+    """Keeps uploads in memory: the body is bounded and in memory already."""
 
     spool_max_size = MAX_BYTES + 1
 

@@ -1,7 +1,7 @@
-"""The AUTOMATIC1111 dialect: /sdapi/v1/txt2img, img2img, and what programs ask before and meanwhile.
+"""The AUTOMATIC1111 dialect: /sdapi/v1/txt2img, img2img, and the calls that programs make before and meanwhile.
 
-Progress and interruption are of this replica's own jobs that came by this dialect: with several replicas, or several
-users, that is more than one program's, or less.
+Progress and interruption concern all jobs of this dialect on this replica: with several users that includes others'
+jobs, and with several replicas it may miss some.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from ray_configs.cluster.release import PODSLICE_VERSION
 
 
 class _Route(APIRoute):
-    """Errors in AUTOMATIC1111's form: {"error", "detail", "errors"}."""
+    """Errors in AUTOMATIC1111's format: {"error", "detail", "errors"}."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -56,7 +56,7 @@ class _Route(APIRoute):
 def sdapi_router(model: PictureModel) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter(prefix="/sdapi/v1", route_class=_Route)
-    jobs: dict[ImageJob, float] = {}  # those of this dialect under way, oldest first, with their beginnings
+    jobs: dict[ImageJob, float] = {}  # open jobs of this dialect and their start times, oldest first
 
     @router.post("/txt2img", openapi_extra=json_body(Text2ImageBody))
     async def txt2img(request: Request) -> Response:
@@ -66,7 +66,7 @@ def sdapi_router(model: PictureModel) -> APIRouter:
 
     @router.post("/img2img", openapi_extra=json_body(Image2ImageBody))
     async def img2img(request: Request) -> Response:
-        """Pictures made of `init_images[0]`; with `mask`, what is white in it is painted anew."""
+        """Pictures made from `init_images[0]`; with `mask`, only its white parts are repainted."""
         body = await parsed(Image2ImageBody, request)
         try:
             arrays = await asyncio.to_thread(_arrays, body, _size(model, body))
@@ -76,12 +76,12 @@ def sdapi_router(model: PictureModel) -> APIRouter:
 
     @router.get("/progress")
     async def progress() -> Any:
-        """How far the oldest job is."""
+        """Progress of the oldest job."""
         return _progress(jobs)
 
     @router.post("/interrupt")
     async def interrupt() -> Any:
-        """Stops the jobs between two steps; their requests are answered with the pictures that are finished."""
+        """Stops the jobs between two steps; their requests are answered with the pictures finished so far."""
         for job in list(jobs):
             job.abort()
         return {}
@@ -104,12 +104,12 @@ def sdapi_router(model: PictureModel) -> APIRouter:
 
     @router.get("/options")
     async def options() -> Any:
-        """Settings of the web UI, as far as there are any here."""
+        """The web UI's settings that exist here."""
         return {"sd_model_checkpoint": model.name, "samples_format": "png"}
 
     @router.post("/options", openapi_extra=json_object({"sd_model_checkpoint": {"type": "string"}}, closed=False))
     async def set_options(request: Request) -> Any:
-        """Nothing can be changed; naming the model that is served is fine."""
+        """Changes nothing: accepts the name of the served model, and refuses others."""
         try:
             wanted = json.loads(await read_body(request) or b"{}")
         except (ValueError, BodyTooLarge):
@@ -122,7 +122,7 @@ def sdapi_router(model: PictureModel) -> APIRouter:
 
 def _check_settings(model: PictureModel, settings: dict[str, Any]) -> None:
     name = settings.get("sd_model_checkpoint")
-    if name and str(name).partition(" [")[0] != model.name:  # the web UI writes a hash behind it
+    if name and str(name).partition(" [")[0] != model.name:  # the web UI appends a hash
         raise OpenAIError(404, f"The model '{name}' does not exist. Served here: {model.name}.", code="model_not_found")
 
 
@@ -167,7 +167,7 @@ async def _answer(
             if isinstance(news, FinishedImage):
                 pictures.append(news)
     except Aborted:
-        pass  # interrupted: what there is is the answer
+        pass  # interrupted: answer with the pictures so far
     except EngineError as error:
         raise from_engine(error, NAMES) from error
     except BaseException:  # above all: cancelled, because the client has left
@@ -182,7 +182,7 @@ async def _answer(
 
 
 def _info(model: PictureModel, job: ImageJob, pictures: list[FinishedImage]) -> dict[str, Any]:
-    """AUTOMATIC1111's facts of a job; the `all_` lists are of the pictures that there are."""
+    """AUTOMATIC1111's description of a job; the `all_` lists cover the finished pictures."""
     first = job.requests[0]
     return {
         "prompt": first.prompt,

@@ -1,4 +1,4 @@
-"""Bodies of AUTOMATIC1111's web UI API: what most programs that draw with Stable Diffusion send."""
+"""Bodies of AUTOMATIC1111's web UI API, which most Stable Diffusion programs use."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ NOT_OFFERED = {
     "refiner_checkpoint": "one model is served here",
     "styles": "there are no styles here; write them into the prompt",
 }
-"""Fields that would make another picture, and why they can't be had. What is left as it is by default is ignored."""
+"""Unsupported fields that would change the picture, and why. Their defaults are accepted."""
 
 NAMES = {
     "num_inference_steps": "steps",
@@ -31,7 +31,7 @@ NAMES = {
 
 
 class Text2ImageBody(BaseModel):
-    """POST /sdapi/v1/txt2img. Fields that are not named here are ignored, as they are there."""
+    """POST /sdapi/v1/txt2img. Unknown fields are ignored, as AUTOMATIC1111 does."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
@@ -76,7 +76,7 @@ class Text2ImageBody(BaseModel):
         return (self.batch_size or 1) * (self.n_iter or 1)
 
     def sampler(self) -> Scheduler | None:
-        """The engine's name; None: the default. RequestError for one that there isn't."""
+        """The engine's name of the sampler; None: the default. Raises RequestError for an unknown one."""
         name = self.sampler_name or self.sampler_index
         if not name or name.lower() == "automatic":
             return None
@@ -88,7 +88,7 @@ class Text2ImageBody(BaseModel):
 
 
 class Image2ImageBody(Text2ImageBody):
-    """POST /sdapi/v1/img2img. Masks are taken as they are: `mask_blur` and `inpaint_full_res` do nothing."""
+    """POST /sdapi/v1/img2img. Masks are used unchanged: `mask_blur` and `inpaint_full_res` do nothing."""
 
     init_images: list[str] = Field(min_length=1, max_length=1)
     mask: str | None = None

@@ -1,4 +1,4 @@
-"""Pictures that clients send: read from PNG, JPEG or WebP, and made the size that the model works at."""
+"""Pictures that clients send: decoded from PNG, JPEG or WebP, and resized to the model's size."""
 
 import base64
 import binascii
@@ -18,7 +18,7 @@ Fit = Literal["stretch", "crop"]
 
 
 def from_base64(text: str, field: str) -> bytes:
-    """The bytes of base64, with or without a `data:image/png;base64,` before it."""
+    """Decode base64, with or without the prefix `data:image/png;base64,`. Raises RequestError."""
     if text.startswith("data:"):
         text = text.partition(",")[2]
     try:
@@ -28,30 +28,30 @@ def from_base64(text: str, field: str) -> bytes:
 
 
 def read_image(data: bytes, field: str) -> Image.Image:
-    """A picture of at most 16 megapixels, turned as its camera says. RequestError if it is none."""
+    """Decode a picture of at most 16 megapixels, rotated by its EXIF orientation. Raises RequestError."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS:
-            raise RequestError(field, f"{field} has {image.width}x{image.height} pixels; 4096x4096 are the most")
+            raise RequestError(field, f"{field} has {image.width}x{image.height} pixels; the most is 4096x4096")
         image.load()
         return ImageOps.exif_transpose(image)
     except RequestError:
         raise
-    except Exception:  # Pillow's decoders raise whatever they like at broken files
+    except Exception:  # Pillow's decoders raise errors of all kinds for broken files
         raise RequestError(field, f"{field} is not a readable PNG, JPEG or WebP picture") from None
 
 
 def read_mask(data: bytes, image: Image.Image) -> Image.Image:
-    """A mask, which must be as large as its image."""
+    """Decode a mask, which must have its image's size. Raises RequestError."""
     mask = read_image(data, "mask")
     if mask.size != image.size:
         sizes = f"{mask.width}x{mask.height}, and the image {image.width}x{image.height}"
-        raise RequestError("mask", f"mask has {sizes}; they must be of one size")
+        raise RequestError("mask", f"mask has {sizes}; they must have the same size")
     return mask
 
 
 def pixels_of(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:
-    """[height, width, 3] uint8 in that (width, height)."""
+    """[height, width, 3] uint8, resized to `size` (width, height)."""
     return np.array(_fitted(image.convert("RGB"), size, fit, Image.Resampling.LANCZOS))
 
 
@@ -60,13 +60,13 @@ def has_transparency(image: Image.Image) -> bool:
 
 
 def mask_from_alpha(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:
-    """OpenAI's masks: [height, width] bool, True (paint anew) where the picture is see-through."""
+    """OpenAI's masks: [height, width] bool, True (repaint) where the picture is transparent."""
     alpha = _fitted(image.convert("RGBA").getchannel("A"), size, fit, Image.Resampling.BILINEAR)
     return np.asarray(alpha) < 128
 
 
 def mask_from_brightness(image: Image.Image, size: Size, fit: Fit, inverted: bool = False) -> np.ndarray:
-    """AUTOMATIC1111's masks: [height, width] bool, True (paint anew) where it is white, or opaque if it has alpha."""
+    """AUTOMATIC1111's masks: [height, width] bool, True (repaint) where it is white, or opaque if it has alpha."""
     grey = image.convert("RGBA").getchannel("A") if has_transparency(image) else image.convert("L")
     return (np.asarray(_fitted(grey, size, fit, Image.Resampling.BILINEAR)) >= 128) != inverted
 

@@ -313,4 +313,4 @@ def test_many_readers_in_one_event_loop(bench):
     assert (stats.running, stats.waiting) == (0, 0)
     ordered = sum(1 + index % 3 for index in range(80))
     assert stats.pictures + stats.aborted + stats.failed == ordered
-    assert len(b.engine.pace.launches) > 0
+    assert len(b.engine.step_times.launches) > 0

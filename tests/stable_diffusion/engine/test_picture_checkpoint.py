@@ -82,11 +82,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another shape": (
         lambda f: rewrite(f / UNET, lambda t: t.update({"conv_in.weight": np.zeros((16, 4, 1, 1), np.float32)})),
-        r"tensor conv_in.weight has shape \[16, 4, 1, 1\] where the config means \[16, 4, 3, 3\]",
+        r"tensor conv_in.weight has shape \[16, 4, 1, 1\], but the config implies \[16, 4, 3, 3\]",
     ),
     "other sizes": (
         lambda f: change(f / "text_encoder/config.json", intermediate_size=40),
-        r"/text_encoder: tensor encoder.layers.0.mlp.fc1.weight has shape \[48, 32\] .* \[40, 32\]",
+        r"/text_encoder: tensor encoder.layers.0.mlp.fc1.weight has shape \[48, 32\].* \[40, 32\]",
     ),
     "nine channels": (lambda f: change(f / "unet/config.json", in_channels=9), "in_channels 9 is not supported"),
     "another block": (

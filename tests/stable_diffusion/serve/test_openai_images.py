@@ -171,7 +171,7 @@ GOOD, MASK = png_of(noise(16, 16)), png_of(np.zeros((16, 16, 4)))
         ({"image": b"no picture"}, {}, "image", "not a readable PNG"),
         ({"image": GOOD[:100]}, {}, "image", "not a readable PNG"),
         ({"image": GOOD, "mask": b"x"}, {}, "mask", "not a readable PNG"),
-        ({"image": GOOD, "mask": png_of(noise(8, 8))}, {}, "mask", "of one size"),
+        ({"image": GOOD, "mask": png_of(noise(8, 8))}, {}, "mask", "the same size"),
         ({"image": GOOD}, {"strength": "0"}, "strength", "above 0"),
         ({"image": GOOD}, {"strength": "much"}, "strength", "number"),
         ({"image": GOOD}, {"n": "many"}, "n", "integer"),

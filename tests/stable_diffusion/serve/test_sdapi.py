@@ -113,7 +113,7 @@ def test_what_programs_ask_first(studio):
         ("img2img", {}, "init_images"),
         ("img2img", {"init_images": ["%%%"]}, "init_images is not valid base64"),
         ("img2img", {"init_images": [b64(b"no picture")]}, "init_images is not a readable"),
-        ("img2img", {"init_images": [b64(png_of(noise(8, 8)))], "mask": b64(png_of(noise(9, 9)))}, "of one size"),
+        ("img2img", {"init_images": [b64(png_of(noise(8, 8)))], "mask": b64(png_of(noise(9, 9)))}, "the same size"),
         ("img2img", {"init_images": [b64(png_of(noise(8, 8)))], "denoising_strength": 0}, "denoising_strength is 0"),
         ("img2img", {"init_images": [b64(png_of(noise(8, 8)))], "resize_mode": 2}, "stretch"),
     ],

@@ -1,1 +1,1 @@
-"""What makes pictures step by step under one contract, `backend`: JAX programs, or diffusers' torch modules."""
+"""Implementations of the interface in `backend`: JAX programs, and diffusers' torch modules."""

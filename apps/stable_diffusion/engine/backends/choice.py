@@ -1,4 +1,4 @@
-"""Which backend serves a checkpoint."""
+"""Chooses and opens the backend for a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def open_backend(
     Args:
         model: local folder, hub id, or fsspec URL.
         sizes: (width, height) in pixels.
-        guidance_scale: the default of requests; at 1 and below no request may ask for guidance.
-        compile_cache: folder in which compiled programs outlive the process (jax).
-        progress: told (program, how many are done, of how many, its seconds) while compiling.
+        guidance_scale: default of requests; at 1 and below, requests cannot use guidance.
+        compile_cache: folder that keeps compiled programs (jax).
+        progress: called with (program, number done, total, its seconds) while compiling.
 
     Raises:
         CheckpointError: the model can't be read or is of another kind.
@@ -56,14 +56,14 @@ def open_backend(
         opened = TorchBackend(checkpoint, device="xla" if chosen == "torch_xla" else None, **settings)
     log.info("%s on %s with %s", model, opened.device, opened.name)
     opened.compile(progress)
-    return opened  # type: ignore[return-value]  # each takes the pictures that it started, and no other's
+    return opened  # type: ignore[return-value]  # each takes only pictures that it started itself
 
 
 def choose() -> Literal["jax", "torch"]:
-    """jax on a TPU; torch on a GPU, where diffusers is at home; jax on a CPU.
+    """jax on a TPU and on a CPU; torch on a GPU, diffusers' home ground.
 
-    On a CPU the jitted programs took half the processor time of torch's modules for one small picture, and two
-    thirds of it for eight together (64x64, 20 steps, float32).
+    On a CPU the jitted programs took half the CPU time of torch's modules for one small picture, and two thirds of it
+    for a batch of eight (64x64, 20 steps, float32).
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Stable Diffusion as a few JAX programs, all compiled before the first request. See `backend.Backend`.
 
-Weights lie whole on every chip and a batch is split over them: no chip waits for another within a step, and a
-picture's text and latents are so small that they are simply everywhere.
+Weights are replicated on every chip and a batch is split over the chips: no chip waits for another within a step. A
+picture's text and latents are small, so they are replicated too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from apps.stable_diffusion.engine.request import PictureRequest
 log = logging.getLogger("podslice")
 
 Progress = Callable[[str, int, int, float], None]
-"""Told (program, how many are done, of how many, its seconds) after each compilation."""
+"""Called with (program, number done, total, its seconds) after each compilation."""
 
 
 @dataclass(eq=False)
@@ -58,10 +58,10 @@ class JaxBackend:
     """Loads a checkpoint onto devices of this process; `compile` makes it ready.
 
     Args:
-        checkpoint: opened, or where it lies: see `Checkpoint`.
+        checkpoint: opened, or its location: see `Checkpoint`.
         sizes: (width, height) in pixels.
         max_batch_size: pictures in one pass.
-        guided: False for models that take no guidance: half the work, and requests for guidance are refused.
+        guided: False for models without guidance: half the work, and requests for guidance are refused.
         dtype: of weights and activations, bfloat16 or float32.
         devices: default: all of this process.
         attention: xla or flash, see `attention.attend`; default: flash on TPU.
@@ -122,7 +122,7 @@ class JaxBackend:
     # -- loading ------------------------------------------------------------------------------------------------
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, dict[str, jax.Array]]:
-        """What the programs ask for, nothing else. All of it is checked before any of it is read."""
+        """Load only the tensors that the programs use. All are checked before any is read."""
         functions = self.programs.functions(self._tokenizers.lengths, self.sizes[0])
         entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
         return {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
@@ -130,7 +130,7 @@ class JaxBackend:
     # -- compiling ----------------------------------------------------------------------------------------------
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Compiles every program that a request may need, several at a time where there are processors for it."""
+        """Compile every program that a request may need, several at a time if there are CPUs for it."""
         started, p = time.monotonic(), self.programs
         arrays = jax.tree.map(lambda array: p.shape(array.shape, array.dtype), self._weights)
         jobs = p.jobs(arrays, self._tokenizers.lengths, self.sizes, self.batch_sizes)
@@ -210,7 +210,7 @@ class JaxBackend:
         jax.block_until_ready([picture.state for picture in pictures])
 
     def decode(self, pictures: Sequence[JaxPicture], estimate: bool = False) -> list[np.ndarray]:
-        """See `Backend.decode`. One picture for each chip at a time: a decoder's attention is large."""
+        """See `Backend.decode`. One picture per chip at a time: a decoder's attention is large."""
         chips, launched = self.programs.mesh.size, []
         by_size: dict[tuple[int, int], list[int]] = {}
         for i, picture in enumerate(pictures):
@@ -235,13 +235,13 @@ class JaxBackend:
         return jax.device_put(array, self._everywhere)
 
     def _constant(self, name: str, make: Callable[[], Any], size: tuple[int, int] | None = None) -> Any:
-        """Arrays that pictures share."""
+        """Cached arrays that pictures share."""
         if (name, size) not in self._constants:
             self._constants[name, size] = jax.tree.map(self._put, make())
         return self._constants[name, size]
 
     def _spare_states(self, size: tuple[int, int], count: int) -> list[DenoisingState]:
-        """States of rows that only fill up: a donated buffer can't be given twice, so they have their own."""
+        """States of padding rows: a donated buffer can't be passed twice, so each has its own."""
         spare = self._spare.setdefault(size, [])
         zeros = np.zeros(self.programs.latents(size), np.float32)
         while len(spare) < count:

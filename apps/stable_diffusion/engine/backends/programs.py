@@ -1,9 +1,9 @@
 """The programs that `JaxBackend` compiles, as functions of weights and arrays.
 
-A picture being made is a handful of small arrays, whole on every chip. The denoising program takes the pictures of a
-batch one by one, stacks them, lets each chip take its share through the UNet (with guidance a picture goes through it
-twice, with and without the prompt, and these may be two chips) and hands the pictures back one by one: so pictures
-join and leave a batch without a copy or a program of their own.
+A picture being made is a handful of small arrays, replicated on every chip. The denoising program takes the pictures of
+a batch as separate arguments, stacks them, runs each chip's share through the UNet (with guidance a picture takes two
+passes, with and without the prompt, possibly on two chips) and returns them separately: so pictures join and leave a
+batch without an extra copy or program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 Key = tuple[Any, ...]
-"""Names a program: its kind, then what it was compiled for."""
+"""Name of a program: its kind, then what it was compiled for."""
 AllWeights = Mapping[str, Mapping[str, jax.Array]]
 """Component -> tensor's name -> array."""
 
@@ -38,19 +38,19 @@ class Text(NamedTuple):
 
 
 class DenoisingState(NamedTuple):
-    """What a step changes, float32."""
+    """The arrays that a step changes, float32."""
 
     latents: jax.Array  # [h, w, 4]
-    estimate: jax.Array  # [h, w, 4] of the latents at the end
+    estimate: jax.Array  # [h, w, 4] of the final latents
 
 
 class Given(NamedTuple):
-    """What a picture is made from; the same arrays in all its steps."""
+    """A picture's inputs; the same arrays in all its steps."""
 
     prompt: Text
     negative: Text | None  # None without guidance
     mask: jax.Array  # [h, w, 1] float32; 0 keeps the original
-    original: jax.Array  # [h, w, 4] latents of the image to keep parts of
+    original: jax.Array  # [h, w, 4] latents of the image of which parts are kept
     start_noise: jax.Array  # [h, w, 4]
 
 
@@ -74,12 +74,12 @@ class Programs:
         return Text(context[0], None if pooled is None else pooled[0])
 
     def text(self, i: int, weights: NamedWeights, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """The i-th text encoder's part: [1, positions] -> [1, positions, hidden], and [1, e] of XL's second."""
+        """Run the i-th text encoder: [1, positions] -> [1, positions, hidden], and [1, e] of XL's second."""
         is_xl = len(self.text_configs) == 2
         return text_encoder.encode(weights, self.text_configs[i], ids, is_xl, is_xl and i == 1)
 
     def predict(self, weights: NamedWeights, x: jax.Array, time: jax.Array, text: Text) -> jax.Array:
-        """The UNet's answer to latents [n, h, w, 4] at times [n] with stacked texts: [n, h, w, 4] float32."""
+        """The UNet's output for latents [n, h, w, 4] at times [n] with stacked texts: [n, h, w, 4] float32."""
         sizes = None
         if self.unet.size_width is not None:
             height, width = (side * self.vae.reduction for side in x.shape[1:3])
@@ -96,10 +96,10 @@ class Programs:
         givens: tuple[Given, ...],
         noises: tuple[jax.Array, ...],
     ) -> tuple[DenoisingState, ...]:
-        """One step of b pictures, given one by one.
+        """One step of b pictures, passed separately.
 
         Args:
-            rows: [b, COLUMNS + 1], each picture's numbers as `schedules` explains them, and its guidance scale.
+            rows: [b, COLUMNS + 1], each picture's coefficients (see `schedules`) and its guidance scale.
             noises: [h, w, 4] each.
         """
         state, given, noise = _stack(states), _stack(givens), jnp.stack(noises)
@@ -108,7 +108,7 @@ class Programs:
         if self.guided:  # n = 2 b; without guidance n = b
             x, time = x.repeat(2, axis=0), time.repeat(2)
             text = jax.tree.map(_interleave, given.negative, given.prompt)
-        share = P("data")  # the chips share the n passes through the network; the rest is little, and done everywhere
+        share = P("data")  # the chips share the n passes through the network; the rest is small, and replicated
         predict = jax.shard_map(
             lambda weights, *arrays: self.predict(NamedWeights(weights), *arrays),
             mesh=self.mesh,
@@ -144,7 +144,7 @@ class Programs:
         start_noise: jax.Array,
         mix: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
-        """Pixels [H, W, 3] uint8 -> their latents, and mix[0] of these with mix[1] of the noise: [h, w, 4] each."""
+        """Pixels [H, W, 3] uint8 -> their latents, and mix[0] * latents + mix[1] * noise: [h, w, 4] each."""
 
         def whole(weights: Mapping[str, jax.Array], image: jax.Array) -> tuple[jax.Array, jax.Array]:
             pixels = (image[None].astype(jnp.float32) / 255 * 2 - 1).astype(self.dtype)
@@ -155,14 +155,14 @@ class Programs:
         original = (mean[0] + deviation[0] * image_noise) * self.vae.scaling
         return original, mix[0] * original + mix[1] * start_noise
 
-    # -- what there is to compile -------------------------------------------------------------------------------
+    # -- programs to compile ------------------------------------------------------------------------------------
 
     @property
     def everywhere(self) -> NamedSharding:
         return NamedSharding(self.mesh, P())
 
     def shape(self, shape: tuple[int, ...], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
-        """Of an array that lies whole on every chip."""
+        """Shape of an array that is replicated on every chip."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=self.everywhere)
 
     def latents(self, size: tuple[int, int]) -> tuple[int, int, int]:
@@ -171,14 +171,14 @@ class Programs:
         return height // self.vae.reduction, width // self.vae.reduction, LATENT_CHANNELS
 
     def texts(self, length: int) -> Text:
-        """Shapes of a prompt of so many positions, encoded."""
+        """Shapes of an encoded prompt of this many positions."""
         width = sum(config["hidden_size"] for config in self.text_configs)
         is_xl = len(self.text_configs) == 2
         pooled = self.shape((self.text_configs[1]["projection_dim"],), self.dtype) if is_xl else None
         return Text(self.shape((length, width), self.dtype), pooled)
 
     def functions(self, lengths: tuple[int, ...], size: tuple[int, int]) -> dict[str, Callable[[NamedWeights], Any]]:
-        """Component -> a function of its weights that asks for all that the programs ask for, on small arrays."""
+        """Component -> a function of its weights that uses all that the programs use, on small arrays."""
         text, small = self.texts(lengths[0]), 8 * self.vae.reduction
 
         def predict(w: NamedWeights) -> jax.Array:
@@ -235,7 +235,7 @@ class Programs:
             yield ("image", size), jit(self.encode_image), shapes
 
     def _precise(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """With float32, a TPU's products shall be of float32 too, not of bfloat16."""
+        """With float32, make a TPU multiply in float32 too, not in bfloat16."""
         precision = "highest" if self.dtype == np.float32 else "default"
         return jax.default_matmul_precision(precision)(function)
 

@@ -1,4 +1,4 @@
-"""Prompts to token ids, and a memory of what was encoded."""
+"""Tokenizes prompts, and caches encoded ones."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, Checkpoint
 
 T = TypeVar("T")
 
-REMEMBERED = 256  # encoded texts; one of Stable Diffusion XL is 0.6 MB
+REMEMBERED = 256  # cached encoded texts; each takes 0.6 MB with Stable Diffusion XL
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """A text for each of the model's text encoders."""
+    """A text, tokenized for each of the model's text encoders."""
 
     ids: tuple[np.ndarray, ...]
     """[1, positions] int32 for each tokenizer."""
     dropped: str
-    """The words beyond what the model reads; empty if it reads all."""
+    """The words beyond the model's limit; empty if it reads all."""
 
 
 class Tokenizers:
-    """A checkpoint's one or two CLIP tokenizers. A text is tokenized once, as long as it is remembered."""
+    """A checkpoint's one or two CLIP tokenizers, with a cache."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         import transformers
@@ -59,7 +59,7 @@ class Tokenizers:
         return PromptTokens(tuple(ids), dropped)
 
     def warnings(self, **texts: str) -> tuple[str, ...]:
-        """For each text that is too long, named by its field, what the model won't see of it."""
+        """A warning for each text that is too long, with its field and the words that the model does not see."""
         found = ((name, self(text).dropped) for name, text in texts.items() if text)
         most = min(self.lengths) - 2  # without the start and end tokens
         return tuple(
@@ -70,7 +70,7 @@ class Tokenizers:
 
 
 class TextCache(Generic[T]):
-    """The last results of a function of a text, so that n pictures of one prompt encode it once."""
+    """An LRU cache of a function of a text, so that n pictures of one prompt encode it once."""
 
     def __init__(self, make: Callable[[str], T], most: int = REMEMBERED) -> None:
         self._make, self._most = make, most

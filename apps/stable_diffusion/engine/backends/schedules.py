@@ -1,13 +1,13 @@
 """Schedulers as tables of coefficients.
 
-DDIM, Euler, Euler ancestral, DPM-Solver++(2M) and LCM are all linear in what a denoising step has at hand: the noisy
-sample x, the network's output m, the estimate of the end before this step, and fresh noise. A step is
+DDIM, Euler, Euler ancestral, DPM-Solver++(2M) and LCM are all linear in the inputs of a denoising step: the noisy
+sample x, the network's output m, the previous step's estimate of the result, and fresh noise. A step is
 
     estimate = from_sample * x + from_output * m
     x        = keep * x + toward * estimate + momentum * estimate_before + jitter * noise
 
-so one compiled step, given a row of numbers for each picture, serves any of them side by side. The numbers are those
-of diffusers' schedulers given the same config, so that a seed gives the same picture.
+so one compiled step, with a row of coefficients for each picture, serves all of them side by side. The coefficients are
+those of diffusers' schedulers for the same config, so that a seed gives the same picture.
 
 DDIM: Song et al. 2020. Euler: Karras et al. 2022. DPM-Solver++: Lu et al. 2022. LCM: Luo et al. 2023. Turbo models
 are Euler ancestral or Euler with trailing steps.
@@ -54,9 +54,9 @@ DPM_ALLOWED: dict[str, tuple[Any, ...]] = {
 
 
 class Row(NamedTuple):
-    """One step's numbers; see the module's docstring. A table has one such row, float32, for each step."""
+    """One step's coefficients; see the module's docstring. A table has one such row, float32, for each step."""
 
-    time: float  # that the network is told
+    time: float  # time step given to the network
     scale: float  # the network sees scale * x
     from_sample: float
     from_output: float
@@ -87,12 +87,12 @@ class Schedule:
 class Levels(NamedTuple):
     """The schedule before it is cut: time steps and noise levels, `sigmas` one longer than `times`."""
 
-    times: np.ndarray  # [steps] what the network is told
+    times: np.ndarray  # [steps] given to the network
     sigmas: np.ndarray  # [steps + 1] noise to signal
 
 
 class _Course:
-    """All the steps that a scheduler would take, before image to image cuts the beginning off."""
+    """All steps that a scheduler would take, before image to image cuts off the beginning."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class _Course:
     ) -> None:
         """
         Args:
-            estimate: weights of the sample and of the network's output in the estimate of the end, [steps] each.
-            mix: weights of signal and noise in the sample that each step finds.
+            estimate: weights of the sample and of the network's output in the estimate of the result, [steps] each.
+            mix: weights of signal and noise in the input sample of each step.
             pure: standard deviation of the latents that text to image starts from.
         """
         rows["from_sample"], rows["from_output"] = estimate
-        rows["original"] = np.append(mix[0][1:], 1.0)  # what step i leaves is what step i + 1 finds
+        rows["original"] = np.append(mix[0][1:], 1.0)  # the output of step i is the input of step i + 1
         rows["noise"] = np.append(mix[1][1:], 0.0)
         self.rows, self._mix, self._pure = rows, mix, pure
         self._draws = draws or (False,) * len(mix[0])
@@ -121,15 +121,15 @@ class _Course:
 
 
 class NoiseSchedule:
-    """Makes tables from a checkpoint's scheduler config, for whichever of the schedulers.
+    """Makes tables from a checkpoint's scheduler config, for any of the schedulers.
 
     Raises:
-        CheckpointError: the config asks for what isn't linear, or is unknown; the message names the field.
+        CheckpointError: the config needs something unknown or not linear; the message names the field.
     """
 
     def __init__(self, config: Mapping[str, Any], is_xl: bool = False) -> None:
         self._config = dict(config)
-        if not is_xl:  # diffusers' pipelines for 1.x and 2.x insist on these, as the models were published so
+        if not is_xl:  # diffusers' pipelines force these for 1.x and 2.x, as the models were published
             self._config |= {"steps_offset": 1, "clip_sample": False}
         if problem := _problem(self._config, ALLOWED):
             raise CheckpointError(problem)
@@ -163,7 +163,7 @@ class NoiseSchedule:
             raise RequestError(
                 "scheduler",
                 f"{scheduler} can't serve a model with rescale_betas_zero_snr and prediction_type {prediction!r}, "
-                "whose first step knows nothing of the picture: take euler",
+                "whose first step has no signal of the picture: use euler",
             )
         if not all(np.isfinite(column).all() for column in course.rows.values()):
             raise RequestError(
@@ -172,7 +172,7 @@ class NoiseSchedule:
         return course.schedule(begin, pure=strength is None or (inpaint and strength == 1))
 
     def _signal(self, scheduler: str, train: int) -> np.ndarray:
-        """[train] float64: the share of signal's variance at each time step (alphas_cumprod)."""
+        """[train] float64: the signal's share of the variance at each time step (alphas_cumprod)."""
         first, last = (self._get(scheduler, name) for name in ("beta_start", "beta_end"))
         kind = self._get(scheduler, "beta_schedule")
         if (trained := self._config.get("trained_betas")) is not None:
@@ -185,7 +185,7 @@ class NoiseSchedule:
             cosine = np.cos((np.arange(train + 1) / train + 0.008) / 1.008 * np.pi / 2) ** 2
             betas = np.minimum(1 - cosine[1:] / cosine[:-1], 0.999)
         signal = np.cumprod(1 - betas.astype(np.float32), dtype=np.float64)
-        if self._config.get("rescale_betas_zero_snr"):  # Lin et al. 2023: the last step is noise alone
+        if self._config.get("rescale_betas_zero_snr"):  # Lin et al. 2023: the last step is pure noise
             root = np.sqrt(signal)
             signal = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
             if scheduler not in ("ddim", "lcm"):
@@ -193,7 +193,7 @@ class NoiseSchedule:
         return signal
 
     def _times(self, scheduler: str, steps: int, train: int, more: int = 0) -> np.ndarray:
-        """[steps] falling time steps; `more` points are spread besides and left out at the end."""
+        """[steps] descending time steps; `more` extra points are spaced with them and dropped at the end."""
         spacing, offset = self._get(scheduler, "timestep_spacing"), self._config.get("steps_offset") or 0
         if spacing == "linspace":
             return np.linspace(0, train - 1, steps + more)[::-1][:steps]
@@ -285,7 +285,7 @@ class NoiseSchedule:
                 config.get("euler_at_final") or few or config.get("final_sigmas_type", "zero") == "zero"
             ):
                 continue
-            slope = width[i] / width[i - 1]  # the difference of two estimates, times this, is their change over a step
+            slope = width[i] / width[i - 1]  # times the difference of two estimates: their change over a step
             if config.get("solver_type", "midpoint") == "midpoint":
                 second = first[i] / 2 * slope
             else:
@@ -315,7 +315,7 @@ class NoiseSchedule:
 
 
 def _problem(config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> str | None:
-    """What a field says that isn't served, if one does."""
+    """Error message for the first unsupported field, if there is one."""
     for name, values in allowed.items():
         if name in config and config[name] not in values:
             choice = " or ".join(map(repr, values))

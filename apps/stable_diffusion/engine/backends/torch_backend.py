@@ -1,15 +1,15 @@
-"""Stable Diffusion through diffusers' own torch modules, under the same tables of coefficients. See `backend.Backend`.
+"""Stable Diffusion through diffusers' own torch modules, with the same tables of coefficients. See `backend.Backend`.
 
-The same class runs on the CPU, on a GPU, and on a TPU through torch_xla. There torch only records what is to be done;
-a sync turns the record into a program, compiles it if it is a new one, and launches it. `compile` must meet every
-program that a request can lead to, so on XLA
+The same class runs on the CPU, on a GPU, and on a TPU through torch_xla. There torch only records operations; a sync
+turns the record into a program, compiles it if it is new, and launches it. `compile` must meet every program that a
+request can cause, so on XLA
 
-- each part (a text, an image, gathering a batch, a step, handing out the batch, a decoded picture) is cut off with a
-  sync of its own, and nothing but its results is alive then: what is alive at a sync is an output of the program;
-- batches are filled up to fixed sizes, and no tensor is in a batch twice: a program in which two inputs are one and the
-  same tensor is another program;
-- numbers that differ between requests come as tensors with dimensions: Python's 0 and 1 become part of a program;
-- what a request does not use (a kept part, a step's noise) is there all the same, as numbers that change nothing.
+- each part (a text, an image, gathering a batch, a step, splitting the batch, a decoded picture) ends with its own
+  sync, at which only its results are alive: every tensor alive at a sync is an output of the program;
+- batches are padded to fixed sizes, and no tensor is in a batch twice: a program with the same tensor as two inputs is
+  a different program;
+- numbers that differ between requests are tensors with dimensions: Python's 0 and 1 would become part of a program;
+- inputs that a request does not use (a kept part, a step's noise) are passed too, with values that change nothing.
 
 Everything runs under no_grad: torch_xla can't take views of inference mode's tensors.
 """
@@ -73,7 +73,7 @@ class TorchPicture:
     estimate: torch.Tensor
     prompt: TorchText
     negative: TorchText | None
-    kept: Kept | None  # on XLA always there
+    kept: Kept | None  # never None on XLA
 
     @property
     def steps_total(self) -> int:
@@ -88,10 +88,10 @@ class TorchBackend:
     """Loads a checkpoint through diffusers; `compile` makes it ready.
 
     Args:
-        checkpoint: opened, or where it lies: see `Checkpoint`.
+        checkpoint: opened, or its location: see `Checkpoint`.
         sizes: (width, height) in pixels.
         max_batch_size: pictures in one pass.
-        guided: False for models that take no guidance: half the work, and requests for guidance are refused.
+        guided: False for models without guidance: half the work, and requests for guidance are refused.
         dtype: of weights and activations, bfloat16 or float32.
         device: cpu, cuda, cuda:1, or xla (one chip of a slice); default: a GPU if there is one.
 
@@ -142,14 +142,14 @@ class TorchBackend:
         self._sync()
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Runs every size (on XLA, every batch size too) once, so that the first request finds all warm."""
+        """Run every size (on XLA, every batch size too) once, so that everything is warm for the first request."""
         batches = self.batch_sizes if self._xla else self.batch_sizes[:1]
         total = len(self.sizes) * len(batches)
         for done, (size, b) in enumerate(((size, b) for size in self.sizes for b in batches), start=1):
             began = time.monotonic()
             pictures = [self.start(self._sample(size)) for _ in range(b)]
             self.denoise(pictures, 1)
-            if b == batches[0]:  # what is done for one picture at a time
+            if b == batches[0]:  # the parts that handle one picture at a time
                 width, height = size
                 self.start(self._sample(size, image=np.zeros((height, width, 3), np.uint8)))
                 self.decode(pictures[:1])
@@ -158,7 +158,7 @@ class TorchBackend:
                 progress(f"{size[0]}x{size[1]} batch {b}", done, total, time.monotonic() - began)
 
     def _sample(self, size: tuple[int, int], **more: Any) -> PictureRequest:
-        """A request for its shapes' sake."""
+        """A request used only for its shapes."""
         return PictureRequest("a", *size, 2, 7.5 if self._guided else 1.0, "ddim", seed=0, **more)
 
     # -- pictures -----------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class TorchBackend:
     # -- parts of a step ----------------------------------------------------------------------------------------
 
     def _conditioning(self, batch: Sequence[TorchPicture]) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
-        """Contexts [n, positions, d] and XL's further conditioning, all negative ones before all prompts."""
+        """Contexts [n, positions, d] and XL's additional conditioning, all negative prompts before all prompts."""
         halves = [[p.negative for p in batch]] if self._guided else []
         texts = [text for half in (*halves, [p.prompt for p in batch]) for text in half]
         context = torch.cat([text.context for text in texts])
@@ -256,7 +256,7 @@ class TorchBackend:
         more: dict[str, torch.Tensor] | None,
         kept: Kept | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next latents and estimates. `numbers` are each picture's `next_row`."""
+        """The next latents and estimates. `numbers` has each picture's `next_row`."""
         row = Row(*(numbers[:, i, None, None, None] for i in range(COLUMNS)))
         out = self._predict(row.scale * latents, numbers[:, 0], numbers[:, COLUMNS, None, None, None], context, more)
         before, estimate = estimate, row.from_sample * latents + row.from_output * out
@@ -276,7 +276,7 @@ class TorchBackend:
         context: torch.Tensor,
         more: dict[str, torch.Tensor] | None,
     ) -> torch.Tensor:
-        """The UNet's answer, guided: [b, 4, h, w] float32."""
+        """The UNet's output with guidance applied: [b, 4, h, w] float32."""
         if self._guided:
             x, time = torch.cat([x, x]), torch.cat([time, time])
         out = self._unet(x.to(self._dtype), time, context, added_cond_kwargs=more, return_dict=False)[0].float()
@@ -286,7 +286,7 @@ class TorchBackend:
         return plain + guidance * (prompted - plain)
 
     def _noise(self, pictures: Sequence[TorchPicture], b: int) -> torch.Tensor | None:
-        """The coming step's fresh noise [b, 4, h, w]; None if none of the pictures needs any (XLA: always)."""
+        """The next step's fresh noise [b, 4, h, w]; None if no picture needs any (never None on XLA)."""
         drawn = [picture.plan.next_noise() for picture in pictures]
         if not self._xla and all(noise is None for noise in drawn):
             return None
@@ -295,7 +295,7 @@ class TorchBackend:
         return torch.cat([still if noise is None else noise for noise in drawn]).to(self._device)
 
     def _kept(self, batch: Sequence[TorchPicture]) -> Kept | None:
-        """What inpainting keeps of each picture; None if none is inpainted (XLA: always some, to be one program)."""
+        """What inpainting keeps of each picture; None if none is inpainted (never None on XLA)."""
         if all(picture.kept is None for picture in batch):
             return None
         nothing = torch.zeros_like(batch[0].latents)
@@ -304,7 +304,7 @@ class TorchBackend:
         return Kept(*(torch.cat(parts) for parts in zip(*each)))
 
     def _filled_up(self, request: PictureRequest, n: int) -> list[TorchPicture]:
-        """Pictures of the request's size that fill up a batch on XLA: always the same ones, each with its tensors."""
+        """Pictures of the request's size that pad a batch on XLA: always the same ones, each with its own tensors."""
         size = request.width, request.height
         fillers = self._fillers.setdefault(size, [])
         fillers += [self.start(self._sample(size)) for _ in range(n - len(fillers))]
@@ -313,7 +313,7 @@ class TorchBackend:
     # -- networks -----------------------------------------------------------------------------------------------
 
     def _encode_text(self, text: str) -> TorchText:
-        """On XLA the result lies on the host: see `_upload`."""
+        """Encode a text; on XLA the result is on the host: see `_upload`."""
         found = self._run_text_encoders(self._tokenizers(text).ids)
         self._sync()
         return found.map(torch.Tensor.cpu) if self._xla else found
@@ -327,11 +327,11 @@ class TorchBackend:
         return TorchText(torch.cat(contexts, dim=-1).to(self._dtype), pooled)
 
     def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        """To the device: on XLA a new tensor each time, as two pictures of one batch may have one prompt."""
+        """Copy to the device: on XLA a new tensor each time, as two pictures of a batch may share a prompt."""
         return tensor.to(self._device)
 
     def _encode_image(self, plan: Trajectory, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
-        """[H, W, 3] uint8 -> [1, 4, h, w] float32, scaled as the UNet knows it."""
+        """[H, W, 3] uint8 -> [1, 4, h, w] float32, scaled for the UNet."""
         latents = self._encode(image, noise)
         self._sync()
         return latents
@@ -357,10 +357,10 @@ class TorchBackend:
 
 
 def _xla_device(precise: bool) -> tuple[torch.device, str]:
-    """torch_xla's device, and what it is, for people.
+    """torch_xla's device, and its human-readable name.
 
     Args:
-        precise: multiply float32 as float32, which a TPU does in bfloat16 when it is left to itself.
+        precise: multiply float32 in float32, which a TPU does in bfloat16 by default.
 
     Raises:
         ValueError: torch_xla can't be imported, or finds no device.
@@ -371,8 +371,8 @@ def _xla_device(precise: bool) -> tuple[torch.device, str]:
         import torch_xla.runtime
     except ImportError as error:
         raise ValueError(
-            f"backend torch_xla: torch_xla can't be imported ({error}). It needs PyTorch 2.9, and so a virtual "
-            "environment of its own: pip install -e '.[torch-xla]' there, as `make test-torch-xla` does"
+            f"backend torch_xla: torch_xla can't be imported ({error}). It needs PyTorch 2.9, and so its own "
+            "virtual environment: pip install -e '.[torch-xla]' there, as `make test-torch-xla` does"
         ) from error
     try:
         device, kind = torch_xla.device(), torch_xla.runtime.device_type()

@@ -1,7 +1,7 @@
-"""What is the same for a picture on every backend: the checks, the steps, and the random numbers.
+"""The parts of a picture that are the same on every backend: checks, steps and random numbers.
 
 The numbers are drawn by torch on the CPU, in the order in which diffusers' pipelines draw them (the encoded image,
-the start, each step of a scheduler that adds noise), so that a seed means the same picture everywhere.
+the start, each step of a scheduler that adds noise), so that a seed gives the same picture everywhere.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 LATENT_CHANNELS = 4
 RESTING = np.array([*Row(0, 1, 0, 0, keep=1, toward=0, momentum=0, jitter=0, original=0, noise=0), 1], np.float32)
-"""Numbers under which a row that only fills up a batch stays as it is."""
+"""Coefficients that leave a picture unchanged, for rows that pad a batch."""
 
 
 @dataclass
 class Trajectory:
-    """How one picture is made; advances with it."""
+    """The plan and progress of one picture."""
 
     request: PictureRequest
     schedule: Schedule
@@ -46,23 +46,23 @@ class Trajectory:
 
     @property
     def guidance(self) -> float:
-        """diffusers follows the prompt alone at 1 and below."""
+        """At least 1: as in diffusers, 1 and below follow the prompt only."""
         return max(1.0, self.request.guidance_scale)
 
     @property
     def mask(self) -> np.ndarray | None:
-        """[h, w] float32 of the latents, 1 where they are painted anew."""
+        """[h, w] float32 of the latents, 1 where they are repainted."""
         if self.request.mask is None:
             return None
         reduction = self.request.height // self.shape[0]
         return self.request.mask[::reduction, ::reduction].astype(np.float32)
 
     def next_row(self) -> np.ndarray:
-        """The coming step's numbers and the guidance scale, [COLUMNS + 1] float32."""
+        """The next step's coefficients and the guidance scale, [COLUMNS + 1] float32."""
         return np.append(self.schedule.rows[self.steps_done], np.float32(self.guidance))
 
     def next_noise(self) -> torch.Tensor | None:
-        """[1, 4, h, w] noise of the coming step; None if it adds none. To be asked once for each step."""
+        """[1, 4, h, w] noise of the next step; None if it adds none. Call it once for each step."""
         return draw(self.random, self.shape) if self.schedule.draws[self.steps_done] else None
 
 
@@ -74,11 +74,11 @@ def draw(random: torch.Generator, shape: tuple[int, int]) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Planner:
-    """What a loaded model can do."""
+    """Checks requests against a loaded model, and plans their steps."""
 
     sizes: tuple[tuple[int, int], ...]
     reduction: int
-    """Pixels to a latent, on each axis."""
+    """Pixels per latent, on each axis."""
     guided: bool
     noise_schedule: NoiseSchedule
 
@@ -88,7 +88,7 @@ class Planner:
                 raise ValueError(f"size {width}x{height}: this model needs multiples of {self.reduction}")
 
     def plan(self, request: PictureRequest) -> Trajectory:
-        """RequestError if this model can't make it."""
+        """Plan a picture. Raises RequestError if this model can't make it."""
         if request.guidance_scale > 1 and not self.guided:
             raise RequestError(
                 "guidance_scale",
@@ -110,20 +110,20 @@ class Planner:
 
 
 def check_batch(plans: Sequence[Trajectory], steps: int, most: int) -> None:
-    """ValueError where an engine asks a backend for what `Backend.denoise` excludes."""
+    """Raise ValueError if a batch violates the contract of `Backend.denoise`."""
     if not 0 < len(plans) <= most:
         raise ValueError(f"a batch of {len(plans)} pictures: from 1 to {most} fit")
     if len({plan.shape for plan in plans}) > 1:
-        raise ValueError("the pictures of a batch must be of one size")
+        raise ValueError("the pictures of a batch must have the same size")
     left = min(plan.steps_total - plan.steps_done for plan in plans)
     if not 0 < steps <= left:
-        raise ValueError(f"{steps} steps asked for; the first picture to finish has {left} left")
+        raise ValueError(f"{steps} steps requested; the first picture to finish has {left} left")
 
 
 def batch_sizes(most: int, chips: int = 1, passes: int = 1) -> tuple[int, ...]:
-    """Ascending, each twice the one before, up to the first that holds `most` pictures.
+    """Compiled batch sizes: ascending, each twice the one before, up to the first that holds `most` pictures.
 
-    Each gives every chip the same number of passes through the network, of which a picture takes `passes` a step.
+    Each gives every chip the same number of passes through the network; a picture takes `passes` of them per step.
     """
     sizes = [chips // math.gcd(chips, passes)]
     while sizes[-1] < most:

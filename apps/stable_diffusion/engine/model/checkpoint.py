@@ -1,7 +1,7 @@
 """Stable Diffusion checkpoints: a local folder, a hub id, or any fsspec URL such as gs://bucket/model.
 
-The layout is diffusers': `model_index.json` names the components, each in a folder of its own with a config and
-safetensors files. Tensors are read one by one, so that nothing but what a model uses is ever fetched or held.
+The layout is diffusers': `model_index.json` names the components, each in its own folder with a config and safetensors
+files. Tensors are read one by one, so that only those that a model uses are ever fetched or held.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Checkpoint(ModelFolder):
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Those with weights."""
+        """Components with weights."""
         return (*self.text_encoders, "unet", "vae")
 
     def config(self, component: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Checkpoint(ModelFolder):
         return next((name for name in self.sizes() if name.endswith((".safetensors", ".ckpt"))), None)
 
     def weight_files(self, component: str) -> tuple[list[str], str | None]:
-        """Its safetensors files, and their variant: None, or fp16 where there are no others."""
+        """A component's safetensors files, and their variant: None, or fp16 if there are no others."""
         base = f"{component}/{WEIGHT_FILES[component]}"
         for variant in (None, "fp16"):
             end = f".{variant}" if variant else ""
@@ -122,7 +122,7 @@ class Checkpoint(ModelFolder):
 
     @property
     def variant(self) -> str | None:
-        """fp16 if any component has its weights in that variant alone."""
+        """fp16 if any component has its weights only in that variant."""
         return next((v for v in (self.weight_files(name)[1] for name in self.components) if v), None)
 
     def tensors(self, component: str) -> dict[str, TensorEntry]:
@@ -133,11 +133,11 @@ class Checkpoint(ModelFolder):
         return entries
 
     def read(self, entry: TensorEntry) -> np.ndarray:
-        """One tensor as it lies in the file."""
+        """One tensor as stored in the file."""
         return self.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
 
     def local_folder(self, *folders: str) -> str:
-        """A local folder with these of the pipeline's folders (all that it needs, if none is named)."""
+        """A local copy of these folders of the pipeline (of all that it needs, if none is named)."""
         if self.is_local:
             return self._root
         here = Path(tempfile.mkdtemp(prefix="podslice-stable-diffusion-"))
@@ -173,7 +173,7 @@ def _resolve(location: str) -> str:
 
 
 def _snapshot(repository: str) -> str:
-    """A local folder with the needed files of a hub repository: weights of the fp16 variant only if it must be."""
+    """A local folder with the needed files of a hub repository; fp16 weights only if there are no others."""
     wanted = ["model_index.json", "scheduler/*.json", "tokenizer*/*.json", "tokenizer*/*.txt"]
     for component, base in WEIGHT_FILES.items():
         files = ("config.json", f"{base}.safetensors", f"{base}-*-of-*.safetensors", f"{base}.safetensors.index.json")
@@ -190,14 +190,14 @@ def _snapshot(repository: str) -> str:
 
 
 def needed(config: Mapping[str, Any], component: str, name: str) -> Any:
-    """A field that must be there."""
+    """A required field. Raises CheckpointError if it is missing."""
     if config.get(name) is None:
         raise CheckpointError(f"{component}/config.json: the field {name} is missing")
     return config[name]
 
 
 def refuse_others(config: Mapping[str, Any], component: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """CheckpointError for a field whose value isn't among the allowed ones; an absent field is fine."""
+    """Raise CheckpointError for a field whose value isn't among the allowed ones; an absent field is fine."""
     for name, values in allowed.items():
         if name in config and config[name] not in values:
             choice = " or ".join(map(repr, values))

@@ -1,6 +1,6 @@
 """The layers that Stable Diffusion's networks share, as functions of weights; images are [batch, height, width, c].
 
-Norms and softmaxes are computed in float32 whatever the weights' type, as their statistics need it.
+Norms and softmaxes are computed in float32 whatever the weights' type, because their statistics need it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def layer_norm(w: NamedWeights, x: jax.Array, eps: float = 1e-5) -> jax.Array:
 def group_norm(w: NamedWeights, x: jax.Array, groups: int, eps: float) -> jax.Array:
     """[b, h, w, c], normed over the pixels and each group of neighbouring channels.
 
-    Moments are taken for each channel and the few numbers grouped after, so that the large array keeps its layout.
+    Moments are computed per channel and grouped afterwards, so that the large array keeps its layout.
     """
     channels = x.shape[-1]
     scale, shift = (w.get(name, channels).astype(jnp.float32) for name in ("weight", "bias"))
@@ -68,7 +68,7 @@ def resnet(
 
 
 def upsample(w: NamedWeights, x: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """To [b, *size, c] by repeating pixels, then a convolution."""
+    """Upsample to [b, *size, c] by repeating pixels, then convolve."""
     if size == (2 * x.shape[1], 2 * x.shape[2]):
         x = x.repeat(2, axis=1).repeat(2, axis=2)
     else:  # an odd size further up

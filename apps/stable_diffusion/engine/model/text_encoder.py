@@ -21,7 +21,7 @@ ACTIVATIONS = {
 
 
 def check(config: Mapping[str, Any], component: str) -> None:
-    """CheckpointError for a field that means another network."""
+    """Raise CheckpointError for a field that implies a different network."""
     for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         needed(config, component, name)
     refuse_others(config, component, {"hidden_act": tuple(ACTIVATIONS)})
@@ -30,12 +30,12 @@ def check(config: Mapping[str, Any], component: str) -> None:
 def encode(
     w: NamedWeights, config: Mapping[str, Any], ids: jax.Array, penultimate: bool = False, projection: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
-    """What a UNet attends to.
+    """Encode prompts for the UNet's cross attention.
 
     Args:
         ids: [batch, positions] int32.
-        penultimate: give the last layer's input, as XL was trained on, instead of its normed output.
-        projection: give the pooled embedding too.
+        penultimate: return the last layer's input, on which XL was trained, instead of its normed output.
+        projection: return the pooled embedding too.
 
     Returns:
         Hidden states [batch, positions, hidden], and the pooled embedding [batch, projected] or None.
@@ -64,5 +64,5 @@ def encode(
 
 
 def _end(ids: jax.Array, eos: int) -> jax.Array:
-    """Position of each row's first end token; configs of before 2023 say 2, and mean the largest id."""
+    """Position of each row's first end token; configs from before 2023 say 2 but mean the largest id."""
     return jnp.argmax(ids if eos == 2 else ids == eos, axis=-1)

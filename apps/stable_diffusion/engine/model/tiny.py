@@ -32,7 +32,7 @@ BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_line
 
 
 def save(family: Family, folder: str | Path, seed: int = 0, dtype: str = "float32", **saving: Any) -> Path:
-    """Makes a checkpoint of one of the families; pictures are 32 x 32, or any multiple of 8.
+    """Make a checkpoint of one of the families; pictures are 32 x 32, or any multiple of 8.
 
     Args:
         saving: further arguments of diffusers' `save_pretrained`, such as variant="fp16".
@@ -127,7 +127,7 @@ def _scheduler(diffusers: Any, family: Family, turbo: bool) -> Any:
 
 
 def _shake(module: Any) -> None:
-    """Norms and biases that matter, and matrices that keep a signal's size, so that no mistake is multiplied by 0."""
+    """Randomize norms and biases, and scale matrices to preserve a signal's size, so that zeros hide no mistake."""
     import torch
 
     with torch.no_grad():
@@ -142,7 +142,7 @@ def _shake(module: Any) -> None:
 
 
 def _tokenizer(folder: Path, pad: str = "<|endoftext|>") -> Any:
-    """Knows the letters and `WORDS`."""
+    """A tokenizer that knows the letters and `WORDS`."""
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ class UNetArchitecture:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> UNetArchitecture:
-        """CheckpointError for a field that means another network."""
+        """The architecture of a config. Raises CheckpointError for a field that implies a different network."""
         refuse_others(config, "unet", ALLOWED)
         get = partial(needed, config, "unet")
         blocks = tuple(name for key in ("down_block_types", "up_block_types") for name in get(key))
@@ -111,7 +111,7 @@ class UNetArchitecture:
 
         return cls(
             channels=channels,
-            # Named wrongly when the first models were published: the number of heads lies under attention_head_dim.
+            # Misnamed when the first models were published: attention_head_dim is the number of heads.
             heads=each(config.get("num_attention_heads") or get("attention_head_dim")),
             depths=each(config.get("transformer_layers_per_block", 1)),
             down=tuple(BLOCKS[name] for name in blocks[:levels]),
@@ -130,7 +130,7 @@ class UNetArchitecture:
 def predict(
     w: NamedWeights, arch: UNetArchitecture, x: jax.Array, time: jax.Array, cond: Conditioning, attention: str
 ) -> jax.Array:
-    """What the network was trained to say of noisy latents x [b, h, w, 4] at time steps [b]: [b, h, w, 4]."""
+    """The network's prediction for noisy latents x [b, h, w, 4] at time steps [b]: [b, h, w, 4]."""
     context = cond.context
     embedded = _embed_time(w, arch, time, cond, x.dtype)
     x = conv(w["conv_in"], x, arch.channels[0])

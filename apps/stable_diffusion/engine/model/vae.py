@@ -41,7 +41,7 @@ class VaeArchitecture:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> VaeArchitecture:
-        """CheckpointError for a field that means another network."""
+        """The architecture of a config. Raises CheckpointError for a field that implies a different network."""
         refuse_others(config, "vae", ALLOWED)
         for side in ("down", "up"):
             kind = "DownEncoderBlock2D" if side == "down" else "UpDecoderBlock2D"
@@ -61,7 +61,7 @@ class VaeArchitecture:
 
     @property
     def reduction(self) -> int:
-        """Pixels to a latent, on each axis."""
+        """Pixels per latent, on each axis."""
         return 2 ** (len(self.channels) - 1)
 
 

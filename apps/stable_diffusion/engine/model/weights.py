@@ -1,8 +1,8 @@
-"""A component's weights: named as the checkpoint names them, checked against what the model means, loaded for JAX.
+"""A component's weights: named as in the checkpoint, checked against the model's shapes, loaded for JAX.
 
-The model functions ask for each tensor with the shape that the config implies. Run once on shapes alone
-(`required`), they so declare what they need; a missing or misshapen tensor is found before anything is read, and
-what no function asks for is never loaded.
+The model functions request each tensor with the shape that the config implies. Run once on shapes only (`required`),
+they declare what they need: a missing or misshapen tensor is found before anything is read, and tensors that no
+function requests are never loaded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError, TensorEntry
 
-READERS = 8  # files far away answer slowly: several tensors are read at a time
+READERS = 8  # remote files are slow: several tensors are read at a time
 OLD_NAMES = {  # of a VAE's attention, before diffusers 0.18
     ".query.": ".to_q.",
     ".key.": ".to_k.",
@@ -47,13 +47,13 @@ class NamedWeights:
         array = self._arrays[full]
         if array.shape != shape:
             raise CheckpointError(
-                f"tensor {full} has shape {_as_stored(array.shape)} where the config means {_as_stored(shape)}"
+                f"tensor {full} has shape {_as_stored(array.shape)}, but the config implies {_as_stored(shape)}"
             )
         return array
 
 
 class _Noting(dict[str, Any]):
-    """Remembers what it was asked for."""
+    """Records which names were read."""
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         super().__init__(arrays)
@@ -65,7 +65,7 @@ class _Noting(dict[str, Any]):
 
 
 class _Declaring(NamedWeights):
-    """Has whatever it is asked for, and remembers it."""
+    """Returns zeros for any name, and records the names and shapes."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], dtype: np.dtype, prefix: str = "") -> None:
         super().__init__({}, prefix)
@@ -80,7 +80,7 @@ class _Declaring(NamedWeights):
 
 
 def declared(function: Callable[[NamedWeights], Any], dtype: np.dtype) -> dict[str, jax.ShapeDtypeStruct]:
-    """The tensors that a function of a component's weights asks for, from its config alone, without a checkpoint."""
+    """The tensors that a function of a component's weights uses, from its config alone, without a checkpoint."""
     shapes: dict[str, tuple[int, ...]] = {}
     jax.eval_shape(lambda: function(_Declaring(shapes, dtype)))
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
@@ -91,7 +91,7 @@ def _as_stored(shape: tuple[int, ...]) -> list[int]:
 
 
 def _as_used(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[out, in] -> [in, out], [out, in, h, w] -> [h, w, in, out]; a table of embeddings stays as it is."""
+    """[out, in] -> [in, out], [out, in, h, w] -> [h, w, in, out]; a table of embeddings is unchanged."""
     if name.endswith("embedding.weight"):
         return shape
     return (shape[2], shape[3], shape[1], shape[0]) if len(shape) == 4 else shape[::-1]
@@ -113,10 +113,10 @@ def _new_name(name: str) -> str:
 def required(
     checkpoint: Checkpoint, component: str, function: Callable[[NamedWeights], Any], dtype: np.dtype
 ) -> dict[str, TensorEntry]:
-    """The tensors that a function of a component's weights asks for, by their new names.
+    """The tensors that a function of a component's weights uses, by their new names.
 
     Raises:
-        CheckpointError: one is missing, or its shape isn't what the config means.
+        CheckpointError: one is missing, or its shape isn't what the config implies.
     """
     entries = {_new_name(name): entry for name, entry in checkpoint.tensors(component).items()}
     shapes = {name: jax.ShapeDtypeStruct(_as_used(name, entry.shape), dtype) for name, entry in entries.items()}
@@ -139,7 +139,7 @@ def required(
 def load(
     checkpoint: Checkpoint, entries: Mapping[str, TensorEntry], dtype: np.dtype, sharding: jax.sharding.Sharding
 ) -> dict[str, jax.Array]:
-    """Reads tensors onto the devices, a few at a time, so that the host never holds a whole model."""
+    """Read tensors onto the devices, a few at a time, so that the host never holds a whole model."""
 
     def read(name: str) -> jax.Array:
         array = np.ascontiguousarray(_transpose(name, checkpoint.read(entries[name]))).astype(dtype, copy=False)

@@ -1,4 +1,4 @@
-"""How long denoising steps take on this machine, learned from past ones."""
+"""Measured times of denoising steps."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NEW = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one launch was like, for metrics."""
+    """One launch, for metrics."""
 
     pictures: int
     seconds_per_step: float
 
 
-class Pace:
-    """Seconds per step for each shape that a program is compiled for: a size, and a number of pictures."""
+class StepTimes:
+    """Smoothed seconds per step, for each size and batch size that a program is compiled for."""
 
     def __init__(self, batch_sizes: Sequence[int]):
         self.launches: deque[Launch] = deque(maxlen=4096)
-        """The last ones, oldest first; whoever publishes metrics takes them out."""
+        """The latest launches, oldest first; the publisher of metrics removes them."""
         self._batch_sizes = tuple(batch_sizes)
         self._seconds: dict[tuple[Size, int], float] = {}
 
@@ -35,11 +35,11 @@ class Pace:
         self.launches.append(Launch(pictures, step))
 
     def seconds_per_step(self, size: Size, pictures: int) -> float | None:
-        """None: not known yet."""
+        """Of a batch; None: not measured yet."""
         return self._seconds.get(self._shape(size, pictures))
 
     def slowest(self, size: Size) -> float:
-        """Of the largest batch seen; 0 where nothing is known. Safe from any thread."""
+        """Longest seconds per step of a size; 0 if none was measured. Safe from any thread."""
         return max((seconds for (known, _), seconds in list(self._seconds.items()) if known == size), default=0.0)
 
     def _shape(self, size: Size, pictures: int) -> tuple[Size, int]:
