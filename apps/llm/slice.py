@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("podslice")
 
 ACTORS_S = 300
-"""For the actors of a reserved slice to start; the hosts have pulled the images by then."""
+"""Timeout for the actors of a reserved slice to start; the hosts have pulled the images by then."""
 SILENCE_S = 10
 """A host that answers no ping for this long counts as hanging."""
 LOOK_PERIOD_S = 1.0

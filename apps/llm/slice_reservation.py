@@ -30,7 +30,7 @@ from ray_configs.tpu import TpuSlice
 log = logging.getLogger("podslice")
 
 PLACING_S = 30
-"""For Ray to place groups on a slice that looked free. If it takes longer, another process has taken the slice."""
+"""Timeout for Ray to place groups on a slice that looked free. After that, another process has taken the slice."""
 LOOK_PERIOD_S = 1.0
 REQUEST_PAUSE_S = 10.0
 """Time between a placed request and the next one. Meanwhile others remove theirs, and slices become whole."""

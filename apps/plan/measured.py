@@ -79,7 +79,7 @@ class KernelCost:
     useful_flops: float
     """Operations for unmasked positions only; 0 if the kernel has a cost estimate of its own."""
     cycles: float
-    """Of the instructions that the compiler made, without waiting for memory; 0 if they were not counted."""
+    """Cycles of the instructions that the compiler made, without waits for memory; 0 if they were not counted."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def unpack(cls, host: np.ndarray, scores: np.ndarray | None = None, pooled: np.ndarray | None = None) -> "Tokens":
-        """From `[S, 2 + 2 * TOP_LOGPROBS]` int32, as `sampling.pack` lays it out, and what a readout asked for."""
+        """Unpack `[S, 2 + 2 * TOP_LOGPROBS]` int32, as `sampling.pack` lays it out; add the readout's results."""
         top = (host.shape[1] - 2) // 2
         top_ids, top_logprobs = host[:, 2 : 2 + top], host[:, 2 + top :].view(np.float32)
         return cls(host[:, 0], host[:, 1].view(np.float32), top_ids, top_logprobs, scores, pooled)

@@ -16,7 +16,7 @@ class Answering(Protocol):
     """What these routes need of a model."""
 
     def card(self) -> dict[str, Any]:
-        """As OpenAI lists models."""
+        """The model's entry in OpenAI's list of models."""
 
     def report(self) -> dict[str, Any]:
         """Its load, in numbers."""

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.engine.parallel.layout import Devices, Layout
 
 START_TIMEOUT_S = 300
-"""For all hosts to join: covers the slowest one's imports, and on TPU the initialization of the chips."""
+"""Timeout for all hosts to join: covers the slowest one's imports, and on TPU the initialization of the chips."""
 HEARTBEAT_TIMEOUT_S = 20
 """After this JAX ends processes whose peer is gone. The replica notices sooner; this is for when it is gone too."""
 SHUTDOWN_TIMEOUT_S = 5

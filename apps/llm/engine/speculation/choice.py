@@ -25,7 +25,7 @@ GROWTH = 1.25
 """Limit on a step's time with drafts, as a multiple of its time without. On TPUs every step reads all weights, so more
 rows hardly cost time. On a CPU they do, and sequences with a middling acceptance rate would lose."""
 UNLIKELY = 0.1
-"""Least acceptance probability of a drafted token. Below it the row does not pay: it reads the sequence's KV cache."""
+"""Least acceptance probability of a drafted token. Below it the row, which reads the KV cache, does not pay."""
 TYPICAL_CONTEXT = 256
 """Context length, in tokens, of the rows in timed steps."""
 ROUNDS = 3
