@@ -6,7 +6,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.ports import SERVE_PORTS, free_port
 
@@ -17,6 +19,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Beside the programs in each test's own compile cache there are the CPU attention's kernels, the same for all models:
 # half a minute of both cores where four processes make them at once.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")))
+# Hypothesis draws the same examples in every run: a suite that draws anew fails now and then on what nobody changed.
+# `make test PYTEST_ARGS="--hypothesis-profile default"` draws others.
+settings.register_profile(
+    "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")
+# httpx gives up after 5 s, which a request may take on a busy machine.
+for _step in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _step, 60.0)
 # A shell's background job, and some CI runners' steps, ignore Ctrl-C, and so would each program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -111,7 +111,7 @@ class StandIn:
             if kind == "named":
                 await send("worker died", before="event: error\ndata: ")
             if kind == "stall":
-                await asyncio.sleep(30)
+                await asyncio.sleep(120)
             if kind == "broken":
                 request.transport.abort()
             return response
@@ -161,7 +161,7 @@ def refuse(status: int, message: str, headers: dict[str, str] | None = None) -> 
 def server() -> Iterator[StandIn]:
     stand_in = StandIn()
     stand_in.thread.start()
-    assert stand_in.ready.wait(10)
+    assert stand_in.ready.wait(60)
     yield stand_in
     stand_in.loop.call_soon_threadsafe(stand_in.loop.stop)
     stand_in.thread.join(10)
@@ -205,7 +205,7 @@ def run(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., tuple[int,
     def run_client(program: str, *arguments: str, stdin: str | None = None, **options: Any) -> tuple[int, str, str]:
         pipe = {} if stdin is None else {"stdin": subprocess.PIPE}
         process = start(program, *arguments, **pipe, **options)
-        out, err = process.communicate(stdin, timeout=20)
+        out, err = process.communicate(stdin, timeout=120)
         return process.returncode, out, err
 
     return run_client

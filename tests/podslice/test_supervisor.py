@@ -4,6 +4,7 @@ import ast
 import os
 import pty
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -99,7 +100,7 @@ class Run:
         """Exit status, standard output, standard error."""
         for number in signals:
             self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=120)
         assert not list(self.marks.glob("podslice-*/")), "its temporary folder is gone"
         return self.process.returncode, out, err
 
@@ -166,7 +167,10 @@ def test_a_failure_is_told_where_the_start_is_shown(tmp_path: Path, answering: i
 def test_the_last_words_of_who_ends_without_a_failure(tmp_path: Path, answering: int) -> None:
     status, _, err = Run("sys.exit('no such thing')", tmp_path, answering).end()
     assert (status, err) == (1, "FAILED the server has ended. Its last words:\nno such thing\n")
-    later = Run(READY + "time.sleep(1)\nsys.exit('gone')", tmp_path, answering)
+    waits = "while not (marks / 'ready').exists(): time.sleep(0.01)\nsys.exit('gone')"
+    later = Run(READY + waits, tmp_path, answering)
+    later.process.stdout.readline()
+    (tmp_path / "ready").touch()
     status, _, err = later.end()
     assert status == 1 and err.endswith(f"Its last words:\ngone (logs: {tmp_path})\n")
 
@@ -176,8 +180,10 @@ def test_bars_on_a_terminal(tmp_path: Path, answering: int) -> None:
     run = Run(READY + "time.sleep(600)", tmp_path, answering, stderr=theirs)
     os.close(theirs)
     run.process.stdout.readline()
-    shown = os.read(ours, 1 << 16).decode()
-    assert "reading weights" in shown and "3/3" in shown and "starting Serve" in shown
+    shown = ""
+    while not all(part in shown for part in ("starting Serve", "reading weights", "3/3")):
+        assert select.select([ours], [], [], 60)[0], shown  # what was written, in as many pieces as it takes
+        shown += os.read(ours, 1 << 16).decode(errors="replace")
     assert run.end(signal.SIGINT)[0] == 0
     os.close(ours)
 

@@ -16,8 +16,10 @@ from ray import serve
 from ray.util.placement_group import placement_group, placement_group_table
 
 from apps.serving import private_ray
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
+PORT = free_port()
 
 
 @serve.deployment
@@ -36,7 +38,7 @@ def cluster() -> Iterator[None]:
         include_dashboard=False,
         log_to_driver=False,
     )
-    serve.start(http_options={"port": 18765})
+    serve.start(http_options={"port": PORT})
     yield
     serve.shutdown()
     ray.shutdown()
@@ -110,7 +112,7 @@ def test_applications_with_versions() -> None:
 
 def test_http_port() -> None:
     assert private_ray.controller_runs()
-    assert private_ray.http_port() == 18765
+    assert private_ray.http_port() == PORT
 
 
 def test_logs_and_whose_cluster_it_is() -> None:

@@ -20,7 +20,7 @@ def test_a_beat_that_is_under_way_does_not_take_the_lease_again(monkeypatch: pyt
         write(*args)
 
     monkeypatch.setattr(bucket, "pipe_file", slowly)
-    with leased(bucket, "/bucket/run", lease_s=1.0):
-        assert bucket.exists(f"/bucket/run/{LOCK}") and beating.wait(5)
-    time.sleep(0.5)
+    with leased(bucket, "/bucket/run", lease_s=4.0):
+        assert bucket.exists(f"/bucket/run/{LOCK}") and beating.wait(60)
+    assert not any(thread.name == "podslice-lease" for thread in threading.enumerate())
     assert not bucket.exists(f"/bucket/run/{LOCK}")

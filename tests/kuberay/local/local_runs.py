@@ -76,7 +76,7 @@ class LocalRun:
         return status
 
     def leaves_nothing(self, processes: set[int]) -> None:
-        wait_until(lambda: not [pid for pid in processes if alive(pid)], 20)
+        wait_until(lambda: not [pid for pid in processes if alive(pid)], 60)
         assert is_free(self.port)
         assert not list(Path("/tmp").glob(f"podslice-{os.getuid()}/{self.port}*"))
 

@@ -64,7 +64,7 @@ def test_a_crash_of_the_supervisor_leaves_no_process(local_run):
     run.wait_for("CPU worker 0 cpu-0: 1 of 1 hosts up|Ray sees")
     processes = run.processes()
     run.process.kill()
-    wait_until(lambda: not [pid for pid in processes if alive(pid)], 20)
+    wait_until(lambda: not [pid for pid in processes if alive(pid)], 60)
     # What it could not remove, the next one on the port does.
     after = local_run(LOCAL, port=run.port)
     after.wait_for("head: starting")

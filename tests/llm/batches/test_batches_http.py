@@ -131,10 +131,13 @@ def test_cancel_keeps_the_answers_so_far(tmp_path: Path) -> None:
 def test_expiry_keeps_the_answers_so_far_and_names_the_rest(tmp_path: Path) -> None:
     import asyncio
 
-    with batch_server(tmp_path, StandIn(may_answer=asyncio.Semaphore(2))) as client:
-        done = ended(client, begin(client, lines(*map(str, range(5))), window="3s"))
-        assert done.status == "expired" and done.expired_at >= done.expires_at
-        good, bad = answers(client, done.output_file_id), answers(client, done.error_file_id)
+    for window in ("2s", "10s", "50s"):  # a busy machine may need longer for two answers
+        with batch_server(tmp_path / window, StandIn(may_answer=asyncio.Semaphore(2))) as client:
+            done = ended(client, begin(client, lines(*map(str, range(5))), window=window), 120)
+            assert done.status == "expired" and done.expired_at >= done.expires_at
+            good, bad = answers(client, done.output_file_id), answers(client, done.error_file_id)
+        if len(good) == 2:
+            break
     assert len(good) == 2 and (done.request_counts.completed, done.request_counts.failed) == (2, 3)
     assert {each["custom_id"] for each in good + bad} == {f"line-{i}" for i in range(5)}
     assert all(each["response"] is None and each["error"]["code"] == "batch_expired" for each in bad)

@@ -171,7 +171,8 @@ def test_answers_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     with batch_server(tmp_path, model) as client:
         batch = begin(client, lines(*map(str, range(12))))
         while failed < 3:
-            assert client.batches.retrieve(batch.id).request_counts.completed == 0
+            completed = client.batches.retrieve(batch.id).request_counts.completed
+            assert completed == 0 or failed == 3, "none is counted before it is saved"
         for _ in range(4):
             model.may_answer.release()
         done = ended(client, batch)

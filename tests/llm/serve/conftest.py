@@ -1,13 +1,15 @@
 """The demo model, deployed for all tests of this folder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from apps.llm.api import Output
 from apps.llm.chat.model_format import ModelFormat
+from apps.llm.engine_model import EngineStream
 from tests.llm.engine import chat_models
 from tests.llm.serve.serving import MODEL, SMALL, LocalServer, local_server, serve_cli
 
@@ -51,3 +53,16 @@ def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(chat_server.engine, "format", ModelFormat.of(template))
 
     return change
+
+
+@pytest.fixture
+def token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams have an event for each token, also where a busy machine lets the server read several at once."""
+    batches = EngineStream.batches
+
+    async def one_by_one(stream: EngineStream) -> AsyncIterator[list[Output]]:
+        async for outputs in batches(stream):
+            for output in outputs:
+                yield [output]
+
+    monkeypatch.setattr(EngineStream, "batches", one_by_one)

@@ -64,7 +64,25 @@ def local_server(**config: Any) -> Iterator[LocalServer]:
             engine.shutdown()
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 10) -> Any:
+@contextmanager
+def held(engine: Any) -> Iterator[None]:
+    """No step begins within the block: what runs does not end, and what waits goes on waiting."""
+    executor, go = engine.loops[0].executor, threading.Event()
+    launch = executor.launch
+
+    def launch_later(*arguments: Any) -> Any:
+        assert go.wait(60)
+        return launch(*arguments)
+
+    executor.launch = launch_later
+    try:
+        yield
+    finally:
+        executor.launch = launch
+        go.set()
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     """The first true value of the condition; fails the test after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -34,7 +34,7 @@ def test_every_field_has_its_default(llm_url):
 
 
 def test_a_stream_is_json_objects_one_after_the_other(llm_url):
-    body = {"prompt": "How many days are in a week?", "max_tokens": 20}
+    body = {"prompt": "ha" * 30, "max_tokens": 200}  # a long answer: of a short one all may come at once
     whole = httpx.post(f"{llm_url}/generate", json=body).json()["response"]
     reply = httpx.post(f"{llm_url}/generate", json=body | {"stream": True})
     assert reply.headers["content-type"].startswith("application/json")

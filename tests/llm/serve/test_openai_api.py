@@ -52,9 +52,15 @@ def test_chat_streams_the_same_text(client):
     assert news[0].choices[0].delta.role == "assistant"
     assert "".join(chunk.choices[0].delta.content for chunk in news) == whole.choices[0].message.content
     assert [chunk.choices[0].finish_reason for chunk in news][-1] == "stop"
-    assert len({chunk.id for chunk in chunks}) == 1 and len(news) > 3
+    assert len({chunk.id for chunk in chunks}) == 1
     assert last.choices == [] and last.usage.completion_tokens == whole.usage.completion_tokens
     assert all(chunk.usage is None for chunk in news)
+
+
+def test_a_stream_comes_in_pieces(client):
+    """A long one: where the machine is busy, a few tokens may come at once."""
+    endless = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
+    assert len(list(complete(client, stream=True, **endless))) > 10
 
 
 def test_completions_take_text_tokens_and_lists(client):

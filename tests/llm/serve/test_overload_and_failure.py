@@ -11,14 +11,14 @@ from apps.llm.api import CALLER, Caller, SamplingParams
 from apps.llm.engine import EngineStopped
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
-from tests.llm.serve.serving import MODEL, local_server, wait_until
+from tests.llm.serve.serving import MODEL, held, local_server, wait_until
 
 HELLO = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
 LONG_ANSWER = {
     "type": "json_schema",
     "schema": {"type": "object", "properties": {"a": {"type": "array", "minItems": 400}}, "required": ["a"]},
 }
-ENDLESS = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+SHORT = {"prompt": "x", "max_tokens": 4, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -29,29 +29,30 @@ def server():
 
 def test_a_full_queue_answers_429_or_as_its_dialect_has_it(server):
     url = f"{server.url}/v1/completions"
-    with httpx.stream("POST", url, json=ENDLESS | {"n": 4}) as running:
-        next(running.iter_lines())
+    paths = {
+        "/v1/completions": SHORT,
+        "/v1/embeddings": {"input": "x"},
+        "/v1/messages": HELLO,
+        "/v1/messages?beta=true": HELLO | {"stream": True},
+        "/generate": {},
+        "/generate?saxml": {"query": "x"},
+        "/score": {"prefix": "x", "suffix": ["y"]},
+    }
 
-        async def overload() -> list[httpx.Response]:
-            async with httpx.AsyncClient() as client:
-                # Short: bare uvicorn does not cancel what its client no longer waits for, so it runs to its end below.
-                queued = asyncio.create_task(client.post(url, json=ENDLESS | {"n": 2, "max_tokens": 4}))
+    async def overload() -> list[httpx.Response]:
+        async with httpx.AsyncClient() as client:
+            with held(server.engine):
+                taken = [asyncio.create_task(client.post(url, json=SHORT | {"n": 4}))]
+                while server.engine.stats().running < 4:
+                    await asyncio.sleep(0.01)
+                taken.append(asyncio.create_task(client.post(url, json=SHORT | {"n": 2})))
                 while server.engine.stats().waiting < 2:
                     await asyncio.sleep(0.01)
-                paths = {
-                    "/v1/completions": ENDLESS,
-                    "/v1/embeddings": {"input": "x"},
-                    "/v1/messages": HELLO,
-                    "/v1/messages?beta=true": HELLO | {"stream": True},
-                    "/generate": {},
-                    "/generate?saxml": {"query": "x"},
-                    "/score": {"prefix": "x", "suffix": "y"},
-                }
                 replies = [await client.post(server.url + path, json=body) for path, body in paths.items()]
-                queued.cancel()
-                return replies
+            assert [reply.status_code for reply in await asyncio.gather(*taken)] == [200, 200]
+            return replies
 
-        openai_reply, embeddings, *anthropic, jetstream, saxml, score = asyncio.run(overload())
+    openai_reply, embeddings, *anthropic, jetstream, saxml, score = asyncio.run(overload())
     assert openai_reply.status_code == 429 and int(openai_reply.headers["retry-after"]) >= 1
     assert openai_reply.json()["error"]["code"] == "rate_limit_exceeded"
     assert embeddings.status_code == 429 and embeddings.json()["error"]["code"] == "rate_limit_exceeded"

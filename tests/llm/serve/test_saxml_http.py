@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 MODEL = "podslice-demo"
+LAUGH = "ha" * 30  # goes on and on
 QUERY = "How many days are in a week?"
 TUTORIAL = """curl --request POST \\
 --header "Content-type: application/json" \\
@@ -49,8 +50,9 @@ def test_with_extra_inputs_the_list_alone(llm_url, client):
 
 
 def test_a_stream_is_an_event_for_each_step(llm_url):
-    ((text, score),) = generate(llm_url, query=QUERY, extra_inputs=GREEDY).json()
-    reply = generate(llm_url, query=QUERY, extra_inputs=GREEDY, stream=True)
+    long = GREEDY | {"per_example_max_decode_steps": 200}  # of a short one a busy machine may send all at once
+    ((text, score),) = generate(llm_url, query=LAUGH, extra_inputs=long).json()
+    reply = generate(llm_url, query=LAUGH, extra_inputs=long, stream=True)
     assert reply.headers["content-type"].startswith("text/event-stream")
     *events, done = reply.text.removesuffix("\n\n").split("\n\n")
     assert done == "data: [DONE]" and len(events) > 1

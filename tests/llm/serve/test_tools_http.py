@@ -67,6 +67,7 @@ def test_one_by_name_and_not_in_parallel(client: openai.OpenAI) -> None:
         assert len(message.tool_calls) == 1
 
 
+@pytest.mark.usefixtures("token_by_token")
 def test_the_stream_has_the_same_calls(client: openai.OpenAI) -> None:
     fields = {"seed": 4, "n": 2, "stream_options": {"include_usage": True}}
     whole = ask(client, seed=4, n=2)
@@ -263,9 +264,9 @@ def no_body_is_too_bad(chat_server: LocalServer, fields: dict[str, Any]) -> None
 
 
 def test_no_body_is_too_bad(chat_server: LocalServer) -> None:
-    settings(deadline=None, max_examples=60)(given(st.just(chat_server), bodies)(no_body_is_too_bad))()
+    settings(max_examples=60)(given(st.just(chat_server), bodies)(no_body_is_too_bad))()
 
 
 @pytest.mark.slow
 def test_of_many_bodies_none_is_too_bad(chat_server: LocalServer) -> None:
-    settings(deadline=None, max_examples=1000)(given(st.just(chat_server), bodies)(no_body_is_too_bad))()
+    settings(max_examples=1000)(given(st.just(chat_server), bodies)(no_body_is_too_bad))()

@@ -78,7 +78,7 @@ class Processes:
 
     def ended(self) -> None:
         """Every host's process ends by itself when the engine lets go of it."""
-        self.left = [process.wait(timeout=20) for process in self.processes]
+        self.left = [process.wait(timeout=120) for process in self.processes]
         for process in self.processes:
             process.stdin.close()
             process.stdout.close()

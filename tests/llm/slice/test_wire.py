@@ -12,12 +12,12 @@ def test_what_comes_right_behind_the_greeting_is_heard() -> None:
     listener = Listener("127.0.0.1")
     with socket.create_connection(listener.address) as host:
         host.sendall(message(MessageKind.HELLO, (0, NO_DP_RANK), listener.secret) + message(MessageKind.DONE, (7,)))
-        hosts = RankWorkers(listener.accept([(0, NO_DP_RANK)], 10, 10), range(1), 10)
+        hosts = RankWorkers(listener.accept([(0, NO_DP_RANK)], 60, 60), range(1), 60)
         try:
             reports: list[list[int]] = []
             reader = threading.Thread(target=lambda: reports.append(hosts.reports()), daemon=True)
             reader.start()
-            reader.join(10)
+            reader.join(60)
             assert reports == [[7]]
         finally:
             hosts.close()
@@ -27,7 +27,7 @@ def test_what_comes_right_behind_the_greeting_is_heard() -> None:
 def test_messages_cut_anywhere_come_whole() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
-        connection = Connection(server.accept()[0], timeout_s=10)
+        connection = Connection(server.accept()[0], timeout_s=60)
     sent = message(MessageKind.STEP, (1, 2, 3, 4, 5), b"step") + message(MessageKind.DONE, (5,))
 
     def dribble() -> None:
@@ -53,7 +53,7 @@ def test_who_sends_something_else_is_sent_away() -> None:
         sockets[-1].sendall(said)
     sockets.append(socket.create_connection(listener.address))
     sockets[-1].sendall(message(MessageKind.HELLO, (0, NO_DP_RANK), listener.secret))
-    (connection,) = listener.accept([(0, NO_DP_RANK)], 10, 10)
+    (connection,) = listener.accept([(0, NO_DP_RANK)], 60, 60)
     assert connection.socket.getpeername() == sockets[-1].getsockname()
     for sock in (*sockets, connection.socket):
         sock.close()

@@ -106,7 +106,7 @@ def test_each_size_has_its_turn(bench):
         assert b.engine.stats().pictures - before <= 6 + 6 + 4 + 1
     stop.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
 
 
 def test_the_oldest_goes_first_whatever_its_size(bench):

@@ -31,7 +31,7 @@ def test_a_full_queue_answers_429():
         backend.began.clear()
         backend.gate.clear()
         others = [ask_aside(server)]
-        assert backend.began.wait(10)
+        assert backend.began.wait(60)
         others.append(ask_aside(server))
         wait_until(lambda: server.engine.stats().waiting == 1)
         openai_reply = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": "x"})
@@ -39,7 +39,7 @@ def test_a_full_queue_answers_429():
         web_ui = httpx.post(f"{server.url}/sdapi/v1/txt2img", json={"prompt": "x"})
         backend.gate.set()
         for other in others:
-            other.join(10)
+            other.join(60)
         for reply in (openai_reply, plain):
             assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1
             assert reply.json()["error"]["code"] == "rate_limit_exceeded"

@@ -19,6 +19,7 @@ ONE_CALL: dict[str, Any] = {
     "tool_choice": "required",
     "parallel_tool_calls": False,
     "max_output_tokens": 200,
+    "temperature": 0,  # there is no seed, and a random model may draw anything
     "reasoning": {"effort": "none"},  # a random model may think for ever
 }
 HEADERS = {"x-api-key": "a-key"}

@@ -44,6 +44,7 @@ def test_text_and_items_are_the_same_input(stateless: openai.OpenAI) -> None:
     assert answers == {chat.choices[0].message.content}
 
 
+@pytest.mark.usefixtures("token_by_token")
 def test_the_stream_is_the_same_response(stateless: openai.OpenAI) -> None:
     whole = ask(stateless, max_output_tokens=30)
     events = list(ask(stateless, max_output_tokens=30, stream=True))
@@ -61,6 +62,7 @@ def test_the_stream_is_the_same_response(stateless: openai.OpenAI) -> None:
     assert final.id == events[0].response.id and events[0].response.status == "in_progress"
 
 
+@pytest.mark.usefixtures("token_by_token")
 def test_a_call_over_two_turns(stateless: openai.OpenAI) -> None:
     offer = {k: v for k, v in ONE_CALL.items() if k != "tool_choice"}
     with stateless.responses.stream(model=MODEL, input=QUESTION, **ONE_CALL) as stream:
@@ -91,10 +93,10 @@ def test_an_answer_in_json(stateless: openai.OpenAI) -> None:
         city: str = pydantic.Field(max_length=6)
         days: int = pydantic.Field(ge=1, le=9)
 
-    quick: Any = {"reasoning": {"effort": "none"}, "max_output_tokens": 200}
+    quick: Any = {"reasoning": {"effort": "none"}, "max_output_tokens": 200, "temperature": 0}
     parsed = stateless.responses.parse(model=MODEL, input=QUESTION, text_format=Weather, **quick)
     assert isinstance(parsed.output_parsed, Weather)
-    free = ask(stateless, text={"format": {"type": "json_object"}}, temperature=1, **quick)
+    free = ask(stateless, text={"format": {"type": "json_object"}}, **quick | {"temperature": 1})
     assert free.status == "incomplete" or isinstance(json.loads(free.output_text), dict)
 
 
