@@ -1,5 +1,7 @@
 """What tests of several rooms share: one Ray cluster with Serve, started when the first test asks for it."""
 
+import contextlib
+import functools
 import os
 import signal
 import tempfile
@@ -8,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests.ports import SERVE_PORTS, free_port
 
@@ -21,13 +22,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")))
 # Hypothesis draws the same examples in every run: a suite that draws anew fails now and then on what nobody changed.
 # `make test PYTEST_ARGS="--hypothesis-profile default"` draws others.
-settings.register_profile(
-    "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("same")
+with contextlib.suppress(ImportError):  # the environment of `make test-torch-xla` has none
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("same")
 # httpx gives up after 5 s, which a request may take on a busy machine.
 for _step in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _step, 60.0)
+# Each client of httpx, and so each `httpx.get`, reads all certificates, for 30 ms; nothing here speaks TLS with it.
+_transports = httpx._transports.default
+_transports.create_ssl_context = functools.cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
 # A shell's background job, and some CI runners' steps, ignore Ctrl-C, and so would each program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,7 +5,7 @@ import io
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,27 +32,35 @@ def prose(path: str) -> Iterator[tuple[int, str]]:
     if not path.endswith(".py"):
         yield 1, text
         return
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes_of(ROOT / path):
         # Also the strings under a field, which document it.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
+    if "#" not in text:
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
 @cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Of the whole module."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def names_in(path: Path) -> dict[str, ast.AST | None]:
     """What a module or class body binds; None of what is no class."""
-    return _bound(ast.parse(path.read_text()))
+    return _bound(nodes_of(path))
 
 
-def _bound(body: ast.AST) -> dict[str, ast.AST | None]:
+def _bound(nodes: Iterable[ast.AST], but: ast.AST | None = None) -> dict[str, ast.AST | None]:
     found: dict[str, ast.AST | None] = {}
-    for node in ast.walk(body):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.setdefault(node.name, None)
-        elif isinstance(node, ast.ClassDef) and node is not body:
+        elif isinstance(node, ast.ClassDef) and node is not but:
             found[node.name] = node
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.setdefault(node.id if isinstance(node, ast.Name) else node.attr, None)
@@ -84,31 +92,40 @@ def _in_module(module: Path, parts: list[str]) -> bool:
     if parts[0] not in known:
         return False
     owner = known[parts[0]]
-    # Of a class that inherits, what it inherits is not looked for.
-    return len(parts) == 1 or not isinstance(owner, ast.ClassDef) or bool(owner.bases) or parts[1] in _bound(owner)
+    return len(parts) == 1 or not isinstance(owner, ast.ClassDef) or _in_class(owner, parts[1])
+
+
+def _in_class(owner: ast.ClassDef, name: str) -> bool:
+    """Of a class that inherits, what it inherits is not looked for."""
+    return bool(owner.bases) or name in _bound(ast.walk(owner), owner)
+
+
+@cache
+def basenames_under(folder: str) -> frozenset[str]:
+    """Of all files that are tracked."""
+    return frozenset(name.rsplit("/", 1)[-1] for name in TRACKED if name.startswith(folder))
 
 
 def wrong(path: str) -> Iterator[str]:
     here = (ROOT / path).parent
     # A bare file name is of a neighbour, or of one below; in tests and pages of any.
     near = "" if path.endswith(".md") or path.startswith("tests/") else f"{here.relative_to(ROOT)}/"
-    basenames = {name.rsplit("/", 1)[-1] for name in TRACKED if name.startswith(near)}
     folders = [here, *(folder for folder in here.parents if folder == ROOT or ROOT in folder.parents)]
-    own = names_in(ROOT / path) if path.endswith(".py") else {}
     for line, text in prose(path):
         for named in PATH.findall(text):
             named = named.rstrip(".")
             if not list(ROOT.glob(named)) and "*" not in text:
                 yield f"{path}:{line}: there is no file {named}"
         for named in FILE.findall(text):
-            if named not in {*basenames, "my_service.py"}:
+            if named not in basenames_under(near) and named != "my_service.py":
                 yield f"{path}:{line}: there is no file {named}"
         for named in {*DOTTED.findall(text), *MODULE.findall(text)}:
             parts = named.split(".")
             if parts[-1] in ("py", "yaml", "md", "json", "NAME") or parts[0] == "lm_cloud" or named == "ray.io":
                 continue  # a file, a placeholder, a registered model, a domain
+            own = names_in(ROOT / path) if path.endswith(".py") else {}
             if isinstance(owner := own.get(parts[0]), ast.ClassDef):
-                found: bool | None = bool(owner.bases) or parts[1] in _bound(owner)
+                found: bool | None = _in_class(owner, parts[1])
             else:
                 seen_from = [ROOT] if parts[0] in ROOMS else folders
                 found = next((at for folder in seen_from if (at := resolves(folder, parts)) is not None), None)

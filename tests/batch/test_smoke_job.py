@@ -27,7 +27,7 @@ def started(*options: object, worker: int | None = None, hosts: int = 2, devices
 
 def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str, str]]:
     """Status, what was printed, what was said of errors."""
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=240) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs)]
 
 
@@ -42,14 +42,14 @@ def test_two_hosts_are_one_slice(free_tcp_port: int) -> None:
 
 @pytest.mark.slow
 def test_a_host_that_never_comes_is_named_by_all_others(free_tcp_port: int) -> None:
-    options = "--port", free_tcp_port, "--timeout", 6
+    options = "--port", free_tcp_port, "--timeout", 20
     for status, _, err in ended(*(started(*options, worker=worker, hosts=3) for worker in (0, 2))):
         assert status == 1
-        assert "error: not all hosts came within 6 s; missing: 1 (127.0.0.1)" in err
+        assert "error: not all hosts came within 20 s; missing: 1 (127.0.0.1)" in err
 
 
 def test_two_hosts_of_one_number(free_tcp_port: int) -> None:
-    options = "--port", free_tcp_port, "--timeout", 8
+    options = "--port", free_tcp_port, "--timeout", 120
     found = ended(*(started(*options, worker=worker, hosts=3) for worker in (0, 1, 1)))
     assert [status for status, *_ in found] == [1, 1, 1]
     assert "two hosts say that they are host 1 (127.0.0.1): see TPU_WORKER_ID" in found[0][2]

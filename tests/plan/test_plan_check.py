@@ -74,10 +74,14 @@ def test_expectations_of_another_compiler_are_not_compared(tmp_path: Path, monke
         checking.expected("llama3_8b_v5e")
 
 
-def test_a_name_that_is_none_is_refused() -> None:
-    done = plan_check("llama")
-    assert done.returncode == 2
-    assert "unknown: llama; choose from llama3_8b_v5e, " in done.stderr
+def test_a_name_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from tools import plan_check as checking
+
+    monkeypatch.setattr(sys, "argv", ["plan_check", "llama"])
+    with pytest.raises(SystemExit) as refused:
+        checking.main()
+    assert refused.value.code == 2
+    assert "unknown: llama; choose from llama3_8b_v5e, " in capsys.readouterr().err
 
 
 SMALL = """

@@ -57,28 +57,40 @@ def test_one_command_tells_the_models_apart(arguments: list[str], complaint: str
     assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
 
 
+ROOT = str(Path(__file__).parents[2])
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "apps.llm.plan", *arguments]
-    return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--set", "max_model_len=100000"], "this model's context is 8192"),
-        (["--set", "tensor_parallel=16"], "= 16, but this host has 8 tpu devices"),
-        (["--context", "4096"], "from 1 to the longest sequence, 2048"),
-        (["--search", "--generation", "v9"], "no TPU generation 'v9'"),
-    ],
-)
-def test_refusals_of_the_planner_say_why(arguments: list[str], complaint: str) -> None:
+REFUSED = {
+    "this model's context is 8192": ["--set", "max_model_len=100000"],
+    "= 16, but this host has 8 tpu devices": ["--set", "tensor_parallel=16"],
+    "from 1 to the longest sequence, 2048": ["--context", "4096"],
+    "no TPU generation 'v9'": ["--search", "--generation", "v9"],
+}
+REFUSALS = """
+import json, sys
+from typer.testing import CliRunner
+from apps.llm.plan import app
+for arguments in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, arguments)
+    print(json.dumps([done.exit_code, done.stderr]))
+"""
+
+
+def test_refusals_of_the_planner_say_why() -> None:
+    """All in one process, apart from this one's JAX: to begin is what takes the time."""
     pytest.importorskip("libtpu")
-    done = run(LLAMA, *arguments)
-    assert done.returncode == 2
-    assert complaint in done.stderr
-    assert "Traceback" not in done.stderr
+    command = [sys.executable, "-c", REFUSALS, json.dumps([[LLAMA, *arguments] for arguments in REFUSED.values()])]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(answers) == len(REFUSED), done.stderr
+    for complaint, (status, said) in zip(REFUSED, answers, strict=True):
+        assert status == 2 and complaint in said and "Traceback" not in said
 
 
 def test_the_schema_describes_every_number() -> None:

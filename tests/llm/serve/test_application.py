@@ -13,19 +13,11 @@ from ray_configs.llm import LLMConfig
 from tests.llm.serve.serving import REPOSITORY, serve_cli, wait_until
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("max_batch_size=many", "max_batch_size"),
-        ("batch_size=4", "Extra inputs are not permitted"),
-        ("slice=v5e", "GENERATION:TOPOLOGY"),
-        ("slice=v5e:2x4", "write v5e:2x4:8t"),
-    ],
-)
-def test_serve_run_refuses_a_bad_argument_in_pydantics_words(argument, said):
-    done = serve_cli("run", "apps.llm:build", argument)
-    assert done.returncode != 0
-    assert "validation error for LLMConfig" in done.stderr and said in done.stderr
+def test_serve_run_refuses_bad_arguments_in_pydantics_words():
+    done = serve_cli("run", "apps.llm:build", "max_batch_size=many", "batch_size=4", "slice=v5e")
+    assert done.returncode != 0 and "3 validation errors for LLMConfig" in done.stderr
+    for said in ("max_batch_size", "Extra inputs are not permitted", "GENERATION:TOPOLOGY"):
+        assert said in done.stderr
 
 
 def test_importing_the_application_is_cheap():
@@ -106,5 +98,5 @@ def test_metrics_reach_rays_endpoint(llm_url, client):
         }
         return values if wanted <= set(values) and values["podslice_prefix_hit_tokens_total"] > 0 else None
 
-    values = wait_until(published, timeout_s=30)
+    values = wait_until(published)
     assert values["podslice_kv_pages_total"] > 0 and values["podslice_time_to_first_token_s_count"] >= 2
