@@ -39,6 +39,7 @@ def served(app: Any) -> Iterator[str]:
     thread.join(10)
 
 
+@pytest.mark.slow
 def test_offline() -> None:
     answers = run("offline.py").splitlines()
     assert answers[0] == "How many days are in a week? There are seven days in a week."

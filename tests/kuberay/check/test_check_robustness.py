@@ -45,11 +45,12 @@ def test_amounts_that_no_machine_has(amount: Any) -> None:
     assert "tpu-chips" in {finding.rule for finding in found}
 
 
+@pytest.mark.parametrize("values", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("manifest", good.ALL)
-def test_odd_values_everywhere(manifest: Any) -> None:
+def test_odd_values_everywhere(manifest: Any, values: int) -> None:
     objects, chance = manifest(), random.Random(manifest.__name__)
     for path in places(objects):
-        for value in chance.sample(ODD, 4):
+        for value in chance.sample(ODD, values):
             for finding in check(replaced(objects, path, copy.deepcopy(value))):
                 assert isinstance(finding, Finding)
                 assert finding.why and finding.instead and finding.where

@@ -75,7 +75,7 @@ def test_a_crash_of_the_supervisor_leaves_no_process(local_run):
 def test_ctrl_c_while_it_starts(local_run):
     run = local_run(LOCAL)
     run.wait_for("head: starting")
-    time.sleep(3)
+    time.sleep(1)
     processes = run.processes()
     assert run.interrupt() == 130
     run.leaves_nothing(processes)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import pytest
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
 from tests.llm.batches.serving import answers, begin, client_of, ended, http_server, kept_in, until
-from tests.llm.serve.serving import MODEL, SMALL, local_server, serve_cli, wait_until
+from tests.llm.serve.serving import MODEL, SMALL, LocalServer, serve_cli, wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    with local_server(max_waiting=2) as server:
-        yield server
+@pytest.fixture
+def server(crowded_server: LocalServer) -> LocalServer:
+    return crowded_server
 
 
 def requests(url: str, *bodies: dict[str, Any]) -> bytes:
@@ -63,13 +61,14 @@ def test_each_endpoint_answers_as_it_does_itself(server: Any, tmp_path: Path) ->
 def test_clients_come_first(server: Any, tmp_path: Path) -> None:
     app = http_app({MODEL: server.model}, kept=kept_in(tmp_path))
     endless = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "n": 2}
+    before = server.engine.stats().preemptions
     with http_server(app) as url, client_of(url) as client:
         batch = begin(client, requests("/v1/completions", *[endless] * 60))
         wait_until(lambda: server.engine.stats().waiting >= 2, 60)
 
         def asked() -> bool:
             client.completions.create(model=MODEL, prompt="now", max_tokens=3)  # not refused, though the queue is full
-            return server.engine.stats().preemptions > 0
+            return server.engine.stats().preemptions > before
 
         wait_until(asked, 60)
         now = client.batches.retrieve(batch.id)

@@ -11,7 +11,7 @@ from apps.llm.api import CALLER, Caller, SamplingParams
 from apps.llm.engine import EngineStopped
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
-from tests.llm.serve.serving import MODEL, held, local_server, wait_until
+from tests.llm.serve.serving import MODEL, LocalServer, held, local_server, wait_until
 
 HELLO = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
 LONG_ANSWER = {
@@ -21,10 +21,9 @@ LONG_ANSWER = {
 SHORT = {"prompt": "x", "max_tokens": 4, "ignore_eos": True, "stream": True}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with local_server(max_waiting=2) as server:
-        yield server
+@pytest.fixture
+def server(crowded_server: LocalServer) -> LocalServer:
+    return crowded_server
 
 
 def test_a_full_queue_answers_429_or_as_its_dialect_has_it(server):

@@ -9,20 +9,17 @@ import httpx
 import pytest
 
 from apps.llm.engine import SamplingParams
-from tests.llm.engine import chat_models
-from tests.llm.serve.serving import MODEL, LocalServer, local_server
+from tests.llm.serve.serving import MODEL, LocalServer
 
 TEXT = "Rain in Lyon, and sun in Nice."
 PROMPTS = [[7, 8, 9, 40, 41, 42, 50], [60], [11] * 70]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    folder = chat_models.save(tmp_path_factory.mktemp("chat"), "qwen3")
-    sizes = {"dtype": "float32", "pages": 128, "page_size": 16, "max_model_len": 512}
-    with local_server(model=str(folder), **sizes) as server:
-        yield server
-        assert server.engine.stats().compiles_after_ready == 0
+def server(chat_server: LocalServer) -> Iterator[LocalServer]:
+    before = chat_server.engine.stats().compiles_after_ready
+    yield chat_server
+    assert chat_server.engine.stats().compiles_after_ready == before
 
 
 def ask(server: LocalServer, path: str, **body: Any) -> Any:

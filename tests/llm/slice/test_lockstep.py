@@ -72,11 +72,19 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama3", pytest.param("gemma", marks=pytest.mark.long), pytest.param("gemma2", marks=pytest.mark.slow)]
+    ("family", "devices"),
+    [
+        ("llama3", FEW),
+        pytest.param("llama3", DEVICES, marks=pytest.mark.slow),
+        pytest.param("gemma", DEVICES, marks=pytest.mark.long),
+        pytest.param("gemma2", DEVICES, marks=pytest.mark.slow),
+    ],
 )
-def test_two_hosts_give_the_answers_of_one_process(family: str, config: Callable[..., EngineConfig]) -> None:
+def test_two_hosts_give_the_answers_of_one_process(
+    family: str, devices: int, config: Callable[..., EngineConfig]
+) -> None:
     alone = Engine.load(config(family))
-    place = Processes(HOSTS, DEVICES)
+    place = Processes(HOSTS, devices)
     together = Engine.load(config(family), place)
     try:
         expected = answers(alone)
@@ -89,7 +97,7 @@ def test_two_hosts_give_the_answers_of_one_process(family: str, config: Callable
             assert np.abs(np.subtract(read(together, PROMPTS), read(alone, PROMPTS))).max() < 1e-4
         stats = together.stats()
         assert stats.compiles_after_ready == 0 and stats.pages_used == 0 and stats.pages_total == 63
-        check_bytes(place.bytes_read(), config(family).model)
+        check_bytes(place.bytes_read(), devices, config(family).model)
     finally:
         alone.shutdown()
         together.shutdown()
@@ -170,7 +178,7 @@ def test_the_175b_model_at_its_96_layers_on_eight_hosts(slice_cache: str) -> Non
     assert place.left == [0] * 8
 
 
-def check_bytes(by_host: list[dict[str, int]], folder: str) -> None:
+def check_bytes(by_host: list[dict[str, int]], devices: int, folder: str) -> None:
     """No host reads more of a matrix than its devices hold, however the matrix is split."""
     for name, entry in Checkpoint(folder).tensors.items():
         size, read = entry.stop - entry.start, [host[name] for host in by_host]
@@ -178,7 +186,7 @@ def check_bytes(by_host: list[dict[str, int]], folder: str) -> None:
             assert read == [size] * HOSTS, "norms are everywhere"
         elif any(part in name for part in ("k_proj", "v_proj")):
             # Where there are fewer heads than devices, each device reads the one head that it holds a copy of.
-            copies = max(1, HOSTS * DEVICES // (entry.shape[0] // head_dim(folder)))
+            copies = max(1, HOSTS * devices // (entry.shape[0] // head_dim(folder)))
             assert sum(read) == size * copies and len(set(read)) == 1, name
         else:
             assert read == [size // HOSTS] * HOSTS, name
@@ -203,7 +211,7 @@ def test_hosts_agree_on_the_number_of_pages(config: Callable[..., EngineConfig])
 
 
 def test_too_little_memory_on_one_host_is_said(config: Callable[..., EngineConfig]) -> None:
-    place = Processes(HOSTS, DEVICES, free_memory=[2**30, 2**14])
+    place = Processes(HOSTS, FEW, free_memory=[2**30, 2**14])
     with pytest.raises(RuntimeError, match=r"host \d failed: MemoryError: the KV cache has room for"):
         Engine.load(config(pages=None), place)
     assert place.left == [0] * HOSTS

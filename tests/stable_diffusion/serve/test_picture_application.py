@@ -29,15 +29,13 @@ def serve_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def pictures_url(ray_cluster: str, serve_url: str, checkpoint: Path) -> Iterator[str]:
-    """The tiny model, deployed by the command line under /pictures."""
+def pictures_url(serve_url: str, checkpoint: Path) -> Iterator[str]:
+    """The tiny model under /pictures."""
     from ray import serve
 
-    fields = {"model": checkpoint, "sizes": "64x64", "max_batch_size": 2, "dtype": "float32", "backend": "torch"}
-    arguments = [f"{name}={value}" for name, value in fields.items()]
-    where = ("--address", ray_cluster, "--name", "pictures", "--route-prefix", "/pictures")
-    done = serve_cli("run", "--non-blocking", *where, "apps.stable_diffusion:build", *arguments)
-    assert done.returncode == 0 and "is ready" in done.stdout + done.stderr, done.stdout + done.stderr
+    fields = {"sizes": "64x64", "max_batch_size": 2, "dtype": "float32", "backend": "torch"}
+    application = build(StableDiffusionConfig(model=str(checkpoint), **fields))
+    serve.run(application, name="pictures", route_prefix="/pictures")
     yield f"{serve_url}/pictures"
     serve.delete("pictures")
 
