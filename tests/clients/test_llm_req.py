@@ -14,8 +14,8 @@ WEEK = "How many days are in a week?"
 
 @pytest.mark.parametrize("kind", ["answer", "pieces"])
 @pytest.mark.parametrize("flags", [(), ("--chat",)])
-def test_prints_the_answer(server, run, kind, flags):
-    assert run(PROGRAM, "--url", server.url(kind), *flags, WEEK) == (0, server.ANSWER + "\n", "")
+def test_prints_the_answer(server, call, kind, flags):
+    assert call(PROGRAM, "--url", server.url(kind), *flags, WEEK) == (0, server.ANSWER + "\n", "")
 
 
 def test_sends_what_the_flags_say(server, run, call):
@@ -70,6 +70,7 @@ def test_refusals_are_one_line(server, call, kind, says, advises):
 
 
 def test_a_refusal_is_exit_code_1(server, run):
+    """Of the process itself."""
     code, out, err = run(PROGRAM, "--url", server.url("busy"), WEEK)
     assert (code, out, err.count("\n")) == (1, "", 1)
 

@@ -16,14 +16,9 @@ from apps.serving.files import Lease
 from tests.cloud_storage import cloud_storage
 from tests.llm.batches.serving import StandIn, kept_in, lines
 
-LEASE_S = 4.0
-
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (records, runner):
-        monkeypatch.setattr(module, "LEASE_S", LEASE_S)
-        monkeypatch.setattr(module, "RENEW_S", LEASE_S / 8)
     monkeypatch.setattr(runner, "LOOK_S", 0.1)
     monkeypatch.setattr(work, "SAVED_S", {True: (0.0, 0.1), False: (0.0, 0.1)})
 
@@ -78,7 +73,7 @@ async def life_and_death(kept: Kept, monkeypatch: pytest.MonkeyPatch, waits: boo
     saved = {path.rpartition("/")[2] for path in kept.storage.names("keys", "default", "batches", id_)}
     assert {"lease.json", "progress.json"} < saved
     async with Runner(kept).running(second, second):
-        await asyncio.sleep(LEASE_S / 4)
+        await asyncio.sleep(0.5)
         assert not second.asked, "the other one lives and holds the lease"
         await die(dying, monkeypatch)
         if not waits:
@@ -102,6 +97,9 @@ def test_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         return BucketType.NON_HIERARCHICAL
 
     monkeypatch.setattr(ExtendedGcsFileSystem, "_get_bucket_type", plain)
+    for module in (records, runner):
+        monkeypatch.setattr(module, "LEASE_S", 10.0)
+        monkeypatch.setattr(module, "RENEW_S", 1.0)
     with cloud_storage() as storage:
         kept = kept_in("gs://a-bucket/batches")
         asyncio.run(life_and_death(kept, monkeypatch, waits=True))

@@ -39,9 +39,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jax._src.literals.TypedInt.shape", (), raising=False)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def load(llama: Path, compile_cache: str) -> Iterator[Callable[..., Engine]]:
-    """Engines by their config, each loaded once a module and shut down at its end."""
+    """Engines by their config, each loaded once a session and shut down at its end."""
     engines: dict[tuple[tuple[str, Any], ...], Engine] = {}
 
     def get(**settings: Any) -> Engine:

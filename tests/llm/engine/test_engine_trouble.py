@@ -28,7 +28,7 @@ def held(engine: Engine) -> Iterator[None]:
     gate, read_tokens = threading.Event(), engine.loops[0].executor.read
 
     def slow(samples):
-        gate.wait(30)
+        gate.wait(60)
         return read_tokens(samples)
 
     engine.loops[0].executor.read = slow
@@ -184,12 +184,15 @@ def test_shutdown_fails_what_is_open(llama: Path, compile_cache: str, load: Load
 def test_a_failing_step_fails_every_request_with_its_reason(load: Load, method: str) -> None:
     engine = Engine.load(load().config)
     engine.check()
-    open_ = [engine.submit("the", SamplingParams(max_tokens=120, ignore_eos=True)) for _ in range(12)]
+    submitted = threading.Event()
 
     def broken(*_: object) -> None:
+        submitted.wait(60)
         raise RuntimeError("the device fell over")
 
     setattr(engine.loops[0].executor, method, broken)
+    open_ = [engine.submit("the", SamplingParams(max_tokens=120, ignore_eos=True)) for _ in range(12)]
+    submitted.set()
     for generation in open_:
         ending = read(generation)[0][-1]
         assert ending.finish_reason == "error" and "the device fell over" in ending.error
@@ -205,7 +208,8 @@ def test_check_sees_a_stuck_step(load: Load) -> None:
     engine = load()
     with held(engine):
         generation = engine.submit("the", SamplingParams(max_tokens=2))
-        threading.Event().wait(0.2)
+        while engine.stats().step_running_s < 0.2:
+            threading.Event().wait(0.01)
         engine.check()
         with pytest.raises(EngineStopped, match="in one step"):
             engine.check(step_deadline_s=0.1)
