@@ -42,7 +42,7 @@ MODEL = SimpleNamespace(name="model", created=0)
 def schemas() -> dict[str, dict[str, Any]]:
     """Title -> OpenAPI schema of each application."""
     return {
-        "Language models": language_models({"model": MODEL}).openapi(),
+        "Language models": language_models(MODEL).openapi(),
         "Pictures": pictures(MODEL).openapi(),
         "A cell": cell("test", None, None, {}).openapi(),
     }

@@ -10,35 +10,21 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from apps.serving.errors import EngineError, EngineStopped, LimitReached, QueueFull, RequestError
+from apps.serving.errors import EngineError as EngineError
+from apps.serving.errors import EngineStopped as EngineStopped
+from apps.serving.errors import LimitReached as LimitReached
+from apps.serving.errors import QueueFull as QueueFull
+from apps.serving.errors import RequestError as RequestError
 from ray_configs.applications.callers import ANONYMOUS
 
-__all__ = [
-    "CALLER",
-    "Caller",
-    "CallerStats",
-    "EngineError",
-    "EngineStats",
-    "EngineStopped",
-    "FinishReason",
-    "Generation",
-    "Grammar",
-    "LimitReached",
-    "Output",
-    "Pool",
-    "PromptToken",
-    "PromptTooLong",
-    "QueueFull",
-    "RequestError",
-    "SamplingParams",
-    "TokenLogprob",
-    "TokenScore",
-]
+if TYPE_CHECKING:
+    from apps.llm.engine.fairness.admission import CallerState
+    from apps.llm.engine.loop import Loop
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 Pool = Literal["mean", "last"]
@@ -156,18 +142,14 @@ class Output:
     scores: tuple[TokenScore, ...] = ()  # for a scored suffix: one for each token
     embedding: np.ndarray | None = None  # for an embedded prompt: [hidden] float32, of length 1
 
+    def moved(self, by: int) -> "Output":
+        """A copy whose index is larger by this number: for the outputs of one prompt among several."""
+        return replace(self, index=self.index + by)
+
     def raise_failure(self) -> None:
         """Raises EngineStopped if the sequence ended before its answer was complete."""
         if self.finish_reason == "error" or self.finish_reason == "abort":
             raise EngineStopped(self.error or "the request was aborted")
-
-
-class CallerUsage(Protocol):
-    """Counts what a caller uses; see `fairness.admission.CallerState`."""
-
-    def left_queue(self) -> None: ...
-    def generated(self, tokens: int) -> None: ...
-    def request_ended(self) -> None: ...
 
 
 class Generation:
@@ -181,25 +163,17 @@ class Generation:
     def __init__(self, prompt_ids: Sequence[int], params: SamplingParams | None, n: int = 1, caller: Caller = ANYONE):
         self.id = next(_ids)  # in order of arrival
         self.caller = caller
-        self.usage: CallerUsage | None = None  # set by submit
+        self.usage: CallerState | None = None  # set by submit
         self.prompt_ids = tuple(prompt_ids)
         self.params = params  # None: nothing is sampled; `n` suffixes are scored, or a prompt is embedded
         self.n = n if params is None else params.n
         self.cached_tokens = 0  # prompt tokens whose KV pages were found in the prefix cache
-        self.engine = None  # set by submit
+        self.engine: Loop[Any] | None = None  # set by submit
         self._open = self._running = self.n
         self._ended = threading.Event()
         self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        self._wake: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def bind_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver outputs to an event loop."""
-        self._loop, self._wake = loop, asyncio.Event()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        return self._loop
+        self._wake = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None  # where it is read; None: in a thread. Set by submit
 
     @property
     def finished(self) -> bool:
@@ -217,7 +191,6 @@ class Generation:
 
     def wake(self) -> None:
         """Wake the reader. Called in the event loop after `put`s."""
-        assert self._wake is not None, "call bind_loop first"
         self._wake.set()
 
     def abort(self) -> None:
@@ -247,14 +220,24 @@ class Generation:
             except queue.Empty:
                 return outputs
 
-    async def batches(self) -> AsyncIterator[list[Output]]:
-        """Outputs as they arrive, in lists of all that are ready: one list a step, or fewer if the reader is slower."""
-        while self._open:
+    async def batches(self, *others: "Generation") -> AsyncIterator[list[Output]]:
+        """Outputs as they arrive, in lists of all that are ready: one list a step, or fewer if the reader is slower.
+
+        Args:
+            others: read together with this one; their outputs' indices continue after this one's.
+        """
+        first, rest = self.n, list[tuple[int, Generation]]()
+        for generation in others:
+            generation._wake = self._wake
+            rest.append((first, generation))
+            first += generation.n
+        while self._open or any(generation._open for _, generation in rest):
             outputs = self.drain()
+            for first, generation in rest:
+                outputs += [output.moved(first) for output in generation.drain()]
             if outputs:
                 yield outputs
             else:
-                assert self._wake is not None, "call bind_loop first"
                 await self._wake.wait()
                 self._wake.clear()
 

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from apps.llm.metrics import LanguageMetrics
 if TYPE_CHECKING:
     from apps.llm.chat.model_format import Turn
     from apps.llm.engine import Engine
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LONG_TEXT = 20_000
 """Texts longer than this, in characters, are tokenized off the event loop: they take milliseconds."""
@@ -51,12 +54,12 @@ class EngineModel:
     async def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with `special`, including the special tokens of a prompt."""
         encode = self._engine.tokenizer.encode if special else self._engine.tokenizer.encode_suffix
-        return await asyncio.to_thread(encode, text) if len(text) > LONG_TEXT else encode(text)
+        return await _aside(len(text), encode, text)
 
     async def decode(self, token_ids: Sequence[int], special: bool = False) -> str:
         """The text of token ids. Raises RequestError (field `tokens`) if one is not in the vocabulary."""
         ids, decode = self._engine.checked("tokens", token_ids), self._engine.tokenizer.decode
-        return await asyncio.to_thread(decode, ids, special) if len(ids) > LONG_TEXT else decode(ids, special)
+        return await _aside(len(ids), decode, ids, special)
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The tokens' spelling in the vocabulary."""
@@ -70,25 +73,35 @@ class EngineModel:
             RequestError: the chat template rejects it, there is none, or it does not support tools.
         """
         length = sum(len(message["content"]) for message in request.messages)
-        if length + sum(len(str(tool.parameters)) for tool in request.tools.tools) > LONG_TEXT:
-            return await asyncio.to_thread(self._engine.chat, request)
-        return self._engine.chat(request)
+        length += sum(len(str(tool.parameters)) for tool in request.tools.tools)
+        return await _aside(length, self._engine.chat, request)
 
-    async def submit(self, prompt: str | Sequence[int], params: SamplingParams) -> "EngineStream":
+    async def submit(self, params: SamplingParams, *prompts: str | Sequence[int]) -> "EngineStream":
+        """The answers to one prompt or several; one that is refused takes the others with it."""
         began = time.monotonic()
+        submitted: list[Generation] = []
+        try:
+            for prompt in prompts:
+                submitted.append(await self._submit(prompt, params))
+        except BaseException:
+            for generation in submitted:
+                generation.abort()
+            raise
+        return EngineStream(submitted, self._metrics, began)
+
+    async def _submit(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
         if isinstance(prompt, str):
             prompt = await self.encode(prompt)
         loop = asyncio.get_running_loop()
         if params.json_schema is None and params.grammar is None:
-            generation = self._engine.submit(prompt, params, loop, CALLER.get())
-        else:  # compiling a schema can take long
-            submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop, CALLER.get())
-            try:
-                generation = await asyncio.shield(submitted)
-            except asyncio.CancelledError:
-                submitted.add_done_callback(_abort_unread)
-                raise
-        return EngineStream(generation, self._metrics, began)
+            return self._engine.submit(prompt, params, loop, CALLER.get())
+        # Compiling a schema can take long.
+        submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop, CALLER.get())
+        try:
+            return await asyncio.shield(submitted)
+        except asyncio.CancelledError:
+            submitted.add_done_callback(_abort_unread)
+            raise
 
     async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:
         """Log probability of each token of each suffix, directly after the prefix. Cancelling aborts the request.
@@ -97,9 +110,8 @@ class EngineModel:
         """
         if isinstance(prefix, str):
             prefix = await self.encode(prefix)
-        if sum(len(suffix) for suffix in suffixes if isinstance(suffix, str)) > LONG_TEXT:
-            encode = self._engine.tokenizer.encode_suffix
-            suffixes = [await asyncio.to_thread(encode, s) if isinstance(s, str) else s for s in suffixes]
+        length, encode = sum(map(len, suffixes)), self._engine.tokenizer.encode_suffix
+        suffixes = [await _aside(length, encode, s) if isinstance(s, str) else s for s in suffixes]
         submitted = self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop(), CALLER.get())
         outputs = await _whole(submitted)
         outputs.sort(key=lambda output: output.index)
@@ -193,8 +205,11 @@ class EngineModel:
         await self._metrics.publish_forever(self.stats)
 
 
-Models = Mapping[str, EngineModel]
-"""Served models by their names."""
+async def _aside(length: int, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    """The call's result; of a long text it is worked out in a thread."""
+    if length > LONG_TEXT:
+        return await asyncio.to_thread(call, *given, **named)
+    return call(*given, **named)
 
 
 async def _whole(generation: Generation) -> list[Output]:
@@ -215,38 +230,40 @@ def _abort_unread(submitted: "asyncio.Future[Generation]") -> None:
 
 
 class EngineStream:
-    """A Generation that measures its latencies. Call `abort()` to stop reading before its end."""
+    """The answers to a request, with their latencies measured. Call `abort()` to stop reading before the end."""
 
-    def __init__(self, generation: Generation, metrics: LanguageMetrics, began: float):
-        self._generation, self._metrics, self._began = generation, metrics, began
-        self.prompt_tokens = len(generation.prompt_ids)
+    def __init__(self, generations: Sequence[Generation], metrics: LanguageMetrics, began: float):
+        self._generations, self._metrics, self._began = generations, metrics, began
+        self.prompt_tokens = sum(len(generation.prompt_ids) for generation in generations)
 
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed again; known from the first output on."""
-        return self._generation.cached_tokens
+        return sum(generation.cached_tokens for generation in self._generations)
 
     async def batches(self) -> AsyncIterator[list[Output]]:
-        """Lists of all outputs that are ready, oldest first, one list a step, until each of the n answers has ended.
+        """Lists of all outputs that are ready, oldest first, one list a step, until every answer has ended.
 
         Raises:
             EngineStopped: the engine has failed, or the request was aborted.
         """
         first = last = None
         tokens = 0
-        async for outputs in self._generation.batches():
+        generation, *others = self._generations
+        async for outputs in generation.batches(*others):
             last = time.monotonic()
             if first is None:
                 first = last
-                self._metrics.first_token(self._generation.caller.name, first - self._began)
+                self._metrics.first_token(generation.caller.name, first - self._began)
             for output in outputs:
                 output.raise_failure()
                 tokens += len(output.token_ids)
             yield outputs
-        answers = self._generation.n
+        answers = sum(generation.n for generation in self._generations)
         if first is not None and tokens > answers:
             self._metrics.observe("tpot", (last - first) / (tokens / answers - 1))
 
     def abort(self) -> None:
         """Abort the request; it ends within one step. Harmless after its end."""
-        self._generation.abort()
+        for generation in self._generations:
+            generation.abort()

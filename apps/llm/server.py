@@ -5,7 +5,7 @@ from ray import serve
 
 from apps.llm.batches.records import Kept, Limits
 from apps.llm.batches.storage import Storage
-from apps.llm.engine_model import EngineModel, Models
+from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
 from apps.llm.slice import SliceHosts, load_engine
 from apps.serving.ingress.api_keys import Principals
@@ -44,8 +44,7 @@ class LLMServer(EngineServer):
         return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
     def http_app(self, model: EngineModel, keys: Principals) -> FastAPI:
-        models: Models = {model.name: model}
-        return http_app(models, keys, self._stored_responses, self._kept)
+        return http_app(model, keys, self._stored_responses, self._kept)
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""

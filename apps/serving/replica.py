@@ -10,13 +10,14 @@ import gc
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ray import serve
 from starlette.types import ASGIApp
 
 from apps.serving import progress
 from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
+from apps.serving.ingress.application import HostedModel
 from apps.serving.replica_options import choose_platform, options
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.llm import LLMConfig
@@ -24,19 +25,6 @@ from ray_configs.stable_diffusion import StableDiffusionConfig
 
 C = TypeVar("C", bound=AppConfig)
 T = TypeVar("T")
-
-
-class HostedModel(Protocol):
-    """What a replica needs of a loaded model."""
-
-    def check(self) -> None:
-        """Raises EngineStopped if its engine cannot answer."""
-
-    async def report_forever(self) -> None:
-        """Publish metrics until cancelled."""
-
-    def shutdown(self) -> None:
-        """Stop the engine. Open requests fail with an error that says so."""
 
 
 def host(config: C, load: Callable[[C], T]) -> T:

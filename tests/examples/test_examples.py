@@ -65,7 +65,7 @@ def test_openais_client() -> None:
 
     engine = Engine.load(EngineConfig(**SMALL))
     try:
-        with served(http_app({"demo": EngineModel("demo", engine, 60)})) as url:
+        with served(http_app(EngineModel("demo", engine, 60))) as url:
             said = run("openai_client.py", url)
     finally:
         engine.shutdown()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from apps.llm.api import Generation, RequestError, SamplingParams
 from apps.llm.batches.lines import answered, check_model, check_whole, dump, json_object, request_body
 from apps.llm.chat.reader import AnswerReader
-from apps.llm.http.openai_answers import ChatWriter, Choice, CompletionWriter, usage
+from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, PromptCounts, choices
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine
 
@@ -111,8 +111,8 @@ class Open:
     model: str
     echoes: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
-    reader: Callable[[], AnswerReader] | None = None
-    """Makes a reader of answers that may contain more than text."""
+    reader: Callable[[], AnswerReader | None] = lambda: None
+    """Makes a reader of one answer; None if it is text alone."""
 
     def wait(self) -> None:
         """Wait until the answer is complete, or the engine has failed. Tokens are not read as they come: threads woken
@@ -149,7 +149,7 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
         if isinstance(body, ChatBody):
             prompt, turn = engine.chat(body.request())
             prompts, opened.params = [prompt], turn.held(opened.params)
-            opened.reader = None if turn.is_plain else turn.reader
+            opened.reader = turn.reader
         else:
             prompts = each(body.prompt)
             if body.echo:
@@ -170,35 +170,34 @@ def collect(opened: Open) -> AnswerLine:
         EngineStopped: the engine failed before it was complete.
     """
     opened.wait()
-    line, n = opened.line, opened.params.n
-    choices = [
-        Choice(i, opened.echoes[i // n] if opened.echoes else "", opened.reader() if opened.reader else None)
-        for i in range(len(opened.generations) * n)
-    ]
-    tokens = 0
-    for first, generation in enumerate(opened.generations):
-        for output in generation.drain():
-            output.raise_failure()
-            choices[first * n + output.index].take(output)
-            tokens += len(output.token_ids)
-    prompt_tokens = sum(len(generation.prompt_ids) for generation in opened.generations)
-    counts = usage(prompt_tokens, tokens, sum(generation.cached_tokens for generation in opened.generations))
+    line, n, generations = opened.line, opened.params.n, opened.generations
+    answers = choices(len(generations), n, opened.echoes, opened.reader)
+    counts = PromptCounts(
+        sum(len(generation.prompt_ids) for generation in generations),
+        sum(generation.cached_tokens for generation in generations),
+    )
     with_logprobs = opened.params.logprobs is not None
-    writer = (ChatWriter if isinstance(line.body, ChatBody) else CompletionWriter)(opened.model, with_logprobs, False)
-    whole = writer.whole(choices, counts)
+    kind = ChatWriter if isinstance(line.body, ChatBody) else CompletionWriter
+    writer = kind(opened.model, counts, answers, with_logprobs)
+    for i, generation in enumerate(generations):
+        outputs = generation.drain()
+        for output in outputs:
+            output.raise_failure()
+        writer.take([output.moved(i * n) for output in outputs])
+    whole, usage = writer.whole(), writer.usage()
     if line.wrapped:
         whole["id"] = f"{writer.ID}{line.index}"
-        return AnswerLine(dump(_wrapped(line.index, line.ids, 200, whole)), False, prompt_tokens, tokens)
+        return AnswerLine(dump(_wrapped(line.index, line.ids, 200, whole)), False, counts.prompt_tokens, writer.tokens)
     shape = {"index": line.index, **line.ids}
     # Left out: cached tokens, which depend on the run and not on the line.
-    counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    usage = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     answer = whole["choices"][0].get("message", {})
-    if len(choices) == 1 and not with_logprobs and answer.keys().isdisjoint(("reasoning_content", "tool_calls")):
-        text = answer["content"] if answer else "".join(choices[0].texts)
-        shape |= {"text": text, "finish_reason": choices[0].finish_reason, "usage": counts}
+    if len(answers) == 1 and not with_logprobs and answer.keys().isdisjoint(("reasoning_content", "tool_calls")):
+        text = answer["content"] if answer else "".join(answers[0].texts)
+        shape |= {"text": text, "finish_reason": answers[0].finish_reason, "usage": usage}
     else:
-        shape |= {"choices": whole["choices"], "usage": counts}
-    return AnswerLine(dump(shape), False, prompt_tokens, tokens)
+        shape |= {"choices": whole["choices"], "usage": usage}
+    return AnswerLine(dump(shape), False, counts.prompt_tokens, writer.tokens)
 
 
 def _wrapped(index: int, ids: Mapping[str, Any], status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -7,16 +7,15 @@
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import EngineError, EngineStopped, SamplingParams
-from apps.llm.engine_model import EngineModel, EngineStream, Models
-from apps.serving.ingress.bodies import EventStream
+from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
+from apps.llm.engine_model import EngineModel
+from apps.llm.http.answering import Writer, answered
 from apps.serving.ingress.openai_errors import of_stream, retry_after
 
 
@@ -40,10 +39,33 @@ class Indented(JSONResponse):
         return json.dumps(content, indent=4).encode()
 
 
-def jetstream_router(models: Models) -> APIRouter:
+class JetStreamWriter(Writer):
+    """Streamed: JSON objects one after the other, one for what each step brings."""
+
+    streamed_as, whole_as = "application/json", Indented
+
+    def __init__(self) -> None:
+        self._name, self._text = f"generate-{uuid.uuid4().hex}", ""
+
+    def events(self, outputs: list[Output]) -> bytes:
+        return self._piece(text="".join(output.text for output in outputs))
+
+    def failed(self, error: Exception) -> bytes:
+        return self._piece(error=str(error) if isinstance(error, EngineError) else of_stream(error).message)
+
+    def _piece(self, **told: str) -> bytes:
+        return json.dumps({"id": self._name, "time_created": time.time(), **told}).encode()
+
+    def take(self, outputs: list[Output]) -> None:
+        self._text += "".join(output.text for output in outputs)
+
+    def whole(self) -> Any:
+        return {"response": self._text}
+
+
+def jetstream_router(model: EngineModel) -> APIRouter:
     """The dialect's own routes; /generate it shares with Saxml: see `generate`."""
     router = APIRouter()
-    model = _only(models)
 
     @router.get("/")
     async def root() -> Response:
@@ -62,53 +84,15 @@ def jetstream_router(models: Models) -> APIRouter:
     return router
 
 
-async def generate(models: Models, content: bytes) -> Response:
+async def generate(model: EngineModel, content: bytes) -> Response:
     """POST /generate, a body of JetStream's. Greedy: its sampling was the server's affair, and greedy by default."""
-    model = _only(models)
     try:
         body = JetStreamBody.model_validate_json(content or b"{}")
         # JetStream ends an answer at the end of the context; it does not refuse to begin.
         params = SamplingParams(max_tokens=body.max_tokens, within_context=True, temperature=0.0)
-        stream = await model.submit(body.prompt, params)
-        try:
-            if body.stream:
-                name = f"generate-{uuid.uuid4().hex}"
-                return await EventStream(
-                    _pieces(stream, name), lambda error: _piece(name, error=_failure(error)), "application/json"
-                ).begun()
-            return Indented({"response": "".join([text async for text in _texts(stream)])})
-        except BaseException:
-            stream.abort()
-            raise
+        return await answered(await model.submit(params, body.prompt), JetStreamWriter(), body.stream)
     except ValidationError as error:
         detail = [e | {"loc": ["body", *e["loc"]]} for e in error.errors(include_url=False, include_context=False)]
         return Indented({"detail": json.loads(json.dumps(detail, default=str))}, 422)
     except EngineError as error:
         return Indented({"detail": str(error)}, error.status, retry_after(error.retry_after_s))
-
-
-def _only(models: Models) -> EngineModel:
-    """JetStream serves one model, so the first one answers."""
-    return next(iter(models.values()))
-
-
-async def _texts(stream: EngineStream) -> AsyncIterator[str]:
-    async for outputs in stream.batches():
-        yield "".join(output.text for output in outputs)
-
-
-async def _pieces(stream: EngineStream, name: str) -> AsyncGenerator[bytes, None]:
-    """JSON objects one after the other, one for what each step brings."""
-    try:
-        async for text in _texts(stream):
-            yield _piece(name, text=text)
-    finally:
-        stream.abort()
-
-
-def _piece(name: str, **told: str) -> bytes:
-    return json.dumps({"id": name, "time_created": time.time(), **told}).encode()
-
-
-def _failure(error: Exception) -> str:
-    return str(error) if isinstance(error, EngineError) else of_stream(error).message

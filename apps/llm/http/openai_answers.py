@@ -7,25 +7,18 @@ import json
 import time
 import uuid
 from base64 import b64encode
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from apps.llm.api import Output, PromptToken, TokenLogprob
 from apps.llm.chat.events import ArgumentsPiece, CallBegins, ChatEvent, Reasoned, SaidText
 from apps.llm.chat.reader import AnswerReader
+from apps.llm.http.answering import Source, Writer
+from apps.serving.ingress.openai_errors import of_stream
 
 DONE = b"data: [DONE]\n\n"
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
 
 
 def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as_base64: bool) -> dict[str, Any]:
@@ -69,20 +62,77 @@ class Choice:
             self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
 
 
-class CompletionWriter:
+class PromptCounts(NamedTuple):
+    """Tokens of a request's prompts."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def choices(
+    prompts: int,
+    n: int,
+    echoes: Sequence[str] = (),
+    reader: Callable[[], AnswerReader | None] = lambda: None,
+    read: Sequence[Sequence[PromptToken]] = (),
+) -> list[Choice]:
+    """Those of a request: `n` for each prompt, whose text is before the answer if there are `echoes`."""
+    return [
+        Choice(i, echoes[i // n] if echoes else "", reader(), read[i // n] if read else ()) for i in range(prompts * n)
+    ]
+
+
+class CompletionWriter(Writer):
     """/v1/completions."""
 
     KIND, EVENT_KIND, ID = "text_completion", "text_completion", "cmpl-"
     OPEN, CLOSE = '"text":', ""  # around an event's text
 
-    def __init__(self, model: str, with_logprobs: bool, include_usage: bool, prompt_logprobs: int | None = None):
+    def __init__(
+        self,
+        model: str,
+        counts: Source | PromptCounts,
+        choices: Sequence[Choice],
+        with_logprobs: bool,
+        include_usage: bool = False,
+        prompt_logprobs: int | None = None,
+    ):
         name, now = self.ID + uuid.uuid4().hex, int(time.time())
         self._head = {"id": name, "object": self.KIND, "created": now, "model": model}
         self._event = "data: " + json.dumps(self._head | {"object": self.EVENT_KIND})[:-1] + ',"choices":['
         self._end = ('],"usage":null' if include_usage else "]") + "}\n\n"
+        self._counts, self._choices, self.tokens = counts, choices, 0
         self._with_logprobs, self._prompt_logprobs = with_logprobs, prompt_logprobs
+        self._include_usage = include_usage
+
+    def usage(self) -> dict[str, Any]:
+        prompt_tokens = self._counts.prompt_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": prompt_tokens + self.tokens,
+            "prompt_tokens_details": {"cached_tokens": self._counts.cached_tokens},
+        }
 
     # -- streamed -----------------------------------------------------------------------------------------------
+
+    def events(self, outputs: list[Output]) -> bytes:
+        if len(outputs) == 1:
+            self.tokens += len(outputs[0].token_ids)
+            return self.news(self._choices[outputs[0].index], outputs).encode()
+        by_choice: dict[int, list[Output]] = {}
+        for output in outputs:
+            self.tokens += len(output.token_ids)
+            by_choice.setdefault(output.index, []).append(output)
+        return "".join(self.news(self._choices[index], news) for index, news in by_choice.items()).encode()
+
+    def last(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return f'{self._event}],"usage":{json.dumps(self.usage())}}}\n\n'.encode() + DONE
+
+    def failed(self, error: Exception) -> bytes:
+        return of_stream(error).event() + DONE
 
     def begin(self, choice: Choice) -> str:
         """What a choice's first event needs before it."""
@@ -92,7 +142,7 @@ class CompletionWriter:
         event = f'"index":{choice.index},"text":{text},"logprobs":{written},"finish_reason":null'
         return f"{self._event}{{{event}}}{self._end}"
 
-    def events(self, choice: Choice, outputs: Sequence[Output]) -> str:
+    def news(self, choice: Choice, outputs: Sequence[Output]) -> str:
         """The server-sent event of a choice's news, "" if there is nothing to see yet."""
         if len(outputs) == 1:
             text, logprobs, last = outputs[0].text, outputs[0].logprobs, outputs[0]
@@ -125,13 +175,15 @@ class CompletionWriter:
             f'{self._event}{{"index":{choice.index},{news},"logprobs":{written},"finish_reason":{reason}}}{self._end}'
         )
 
-    def usage_event(self, counts: dict[str, Any]) -> str:
-        return f'{self._event}],"usage":{json.dumps(counts)}}}\n\n'
-
     # -- whole --------------------------------------------------------------------------------------------------
 
-    def whole(self, choices: Sequence[Choice], counts: dict[str, Any]) -> dict[str, Any]:
-        return self._head | {"choices": [self._whole_choice(choice) for choice in choices], "usage": counts}
+    def take(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            self.tokens += len(output.token_ids)
+            self._choices[output.index].take(output)
+
+    def whole(self) -> dict[str, Any]:
+        return self._head | {"choices": [self._whole_choice(choice) for choice in self._choices], "usage": self.usage()}
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         logprobs = self.logprobs(choice, choice.logprobs) if self._with_logprobs else None
@@ -217,9 +269,9 @@ class ChatWriter(CompletionWriter):
         delta = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         return f'{self._event}{{"index":{choice.index},{delta}{self._end}'
 
-    def events(self, choice: Choice, outputs: Sequence[Output]) -> str:
+    def news(self, choice: Choice, outputs: Sequence[Output]) -> str:
         if choice.reader is None:
-            return super().events(choice, outputs)
+            return super().news(choice, outputs)
         ended, stop_reason = outputs[-1].finish_reason, outputs[-1].stop_reason
         news = choice.reader.feed("".join(output.text for output in outputs))
         if ended is not None:

@@ -66,7 +66,7 @@ class SamplingBody(Body):
     """The fields that both endpoints have. Ranges are the engine's to check."""
 
     model: str | None = None
-    """Needed where more than one is served."""
+    """The served model's name, or nothing. In a cell: needed where more than one is published."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

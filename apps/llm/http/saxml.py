@@ -8,7 +8,6 @@ second knew, the bare list; without, the first one's object. Errors have both ge
 """
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from starlette.responses import Response
 
 from apps.llm.api import EngineError, Output, SamplingParams
-from apps.llm.engine_model import EngineStream, Models
-from apps.serving.ingress.application import find_model
-from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
+from apps.llm.engine_model import EngineModel
+from apps.llm.http.answering import Writer, answered
+from apps.serving.ingress.application import check_name
+from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import json_body
 from apps.serving.ingress.saxml_answers import SaxmlJSON, failed, failure
@@ -62,6 +62,40 @@ class ScoreBody(BaseModel):
     suffix: str | list[str]
 
 
+class SaxmlWriter(Writer):
+    """Streamed: server-sent events, one for each step: [[what is new of the text, the score so far]].
+
+    Args:
+        bare: whole, the bare list.
+    """
+
+    whole_as = SaxmlJSON
+
+    def __init__(self, bare: bool):
+        self._bare = bare
+        self._text, self._score = "", 0.0
+
+    def events(self, outputs: list[Output]) -> bytes:
+        return f"data: {json.dumps([[self.take(outputs), self._score]])}\n\n".encode()
+
+    def last(self) -> bytes:
+        return DONE
+
+    def failed(self, error: Exception) -> bytes:
+        return f"data: {json.dumps(failure(of_stream(error).message))}\n\n".encode() + DONE
+
+    def take(self, outputs: list[Output]) -> str:
+        """Returns the new text."""
+        text = "".join(output.text for output in outputs)
+        self._text += text
+        self._score += sum(entry.logprob for output in outputs for entry in output.logprobs)
+        return text
+
+    def whole(self) -> Any:
+        answer = [[self._text, self._score]]
+        return answer if self._bare else {"generate_response": answer}
+
+
 def is_saxml(body: bytes) -> bool:
     """Whether a body of POST /generate is Saxml's: no other dialect has a `query` or `extra_inputs`."""
     try:
@@ -71,7 +105,7 @@ def is_saxml(body: bytes) -> bool:
     return isinstance(fields, dict) and ("query" in fields or "extra_inputs" in fields)
 
 
-def saxml_router(models: Models) -> APIRouter:
+def saxml_router(model: EngineModel) -> APIRouter:
     """The dialect's own routes; /generate it shares with JetStream: see `generate`."""
     router = APIRouter()
 
@@ -84,7 +118,7 @@ def saxml_router(models: Models) -> APIRouter:
         """
         try:
             body = ScoreBody.model_validate_json(await read_body(request))
-            model = find_model(models, body.model)
+            check_name(model, body.model)
             suffixes = [body.suffix] if isinstance(body.suffix, str) else body.suffix
             logprobs = await model.score(body.prefix, suffixes)
         except (EngineError, OpenAIError, ValidationError, BodyTooLarge) as error:
@@ -96,11 +130,12 @@ def saxml_router(models: Models) -> APIRouter:
     return router
 
 
-async def generate(models: Models, content: bytes) -> Response:
+async def generate(model: EngineModel, content: bytes) -> Response:
     """POST /generate with a body of Saxml's. A text's score is the sum of its tokens' log probabilities."""
     try:
         body = SaxmlBody.model_validate_json(content)
-        model, extra = find_model(models, body.model), body.extra_inputs or ExtraInputs()
+        check_name(model, body.model)
+        extra = body.extra_inputs or ExtraInputs()
         params = SamplingParams(
             # Saxml ends an answer where the model's room ends; it does not refuse to begin.
             max_tokens=extra.per_example_max_decode_steps,
@@ -110,21 +145,10 @@ async def generate(models: Models, content: bytes) -> Response:
             top_p=extra.per_example_top_p,
             logprobs=0,
         )
-        stream = await model.submit(body.query, params)
-        try:
-            if body.stream:
-                return await EventStream(_events(stream), _last_event).begun()
-            text, score = "", 0.0
-            async for outputs in stream.batches():
-                piece, gained = _news(outputs)
-                text, score = text + piece, score + gained
-        except BaseException:
-            stream.abort()
-            raise
+        writer = SaxmlWriter(bare=body.extra_inputs is not None)
+        return await answered(await model.submit(params, body.query), writer, body.stream)
     except (EngineError, OpenAIError, ValidationError) as error:
         return refusal(error)
-    answer = [[text, score]]
-    return SaxmlJSON({"generate_response": answer} if body.extra_inputs is None else answer)
 
 
 def refusal(error: Exception) -> Response:
@@ -132,26 +156,3 @@ def refusal(error: Exception) -> Response:
     if not isinstance(error, OpenAIError):
         error = from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error)
     return failed(error.message, error.status, error.retry_after_s)
-
-
-def _news(outputs: list[Output]) -> tuple[str, float]:
-    """Text and log probability that a step brings."""
-    logprobs = [entry.logprob for output in outputs for entry in output.logprobs]
-    return "".join(output.text for output in outputs), sum(logprobs)
-
-
-async def _events(stream: EngineStream) -> AsyncGenerator[bytes, None]:
-    """Server-sent events, one for each step: [[what is new of the text, the score so far]]."""
-    score = 0.0
-    try:
-        async for outputs in stream.batches():
-            text, gained = _news(outputs)
-            score += gained
-            yield f"data: {json.dumps([[text, score]])}\n\n".encode()
-        yield DONE
-    finally:
-        stream.abort()
-
-
-def _last_event(error: Exception) -> bytes:
-    return f"data: {json.dumps(failure(of_stream(error).message))}\n\n".encode() + DONE

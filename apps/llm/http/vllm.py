@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import EngineError, Pool
-from apps.llm.engine_model import Models
+from apps.llm.api import Pool
+from apps.llm.engine_model import EngineModel
 from apps.llm.http.openai_messages import Message, ToolBody
 from apps.llm.http.openai_requests import MAX_INPUTS, ChatBody
-from apps.serving.ingress.application import find_model
+from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import Body
-from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
+from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body
 
 UNIONS = {"documents": 'documents must be a list of strings or of {"text": string}'}
@@ -22,7 +22,7 @@ UNIONS = {"documents": 'documents must be a list of strings or of {"text": strin
 
 class TokenizeBody(Body):
     model: str | None = None
-    """Needed where more than one is served."""
+    """The served model's name, or nothing. In a cell: needed where more than one is published."""
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     """A chat instead of a prompt, as `/v1/chat/completions` would give it to the model."""
@@ -54,7 +54,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    """Needed where more than one is served."""
+    """The served model's name, or nothing. In a cell: needed where more than one is published."""
     tokens: list[int]
 
 
@@ -64,7 +64,7 @@ class Document(Body):
 
 class RerankBody(Body):
     model: str | None = None
-    """Needed where more than one is served."""
+    """The served model's name, or nothing. In a cell: needed where more than one is published."""
     query: str
     documents: Annotated[list[str] | list[Document], Field(min_length=1, max_length=MAX_INPUTS - 1)]
     top_n: Annotated[int, Field(ge=0)] | None = None
@@ -78,23 +78,21 @@ class RerankBody(Body):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
-def vllm_router(models: Models) -> APIRouter:
-    """The routes over these models."""
+def vllm_router(model: EngineModel) -> APIRouter:
+    """The routes over this model."""
     router = APIRouter()
 
     @router.post("/tokenize", openapi_extra=json_body(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or a chat, as vLLM answers."""
         body = await parsed(TokenizeBody, request)
-        model = find_model(models, body.model)
+        check_name(model, body.model)
         if body.prompt is not None:
             tokens = await model.encode(body.prompt, special=body.add_special_tokens is not False)
         else:
             chat = body.chat()
-            try:
+            with refusing(chat.names):
                 tokens, _ = await model.chat(chat.request())
-            except EngineError as error:
-                raise from_engine(error, chat.names) from error
         pieces = model.pieces(tokens) if body.return_token_strs else None
         return JSONResponse(
             {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": pieces}
@@ -104,10 +102,9 @@ def vllm_router(models: Models) -> APIRouter:
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included, as vLLM answers."""
         body = await parsed(DetokenizeBody, request)
-        try:
-            text = await find_model(models, body.model).decode(body.tokens, special=True)
-        except EngineError as error:
-            raise from_engine(error) from error
+        check_name(model, body.model)
+        with refusing():
+            text = await model.decode(body.tokens, special=True)
         return JSONResponse({"prompt": text})
 
     @router.post("/v1/rerank", openapi_extra=json_body(RerankBody))
@@ -117,7 +114,8 @@ def vllm_router(models: Models) -> APIRouter:
         The form is Cohere's, Jina's and vLLM's.
         """
         body = await parsed(RerankBody, request, UNIONS)
-        model, documents = find_model(models, body.model), body.texts()
+        check_name(model, body.model)
+        documents = body.texts()
         prompts = [await model.encode(text) for text in (body.query, *documents)]
         for i, prompt in enumerate(prompts):
             if not prompt:
@@ -127,10 +125,8 @@ def vllm_router(models: Models) -> APIRouter:
             if len(prompt) > model.max_model_len:
                 message = f"{_place(i)} has {len(prompt)} tokens, but the model's context holds {model.max_model_len}"
                 raise OpenAIError(400, message, _place(i), "context_length_exceeded")
-        try:
+        with refusing({"prompt": "documents"}):
             query, *vectors = await model.embed(prompts, body.pooling or "mean")
-        except EngineError as error:
-            raise from_engine(error, {"prompt": "documents"}) from error
         scores = np.stack(vectors) @ query  # of length 1: their product is the cosine
         best = np.argsort(-scores, kind="stable")[: body.top_n or None]
         results = [{"index": i, "relevance_score": float(scores[i])} for i in best.tolist()]

@@ -1,7 +1,7 @@
 """Routes and error handling of every application: its health, its models, and errors for unknown paths."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -12,8 +12,10 @@ from apps.serving.ingress.api_keys import Principals, RequireKey
 from apps.serving.ingress.openai_errors import OpenAIError
 
 
-class Answering(Protocol):
-    """What these routes need of a model."""
+class HostedModel(Protocol):
+    """What a replica and these routes need of a loaded model."""
+
+    name: str
 
     def card(self) -> dict[str, Any]:
         """The model's entry in OpenAI's list of models."""
@@ -22,50 +24,48 @@ class Answering(Protocol):
         """Its load, in numbers."""
 
     def check(self) -> None:
-        """Raises EngineStopped if it cannot answer."""
+        """Raises EngineStopped if its engine cannot answer."""
+
+    async def report_forever(self) -> None:
+        """Publishes metrics."""
+
+    def shutdown(self) -> None:
+        """Ends the engine; open requests fail with an error that says so."""
 
 
-M = TypeVar("M", bound=Answering)
-
-
-def find_model(models: Mapping[str, M], name: str | None) -> M:
-    """The served model that a request names; the only one needs no name. Raises OpenAIError."""
-    if name is None and len(models) == 1:
-        return next(iter(models.values()))
-    if name is None:
-        raise OpenAIError(400, f"model is needed: one of {', '.join(models)}", "model", "missing_required_parameter")
-    if name not in models:
-        message = f"The model '{name}' does not exist. Served here: {', '.join(models)}."
+def check_name(model: HostedModel, name: str | None) -> None:
+    """Raises OpenAIError if a request names another model than the one that is served; it need not name any."""
+    if name not in (None, model.name):
+        message = f"The model '{name}' does not exist. Served here: {model.name}."
         raise OpenAIError(404, message, "model", "model_not_found")
-    return models[name]
 
 
-def models_router(models: Mapping[str, Answering]) -> APIRouter:
+def models_router(model: HostedModel) -> APIRouter:
     """OpenAI's /v1/models, and the health that probes query."""
     router = APIRouter()
 
     @router.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> Any:
         """What is served."""
-        return {"object": "list", "data": [model.card() for model in models.values()]}
+        return {"object": "list", "data": [model.card()]}
 
     @router.get("/v1/models/{name:path}", tags=["OpenAI"])
     async def get_model(name: str) -> Any:
         """One model."""
-        return find_model(models, name).card()
+        check_name(model, name)
+        return model.card()
 
     @router.get("/health", tags=["Server"])
     @router.get("/healthz", include_in_schema=False)
     async def health() -> Response:
         """Whether each model can answer, and how busy it is."""
-        reports = {name: model.report() for name, model in models.items()}
-        well = True
-        for name, model in models.items():
-            try:
-                model.check()
-            except EngineStopped as error:
-                well, reports[name]["failure"] = False, str(error)
-        return JSONResponse({"status": "ok" if well else "failed", "models": reports}, 200 if well else 503)
+        report = model.report()
+        try:
+            model.check()
+        except EngineStopped as error:
+            failed = {model.name: report | {"failure": str(error)}}
+            return JSONResponse({"status": "failed", "models": failed}, 503)
+        return JSONResponse({"status": "ok", "models": {model.name: report}})
 
     return router
 
@@ -76,17 +76,15 @@ def unknown_path(request: Request, error: HTTPException) -> str:
     return hint.get(error.status_code, str(error.detail))
 
 
-def as_openai(scope: Mapping[str, Any], error: OpenAIError) -> Response:
-    return error.response()
-
-
 def answer_errors(
-    app: FastAPI, keys: Principals, written: Callable[[Mapping[str, Any], OpenAIError], Response] = as_openai
+    app: FastAPI,
+    keys: Principals,
+    written: Callable[[Mapping[str, Any], OpenAIError], Response] = lambda _, error: error.response(),
 ) -> None:
     """Add error handlers; if there are keys, require one.
 
     Args:
-        written: turns an error into the response that clients of the path expect.
+        written: turns an error into the response that clients of the path (in an ASGI scope) expect; default: OpenAI's.
     """
 
     @app.exception_handler(OpenAIError)

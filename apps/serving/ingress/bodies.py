@@ -1,9 +1,9 @@
 """Size-limited request bodies, and streamed responses with as little as possible between a token and its socket."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +14,13 @@ class Body(BaseModel):
     """A request body: types are strict ("0.5" is not a number), unknown fields are ignored, docstrings are kept."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
+
+
+Metadata = Annotated[
+    dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
+    Field(max_length=16),
+]
+"""A client's own texts by name, within OpenAI's limits."""
 
 
 class BodyTooLarge(ValueError):

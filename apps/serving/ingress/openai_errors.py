@@ -3,7 +3,8 @@
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -78,6 +79,15 @@ def from_engine(error: EngineError, names: Mapping[str, str] | None = None) -> O
             message = name + message.removeprefix(field)
         field = name
     return OpenAIError(error.status, message, field, error.code, error.retry_after_s)
+
+
+@contextmanager
+def refusing(names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """What an engine raises in the block is raised as `from_engine` puts it."""
+    try:
+        yield
+    except EngineError as error:
+        raise from_engine(error, names) from error
 
 
 def of_stream(error: Exception, names: Mapping[str, str] | None = None) -> OpenAIError:

@@ -13,7 +13,7 @@ from apps.stable_diffusion.pictures import PictureModel
 def http_app(model: PictureModel, keys: Principals = OPEN) -> FastAPI:
     """The ASGI application of this model. With `keys`, requests need one of them."""
     app = FastAPI(title="Podslice", description="Stable Diffusion on Cloud TPU slices.")
-    app.include_router(models_router({model.name: model}))
+    app.include_router(models_router(model))
     app.include_router(imagine_router(model), tags=["Pictures"])
     app.include_router(openai_router(model), tags=["OpenAI"])
     app.include_router(sdapi_router(model), tags=["AUTOMATIC1111"])

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
-from apps.serving.ingress.application import find_model
+from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_engine, of_stream, parsed
 from apps.serving.ingress.openapi import STREAMED, form, json_body
@@ -29,13 +29,12 @@ NAMES = {"previews": "partial_images"}
 def openai_router(model: PictureModel) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter()
-    models = {model.name: model}
 
     @router.post("/v1/images/generations", openapi_extra=json_body(GenerationBody), responses=STREAMED)
     async def generations(request: Request) -> Response:
         """OpenAI's image generation, with `seed`, `num_inference_steps`, `guidance_scale`, `scheduler` and more."""
         body = await parsed(GenerationBody, request)
-        find_model(models, body.model)
+        check_name(model, body.model)
         try:
             wanted = _wanted(model.size_named(body.size), body)
         except EngineError as error:
@@ -46,7 +45,7 @@ def openai_router(model: PictureModel) -> APIRouter:
     async def edits(request: Request) -> Response:
         """OpenAI's image edit: repaints the mask's transparent parts or, without a mask, the whole image."""
         body, image, mask = await read_edit(request)
-        find_model(models, body.model)
+        check_name(model, body.model)
         try:
             size = model.size_named(body.size)
             arrays = await asyncio.to_thread(_arrays, image, mask, size)

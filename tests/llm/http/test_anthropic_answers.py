@@ -23,7 +23,7 @@ def writer(context: int = 1000, plain: bool = False) -> MessageWriter:
     generation = Generation(range(20), SamplingParams())
     generation.cached_tokens = 16
     reader = None if plain else AnswerReader(Hermes(), ["f"], ReasoningMarks("<think>", "</think>"))
-    return MessageWriter("m", EngineStream(generation, None, 0.0), reader, context)
+    return MessageWriter("m", EngineStream([generation], None, 0.0), reader, context)
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop", stopped_by: Any = None) -> list[list[Output]]:
@@ -32,7 +32,7 @@ def outputs(pieces: Sequence[str], reason: Any = "stop", stopped_by: Any = None)
 
 
 def streamed(writer: MessageWriter, steps: Sequence[list[Output]]) -> list[dict[str, Any]]:
-    text = b"".join([*(writer.events(step) for step in steps), writer.last_events()]).decode()
+    text = b"".join([*(writer.events(step) for step in steps), writer.last()]).decode()
     events = []
     for event in text.removesuffix("\n\n").split("\n\n"):
         name, data = event.split("\n")

@@ -12,13 +12,12 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from apps.llm.api import Generation, Output, SamplingParams
+from apps.llm.api import EngineStopped, Generation, Output, SamplingParams
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.engine_model import EngineStream
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
-from apps.serving.ingress.openai_errors import OpenAIError
 
 CALL = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -29,7 +28,7 @@ def writer(plain: bool = False) -> ResponseWriter:
     generation.cached_tokens = 16
     reader = None if plain else AnswerReader(Hermes(), ["f"], ReasoningMarks("<think>", "</think>"))
     about = ResponseBody(input="x").repeated() | {"store": False}
-    return ResponseWriter("m", about, EngineStream(generation, None, 0.0), reader)
+    return ResponseWriter("m", about, EngineStream([generation], None, 0.0), reader)
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop") -> list[list[Output]]:
@@ -38,7 +37,7 @@ def outputs(pieces: Sequence[str], reason: Any = "stop") -> list[list[Output]]:
 
 
 def streamed(writer: ResponseWriter, steps: Sequence[list[Output]]) -> list[dict[str, Any]]:
-    return parsed(b"".join([*(writer.events(step) for step in steps), writer.last_event()]))
+    return parsed(b"".join([*(writer.events(step) for step in steps), writer.last()]))
 
 
 def parsed(text: bytes) -> list[dict[str, Any]]:
@@ -138,7 +137,7 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
 def test_a_stream_that_fails_ends_with_what_there_is() -> None:
     broken = writer()
     begun = broken.events([Output(0, "Hel", (7,))])
-    response = collected(parsed(begun + broken.failed(OpenAIError(503, "The model cannot answer: gone"))))
+    response = collected(parsed(begun + broken.failed(EngineStopped("gone"))))
     assert (response["status"], response["error"]) == (
         "failed",
         {"code": "server_error", "message": "The model cannot answer: gone"},

@@ -1,10 +1,10 @@
 """Responses in a replica's memory: bounded in number and bytes, and each caller's own."""
 
-from apps.llm.http.responses.store import Kept, ResponseStore
+from apps.llm.http.responses.store import KeptResponse, ResponseStore
 
 
-def kept(size: int = 10, owner: str | None = "alice") -> Kept:
-    return Kept(owner, b"r" * (size - 4), b"item")
+def kept(size: int = 10, owner: str | None = "alice") -> KeptResponse:
+    return KeptResponse(owner, b"r" * (size - 4), b"item")
 
 
 def test_the_oldest_make_room() -> None:

@@ -57,7 +57,7 @@ def local_server(**config: Any) -> Iterator[LocalServer]:
 
     engine = Engine.load(EngineConfig(**SMALL, **config))
     model = EngineModel(MODEL, engine, step_deadline_s=60)
-    with served(http_app({MODEL: model})) as url:
+    with served(http_app(model)) as url:
         try:
             yield LocalServer(url, engine, model)
         finally:

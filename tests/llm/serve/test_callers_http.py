@@ -38,7 +38,7 @@ def server():
 
 def asked(server: Any, requests: list[tuple[str, dict[str, Any]]], key: str | None, address: str) -> list[Any]:
     """The answers, all asked at a time, of one with this key at this address."""
-    app = http_app({MODEL: server.model}, KEYS if key else {})
+    app = http_app(server.model, KEYS if key else {})
     headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     async def ask() -> list[Any]:
@@ -84,7 +84,7 @@ def test_a_limit_of_requests_at_a_time(server, key):
 
 def test_each_address_is_a_caller(server):
     async def ask(address: str) -> int:
-        transport = httpx.ASGITransport(http_app({MODEL: server.model}), client=(address, 1))
+        transport = httpx.ASGITransport(http_app(server.model), client=(address, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return (await client.post("/v1/completions", json=LONG)).status_code
 
@@ -126,12 +126,11 @@ def test_metrics_are_by_name(monkeypatch):
 
     for kind in ("Counter", "Gauge", "Histogram"):
         monkeypatch.setattr(ray.serve.metrics, kind, Recorded)
-    now = {"alice": CallerStats(requests=2, waiting=1, tokens=10)}
-    metrics = CallerMetrics("m", lambda: now)
-    metrics.publish()
-    now = {"alice": CallerStats(requests=1, tokens=15), "anonymous": CallerStats(refused=3)}
-    metrics.publish()
-    metrics.first_token("alice", 0.5)
+    metrics = CallerMetrics("m")
+    metrics.record(CallerStats(requests=2, waiting=1, tokens=10), caller="alice")
+    metrics.record(CallerStats(requests=1, tokens=15), caller="alice")
+    metrics.record(CallerStats(refused=3), caller="anonymous")
+    metrics.observe("ttft", 0.5, caller="alice")
     assert told == {
         ("podslice_caller_requests", "alice"): 1,
         ("podslice_caller_requests", "anonymous"): 0,

@@ -87,15 +87,15 @@ def test_many_embeddings_wait_for_room_and_leave_with_their_reader(server):
 def test_requests_are_those_of_the_tasks_caller(server):
     async def ask(**held) -> Caller:
         CALLER.set(Caller(background=True))
-        stream = await server.model.submit("x", SamplingParams(max_tokens=1, **held))
+        stream = await server.model.submit(SamplingParams(max_tokens=1, **held), "x")
         assert [output async for outputs in stream.batches() for output in outputs]
-        return stream._generation.caller
+        return stream._generations[0].caller
 
     assert asyncio.run(ask()).background and asyncio.run(ask(json_schema={})).background
 
 
 def test_keys(server):
-    app = http_app({MODEL: server.model}, principals(["right", "also right"]))
+    app = http_app(server.model, principals(["right", "also right"]))
 
     def ask(key: str | None, path: str = "/v1/models", header: str = "Authorization") -> httpx.Response:
         async def call() -> httpx.Response:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from apps.llm.chat.conversation import ChatRequest
 from apps.llm.engine import SamplingParams
 from tests.llm.serve.serving import MODEL, LocalServer
 
@@ -113,7 +114,7 @@ def test_tokens_there_and_back(server: LocalServer) -> None:
     assert ask(server, "/detokenize", tokens=bare["tokens"]) == {"prompt": TEXT}
     messages = [{"role": "user", "content": TEXT}]
     chat = ask(server, "/tokenize", messages=messages)
-    assert chat["tokens"] == server.engine.chat_prompt(messages)
+    assert chat["tokens"] == server.engine.chat(ChatRequest(messages))[0]
     whole = ask(server, "/v1/chat/completions", messages=messages, max_tokens=1)
     assert whole["usage"]["prompt_tokens"] == chat["count"]
 

@@ -2,55 +2,61 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apps.llm.api import Output
-from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, ChatEvent, Reasoned, SaidText
+from apps.llm.chat.events import CallBegins, Reasoned, SaidText
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_model import EngineStream
+from apps.llm.http.answering import Block, BlockWriter, Event
 from apps.llm.http.responses.items import new_id
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.llm.http.responses.requests import NAMES
+from apps.serving.ingress.openai_errors import of_stream
 
-Event = dict[str, Any]
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 """The one content part of an item of each type."""
 
 
-class ResponseWriter:
-    """One response.
+class ResponseWriter(BlockWriter):
+    """One response, whose output is its blocks.
 
     Args:
         about: what it says of its request.
         reader: None: the answer is text, and nothing else.
+        keep: called when the response is whole, before the client knows: it may go on at once.
     """
 
-    def __init__(self, model: str, about: Mapping[str, Any], stream: EngineStream, reader: AnswerReader | None):
+    def __init__(
+        self,
+        model: str,
+        about: Mapping[str, Any],
+        stream: EngineStream,
+        reader: AnswerReader | None,
+        keep: Callable[["ResponseWriter"], None] = lambda _: None,
+    ):
+        super().__init__(stream, reader)
         self.id = new_id("resp")
         head = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
         self._head: dict[str, Any] = {**head, **about}
-        self._stream, self._reader = stream, reader
-        self.output: list[dict[str, Any]] = []
-        self._pieces: list[str] = []  # text, reasoning or arguments of the item that is open
-        self._open = False  # the last item is
-        self._tokens = self._reasoning_tokens = 0
+        self._keep = keep
+        self._reasoning_tokens = 0
         self._end: dict[str, Any] = {"status": "in_progress", "error": None, "incomplete_details": None}
         self._sent = 0  # events
 
     # -- streamed -----------------------------------------------------------------------------------------------
 
-    def events(self, outputs: Sequence[Output]) -> bytes:
-        """The server-sent events of a step's news; b"" if there is nothing to see."""
+    def events(self, outputs: list[Output]) -> bytes:
         begin = [] if self._sent else [self._state("created"), self._state("in_progress")]
         return self._written(begin + self.take(outputs))
 
-    def last_event(self) -> bytes:
+    def last(self) -> bytes:
         return self._written([self._state(self._end["status"])])
 
-    def failed(self, error: OpenAIError) -> bytes:
-        """The last event of an answer that fails on its way."""
-        told = self._close("incomplete")
-        self._end |= {"status": "failed", "error": {"code": "server_error", "message": error.message}}
+    def failed(self, error: Exception) -> bytes:
+        told = self.close("incomplete")
+        message = of_stream(error, NAMES).message
+        self._end |= {"status": "failed", "error": {"code": "server_error", "message": message}}
         return self._written([*told, self._state("failed")])
 
     def _state(self, state: str) -> Event:
@@ -66,75 +72,58 @@ class ResponseWriter:
     # -- whole --------------------------------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Any]:
-        """What there is of the response."""
         done = self._end["status"] != "in_progress"
-        return {**self._head, **self._end, "output": list(self.output), "usage": self._usage() if done else None}
+        return {**self._head, **self._end, "output": list(self.blocks), "usage": self._usage() if done else None}
 
-    def take(self, outputs: Sequence[Output]) -> list[Event]:
-        """Notes a step's news; returns what a stream says of them."""
+    def take(self, outputs: list[Output]) -> list[Event]:
+        """Returns what a stream says of the news."""
         told: list[Event] = []
         for output in outputs:
-            self._tokens += len(output.token_ids)
-            news: list[ChatEvent] = [SaidText(output.text)] if output.text else []
-            if self._reader is not None:
-                news = self._reader.feed(output.text)
+            self.tokens += len(output.token_ids)
+            news = self.read(output.text)
             if any(isinstance(event, Reasoned) for event in news):
-                self._reasoning_tokens = self._tokens  # reasoning comes first
-            told += self._take(news)
+                self._reasoning_tokens = self.tokens  # reasoning comes first
+            told += self.told(news)
             if output.finish_reason is not None:
                 told += self._finish("incomplete" if output.finish_reason == "length" else "completed")
         return told
 
     def _finish(self, status: str) -> list[Event]:
-        told = self._take(self._reader.finish(), status) if self._reader is not None else []
-        told += self._close(status)
-        if not self.output:  # the model's turn was empty, but it was one
-            told += self._begin(_message()) + self._close(status)
+        told = [*self.told(self.rest(), status), *self.close(status)]
+        if not self.blocks:  # the model's turn was empty, but it was one
+            told += [*self.begin(SaidText("")), *self.close(status)]
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         self._end |= {"status": status, "incomplete_details": details, "completed_at": int(time.time())}
+        self._keep(self)
         return told
 
-    def _take(self, news: Sequence[ChatEvent], ends: str = "completed") -> list[Event]:
-        """Args: ends: the status of a call that ends."""
-        told: list[Event] = []
-        for event in news:
-            match event:
-                case SaidText(text):
-                    told += [*self._within(_message()), self._delta(text)]
-                case Reasoned(text):
-                    told += [*self._within(_reasoning()), self._delta(text)]
-                case CallBegins(_, name):
-                    told += [*self._close(), *self._begin(_call(name))]
-                case ArgumentsPiece(_, text):
-                    told.append(self._delta(text))
-                case CallEnds():
-                    told += self._close(ends)
-        return told
+    # -- items --------------------------------------------------------------------------------------------------
 
-    def _within(self, item: dict[str, Any]) -> list[Event]:
-        """What makes the last item one of this type."""
-        if self._open and self.output[-1]["type"] == item["type"]:
-            return []
-        return [*self._close(), *self._begin(item)]
+    def block(self, event: SaidText | Reasoned | CallBegins) -> Block:
+        about = {"status": "in_progress"}
+        match event:
+            case SaidText():
+                return {"id": new_id("msg"), "type": "message", **about, "role": "assistant", "content": []}
+            case Reasoned():
+                return {"id": new_id("rs"), "type": "reasoning", **about, "summary": [], "content": []}
+            case CallBegins(_, name):
+                call = {"id": new_id("fc"), "type": "function_call", **about, "call_id": new_id("call"), "name": name}
+                return call | {"arguments": ""}
 
-    def _begin(self, item: dict[str, Any]) -> list[Event]:
-        self.output.append(item)
-        self._open, self._pieces = True, []
-        begun = [{"type": "response.output_item.added", "output_index": len(self.output) - 1, "item": dict(item)}]
+    def begun(self) -> list[Event]:
+        item = self.blocks[-1]
+        begun = [{"type": "response.output_item.added", "output_index": len(self.blocks) - 1, "item": dict(item)}]
         if item["type"] in PARTS:
             begun.append(self._of_item("content_part.added") | {"part": _part(item["type"], "")})
         return begun
 
-    def _delta(self, text: str) -> Event:
-        self._pieces.append(text)
-        kind = self.output[-1]["type"]
+    def delta(self, text: str) -> Event:
+        kind = self.blocks[-1]["type"]
         return self._of_item(f"{PARTS.get(kind, 'function_call_arguments')}.delta") | {"delta": text}
 
-    def _close(self, status: str = "completed") -> list[Event]:
-        if not self._open:
-            return []
-        item, text = self.output[-1], "".join(self._pieces)
-        item["status"], self._open = status, False
+    def ended(self, text: str, status: str) -> list[Event]:
+        item = self.blocks[-1]
+        item["status"] = status
         if item["type"] in PARTS:
             item["content"] = [_part(item["type"], text)]
             done = [
@@ -144,11 +133,11 @@ class ResponseWriter:
         else:
             item["arguments"] = text
             done = [self._of_item("function_call_arguments.done") | {"name": item["name"], "arguments": text}]
-        return [*done, {"type": "response.output_item.done", "output_index": len(self.output) - 1, "item": dict(item)}]
+        return [*done, {"type": "response.output_item.done", "output_index": len(self.blocks) - 1, "item": dict(item)}]
 
     def _of_item(self, event: str) -> Event:
         """What events of the open item have in common."""
-        item, index = self.output[-1], len(self.output) - 1
+        item, index = self.blocks[-1], len(self.blocks) - 1
         about: Event = {"type": f"response.{event}", "item_id": item["id"], "output_index": index}
         if item["type"] in PARTS:
             about["content_index"] = 0
@@ -157,28 +146,14 @@ class ResponseWriter:
         return about
 
     def _usage(self) -> dict[str, Any]:
-        read = self._stream.prompt_tokens
+        read = self.stream.prompt_tokens
         return {
             "input_tokens": read,
-            "input_tokens_details": {"cached_tokens": self._stream.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": self._tokens,
+            "input_tokens_details": {"cached_tokens": self.stream.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
-            "total_tokens": read + self._tokens,
+            "total_tokens": read + self.tokens,
         }
-
-
-def _message() -> dict[str, Any]:
-    about = {"type": "message", "status": "in_progress", "role": "assistant"}
-    return {"id": new_id("msg"), **about, "content": []}
-
-
-def _reasoning() -> dict[str, Any]:
-    return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-
-
-def _call(name: str) -> dict[str, Any]:
-    about = {"type": "function_call", "status": "in_progress", "call_id": new_id("call"), "name": name}
-    return {"id": new_id("fc"), **about, "arguments": ""}
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

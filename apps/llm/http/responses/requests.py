@@ -10,7 +10,7 @@ from apps.llm.api import RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, effort_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed
-from apps.serving.ingress.bodies import Body
+from apps.serving.ingress.bodies import Body, Metadata
 
 UNIONS = {
     "tool_choice": 'tool_choice must be none, auto, required, {"type": "function", "name": ...} or allowed_tools',
@@ -24,7 +24,6 @@ NAMES = {
     "max_tokens": "max_output_tokens",
 }
 """Engine's field -> the client's, where they differ."""
-MAX_METADATA, MAX_KEY, MAX_VALUE = 16, 64, 512  # pairs, and characters of each; OpenAI's limits
 LOGPROBS = "message.output_text.logprobs"
 
 
@@ -108,7 +107,7 @@ class ResponseBody(Body):
     """Ranges are the engine's to check."""
 
     model: str | None = None
-    """Needed where more than one is served."""
+    """The served model's name, or nothing. In a cell: needed where more than one is published."""
     input: str | list[Item] | None = None
     """A text, or items: messages, `function_call`, `function_call_output`, `reasoning`. Texts only. Neighbours of one
     role are one turn."""
@@ -137,7 +136,7 @@ class ResponseBody(Body):
     temperature: float | None = None
     """0: greedy. Default: 1."""
     top_p: float | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     """Up to 16 texts by name, which the response repeats."""
     stream: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -158,16 +157,6 @@ class ResponseBody(Body):
     def _text_or_items(cls, value: Any) -> Any:
         if value is not None and not isinstance(value, str | list):
             raise ValueError("must be a string or a list of items")
-        return value
-
-    @field_validator("metadata")
-    @classmethod
-    def _small(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        pairs = value or {}
-        if len(pairs) > MAX_METADATA:
-            raise ValueError(f"at most {MAX_METADATA} pairs")
-        if any(len(name) > MAX_KEY or len(text) > MAX_VALUE for name, text in pairs.items()):
-            raise ValueError(f"names have at most {MAX_KEY} characters, texts at most {MAX_VALUE}")
         return value
 
     @field_validator("truncation", "background", "conversation", "prompt", "include", "top_logprobs")

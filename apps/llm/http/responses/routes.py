@@ -1,23 +1,22 @@
 """OpenAI's Responses API: /v1/responses, and the responses that are kept."""
 
 import json
-from collections.abc import AsyncGenerator, Callable
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field, ValidationError
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from apps.llm.api import EngineError
-from apps.llm.engine_model import EngineStream, Models
+from apps.llm.engine_model import EngineModel
+from apps.llm.http.answering import answered
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.items import ITEMS
 from apps.llm.http.responses.requests import NAMES, UNIONS, ResponseBody
-from apps.llm.http.responses.store import Kept, ResponseStore
+from apps.llm.http.responses.store import KeptResponse, ResponseStore
 from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
-from apps.serving.ingress.application import find_model
-from apps.serving.ingress.bodies import Body, EventStream
-from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream, parsed
+from apps.serving.ingress.application import check_name
+from apps.serving.ingress.bodies import Body
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body, query
 
 PATH = "/v1/responses"
@@ -33,34 +32,32 @@ class Page(Body):
     order: Literal["asc", "desc"] = "desc"
 
 
-def responses_router(models: Models, store: ResponseStore) -> APIRouter:
-    """The dialect's routes over these models."""
+def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
+    """The dialect's routes over this model."""
     router = APIRouter()
 
     @router.post(PATH, openapi_extra=json_body(ResponseBody), responses=STREAMED)
     async def create(request: Request) -> Response:
         """OpenAI's responses: the model's own chat template makes the prompt."""
         body = await parsed(ResponseBody, request, UNIONS)
-        model, owner = find_model(models, body.model), _owner(request)
+        check_name(model, body.model)
+        owner = _owner(request)
         if body.store and not store.most:
             raise OpenAIError(400, f"store must be false: {NONE_KEPT}", "store", "invalid_value")
         before = _earlier(store, body.previous_response_id, owner)
         earlier = ITEMS.validate_python(before)
-        try:
-            prompt, turn = await model.chat(body.request(earlier))
-            stream = await model.submit(prompt, turn.held(body.params()))
-        except EngineError as error:
-            raise from_engine(error, NAMES) from error
         kept = bool(store.most) and body.store is not False
-        about = body.repeated() | {"store": kept}
-        writer = ResponseWriter(model.name, about, stream, None if turn.is_plain else turn.reader())
 
-        def keep() -> None:
+        def keep(writer: ResponseWriter) -> None:
             if kept:
                 items = before + [item.kept() for item in body.items()]
-                store.put(writer.id, Kept(owner, _json(writer.whole()), _json(items)))
+                store.put(writer.id, KeptResponse(owner, _json(writer.whole()), _json(items)))
 
-        return await _answer(stream, writer, bool(body.stream), keep)
+        with refusing(NAMES):
+            prompt, turn = await model.chat(body.request(earlier))
+            stream = await model.submit(turn.held(body.params()), prompt)
+            writer = ResponseWriter(model.name, body.repeated() | {"store": kept}, stream, turn.reader(), keep)
+            return await answered(stream, writer, bool(body.stream))
 
     @router.get(ONE)
     async def retrieve(response_id: str, request: Request) -> Response:
@@ -89,37 +86,6 @@ def responses_router(models: Models, store: ResponseStore) -> APIRouter:
     return router
 
 
-async def _answer(stream: EngineStream, writer: ResponseWriter, streamed: bool, keep: Callable[[], None]) -> Response:
-    try:
-        if streamed:
-            events = _events(stream, writer, keep)
-            return await EventStream(events, lambda error: writer.failed(of_stream(error, NAMES))).begun()
-        async for outputs in stream.batches():
-            writer.take(outputs)
-        keep()
-        return JSONResponse(writer.whole())
-    except EngineError as error:
-        stream.abort()
-        raise from_engine(error, NAMES) from error
-    except BaseException:  # above all: cancelled, because the client has left
-        stream.abort()
-        raise
-
-
-async def _events(
-    stream: EngineStream, writer: ResponseWriter, keep: Callable[[], None]
-) -> AsyncGenerator[bytes, None]:
-    """Server-sent events: one piece of bytes for all that a step brings. Aborts what is unread when it is closed."""
-    try:
-        async for outputs in stream.batches():
-            if news := writer.events(outputs):
-                yield news
-        keep()  # before the client knows that it has ended: it may go on at once
-        yield writer.last_event()
-    finally:
-        stream.abort()
-
-
 def _earlier(store: ResponseStore, response_id: str | None, owner: str | None) -> list[dict[str, Any]]:
     """The conversation that a request continues. Raises OpenAIError."""
     if response_id is None:
@@ -133,7 +99,7 @@ def _earlier(store: ResponseStore, response_id: str | None, owner: str | None) -
     return [*json.loads(kept.items), *json.loads(kept.response)["output"]]
 
 
-def _found(store: ResponseStore, response_id: str, request: Request) -> Kept:
+def _found(store: ResponseStore, response_id: str, request: Request) -> KeptResponse:
     """A response of the caller's. Raises OpenAIError."""
     kept = store.get(response_id, _owner(request))
     if kept is None:

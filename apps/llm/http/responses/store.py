@@ -7,7 +7,7 @@ MAX_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptResponse:
     """One response.
 
     Args:
@@ -36,12 +36,12 @@ class ResponseStore:
     def __init__(self, most: int, most_bytes: int = MAX_BYTES):
         self.most, self._most_bytes = most, most_bytes
         self.bytes = 0
-        self._kept: dict[str, Kept] = {}  # by id, oldest first
+        self._kept: dict[str, KeptResponse] = {}  # by id, oldest first
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def put(self, response_id: str, kept: Kept) -> None:
+    def put(self, response_id: str, kept: KeptResponse) -> None:
         """The oldest ones make room for it."""
         if kept.size > self._most_bytes:
             return
@@ -50,7 +50,7 @@ class ResponseStore:
         while len(self._kept) > self.most or self.bytes > self._most_bytes:
             self._drop(next(iter(self._kept)))
 
-    def get(self, response_id: str, owner: str | None) -> Kept | None:
+    def get(self, response_id: str, owner: str | None) -> KeptResponse | None:
         """None: there is none of this id, or it is another's."""
         kept = self._kept.get(response_id)
         return kept if kept is not None and kept.owner == owner else None

@@ -8,14 +8,14 @@ import pytest
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
 from tests.llm.serve.responses.asking import KEPT, client_of
-from tests.llm.serve.serving import MODEL, LocalServer, served
+from tests.llm.serve.serving import LocalServer, served
 
 
 @pytest.fixture(scope="session")
 def keeping(chat_server: LocalServer) -> Iterator[str]:
     """URL of an application over the same model that keeps responses, for two callers."""
     keys = principals(["alice=a-key", "alice=a-second-key", "bob=b-key"])
-    with served(http_app({MODEL: chat_server.model}, keys, stored_responses=KEPT)) as url:
+    with served(http_app(chat_server.model, keys, stored_responses=KEPT)) as url:
         yield url
 
 

@@ -70,7 +70,7 @@ BAD_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "no"}}
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
-        ({"metadata": {"a": "x" * 513}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
