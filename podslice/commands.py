@@ -58,12 +58,12 @@ app.registered_commands += kuberay.commandline.app.registered_commands
 def _serve(kind: str, arguments: Sequence[str], port: int | None) -> None:
     """In a process of its own; its end decides the exit status."""
     from podslice.served import read
-    from podslice.supervisor import Failed, Supervisor
+    from podslice.supervisor import ServerFailed, Supervisor
 
     serving = read(kind, arguments, port)
     try:
         status = Supervisor(serving).run([sys.executable, "-m", "podslice.server", kind, str(serving.port), *arguments])
-    except Failed as failure:
+    except ServerFailed as failure:
         typer.secho(f"podslice: {failure}", err=True, fg="red" if sys.stderr.isatty() else None)
         status = 1
     raise typer.Exit(status)

@@ -4,94 +4,33 @@ Ctrl-C during the start ends it at once: there is no request to finish. Later Se
 they have; a second Ctrl-C does not wait for that. SIGTERM is the same.
 """
 
-import ctypes
-import json
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from apps.serving.progress import EVENTS, Event
 from kuberay.options import Refusal
 from podslice.display import display
 from podslice.served import Serving
+from podslice.server_process import Server
 from ray_configs.cell import CellConfig
 
 LOOK_S = 0.05
 ANSWER_S = 60
 """For a port to answer once all replicas are ready."""
-KILL_S = 10
 TAIL = 15
 """Lines of its log that are shown of a server that ended without a word."""
-INNER_PORTS = {
-    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
-    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
-}
-"""Serve's own, and where it wants them. Each would stop a second server on this machine."""
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-class Failed(Exception):
+class ServerFailed(Exception):
     """The server did not start, or ended; the text says why."""
-
-
-class Server:
-    """The process, and all processes under it."""
-
-    def __init__(self, command: Sequence[str], folder: Path):
-        self.log = folder / "podslice-serve.log"
-        events = folder / "events"
-        events.touch()
-        self._events = events.open()
-        # Whatever loses its parent becomes a child of this process, and so can be found and ended.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | _inner_ports() | {EVENTS: str(events)},
-                start_new_session=True,  # a terminal's Ctrl-C is for the command, which knows what it means
-            )
-
-    def events(self) -> Iterator[Event]:
-        """Those that have come since the last call."""
-        while line := self._events.readline():
-            yield json.loads(line)
-
-    def keep_log(self, folder: str) -> None:
-        """Beside Ray's own logs: the folder that it is in goes when the command ends."""
-        self.log = Path(shutil.move(self.log, Path(folder, self.log.name)))
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def interrupt(self) -> None:
-        self._process.send_signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        """Ends all that is left, and waits until it is gone."""
-        deadline = time.monotonic() + KILL_S
-        while (left := _descendants()) and time.monotonic() < deadline:
-            for process in left:
-                with suppress(OSError):  # it is gone, or not a child of this process yet
-                    os.kill(process, signal.SIGKILL)
-                    os.waitpid(process, os.WNOHANG)
-            time.sleep(0.01)
 
 
 class Supervisor:
@@ -107,7 +46,7 @@ class Supervisor:
         """Returns an exit status: 0 when it was stopped, 130 when that was during its start.
 
         Raises:
-            Failed: it did not start, or ended by itself.
+            ServerFailed: it did not start, or ended by itself.
             Refusal: its port is taken, or a model's folder is not there.
         """
         began = time.monotonic()
@@ -141,7 +80,7 @@ class Supervisor:
             while not self._stops:
                 for event in server.events():
                     if "failure" in event:
-                        raise Failed(event["failure"] + self._see_logs())
+                        raise ServerFailed(event["failure"] + self._see_logs())
                     if "logs" in event:
                         self._logs, self._joined = event["logs"], event["joined"]
                         server.keep_log(self._logs)
@@ -149,10 +88,10 @@ class Supervisor:
                         return self._answering(event["port"])
                     shown.show(event)
                 if server.ended:
-                    raise Failed(_last_words(server) + self._see_logs())
+                    raise ServerFailed(_last_words(server) + self._see_logs())
                 time.sleep(LOOK_S)
             return None
-        except Failed:
+        except ServerFailed:
             if self._joined:
                 self._shut_down(server)
             raise
@@ -167,7 +106,9 @@ class Supervisor:
                 if self._stops:
                     return None
                 if time.monotonic() > deadline:
-                    raise Failed(f"all replicas are ready, but nothing answers at {app.url(port)}{self._see_logs()}")
+                    raise ServerFailed(
+                        f"all replicas are ready, but nothing answers at {app.url(port)}{self._see_logs()}"
+                    )
                 time.sleep(LOOK_S)
         return port
 
@@ -183,7 +124,7 @@ class Supervisor:
                 if what := event.get("failure") or event.get("stage"):
                     print(f"{event.get('app') or 'podslice'}: {what}{self._see_logs()}", file=sys.stderr, flush=True)
             if server.ended:
-                raise Failed(_last_words(server) + self._see_logs())
+                raise ServerFailed(_last_words(server) + self._see_logs())
             time.sleep(4 * LOOK_S)
 
     def _shut_down(self, server: Server) -> None:
@@ -224,23 +165,6 @@ def _refuse_absent(serving: Serving) -> None:
             raise Refusal(f"{app.config.model}: no such folder")
 
 
-def _inner_ports() -> dict[str, str]:
-    """For the server's environment: each port of INNER_PORTS, as the environment or else Serve wants it, or another one
-    while something listens there, for instance the server that the environment's ports were chosen for."""
-    with ExitStack() as held:
-
-        def free(wanted: str | int) -> str:
-            probe = held.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", int(wanted)))
-            except OSError:
-                probe.bind(("", 0))
-            return str(probe.getsockname()[1])
-
-        return {name: free(os.environ.get(name, wanted)) for name, wanted in INNER_PORTS.items()}
-
-
 def _answers(url: str) -> bool:
     """Whether an application does, though perhaps with a refusal of who has no key."""
     try:
@@ -256,17 +180,3 @@ def _last_words(server: Server) -> str:
     return "the server has ended. Its last words:\n" + "\n".join(
         server.log.read_text(errors="replace").splitlines()[-TAIL:]
     )
-
-
-def _descendants() -> set[int]:
-    """Processes under this one, ended ones that nobody has asked for included."""
-    children: dict[int, set[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, set()).add(int(stat.parent.name))
-    found: set[int] = set()
-    fresh = {os.getpid()}
-    while fresh := {child for process in fresh for child in children.get(process, ())}:
-        found |= fresh
-    return found

@@ -2,12 +2,9 @@
 
 import socket
 
-SERVE_PORTS = (
-    "RAY_SERVE_HAPROXY_METRICS_PORT",
-    "RAY_SERVE_HAPROXY_STATS_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
-)
+from podslice.server_process import INNER_PORTS
+
+SERVE_PORTS = tuple(INNER_PORTS)
 """Variables of those of Serve's that are others in tests: someone may run a server on the usual ones."""
 
 

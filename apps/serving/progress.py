@@ -11,7 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 log = logging.getLogger("podslice")
 
@@ -71,15 +74,20 @@ def reason(error: Exception) -> str:
     return text if told else f"{type(error).__name__}: {text}"
 
 
+def bars(transient: bool = False) -> "Progress":
+    """Bars on standard error, for work that is counted. `transient`: they go when it ends."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=Console(stderr=True), transient=transient)
+
+
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[], None]]:
     """Show progress. Yields `advance()`, to be called `total` times."""
     if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=Console(stderr=True)) as progress:
+        with bars() as progress:
             task = progress.add_task(label, total=total)
             yield lambda: progress.advance(task)
         return

@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[2]
 SUPERVISE = """
 import sys
 from podslice.served import read
-from podslice.supervisor import Failed, Supervisor
+from podslice.supervisor import ServerFailed, Supervisor
 try:
     sys.exit(Supervisor(read("llm", [], int(sys.argv[1]))).run([sys.executable, "-c", sys.argv[2]]))
-except Failed as failure:
+except ServerFailed as failure:
     sys.exit(f"FAILED {failure}")
 """
 PRELUDE = """

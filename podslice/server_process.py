@@ -1,0 +1,91 @@
+"""The process of a server, and all processes under it: none of them is left when it has ended."""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+
+from apps.serving.progress import EVENTS, Event
+
+KILL_S = 10
+INNER_PORTS = {
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
+}
+"""Serve's own, and where it wants them. Each would stop a second server on this machine."""
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Server:
+    """The process, and all processes under it."""
+
+    def __init__(self, command: Sequence[str], folder: Path):
+        self.log = folder / "podslice-serve.log"
+        events = folder / "events"
+        events.touch()
+        self._events = events.open()
+        # Whatever loses its parent becomes a child of this process, and so can be found and ended.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | inner_ports() | {EVENTS: str(events)},
+                start_new_session=True,  # a terminal's Ctrl-C is for the command, which knows what it means
+            )
+
+    def events(self) -> Iterator[Event]:
+        """Those that have come since the last call."""
+        while line := self._events.readline():
+            yield json.loads(line)
+
+    def keep_log(self, folder: str) -> None:
+        """Beside Ray's own logs: the folder that it is in goes when the command ends."""
+        self.log = Path(shutil.move(self.log, Path(folder, self.log.name)))
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Ends all that is left, and waits until it is gone."""
+        deadline = time.monotonic() + KILL_S
+        while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+            for process in left:
+                with suppress(psutil.Error, OSError):  # it is gone, or not a child of this process yet
+                    process.kill()
+                    os.waitpid(process.pid, os.WNOHANG)
+            time.sleep(0.01)
+
+
+def inner_ports() -> dict[str, str]:
+    """For the server's environment: each port of INNER_PORTS, as the environment or else Serve wants it, or another one
+    while something listens there, for instance the server that the environment's ports were chosen for."""
+    with ExitStack() as held:
+
+        def free(wanted: str | int) -> str:
+            probe = held.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", int(wanted)))
+            except OSError:
+                probe.bind(("", 0))
+            return str(probe.getsockname()[1])
+
+        return {name: free(os.environ.get(name, wanted)) for name, wanted in INNER_PORTS.items()}
