@@ -50,7 +50,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rich.console import Console
 from rich.logging import RichHandler
 
-from apps.batch.generation.parts import OutputRefused, Parts, folder_of, held
+from apps.batch.generation.parts import OutputRefused, RunParts, folder_of, held
 from apps.batch.generation.progress import shown
 from apps.batch.generation.requests import BadLine, Defaults, read
 from apps.batch.generation.source import language_model
@@ -130,7 +130,7 @@ def main(
             "defaults": vars(defaults),
         }
         with held(fs, folder_of(output)):
-            parts = Parts.open(fs, output, source.lines, run, overwrite)
+            parts = RunParts.open(fs, output, source.lines, run, overwrite)
             _run(parts, source, config, defaults, replicas or max(1, config.min_replicas), address, console)
             status = _finish(parts, output_url)
     except (OutputRefused, PartDamaged, Busy) as error:
@@ -195,7 +195,7 @@ def _refuse_bad_lines(source: InputFile, defaults: Defaults) -> None:
 
 
 def _run(
-    parts: Parts,
+    parts: RunParts,
     source: InputFile,
     config: LLMConfig,
     defaults: Defaults,
@@ -237,7 +237,7 @@ def _run(
     )
 
 
-def _finish(parts: Parts, output_url: str) -> int:
+def _finish(parts: RunParts, output_url: str) -> int:
     lines, errors = len(parts.done), parts.errors
     parts.finish()
     log.info("%s has all %d lines", output_url, lines)

@@ -78,7 +78,6 @@ def create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     if not is_local(fs):
         fs.pipe_file(path, data, mode="create")
         return
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     with _beside(path, alone=False) as (partial, file):
         file.write(data)
         _sync(file)
@@ -96,7 +95,8 @@ def create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _beside(path: str, alone: bool) -> Iterator[tuple[str, IO[bytes]]]:
-    """A partial file beside `path` to write to; removed when the block ends, however it ends."""
+    """A partial file beside `path` to write to, in its folder, which is created; removed however the block ends."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     partial = f"{path}{PARTIAL}" if alone else f"{path}.{uuid.uuid4().hex}{PARTIAL}"
     try:
         with open(partial, "wb") as file:
@@ -255,7 +255,6 @@ class Lease:
         if not is_local(self._fs):
             self._fs.pipe_file(self._path, data)
             return
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
         with _beside(self._path, alone=False) as (partial, file):
             file.write(data)
             file.close()

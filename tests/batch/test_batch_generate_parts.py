@@ -17,7 +17,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from apps.batch.generation.parts import Chunk, OutputRefused, Parts, held
+from apps.batch.generation.parts import Chunk, OutputRefused, RunParts, held
 from apps.llm.batches import parts as saved_parts
 from apps.llm.batches.parts import PartDamaged
 from apps.serving.files import LOCK, Busy
@@ -29,9 +29,9 @@ def chunk(*indices: int, text: str = "answer", errors: int = 0) -> Chunk:
     return Chunk(list(indices), [f"{text} {i}".encode() for i in indices], errors, 1, 1, 0.0)
 
 
-def begin(output: Path, lines: int = 10, run: dict = RUN, overwrite: bool = False) -> Parts:
+def begin(output: Path, lines: int = 10, run: dict = RUN, overwrite: bool = False) -> RunParts:
     Path(f"{output}.parts").mkdir(exist_ok=True)
-    return Parts.open(LocalFileSystem(), str(output), lines, run, overwrite)
+    return RunParts.open(LocalFileSystem(), str(output), lines, run, overwrite)
 
 
 def test_out_of_order_in_order_out(tmp_path: Path) -> None:
@@ -184,12 +184,12 @@ def test_in_a_bucket() -> None:
     with held(fs, folder, lease_s=0.4), pytest.raises(Busy, match="another process"), held(fs, folder, lease_s=0.4):
         pass
     with held(fs, folder, lease_s=0.4):
-        parts = Parts.open(fs, output, 3, RUN, overwrite=False)
+        parts = RunParts.open(fs, output, 3, RUN, overwrite=False)
         parts.add(chunk(1))
         parts.save()
     fs.pipe_file(f"{folder}/{LOCK}", json.dumps({"owner": "t", "where": "a dead one", "count": 5}).encode())
     with held(fs, folder, lease_s=0.4):
-        parts = Parts.open(fs, output, 3, RUN, overwrite=False)
+        parts = RunParts.open(fs, output, 3, RUN, overwrite=False)
         assert parts.done.tolist() == [False, True, False]
         parts.add(chunk(0, 2))
         parts.finish()

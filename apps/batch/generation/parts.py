@@ -19,8 +19,7 @@ from typing import Any
 
 import fsspec
 
-from apps.llm.batches.parts import Answers
-from apps.llm.batches.parts import Parts as SavedAnswers
+from apps.llm.batches.parts import Answers, Parts
 from apps.serving.files import is_local, leased, locked, writing
 
 LEASE_S = 120.0
@@ -42,7 +41,7 @@ class OutputRefused(ValueError):
     """The output cannot be written or resumed; the message says what to do."""
 
 
-class Parts(SavedAnswers):
+class RunParts(Parts):
     """The answers of a run. Call `open` while holding the folder's lock."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, output: str, lines: int):
@@ -52,7 +51,7 @@ class Parts(SavedAnswers):
     @classmethod
     def open(
         cls, fs: fsspec.AbstractFileSystem, output: str, lines: int, run: dict[str, Any], overwrite: bool
-    ) -> "Parts":
+    ) -> "RunParts":
         """Start or resume a run.
 
         Args:
@@ -81,6 +80,14 @@ class Parts(SavedAnswers):
         with writing(fs, path) as file:
             file.write(json.dumps(run, indent=2).encode())
         return parts
+
+    def add(self, answers: Answers) -> bool:
+        """Takes answers; writes a part when it is time to. False: they were there already."""
+        if not self.take(answers):
+            return False
+        if self.due:
+            self.save()
+        return True
 
     def finish(self) -> None:
         """Merge all parts into the output, which appears atomically, and remove them.

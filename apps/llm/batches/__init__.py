@@ -8,7 +8,8 @@ http.py        /v1/files and /v1/batches
 lines.py       a line of a batch's file, and the line that answers it
 input_file.py  a file of requests, span by span
 parts.py       answers on disk, so that a killed replica costs nothing that was answered
-work.py        one batch, from its validation to its end
+validation.py  what must be right of a file before any line is asked
+work.py        one batch, from its file to its end
 outputs.py     its two files of answers and errors
 asking.py      the server's own application, asked line by line
 runner.py      which batches this replica works on: it holds their leases

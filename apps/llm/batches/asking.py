@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 from starlette.types import ASGIApp
 
-from apps.llm.api import CALLER, Caller, EngineStats
+from apps.llm.api import CALLER, Caller
+from apps.llm.engine_model import EngineModel
 from apps.serving.ingress.openai_errors import OpenAIError
 
 log = logging.getLogger("podslice")
@@ -21,16 +22,6 @@ MOST_IN_VAIN = 10
 """A line that an idle engine refused so often asks for more answers than may ever wait: the refusal is its answer."""
 
 
-class Served(Protocol):
-    """A model as its batches see it."""
-
-    name: str
-    places: int
-    """Sequences that its engine computes at a time."""
-
-    def stats(self) -> EngineStats: ...
-
-
 class Asker:
     """Takes lines of batches to the model, in the background: they get the places that clients leave.
 
@@ -38,7 +29,7 @@ class Asker:
         app: answers for the model, without API keys.
     """
 
-    def __init__(self, app: ASGIApp, model: Served):
+    def __init__(self, app: ASGIApp, model: EngineModel):
         self.model = model
         self.places = asyncio.Semaphore(model.places)
         """Held by each line that is being asked; who waits longest is next, whatever batch it is of."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
-from apps.llm.batches.storage import FILE, READ_BYTES, Storage, age_s, is_id, new_id
+from apps.llm.batches.storage import READ_BYTES, Storage, age_s, is_id
 from apps.serving.files import writing
 from apps.serving.ingress.openai_errors import OpenAIError
 
@@ -25,9 +25,7 @@ class Files:
 
     def writing(self, owner: str, id_: str) -> AbstractContextManager[IO[bytes]]:
         """Where the content of a new file goes. It is no file before `add`."""
-        path = self._path(owner, id_, CONTENT)
-        self._storage.make_for(path)
-        return writing(self._storage.fs, path)
+        return writing(self._storage.fs, self._path(owner, id_, CONTENT))
 
     def add(self, owner: str, id_: str, size: int, filename: str, purpose: str) -> File:
         """Makes a file of the content that was written: from now on it is seen."""
@@ -92,7 +90,3 @@ class Files:
 
     def _path(self, owner: str, id_: str, kind: str) -> str:
         return self._storage.path("keys", owner, "files", id_ + kind)
-
-
-def new_file_id() -> str:
-    return new_id(FILE)

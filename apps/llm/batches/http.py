@@ -5,19 +5,18 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import field_validator
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from apps.llm.batches.files import new_file_id
 from apps.llm.batches.records import Kept
-from apps.llm.batches.storage import refusal
-from apps.llm.batches.upload import FORM_BYTES, Form, Writer, check_length, too_large
+from apps.llm.batches.storage import FILE, new_id, refusal
+from apps.llm.batches.upload import FORM_BYTES, FileWriter, Form, check_length, too_large
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
-from apps.serving.ingress.bodies import Body
+from apps.serving.ingress.bodies import Body, Metadata
 from apps.serving.ingress.openai_errors import OpenAIError, parsed
 from apps.serving.ingress.openapi import form, json_body, query
 
@@ -47,13 +46,7 @@ class BatchBody(Body):
     completion_window: str
     """After it the batch expires, with the answers that it has by then: `24h`, or any number of `s`, `m`, `h` or `d`
     up to 30 days."""
-    metadata: (
-        Annotated[
-            dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
-            Field(max_length=16),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     output_expires_after: Any = None
     """Not supported: files stay until they are deleted."""
 
@@ -198,12 +191,12 @@ def _owner(request: Request) -> str:
 
 
 async def _uploaded(kept: Kept, request: Request) -> dict[str, Any]:
-    most, owner, id_ = kept.limits.file_bytes, _owner(request), new_file_id()
+    most, owner, id_ = kept.limits.file_bytes, _owner(request), new_id(FILE)
     reading = Form(request.headers.get("content-type", ""))
     check_length(request.headers, most)
     size = 0
     try:
-        async with Writer.to(partial(kept.files.writing, owner, id_)) as writer:
+        async with FileWriter.to(partial(kept.files.writing, owner, id_)) as writer:
             async for data in request.stream():
                 size += len(data)
                 for piece in reading.feed(data):

@@ -8,7 +8,6 @@ output in place would need no merge, but then one long answer would keep all lat
 process; and a bucket has no appending.
 """
 
-import heapq
 import json
 import threading
 import time
@@ -109,14 +108,6 @@ class Parts:
             self._new_bytes += sum(map(len, answers.answers))
         return True
 
-    def add(self, answers: Answers) -> bool:
-        """Takes answers; writes a part when it is time to. False: they were there already."""
-        if not self.take(answers):
-            return False
-        if self.due:
-            self.save()
-        return True
-
     def save(self) -> None:
         """Writes what is in memory. Raises OSError when it cannot; then nothing that was written before is lost."""
         with self._saving:  # whoever was cancelled while a thread saved for it may have left that thread behind
@@ -165,24 +156,18 @@ class Parts:
 
         A part is open only while its lines' turn is on.
         """
-        ahead = sorted(self._parts, key=lambda part: part.runs[0], reverse=True)
-        # (line's number, part's number to tell equal ones apart, the line, the part's further lines)
-        heap: list[tuple[int, int, bytes, Iterator[tuple[int, bytes]]]] = []
-        wanted = opened = 0
-        while ahead or heap:
-            while ahead and (not heap or ahead[-1].runs[0][0] <= heap[0][0]):
-                further = self._read(ahead.pop())
-                heapq.heappush(heap, (*_join(next(further), opened), further))
-                opened += 1
-            index, number, line, further = heap[0]
-            if index >= wanted:  # else it was answered twice
-                wanted = index + 1
-                yield index, line
-            following = next(further, None)
-            if following is None:
-                heapq.heappop(heap)
-            else:
-                heapq.heapreplace(heap, (*_join(following, number), further))
+        owner = np.full(len(self.done), -1, np.int32)  # of each line: the part that it is read from
+        for number, part in reversed(list(enumerate(self._parts))):  # of a line that was answered twice, the first
+            for start, stop in part.runs:
+                owner[start:stop] = number
+        reading: dict[int, Iterator[tuple[int, bytes]]] = {}
+        for index in np.flatnonzero(owner >= 0).tolist():
+            number = int(owner[index])
+            if number not in reading:
+                reading[number] = self._read(self._parts[number])
+            yield index, next(line for at, line in reading[number] if at == index)
+            if index + 1 == self._parts[number].runs[-1][1]:
+                del reading[number]
 
     def clear(self, first: Sequence[str] = ()) -> None:
         """Removes everything: what these names match, and then the parts."""
@@ -210,10 +195,6 @@ def _runs(indices: list[int]) -> tuple[tuple[int, int], ...]:
     numbers = np.asarray(indices)
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks))
-
-
-def _join(entry: tuple[int, bytes], number: int) -> tuple[int, int, bytes]:
-    return entry[0], number, entry[1]
 
 
 def _small_reads(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:

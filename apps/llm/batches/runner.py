@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 
 from starlette.types import ASGIApp
 
-from apps.llm.batches.asking import Asker, Served
-from apps.llm.batches.http import Kept
-from apps.llm.batches.records import LEASE_S, RENEW_S, Opened
-from apps.llm.batches.work import Work
+from apps.llm.batches.asking import Asker
+from apps.llm.batches.records import LEASE_S, RENEW_S, Kept, Opened
+from apps.llm.batches.work import BatchWork
+from apps.llm.engine_model import EngineModel
 from apps.serving.files import Holder, Lease, me
 
 log = logging.getLogger("podslice")
@@ -39,16 +39,16 @@ class Runner:
         self._leases: dict[str, Lease] = {}
         """Of every open batch, held or watched."""
         self._working: dict[str, asyncio.Task[None]] = {}
-        self._woken = {"": asyncio.Event()}
-        """For the look at all batches, and for each that is worked on."""
+        self._woken = asyncio.Event()
+        """Set at the next `wake`, which puts another one in its place."""
 
     def wake(self) -> None:
         """A batch was made, or is to be cancelled."""
-        for event in self._woken.values():
-            event.set()
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     @contextlib.asynccontextmanager
-    async def running(self, app: ASGIApp, model: Served) -> AsyncIterator[None]:
+    async def running(self, app: ASGIApp, model: EngineModel) -> AsyncIterator[None]:
         """Works on batches within the block.
 
         Args:
@@ -65,12 +65,12 @@ class Runner:
 
     async def _look_forever(self, asker: Asker) -> None:
         while True:
-            took = False
+            took, woken = False, self._woken
             try:
                 took = await self._look(asker)
             except Exception:  # an object store's own errors have no type in common
                 log.exception("batches cannot be looked for; trying again")
-            await self._sleep("", DOUBT_S if took else LOOK_S)
+            await _until(woken, DOUBT_S if took else LOOK_S)
 
     async def _look(self, asker: Asker) -> bool:
         """Takes the oldest batch that nobody has; returns whether there was one."""
@@ -83,15 +83,11 @@ class Runner:
                 continue
             lease = self._leases.setdefault(opened.id, self._kept.records.lease(opened, self._me))
             if await asyncio.to_thread(lease.renew):
-                self._woken[opened.id] = asyncio.Event()
                 task = asyncio.create_task(self._hold(opened, lease, asker))
                 self._working[opened.id] = task
-                task.add_done_callback(lambda _, id_=opened.id: self._forget(id_))
+                task.add_done_callback(lambda _, id_=opened.id: self._working.pop(id_))
                 return True
         return False
-
-    def _forget(self, id_: str) -> None:
-        del self._working[id_], self._woken[id_]
 
     async def _hold(self, opened: Opened, lease: Lease, asker: Asker) -> None:
         """Works on a batch for as long as its lease is held."""
@@ -108,29 +104,30 @@ class Runner:
         finally:
             await asyncio.shield(asyncio.to_thread(lease.release))
 
-    async def _opened(self, opened: Opened, asker: Asker) -> Work | None:
+    async def _opened(self, opened: Opened, asker: Asker) -> BatchWork | None:
         """None: there is nothing to do but to forget it."""
         records = self._kept.records
         batch, progress = await asyncio.to_thread(records.read, opened)
         if await asyncio.to_thread(records.ending, opened) or (batch is None and records.never_was(opened)):
             await asyncio.to_thread(records.close, opened)
         elif batch is not None:
-            return Work(self._kept, asker, opened, batch, progress, self._writer)
+            return BatchWork(self._kept, asker, opened, batch, progress, self._writer)
         return None
 
-    async def _watch(self, opened: Opened, lease: Lease, work: Work) -> None:
+    async def _watch(self, opened: Opened, lease: Lease, work: BatchWork) -> None:
         """Renews the lease and looks whether the batch is to be cancelled, until it has ended."""
         task = asyncio.create_task(work.run())
         held = time.monotonic()
         try:
             while True:
+                woken = self._woken
                 with contextlib.suppress(Exception):  # what fails now may work at the next beat
                     if not await asyncio.to_thread(lease.renew):
                         return log.warning("%s: another replica works on it", opened.id)
                     held = time.monotonic()
                     if await asyncio.to_thread(self._kept.records.cancelled, opened):
                         work.cancel()
-                await self._sleep(opened.id, RENEW_S, task)
+                await _until(woken, RENEW_S, task)
                 if task.done():
                     return await task
                 if time.monotonic() - held > LEASE_S / 2:
@@ -143,13 +140,6 @@ class Runner:
                 if lease.held:
                     await work.stopped()
 
-    async def _sleep(self, name: str, seconds: float, *until: asyncio.Task[None]) -> None:
-        """Until somebody calls `wake`, or a task is done."""
-        woken = asyncio.create_task(self._woken[name].wait())
-        await asyncio.wait({woken, *until}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        woken.cancel()
-        self._woken[name].clear()
-
     async def _tidy_forever(self) -> None:
         while True:
             try:
@@ -158,3 +148,10 @@ class Runner:
             except Exception:
                 log.exception("what killed uploads left cannot be removed; trying again")
             await asyncio.sleep(TIDY_S)
+
+
+async def _until(woken: asyncio.Event, seconds: float, *done: asyncio.Task[None]) -> None:
+    """Sleeps for so long; no longer than until the event, or the end of a task."""
+    waked = asyncio.create_task(woken.wait())
+    await asyncio.wait({waked, *done}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    waked.cancel()

@@ -62,7 +62,8 @@ class Storage:
             raise ValueError(f"batches={uri!r} cannot be opened: {error}") from error
         self.root = root.rstrip("/")
         try:
-            self._make(f"{self.root}/open")
+            if is_local(self.fs):
+                os.makedirs(f"{self.root}/open", exist_ok=True)
         except OSError as error:
             raise ValueError(f"batches={uri!r} cannot be written: {error.strerror or error}") from error
 
@@ -100,7 +101,6 @@ class Storage:
 
     def write(self, path: str, content: dict[str, Any]) -> None:
         """Keeps an object in the place of the one before."""
-        self._make(path.rpartition("/")[0])
         with writing(self.fs, path, alone=False) as file:
             file.write(json.dumps(content).encode())
 
@@ -111,14 +111,6 @@ class Storage:
                 self.fs.rm_file(path)
             except FileNotFoundError:
                 continue
-
-    def make_for(self, path: str) -> None:
-        """The folder of a file; a bucket needs none."""
-        self._make(path.rpartition("/")[0])
-
-    def _make(self, folder: str) -> None:
-        if is_local(self.fs):
-            os.makedirs(folder, exist_ok=True)
 
     def _read(self, path: str) -> dict[str, Any] | None:
         try:

@@ -6,7 +6,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from typing import IO, Any, TypeVar
 
 from python_multipart.exceptions import FormParserError
@@ -124,7 +124,7 @@ class Form:
         self._ended = True
 
 
-class Writer:
+class FileWriter:
     """Writes to an open file in a thread of its own, in order."""
 
     def __init__(self) -> None:
@@ -139,27 +139,19 @@ class Writer:
 
     @classmethod
     @asynccontextmanager
-    async def to(cls, opened: Callable[[], AbstractContextManager[IO[bytes]]]) -> "AsyncIterator[Writer]":
+    async def to(cls, opened: Callable[[], AbstractContextManager[IO[bytes]]]) -> "AsyncIterator[FileWriter]":
         """In what `opened` opens; that is closed however the block ends, after the last write has."""
-        writer = cls()
-        pool = writer._pool
+        writer, stack = cls(), ExitStack()
         try:
-            place = await writer._in_thread(opened)
-            entering = pool.submit(place.__enter__)
-
-            def leave(*error: Any) -> None:
-                if entering.exception() is None:  # it came before, in the same thread
-                    place.__exit__(*error)
-
-            try:
-                writer._file = await asyncio.shield(asyncio.wrap_future(entering))
-                yield writer
-            except BaseException as error:
-                await writer._in_thread(leave, type(error), error, error.__traceback__)
-                raise
-            await writer._in_thread(leave, None, None, None)
+            writer._file = await writer._in_thread(lambda: stack.enter_context(opened()))
+            yield writer
+        except BaseException as error:
+            await writer._in_thread(stack.__exit__, type(error), error, error.__traceback__)
+            raise
+        else:
+            await writer._in_thread(stack.close)
         finally:
-            pool.shutdown(wait=False)
+            writer._pool.shutdown(wait=False)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
         # Shielded: what was handed to the thread is done, in its turn, whether or not the client is still there.

@@ -1,4 +1,4 @@
-"""One batch, from the validation of its file to its output. The one who works on it holds its lease.
+"""One batch, from its file to its output. The one who works on it holds its lease.
 
 validating -> in_progress -> finalizing -> completed
     |               |-> expired, cancelled: with the answers so far
@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from apps.llm.batches.asking import Asker
-from apps.llm.batches.files import new_file_id
 from apps.llm.batches.input_file import InputFile, missing, scan
-from apps.llm.batches.lines import answered, check_model, check_whole, dump, json_object, request_body
+from apps.llm.batches.lines import answered, dump, json_object
 from apps.llm.batches.outputs import Outputs, line_name
 from apps.llm.batches.parts import Answers, PartDamaged, Parts
 from apps.llm.batches.records import Batch, Kept, Opened
+from apps.llm.batches.storage import FILE, new_id
+from apps.llm.batches.validation import BatchFailed, told_error, validate
 from apps.serving.files import is_local
-from apps.serving.ingress.bodies import MAX_BYTES
-from apps.serving.ingress.openai_errors import OpenAIError
 
 log = logging.getLogger("podslice")
 
@@ -32,21 +31,11 @@ SAVED_S = {True: (0.5, 5.0), False: (2.0, 10.0)}
 TICK_S = 0.1
 STORAGE_PAUSE_S = 5.0
 """A storage that failed is tried again after this; nothing is asked meanwhile."""
-MOST_ERRORS = 100
-"""Bad lines that are told; of the others only how many there are."""
 MOST_STARTS = 5
 """A batch that was begun so often without an answer in between is given up: it may be what kills the replicas."""
 
 
-class Failed(Exception):
-    """The batch cannot be answered."""
-
-    def __init__(self, errors: list[dict[str, Any]]):
-        super().__init__(errors[0]["message"])
-        self.errors = errors
-
-
-class Work:
+class BatchWork:
     """`run` it to its end, or cancel that: whoever takes it next goes on from there."""
 
     def __init__(self, kept: Kept, asker: Asker, opened: Opened, batch: Batch, progress: Batch | None, writer: str):
@@ -77,7 +66,7 @@ class Work:
             (outcome, _) = await asyncio.gather(answering, stop, return_exceptions=True)
             if self._parts is not None:
                 await asyncio.to_thread(self._parts.save)
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, BatchFailed):
             await self._end("failed", outcome.errors)
         elif outcome is None:
             await self._end("completed")
@@ -92,20 +81,21 @@ class Work:
             await self._tell(starts=0)
 
     async def _open(self) -> None:
-        """Reads the file, and what was answered before. Raises Failed."""
+        """Reads the file, and what was answered before. Raises BatchFailed."""
         owner, input_id = self._opened.owner, self._batch["input_file_id"]
         try:
             self._source = await asyncio.to_thread(scan, self._kept.files.url(owner, input_id))
             if not self._is_good:
-                await asyncio.to_thread(self._validate)
+                most, asked = self._kept.limits.lines, self._batch["endpoint"]
+                await asyncio.to_thread(validate, self._source, most, asked, self._opened.model)
         except FileNotFoundError:
-            raise Failed([_error("input_file_gone", f"{input_id} was deleted", None, "input_file_id")]) from None
+            raise BatchFailed(told_error("input_file_gone", f"{input_id} was deleted", None, "input_file_id")) from None
         fs, folder = self._kept.storage.fs, self._kept.records.path(owner, self._opened.id)
         parts = Parts(fs, folder, self._source.lines, SAVED_S[is_local(fs)], self._writer)
         try:
             await asyncio.to_thread(parts.load)
         except PartDamaged as error:
-            raise Failed([_error("storage_failed", str(error))]) from None
+            raise BatchFailed(told_error("storage_failed", str(error))) from None
         self._parts = parts
 
     @property
@@ -114,7 +104,7 @@ class Work:
         return "in_progress_at" in self._progress
 
     async def _answer(self) -> None:
-        """Returns when each line has its answer. Raises Failed."""
+        """Returns when each line has its answer. Raises BatchFailed."""
         await self._open()
         assert self._source is not None and self._parts is not None
         starts = self._progress.get("starts", 0) + 1
@@ -122,7 +112,7 @@ class Work:
             message = (
                 f"the server ended {MOST_STARTS} times in a row while it worked on this batch, and answered no line"
             )
-            raise Failed([_error("server_ended", message)])
+            raise BatchFailed(told_error("server_ended", message))
         first = {} if self._is_good else {"in_progress_at": int(time.time())}
         await self._tell(status="in_progress", starts=starts, request_counts=self._counts(), **first)
         log.info("%s: %d of %d lines are answered", self._opened.id, self._parts.saved, self._source.lines)
@@ -168,54 +158,12 @@ class Work:
         self._progress |= progress
         await asyncio.to_thread(self._kept.records.write_progress, self._opened, dict(self._progress))
 
-    def _validate(self) -> None:
-        """Reads the whole file. Raises Failed if any line is bad."""
-        assert self._source is not None
-        source, most = self._source, self._kept.limits.lines
-        if source.lines == 0:
-            raise Failed([_error("empty_file", "the file has no lines", None, "input_file_id")])
-        if source.lines > most:
-            message = f"the file has {source.lines:,} lines, and a batch at most {most:,}"
-            raise Failed([_error("too_many_lines", message, None, "input_file_id")])
-        seen: dict[str, int] = {}
-        errors: list[dict[str, Any]] = []
-        bad = 0
-        for span in source.spans:
-            for number, text in enumerate(source.span(span), span.first + 1):
-                try:
-                    self._check(text, number, seen)
-                except OpenAIError as error:
-                    bad += 1
-                    if bad <= MOST_ERRORS:
-                        errors.append(_error(error.code, error.message, number, error.param))
-        if bad > MOST_ERRORS:
-            errors.append(_error("more_errors", f"{bad - MOST_ERRORS} more lines are bad"))
-        if errors:
-            raise Failed(errors)
-
-    def _check(self, text: bytes, number: int, seen: dict[str, int]) -> None:
-        """What can be known without the model; raises OpenAIError. The rest its endpoint says in the answer."""
-        if len(text) > MAX_BYTES:
-            raise OpenAIError(400, f"the line is larger than {MAX_BYTES // 2**20} MiB", None, "line_too_large")
-        line = json_object(text)
-        custom_id = line.get("custom_id")
-        if not isinstance(custom_id, str) or not custom_id:
-            raise OpenAIError(400, "custom_id must be a string that is not empty", "custom_id", "invalid_value")
-        body = request_body(line, (self._batch["endpoint"],))
-        check_whole(body.get("stream"))
-        if isinstance(model := body.get("model"), str):
-            check_model(model, (self._opened.model,))
-        first = seen.setdefault(custom_id, number)
-        if first != number:
-            message = f"custom_id {custom_id!r} is line {first}'s already"
-            raise OpenAIError(400, message, "custom_id", "duplicate_custom_id")
-
     async def _end(self, ending: Ending, errors: Sequence[dict[str, Any]] = ()) -> None:
         self._ending, records, now = True, self._kept.records, int(time.time())
         if self._parts is None and self._is_good:  # it was over before it was opened
-            with contextlib.suppress(Failed):
+            with contextlib.suppress(BatchFailed):
                 await self._open()
-        ids = self._progress.get("file_ids") or [new_file_id(), new_file_id()]
+        ids = self._progress.get("file_ids") or [new_id(FILE), new_id(FILE)]
         finalizing = {"status": "finalizing", "finalizing_at": now} if ending == "completed" else {}
         await self._tell(file_ids=ids, **finalizing)  # so that whoever must do this again writes the same files
         end = {"status": ending, f"{ending}_at": int(time.time())}
@@ -233,7 +181,3 @@ class Work:
         assert self._parts is not None
         saved, errors = self._parts.saved, self._parts.saved_errors
         return {"total": len(self._parts.done), "completed": saved - errors, "failed": errors}
-
-
-def _error(code: str | None, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
-    return {"code": code, "line": line, "message": message, "param": param}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from apps.llm.batches import records, runner, work
-from apps.llm.batches.files import new_file_id
 from apps.llm.batches.records import Kept
 from apps.llm.batches.runner import Runner
+from apps.llm.batches.storage import FILE, new_id
 from apps.serving.files import Lease
 from tests.cloud_storage import cloud_storage
 from tests.llm.batches.serving import StandIn, kept_in, lines
@@ -24,7 +24,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(kept: Kept, *prompts: str, owner: str = "default", model: str = "stand-in", window_s: int = 3600) -> str:
-    id_, content = new_file_id(), lines(*prompts)
+    id_, content = new_id(FILE), lines(*prompts)
     with kept.files.writing(owner, id_) as file:
         file.write(content)
     kept.files.add(owner, id_, len(content), "in.jsonl", "batch")
