@@ -1,7 +1,7 @@
 """A replica's multi-host TPU slice: one actor on each host, and the executor over them.
 
     SliceHosts.start(config)   reserves a slice and starts an actor on each of its hosts
-    Engine.load(config, hosts) loads the same engine as on a single host; only the executor differs
+    Engine.load(config, hosts.workers) loads the same engine as on a single host; only the executor differs
     await hosts.check()        raises if a host is dead or hangs
     hosts.close()              gives the slice back
 
@@ -29,12 +29,7 @@ from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from apps.llm.engine import Engine, EngineConfig
-    from apps.llm.engine.executor_protocol import Executor
-    from apps.llm.engine.model.model import Model
-    from apps.llm.engine.parallel.layout import Devices, Layout
+    from apps.llm.engine import Engine
     from apps.llm.engine.parallel.lockstep import SliceWorkers
 
 log = logging.getLogger("podslice")
@@ -56,7 +51,7 @@ def load_engine(config: LLMConfig) -> "tuple[Engine, SliceHosts | None]":
 
     hosts = SliceHosts.start(config) if config.spans_hosts else None
     try:
-        return Engine.load(config, hosts, config.slice), hosts
+        return Engine.load(config, hosts and hosts.workers, config.slice), hosts
     except BaseException:
         if hosts is not None:
             hosts.close()
@@ -102,7 +97,7 @@ class SliceHost:
 
 
 class SliceHosts:
-    """All hosts of one slice, for one replica. A `DevicePlace` for `Engine.load`."""
+    """All hosts of one slice, for one replica."""
 
     def __init__(self, reservation: ReservedSlice, actors: list[Any]):
         self.slice_name = reservation.slice_name
@@ -157,16 +152,9 @@ class SliceHosts:
         nodes = ray.get([actor.node.remote() for actor in self._actors], timeout=ACTORS_S)
         threading.Thread(target=self._watch, args=(nodes,), name="podslice-drains", daemon=True).start()
 
-    # -- DevicePlace --------------------------------------------------------------------------------------------------
-
-    def devices(self, config: "EngineConfig") -> "Devices":
-        return self._here.devices()
-
-    def load(self, config: "EngineConfig", model: "Model", layout: "Layout") -> "Sequence[Executor[Any]]":
-        return self._here.load(config, model, layout)
-
     @property
-    def _here(self) -> "SliceWorkers":
+    def workers(self) -> "SliceWorkers":
+        """The `DevicePlace` for `Engine.load`."""
         assert self._slice is not None, "the hosts must connect before anything is loaded"
         return self._slice
 
@@ -180,17 +168,17 @@ class SliceHosts:
                 their errors, because the engine is told first. Or a host is being drained; open requests may finish,
                 but new ones must go elsewhere, because the slice is about to be lost.
         """
-        if self._here.failure is None:
+        if self.workers.failure is None:
             pings = [asyncio.ensure_future(_answer(actor)) for actor in self._actors]
             await asyncio.wait(pings, timeout=SILENCE_S)
             for rank, ping in enumerate(pings):
                 if not ping.done():
                     ping.cancel()
-                    self._here.fail(f"host {rank} has not answered for {SILENCE_S} s")
+                    self.workers.fail(f"host {rank} has not answered for {SILENCE_S} s")
                 elif (error := ping.exception()) is not None:
-                    self._here.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
-        if self._here.failure is not None:
-            raise RuntimeError(f"slice {self.slice_name}: {self._here.failure}")
+                    self.workers.fail(f"host {rank} has died ({str(error).strip().splitlines()[0]})")
+        if self.workers.failure is not None:
+            raise RuntimeError(f"slice {self.slice_name}: {self.workers.failure}")
         if self._draining:
             raise RuntimeError(f"slice {self.slice_name} is going away: its hosts {self._draining} are being drained")
 

@@ -240,10 +240,10 @@ class Engine:
 
     def _queue(self, generation: Generation, members: list[Member], loop: Any) -> Generation:
         """Admit a request and queue it on the least busy DP rank."""
-        if loop is not None:
-            generation.bind_loop(loop)
+        generation.loop = loop
         with self._places:
-            self._raise_if_stopped()
+            for rank in self.loops:  # once one has failed, the others only finish their requests
+                rank.check_open()
             prompt = len(generation.prompt_ids)
             tokens = prompt + sum(len(seq.tokens) - prompt for seq, _ in members)  # scored suffixes add more
             generation.usage = self.admission.admit(generation.caller, len(members), tokens)
@@ -279,10 +279,6 @@ class Engine:
         prompt = self.tokenizer.render(self.format.messages(request), tools, request.template_fields)
         return self.tokenizer.encode_suffix(prompt), self.format.turn(request, prompt)
 
-    def chat_prompt(self, messages: Ids[dict]) -> list[int]:
-        """Token ids of a conversation, ready to submit. Raises RequestError if the chat template rejects it."""
-        return self.chat(ChatRequest(messages))[0]
-
     def callers(self) -> dict[str, CallerStats]:
         """Usage of each caller name, current and since the start."""
         return self.admission.stats()
@@ -299,11 +295,6 @@ class Engine:
         """Stop the loops. Open requests fail with an error that says so."""
         for loop in self.loops:
             loop.shutdown()
-
-    def _raise_if_stopped(self) -> None:
-        """When one DP rank has failed, the others finish their requests, but no new ones are accepted."""
-        for loop in self.loops:
-            loop.check_open()
 
     @property
     def embedding_size(self) -> int:

@@ -50,34 +50,27 @@ class Executor(Protocol[LaunchedT]):
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         """Measure int8 scales if wanted, allocate the KV cache, and return how many pages it has."""
-        ...
 
     def warm_up(self) -> None:
         """Compile every shape and everything else a request may need, so that nothing compiles afterwards."""
-        ...
 
     def shape_for(self, tokens: int, seqs: int, reads: bool = False) -> StepShape:
         """The smallest compiled step that holds this many; with `reads`, one that can be launched with a readout."""
-        ...
 
     def launch(self, step: HostStep, extras: Extras | None = None, readout: Readout | None = None) -> LaunchedT:
         """Start a step; pass the result to `read`. Step n + 1 may be launched before step n is read."""
-        ...
 
     def read(self, launched: LaunchedT) -> Tokens:
         """Wait for a launched step's results."""
-        ...
 
     def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
-        ...
 
     @property
     def compiles_after_ready(self) -> int: ...
 
     def close(self) -> None:
         """Release what is held outside this process. Idempotent, and safe at any time."""
-        ...
 
 
 class DevicePlace(Protocol):
@@ -85,7 +78,6 @@ class DevicePlace(Protocol):
 
     def devices(self, config: EngineConfig) -> Devices:
         """The devices available."""
-        ...
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> Sequence[Executor[Any]]:
         """Load the weights onto the devices and return an executor for each DP rank.
@@ -94,7 +86,6 @@ class DevicePlace(Protocol):
             config: the replica's; `layout.of_dp_rank` derives each rank's.
             model: at the size that the layout needs.
         """
-        ...
 
 
 def token_buckets(config: EngineConfig) -> list[int]:

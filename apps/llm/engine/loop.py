@@ -15,18 +15,14 @@ import time
 from collections import deque
 from typing import Any, Generic
 
-import numpy as np
-
-from apps.llm.api import MAX_BIAS, EngineStats, EngineStopped, Generation, Output
+from apps.llm.api import EngineStats, EngineStopped, Generation, Output
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
+from apps.llm.engine.filling import extras, filled
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.pooling import PromptTask
-from apps.llm.engine.readout import Readout
-from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
 from apps.llm.engine.speculation.choice import StepTimes, draft_lengths
-from apps.llm.engine.step import StepShape
 from apps.serving.event_loops import wake
 from ray_configs.llm import EngineConfig
 
@@ -208,42 +204,10 @@ class Loop(Generic[LaunchedT]):
         tokens = sum(item.stop - item.start for item in work) + drafted
         reads = any(self._answers[item.seq].reads for item in work if not item.decoding)
         shape = executor.shape_for(tokens, len(work) + drafted, reads)
-        step, readout, scratch = shape.host(), Readout(), self.config.max_batch_size
-        for row, item in with_rows(work):
-            seq, answer = item.seq, self._answers[item.seq]
-            known = (0,) if item.decoding else seq.tokens[item.start : item.stop]
-            # The sample of a chunk that ends inside the prompt is meaningless, and only the host can tell which sample
-            # of a draft is the last accepted one. The device keeps such samples in the scratch slot.
-            slot = seq.slot if item.samples and not item.draft else scratch
-            start = step.add(known, item.stop, seq.pages, item.decoding, row=slot, seed=seq.seed, **answer.rows)
-            for i, token in enumerate(item.draft, 1):
-                step.add((token,), item.stop + i, seq.pages, False, row=scratch, seed=seq.seed, **answer.rows)
-            if answer.reads:
-                answer.want(readout, shape, start, row, item)
+        step, readout = filled(shape, work, self._answers, scratch=self.config.max_batch_size)
         self._steps += 1
         self._drafted_tokens += drafted
-        return work, executor.launch(step, self._extras(work, shape), readout)
-
-    def _extras(self, work: list[Work], shape: StepShape) -> Extras | None:
-        """The step's token masks and logit biases; None if no sequence has any."""
-        masks, biased = {}, {}
-        for row, item in with_rows(work):
-            answer = self._answers[item.seq]
-            allowed = answer.allowed(len(item.seq.tokens) - 1, item.draft) if item.samples else ()
-            masks |= {row + i: mask for i, mask in enumerate(allowed) if mask is not None}
-            if answer.bias:
-                biased |= {row + i: answer.bias for i in range(1 + len(item.draft))}
-        if not masks and not biased:
-            return None
-        words = -(-self._arch.vocab_size // 32)
-        allowed = np.full((shape.seqs, words), 0xFFFFFFFF, np.uint32)
-        ids = np.zeros((shape.seqs, MAX_BIAS), np.int32)
-        bias = np.zeros((shape.seqs, MAX_BIAS), np.float32)
-        for i, mask in masks.items():
-            allowed[i] = mask
-        for i, biases in biased.items():
-            ids[i, : len(biases)], bias[i, : len(biases)] = list(biases), list(biases.values())
-        return Extras(allowed, ids, bias, np.array([bool(masks), bool(biased)], np.int32))
+        return work, executor.launch(step, extras(shape, work, self._answers, self._arch.vocab_size), readout)
 
     def _read(self, work: list[Work], launched: LaunchedT) -> None:
         """Wait for a step's results and pass them on."""

@@ -4,8 +4,11 @@ One vector, because each array copied to the device costs tens of microseconds, 
 the same bytes to every host.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import jax
@@ -62,37 +65,31 @@ class StepShape:
     seqs: int  # S
     max_pages: int  # pages of the longest sequence
 
-    @property
-    def size(self) -> int:
-        fixed = self.tokens + (self.seqs + 1) + self.seqs * self.max_pages + 1
-        return fixed + self.seqs * (len(INT_ROWS) + len(FLOAT_ROWS))
+    @cache  # noqa: B019 - there are a dozen shapes in the life of an engine
+    def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
+        """Where each part lies in the packed vector, and its shape."""
+        shapes: dict[str, tuple[int, ...]] = {"tokens": (self.tokens,), "q_starts": (self.seqs + 1,)}
+        shapes |= {"pages": (self.seqs, self.max_pages), "num_seqs": (1,)}
+        shapes |= dict.fromkeys(INT_ROWS + FLOAT_ROWS, (self.seqs,))
+        ends = accumulate(map(math.prod, shapes.values()), initial=0)
+        return {name: (slice(*where), shape) for where, (name, shape) in zip(pairwise(ends), shapes.items())}
 
     @property
-    def page_table(self) -> slice:
-        """The slice of the packed vector that holds `Batch.pages`."""
-        start = self.tokens + self.seqs + 1
-        return slice(start, start + self.seqs * self.max_pages)
+    def size(self) -> int:
+        return max(where.stop for where, _ in self.parts().values())
 
     def host(self) -> "HostStep":
         return HostStep(self)
 
     def unpack(self, packed: jax.Array) -> Batch:
         """The batch, inside a compiled step, from `[size]` int32."""
-        offset = 0
-
-        def take(*shape: int) -> jax.Array:
-            nonlocal offset
-            count = int(np.prod(shape))
-            part = jax.lax.slice(packed, (offset,), (offset + count,)).reshape(shape)
-            offset += count
-            return part
-
-        tokens, q_starts = take(self.tokens), take(self.seqs + 1)
-        pages, num_seqs = take(self.seqs, self.max_pages), take(1)
-        ints = {name: take(self.seqs) for name in INT_ROWS}
-        floats = {name: jax.lax.bitcast_convert_type(take(self.seqs), jnp.float32) for name in FLOAT_ROWS}
-        sampling = SamplingRows(**{name: (ints | floats)[name] for name in SamplingRows._fields})
-        return Batch(tokens, q_starts, ints["kv_lens"], pages, num_seqs, ints["row"], ints["decoding"], sampling)
+        given = {
+            name: jax.lax.slice(packed, (where.start,), (where.stop,)).reshape(shape)
+            for name, (where, shape) in self.parts().items()
+        }
+        given |= {name: jax.lax.bitcast_convert_type(given[name], jnp.float32) for name in FLOAT_ROWS}
+        sampling = SamplingRows(**{name: given.pop(name) for name in SamplingRows._fields})
+        return Batch(rows=given.pop("row"), sampling=sampling, **given)
 
 
 class HostStep:
@@ -101,19 +98,9 @@ class HostStep:
     def __init__(self, shape: StepShape):
         self.shape = shape
         self.packed = np.zeros(shape.size, np.int32)
-        offset = 0
-
-        def view(*dims: int) -> np.ndarray:
-            nonlocal offset
-            count = int(np.prod(dims))
-            part = self.packed[offset : offset + count].reshape(dims)
-            offset += count
-            return part
-
-        self._tokens, self._q_starts = view(shape.tokens), view(shape.seqs + 1)
-        self._pages, self._num_seqs = view(shape.seqs, shape.max_pages), view(1)
-        self._rows = {name: view(shape.seqs) for name in INT_ROWS}
-        self._rows |= {name: view(shape.seqs).view(np.float32) for name in FLOAT_ROWS}
+        views = {name: self.packed[where].reshape(dims) for name, (where, dims) in shape.parts().items()}
+        self._tokens, self._q_starts, self._pages, self._num_seqs, *_ = views.values()
+        self._rows = views | {name: views[name].view(np.float32) for name in FLOAT_ROWS}
         self._rows["repetition"][:] = 1.0  # no penalty for padding, or every step would compute them
         self._filled = 0
         self._page_columns = 0
@@ -123,14 +110,14 @@ class HostStep:
 
         The table is most of the vector (a megabyte for long contexts), and in a decode step nearly all of it is zeros.
         """
-        table, used = self.shape.page_table, self._page_columns
+        (table, _), used = self.shape.parts()["pages"], self._page_columns
         pages = self._pages[:, :used]
         return used, self.packed[: table.start].tobytes() + pages.tobytes() + self.packed[table.stop :].tobytes()
 
     @classmethod
     def whole(cls, shape: StepShape, used: int, trimmed: bytes | memoryview) -> "HostStep":
         """Rebuild the step from the result of `trimmed`; only for launching it."""
-        step, table = cls(shape), shape.page_table
+        step, (table, _) = cls(shape), shape.parts()["pages"]
         given = np.frombuffer(trimmed, np.int32)
         end = table.start + shape.seqs * used
         step.packed[: table.start] = given[: table.start]

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
-from apps.llm.engine.attention.spec import AttentionSpec, LayerCache
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, LayerCache
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
@@ -91,7 +91,7 @@ def compile_kernel(slice: TpuSlice, devices: int, spec: AttentionSpec, types: li
 
     def run(q: jax.Array, kv: jax.Array, cache: LayerCache, packed: jax.Array) -> tuple[jax.Array, LayerCache]:
         batch = shape.unpack(packed)
-        return attend(impl, q, kv, kv, cache, impl.plan(batch, spec), batch, spec, mesh, None)
+        return attend(impl, QKV(q, kv, kv), cache, impl.plan(batch, spec), batch, spec, mesh, None)
 
     heads = P(None, "tensor")
     kv = abstract((shape.tokens, spec.kv_heads, spec.head_dim), dtype, heads)

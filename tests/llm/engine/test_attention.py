@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from apps.llm.engine.attention.cpu.attention import CpuAttention
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
-from apps.llm.engine.attention.spec import AttentionSpec, KVScales
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, KVScales
 from apps.llm.engine.attention.xla import XlaAttention
 from apps.llm.engine.step import StepShape
 
@@ -78,7 +78,7 @@ def program(impl: Any, spec: AttentionSpec, shape: StepShape):
     @jax.jit
     def run(q, k, v, pages, packed, scales):
         batch = shape.unpack(packed)
-        return attend(impl, q, k, v, pages, impl.plan(batch, spec), batch, spec, MESH, scales)
+        return attend(impl, QKV(q, k, v), pages, impl.plan(batch, spec), batch, spec, MESH, scales)
 
     return run
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
-from apps.llm.engine.attention.spec import AttentionSpec, KVScales
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, KVScales
 from apps.llm.engine.attention.xla import XlaAttention
 from apps.llm.engine.step import StepShape
 
@@ -38,7 +38,7 @@ def two_steps(impl: Any, int8: bool) -> list[np.ndarray]:
         k, v = rng.standard_normal((2, shape.tokens, spec.kv_heads, spec.head_dim))
         q, k, v = (jnp.asarray(x, jnp.bfloat16) for x in (q, k, v))
         plan, scales = impl.plan(batch, spec), KVScales(scale, scale) if int8 else None
-        out, cache = attend(impl, q, k, v, cache, plan, batch, spec, mesh, scales)
+        out, cache = attend(impl, QKV(q, k, v), cache, plan, batch, spec, mesh, scales)
         found.append(np.asarray(out[: sum(new)], np.float32))
     return found
 

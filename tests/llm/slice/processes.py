@@ -59,7 +59,7 @@ class Processes:
             process.stdin.flush()
             self.processes.append(process)
         self.slice = SliceWorkers(listener, self.count, 60, self.deadline_s, self.ended)
-        devices = self.slice.devices()
+        devices = self.slice.devices(config)
         assert devices == Devices(self.count * self.of_host, self.count)
         return devices
 

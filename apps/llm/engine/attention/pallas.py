@@ -9,7 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import AttentionSpec, slots
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 LANES = 128  # the kernel needs head_dim in whole vector registers
@@ -83,42 +83,29 @@ class PallasAttention:
         return slots(batch, spec.page_size)[0]
 
     def attend(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: jax.Array | tuple[jax.Array, ...],
-        plan: jax.Array,
-        batch: Batch,
-        spec: AttentionSpec,
+        self, new: QKV, cache: jax.Array | tuple[jax.Array, ...], plan: jax.Array, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, jax.Array | tuple[jax.Array, ...]]:
         if not isinstance(cache, tuple):
-            return self._attend(q, k, v, cache, plan, batch, spec)
+            return self._attend(new, cache, plan, batch, spec)
         few = replace(spec, kv_heads=spec.kv_heads // len(cache))
-        shares = (jnp.split(x, len(cache), axis=1) for x in (q, k, v))
-        done = [self._attend(q, k, v, part, plan, batch, few) for q, k, v, part in zip(*shares, cache)]
+        shares = zip(*(jnp.split(x, len(cache), axis=1) for x in new))
+        done = [self._attend(QKV(*share), part, plan, batch, few) for share, part in zip(shares, cache)]
         return jnp.concatenate([out for out, _ in done], axis=1), tuple(part for _, part in done)
 
     def _attend(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: jax.Array,
-        plan: jax.Array,
-        batch: Batch,
-        spec: AttentionSpec,
+        self, new: QKV, cache: jax.Array, plan: jax.Array, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, jax.Array]:
+        q, k, v = new
         tokens, dim = q.shape[0], spec.head_dim
         heads, more = spec.kv_heads * spec.group, cache.shape[2] // 2 - spec.kv_heads
 
         def pad(x: jax.Array, more_heads: int) -> jax.Array:
             return jnp.pad(x, ((0, 0), (0, more_heads), (0, padded(dim) - dim)))
 
-        new = jnp.stack([k, v], axis=2).reshape(tokens, 2 * spec.kv_heads, dim)
-        new = pad(new, 2 * more).astype(cache.dtype)
+        pairs = jnp.stack([k, v], axis=2).reshape(tokens, 2 * spec.kv_heads, dim)
+        pairs = pad(pairs, 2 * more).astype(cache.dtype)
         flat = cache.reshape(-1, *cache.shape[2:])
-        cache = flat.at[plan].set(new).reshape(cache.shape)
+        cache = flat.at[plan].set(pairs).reshape(cache.shape)
         queries = pad(q.reshape(tokens, heads, dim), more * spec.group)
         block = blocks(tokens, batch.pages.shape[0], spec.page_size, batch.pages.shape[1])
         out = ragged_paged_attention(

@@ -1,5 +1,6 @@
 """Attention and its KV cache with the heads split over a mesh."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import AttentionSpec, Implementation, KVScales, LayerCache
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache
 from apps.llm.engine.step import Batch
 
 
@@ -27,9 +28,7 @@ def make_cache(
 
 def attend(
     impl: Implementation,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    new: QKV,
     cache: LayerCache,
     plan: Any,
     batch: Batch,
@@ -38,7 +37,7 @@ def attend(
     scales: KVScales | None,
 ) -> tuple[jax.Array, LayerCache]:
     """Attention with heads split over the mesh; an int8 cache's scales are folded into q, k, v and the output."""
-    dtype = q.dtype
+    (q, k, v), dtype = new, new.q.dtype
     if scales is not None:
         q = (q.astype(jnp.float32) * scales.k[:, None]).astype(dtype)
         k, v = (
@@ -46,20 +45,19 @@ def attend(
             for x, scale in ((k, scales.k), (v, scales.v))
         )
 
-    def local(q, k, v, cache, plan, batch):
-        here = AttentionSpec(**{**spec.__dict__, "kv_heads": k.shape[1]})
-        return impl.attend(q, k, v, cache, plan, batch, here)
+    def local(new: QKV, cache: LayerCache, plan: Any, batch: Batch) -> tuple[jax.Array, LayerCache]:
+        return impl.attend(new, cache, plan, batch, replace(spec, kv_heads=new.k.shape[1]))
 
     if mesh.size > 1:
         heads, everywhere = P(None, "tensor"), P()
         local = jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(heads, heads, heads, impl.partition(), everywhere, everywhere),
+            in_specs=(heads, impl.partition(), everywhere, everywhere),
             out_specs=(heads, impl.partition()),
             check_vma=False,
         )
-    out, cache = local(q, k, v, cache, plan, batch)
+    out, cache = local(QKV(q, k, v), cache, plan, batch)
     if scales is not None:
         out = (out.astype(jnp.float32) * scales.v[:, None]).astype(dtype)
     return out, cache

@@ -11,6 +11,14 @@ from apps.llm.engine.step import Batch
 LayerCache = Any  # one layer's pages, as its implementation lays them out
 
 
+class QKV(NamedTuple):
+    """What a step adds, after rotary embedding."""
+
+    q: jax.Array  # [T, kv_heads, group, head_dim]
+    k: jax.Array  # [T, kv_heads, head_dim]
+    v: jax.Array  # like k
+
+
 class KVScales(NamedTuple):
     """Scales of an int8 cache's values, per key/value head and channel: `[kv_heads, head_dim]` float32."""
 
@@ -32,8 +40,6 @@ class AttentionSpec:
 
 
 class Implementation(Protocol):
-    """`q [T, kv_heads, group, head_dim]`, `k` and `v [T, kv_heads, head_dim]`, all after rotary embedding."""
-
     def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> LayerCache:
         """The shapes of one layer's empty cache."""
 
@@ -44,7 +50,7 @@ class Implementation(Protocol):
         """What all layers of a kind share in a step, computed once."""
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: LayerCache, plan: Any, batch: Batch, spec: AttentionSpec
+        self, new: QKV, cache: LayerCache, plan: Any, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, LayerCache]:
         """The attention output, of q's shape, and the cache with the step's keys and values."""
 

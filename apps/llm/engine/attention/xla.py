@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import AttentionSpec, slots
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 KEY_BLOCK = 128  # keys of one piece
@@ -76,15 +76,9 @@ class XlaAttention:
         return SweepPlan(slot, single, blocks, token_row)
 
     def attend(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: XlaCache,
-        plan: SweepPlan,
-        batch: Batch,
-        spec: AttentionSpec,
+        self, new: QKV, cache: XlaCache, plan: SweepPlan, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, XlaCache]:
+        q, k, v = new
         cache = XlaCache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
         out = _run(q, cache, plan.single, spec)[:-1].reshape(-1, *q.shape[1:])
         if plan.blocks is not None:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from apps.llm.api import Caller, CallerStats, LimitReached, QueueFull
 from ray_configs.applications.callers import CallerConfig
@@ -44,7 +44,7 @@ class CallerState:
     admission: "Admission"
     caller: Caller
     config: CallerConfig
-    totals: CallerStats  # of all callers of its name
+    totals: CallerStats  # of all callers of its name: tokens and refusals, which outlive them
     bucket: TokenBucket | None
     requests: int = 0  # open
     waiting: int = 0  # sequences
@@ -53,7 +53,6 @@ class CallerState:
         """Count one sequence fewer in the queue."""
         with self.admission.lock:
             self.waiting -= 1
-            self.totals.waiting -= 1
 
     def generated(self, tokens: int) -> None:
         """Count tokens generated for the caller."""
@@ -64,7 +63,6 @@ class CallerState:
         """Count one open request fewer."""
         with self.admission.lock:
             self.requests -= 1
-            self.totals.requests -= 1
 
     def count(self, tokens: int) -> None:
         self.totals.tokens += tokens
@@ -109,15 +107,17 @@ class Admission:
                 raise
             state.requests += 1
             state.waiting += sequences
-            state.totals.requests += 1
-            state.totals.waiting += sequences
             state.count(prompt_tokens)
         return state
 
     def stats(self) -> dict[str, CallerStats]:
         """Totals by caller name, of all callers seen since the start."""
         with self.lock:
-            return {name: CallerStats(**vars(totals)) for name, totals in self._totals.items()}
+            found = {name: replace(totals) for name, totals in self._totals.items()}
+            for state in self._states.values():
+                found[state.caller.name].requests += state.requests
+                found[state.caller.name].waiting += state.waiting
+        return found
 
     def _state(self, caller: Caller, now: float) -> CallerState:
         if caller not in self._states:

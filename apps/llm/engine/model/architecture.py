@@ -88,7 +88,6 @@ class Architecture:
     final_softcap: float | None = None  # the same on the logits
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
 
     @property
     def num_params(self) -> int:
@@ -158,7 +157,6 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         final_softcap=config.get("final_logit_softcapping", 30.0) if gemma2 else None,
         windows=_windows(config, family, layers),
         eos_token_ids=_token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
-        bos_token_id=config.get("bos_token_id"),
     )
 
 

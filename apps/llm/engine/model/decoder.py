@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from apps.llm.engine.attention.sharded import attend
-from apps.llm.engine.attention.spec import AttentionSpec, Implementation, KVScales, LayerCache, slots
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
 from apps.llm.engine.model.architecture import Architecture, sinusoid_frequencies
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.quantization import linear, product
@@ -87,7 +87,7 @@ class Decoder:
             if arch.rope is not None:
                 qk = _rotate(qk, cos, sin)
             q, k = qk[:, :, :-1], qk[:, :, -1]
-            y, cache = attend(self.impl, q, k, v, cache, plan, batch, spec, self.mesh, scales)
+            y, cache = attend(self.impl, QKV(q, k, v), cache, plan, batch, spec, self.mesh, scales)
             y = row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), self.mesh, by_token)
             if arch.post_norms:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))

@@ -56,5 +56,4 @@ def find(name: str) -> Architecture | None:
         final_softcap=30.0,
         windows=(None,) * size.layers,
         eos_token_ids=(1,),
-        bos_token_id=0,
     )

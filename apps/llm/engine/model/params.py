@@ -298,9 +298,14 @@ def nbytes(params: Params) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
 
 
+def is_param(leaf: Any) -> bool:
+    """For `jax.tree`: what counts as a leaf of a declared tree."""
+    return isinstance(leaf, Param)
+
+
 def _map(function: Callable[[Param], Any], tree: Any) -> Any:
-    return jax.tree.map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Param))
+    return jax.tree.map(function, tree, is_leaf=is_param)
 
 
 def _count(tree: Params) -> int:
-    return len(jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Param)))
+    return len(jax.tree.leaves(tree, is_leaf=is_param))

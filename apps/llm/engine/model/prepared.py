@@ -34,7 +34,7 @@ from pydantic import Field, ValidationError
 from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, placed
+from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, is_param, placed
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
 from apps.llm.engine.model.source import clipped, positions
 from apps.serving.model_folder import DTYPES, CheckpointError, TensorEntry
@@ -178,16 +178,12 @@ def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
 
 
 def _named(tree: Params) -> Iterator[tuple[str, Param]]:
-    for path, param in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_param):
+    for path, param in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_param):
         yield _name(path), param
 
 
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _is_param(leaf: Any) -> bool:
-    return isinstance(leaf, Param)
 
 
 class Prepared(Checkpoint):
@@ -289,4 +285,4 @@ def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8:
             advance()
             return weight
 
-        return jax.tree_util.tree_map_with_path(ready, tree, is_leaf=_is_param)
+        return jax.tree_util.tree_map_with_path(ready, tree, is_leaf=is_param)

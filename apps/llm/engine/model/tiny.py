@@ -59,5 +59,4 @@ def generic(max_position: int | None) -> Architecture:
         attention_scale=128**-0.5,
         windows=(None,) * 80,
         eos_token_ids=(1,),
-        bos_token_id=0,
     )

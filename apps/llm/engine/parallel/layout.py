@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh
 from apps.llm.engine.attention.spec import AttentionSpec
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.params import HeadLayout, Param
+from apps.llm.engine.model.params import HeadLayout
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 from ray_configs.tpu.peaks import Peaks
@@ -172,7 +172,7 @@ class DeviceWeights(NamedTuple):
         declared = params.declare(arch, HeadLayout.of(arch, tensor))
         looked_up = None if arch.tied_embeddings else declared["embed"]
         stored = read = elements = 0
-        for param in jax.tree.leaves(declared, is_leaf=lambda leaf: isinstance(leaf, Param)):
+        for param in jax.tree.leaves(declared, is_leaf=params.is_param):
             own = math.prod(param.shape) // math.prod(mesh.shape[axis] for axis in param.spec(mesh) if axis)
             int8 = param.matrix and config.quantize_weights == "int8"
             size = own * (1 if int8 else param.dtype(jnp.dtype(config.dtype)).itemsize)

@@ -59,7 +59,7 @@ class SliceWorkers:
         first = listener.accept([(rank, NO_DP_RANK) for rank in range(hosts)], timeout_s, step_deadline_s)
         self._hosts = RankWorkers(first, range(hosts), step_deadline_s)
 
-    def devices(self) -> Devices:
+    def devices(self, config: EngineConfig) -> Devices:
         """The slice's devices. Waits for the hosts to join one JAX program."""
         counts = self._hosts.reports()
         self._devices = Devices(counts[0], len(counts))
@@ -81,11 +81,13 @@ class SliceWorkers:
         ]
         executors = [LockstepExecutor(layout.of_dp_rank(config), model, hosts) for hosts in self.dp_ranks]
         try:
-            return [executor.loaded() for executor in executors]
+            for executor in executors:  # each host has its part of the weights then
+                executor.hosts.reports()
         except BaseException:
             for executor in executors:
                 executor.close()
             raise
+        return executors
 
     @property
     def failure(self) -> str | None:
@@ -220,11 +222,6 @@ class LockstepExecutor:
         self.arch, self.pages, self.hosts = model.arch, 0, hosts
         self.shapes = step_shapes(config, model.max_len(config))
         self.readable = readable(self.shapes)
-
-    def loaded(self) -> "LockstepExecutor":
-        """Wait until each host has loaded its part of the weights."""
-        self.hosts.reports()
-        return self
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         self.hosts.tell(message(MessageKind.MAKE_CACHE, (len(calibration_ids),), _bytes(calibration_ids)))

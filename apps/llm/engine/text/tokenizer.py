@@ -111,10 +111,6 @@ class ModelTokenizer:
         except Exception as error:  # a template is the model's own program and can raise anything
             raise RequestError("messages", f"the model's chat template rejects these messages: {error}") from error
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation up to the start of the assistant's next turn. Raises RequestError."""
-        return self.encode_suffix(self.render(messages))
-
     @lru_cache(maxsize=4096)  # noqa: B019 - one tokenizer for the life of its engine
     def token_text(self, token: int) -> str:
         return self.fast.decode([token], skip_special_tokens=False)
@@ -123,7 +119,7 @@ class ModelTokenizer:
         """Compile the chat template, so that the first chat does not wait for jinja2."""
         if self._hf.chat_template:
             try:
-                self.chat([{"role": "user", "content": "Hello"}])
+                self.encode_suffix(self.render([{"role": "user", "content": "Hello"}]))
             except RequestError as error:
                 log.warning("chat template: %s", error)
 

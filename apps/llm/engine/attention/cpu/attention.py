@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.attention.cpu.calls import register
-from apps.llm.engine.attention.spec import AttentionSpec, slots
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 
@@ -49,15 +49,9 @@ class CpuAttention:
         return slots(batch, spec.page_size)[0]
 
     def attend(
-        self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
-        cache: CpuCache,
-        plan: jax.Array,
-        batch: Batch,
-        spec: AttentionSpec,
+        self, new: QKV, cache: CpuCache, plan: jax.Array, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, CpuCache]:
+        q, k, v = new
         name = KINDS[cache.k.dtype]
         if name == "bf16":
             k, v = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (k, v))
