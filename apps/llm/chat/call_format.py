@@ -31,9 +31,20 @@ class CallFormat(ABC):
     joint: str | None = None
     """What stands between one mark's calls and the next mark; None: all calls follow one mark."""
 
-    @abstractmethod
     def read(self, reader: AnswerReader, char: str) -> Machine:
         """Text and calls, up to the answer's end."""
+        if not self.mark:
+            char = yield from reader.attempt("", char, self.read_calls)
+        while before := self.mark or self.tag:
+            char = yield from reader.text_before(char, before)
+            if not reader.at_mark:
+                return END
+            char = yield from reader.attempt(before, char, self.read_calls)
+        return char
+
+    @abstractmethod
+    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
+        """One call or several, up to the first character after them."""
 
     @abstractmethod
     def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
@@ -46,22 +57,6 @@ class CallFormat(ABC):
     def call_id(self, call_id: str) -> str:
         """A call's id as the chat template takes it."""
         return call_id
-
-
-class TaggedCalls(CallFormat):
-    """Calls where the answer begins, or after the tag."""
-
-    def read(self, reader: AnswerReader, char: str) -> Machine:
-        char = yield from reader.attempt("", char, self._calls)
-        while True:
-            char = yield from reader.text_before(char, self.tag)
-            if not reader.at_mark:
-                return END
-            char = yield from reader.attempt(self.tag, char, self._calls)
-
-    @abstractmethod
-    def _calls(self, reader: AnswerReader, char: str) -> Machine:
-        """One call or several, up to the first character after them."""
 
 
 def listed(one: bool, opens: str = "[", between: str = ", ", closes: str = "]") -> str:

@@ -127,8 +127,10 @@ class Turn:
         """Answers are text, and nothing else."""
         return self.reasoning is None and not self.request.tools.offered
 
-    def reader(self) -> AnswerReader:
-        """For one answer."""
+    def reader(self) -> AnswerReader | None:
+        """For one answer; None: it is text, and nothing else."""
+        if self.is_plain:
+            return None
         tools = self.request.tools
         calls = self.model.calls if tools.offered else None
         names = [tool.name for tool in tools.offered]

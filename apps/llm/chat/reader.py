@@ -9,9 +9,12 @@ end. What turns out to be no call is text: the characters since the last event a
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, ChatEvent, Reasoned, SaidText
+
+if TYPE_CHECKING:
+    from apps.llm.chat.call_format import CallFormat
 
 END = ""
 
@@ -38,13 +41,6 @@ class ReasoningMarks:
     closes: str
 
 
-class WritesCalls(Protocol):
-    """How a family of models writes calls into its answers; see `formats`."""
-
-    def read(self, reader: "AnswerReader", char: str) -> Machine:
-        """Text and calls, up to the answer's end."""
-
-
 class AnswerReader:
     """One answer, piece by piece.
 
@@ -58,7 +54,7 @@ class AnswerReader:
 
     def __init__(
         self,
-        calls: WritesCalls | None = None,
+        calls: "CallFormat | None" = None,
         names: Collection[str] = (),
         reasoning: ReasoningMarks | None = None,
         opened: bool = False,

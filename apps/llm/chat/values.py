@@ -145,7 +145,7 @@ def call_object(reader: AnswerReader, char: str, arguments_needed: bool = False)
                     tell(held)
                     told = True
         else:
-            char = yield from json_value(char, _ignore)
+            char = yield from json_value(char, lambda _: None)
         char = yield from blank(char)
         if char == ",":
             char = yield
@@ -158,6 +158,18 @@ def call_object(reader: AnswerReader, char: str, arguments_needed: bool = False)
             raise Unfit(char)
         tell("{}")
     return char
+
+
+def call_list(reader: AnswerReader, char: str, arguments_needed: bool = False) -> Machine:
+    """`[{"name": ...}, ...]`: objects of calls, one at least."""
+    char = yield from exactly(char, "[")
+    while True:
+        char = yield from blank(char)
+        char = yield from call_object(reader, char, arguments_needed)
+        char = yield from blank(char)
+        if char == "]":
+            return (yield)
+        char = yield from exactly(char, ",")
 
 
 def _arguments(char: str) -> Generator[None, str, tuple[str, str]]:
@@ -178,7 +190,3 @@ def _arguments(char: str) -> Generator[None, str, tuple[str, str]]:
     except (ValueError, RecursionError):
         pass
     raise Unfit(char)
-
-
-def _ignore(text: str) -> None:
-    pass

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, ChatEvent, Reasoned, SaidText
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma, GemmaMarks
 from apps.llm.chat.formats.hermes import Hermes
@@ -12,7 +13,7 @@ from apps.llm.chat.formats.llama import Llama
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.formats.plain import Plain
 from apps.llm.chat.formats.pythonic import Pythonic
-from apps.llm.chat.reader import AnswerReader, WritesCalls
+from apps.llm.chat.reader import AnswerReader
 
 Call = tuple[str, dict[str, Any]]
 """A tool's name and its arguments."""
@@ -46,7 +47,7 @@ def python_call(call: Call) -> str:
 class Family:
     """A format, and how a model writes calls in it."""
 
-    calls: WritesCalls
+    calls: CallFormat
     write: Callable[[Sequence[Call]], str]
     after_text: bool = True  # whether calls may follow text
 

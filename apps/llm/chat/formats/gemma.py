@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
 from apps.llm.chat.literals import members
-from apps.llm.chat.reader import END, AnswerReader, Machine, Unfit
+from apps.llm.chat.reader import AnswerReader, Machine, Unfit
 from apps.llm.chat.values import blank, closing, exactly, word
 
 
@@ -25,14 +25,7 @@ class Gemma(CallFormat):
     def __init__(self, marks: GemmaMarks = FUNCTION_GEMMA):
         self.marks, self.mark, self.other_marks = marks, marks.opens, marks[1:]
 
-    def read(self, reader: AnswerReader, char: str) -> Machine:
-        while True:
-            char = yield from reader.text_before(char, self.marks.opens)
-            if not reader.at_mark:
-                return END
-            char = yield from reader.attempt(self.marks.opens, char, self._call)
-
-    def _call(self, reader: AnswerReader, char: str) -> Machine:
+    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
         char = yield from exactly(char, "call:")
         char = yield from blank(char)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
-from apps.llm.chat.reader import END, AnswerReader, Machine
+from apps.llm.chat.reader import AnswerReader, Machine
 from apps.llm.chat.values import blank, call_object, closing
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
@@ -12,14 +12,7 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 class Hermes(CallFormat):
     mark, other_marks, joint = OPENS, (CLOSES,), "\n"
 
-    def read(self, reader: AnswerReader, char: str) -> Machine:
-        while True:
-            char = yield from reader.text_before(char, OPENS)
-            if not reader.at_mark:
-                return END
-            char = yield from reader.attempt(OPENS, char, self._call)
-
-    def _call(self, reader: AnswerReader, char: str) -> Machine:
+    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
         char = yield from call_object(reader, char)
         return (yield from closing(char, CLOSES))

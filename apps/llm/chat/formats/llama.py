@@ -5,17 +5,17 @@ Further calls follow after a semicolon or in lines of their own.
 
 from collections.abc import Mapping
 
-from apps.llm.chat.call_format import TaggedCalls, listed, literal
+from apps.llm.chat.call_format import CallFormat, listed, literal
 from apps.llm.chat.reader import AnswerReader, Machine
 from apps.llm.chat.values import blank, call_object
 
 TAG = "<|python_tag|>"
 
 
-class Llama(TaggedCalls):
+class Llama(CallFormat):
     tag, leads = TAG, "{"
 
-    def _calls(self, reader: AnswerReader, char: str) -> Machine:
+    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
         while True:
             char = yield from call_object(reader, char, arguments_needed=True)

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, listed, literal, mark
-from apps.llm.chat.reader import END, AnswerReader, Machine, Unfit
-from apps.llm.chat.values import blank, call_object, exactly, json_value, word
+from apps.llm.chat.reader import AnswerReader, Machine, Unfit
+from apps.llm.chat.values import blank, call_list, exactly, json_value, word
 
 MARK, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 ID_LENGTH = 9
@@ -24,26 +24,9 @@ class Mistral(CallFormat):
         self.named = named
         self.joint = "" if named else None
 
-    def read(self, reader: AnswerReader, char: str) -> Machine:
-        while True:
-            char = yield from reader.text_before(char, MARK)
-            if not reader.at_mark:
-                return END
-            char = yield from reader.attempt(MARK, char, self._calls)
-
-    def _calls(self, reader: AnswerReader, char: str) -> Machine:
+    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
-        return (yield from (self._list if char == "[" else self._named)(reader, char))
-
-    def _list(self, reader: AnswerReader, char: str) -> Machine:
-        char = yield from exactly(char, "[")
-        while True:
-            char = yield from blank(char)
-            char = yield from call_object(reader, char)
-            char = yield from blank(char)
-            if char == "]":
-                return (yield)
-            char = yield from exactly(char, ",")
+        return (yield from (call_list if char == "[" else self._named)(reader, char))
 
     def _named(self, reader: AnswerReader, char: str) -> Machine:
         name, char = yield from word(char)

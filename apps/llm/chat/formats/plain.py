@@ -4,27 +4,15 @@ from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, listed, literal
 from apps.llm.chat.reader import AnswerReader, Machine
-from apps.llm.chat.values import blank, call_object, exactly
+from apps.llm.chat.values import blank, call_list, call_object
 
 
 class Plain(CallFormat):
     leads = "{["
 
-    def read(self, reader: AnswerReader, char: str) -> Machine:
-        return (yield from reader.attempt("", char, self._calls))
-
-    def _calls(self, reader: AnswerReader, char: str) -> Machine:
+    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
-        if char != "[":
-            return (yield from call_object(reader, char, arguments_needed=True))
-        char = yield
-        while True:
-            char = yield from blank(char)
-            char = yield from call_object(reader, char, arguments_needed=True)
-            char = yield from blank(char)
-            if char == "]":
-                return (yield)
-            char = yield from exactly(char, ",")
+        return (yield from (call_list if char == "[" else call_object)(reader, char, arguments_needed=True))
 
     def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
         return literal(f'{{"name": "{name}", "arguments": '), literal("}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from apps.llm.chat.call_format import TaggedCalls, listed, literal
+from apps.llm.chat.call_format import CallFormat, listed, literal
 from apps.llm.chat.literals import members
 from apps.llm.chat.reader import AnswerReader, Machine, Unfit
 from apps.llm.chat.values import blank, exactly, word
@@ -10,10 +10,10 @@ from apps.llm.chat.values import blank, exactly, word
 TAG = "<|python_start|>"
 
 
-class Pythonic(TaggedCalls):
+class Pythonic(CallFormat):
     tag, leads = TAG, "["
 
-    def _calls(self, reader: AnswerReader, char: str) -> Machine:
+    def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
         char = yield from exactly(char, "[")
         while True:
