@@ -9,12 +9,13 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from apps.cell import acl, bodies
 from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished, Unavailable
-from apps.cell.names import ModelName, check_cell
+from apps.cell.names import check_cell, model_name
 from apps.cell.registry import Registry
 from apps.cell.state import CellState, Published
 from apps.cell.store import LEASE_S, StateError, StateTaken, Store
@@ -145,7 +146,7 @@ class Admin:
                 self._not_locking_out(principal, names)
                 self._write(self.state.model_copy(update={"admin_acl": names}))
                 return {"model": target, "method": "", "acl": names}
-            name = str(ModelName.parse(target, self._config.name))
+            name = model_name(target, self._config.name)
             model = self._published(name)
             self._may_change(principal, model)
             changed = {"acls": model.acls | {acl.check_method(method): names}} if method else {"admin_acl": names}
@@ -164,7 +165,7 @@ class Admin:
         target, method = body.get("model") or body.get("sax_cell"), body.get("method") or "all"
         if target in (None, f"/sax/{self._config.name}"):
             return {"model": f"/sax/{self._config.name}", "acls": {"admin": self.admin_acl}}
-        name = str(ModelName.parse(target, self._config.name))
+        name = model_name(target, self._config.name)
         model = self._published(name)
         acls = {"admin": model.admin_acl} | {known: model.acls.get(known, "") for known in acl.METHODS}
         if method != "all":
@@ -179,7 +180,7 @@ class Admin:
 
     def _name(self, body: Mapping[str, Any], fields: bodies.Fields) -> str:
         _known(body, fields)
-        return str(ModelName.parse(body.get("model"), self._config.name))
+        return model_name(body.get("model"), self._config.name)
 
     def _published(self, name: str) -> Published:
         if name not in self.state.models:
@@ -198,8 +199,18 @@ class Admin:
         if not acl.allows(names, principal):
             raise CellError(f"admin_acl {names!r} would lock out {principal}, who sets it; add that name")
 
-    def _changing(self) -> "_Changing":
-        return _Changing(self._lock, self._lease)
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Holds the lock during a change. Raises Unavailable if another cell holds the lease."""
+        with self._lock:
+            if not self._lease.held:
+                where = self._lease.other.where if self._lease.other else "unknown"
+                raise Unavailable(
+                    f"another cell ({where}) holds the lease of this state, so this one cannot change it; give this "
+                    f"cell its own state_uri, or stop the other one: {LEASE_S:.0f} s later this one takes over",
+                    retry_after_s=LEASE_S,
+                )
+            yield
 
     def _read(self) -> None:
         found = self._store.read()
@@ -222,27 +233,6 @@ class Admin:
             raise Unavailable(f"{error}; the call changed nothing", retry_after_s=5) from error
         self._version += 1
         self.state = state
-
-
-class _Changing:
-    """Holds the lock during a change. Raises Unavailable if another cell holds the lease."""
-
-    def __init__(self, lock: threading.Lock, lease: Lease):
-        self._lock, self._lease = lock, lease
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if not self._lease.held:
-            self._lock.release()
-            where = self._lease.other.where if self._lease.other else "unknown"
-            raise Unavailable(
-                f"another cell ({where}) holds the lease of this state, so this one cannot change it; give this cell "
-                f"its own state_uri, or stop the other one: {LEASE_S:.0f} s later this one takes over",
-                retry_after_s=LEASE_S,
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
 
 
 def _known(body: Mapping[str, Any], fields: bodies.Fields) -> None:

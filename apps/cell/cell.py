@@ -8,7 +8,7 @@ The loop keeps no state that matters: a restarted cell observes Serve and goes o
 import logging
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from apps.cell import acl
@@ -99,10 +99,7 @@ class CellReconciler:
             "acls": model.acls,
             "admin_acl": model.admin_acl,
             "published_at": model.published_at,
-            "replicas": [
-                {"id": each.id, "state": each.state, "node": each.node, "address": each.address}
-                for each in (app.replicas if app else ())
-            ],
+            "replicas": [asdict(each) for each in (app.replicas if app else ())],
         }
 
     def unloading(self) -> list[str]:

@@ -4,51 +4,30 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from apps.llm.api import CallerStats, EngineStats
-from apps.serving.metrics import Metrics
+from apps.serving.metrics import Instruments, Metrics
 
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
-class CallerMetrics:
-    """The metrics of each caller, by the name of its key.
+class CallerMetrics(Instruments[CallerStats]):
+    """The metrics of each caller, by the name of its key."""
 
-    Args:
-        stats: returns each caller's stats by name.
-    """
-
-    def __init__(self, model: str, stats: Callable[[], Mapping[str, CallerStats]]):
-        from ray.serve.metrics import Counter, Gauge, Histogram
-
-        self._stats, self._last = stats, dict[str, CallerStats]()
-        keys = ("model", "caller")
-        self._requests = Gauge("podslice_caller_requests", "Requests of a caller, waiting or running.", keys)
-        self._waiting = Gauge("podslice_caller_waiting", "Sequences of a caller that wait for a slot.", keys)
-        self._tokens = Counter("podslice_caller_tokens", "Tokens of a caller's prompts and answers.", keys)
-        self._refused = Counter("podslice_caller_refused", "Requests of a caller that got 429.", keys)
-        self._ttft = Histogram(
+    KEYS = ("caller",)
+    GAUGES: ClassVar = {
+        "requests": ("podslice_caller_requests", "Requests of a caller, waiting or running."),
+        "waiting": ("podslice_caller_waiting", "Sequences of a caller that wait for a slot."),
+    }
+    COUNTERS: ClassVar = {
+        "tokens": ("podslice_caller_tokens", "Tokens of a caller's prompts and answers."),
+        "refused": ("podslice_caller_refused", "Requests of a caller that got 429."),
+    }
+    HISTOGRAMS: ClassVar = {
+        "ttft": (
             "podslice_caller_time_to_first_token_s",
             "From the arrival of a caller's request to its first token.",
-            list(SECONDS),
-            keys,
-        )
-        for metric in (self._requests, self._waiting, self._tokens, self._refused, self._ttft):
-            metric.set_default_tags({"model": model})
-
-    def first_token(self, caller: str, seconds: float) -> None:
-        self._ttft.observe(seconds, {"caller": caller})
-
-    def publish(self) -> None:
-        for name, now in self._stats().items():
-            before, tags = self._last.get(name, CallerStats()), {"caller": name}
-            self._requests.set(now.requests, tags)
-            self._waiting.set(now.waiting, tags)
-            for counter, gained in (
-                (self._tokens, now.tokens - before.tokens),
-                (self._refused, now.refused - before.refused),
-            ):
-                if gained:
-                    counter.inc(gained, tags)
-            self._last[name] = now
+            SECONDS,
+        ),
+    }
 
 
 class LanguageMetrics(Metrics[EngineStats]):
@@ -88,15 +67,16 @@ class LanguageMetrics(Metrics[EngineStats]):
 
     def __init__(self, model: str, callers: Callable[[], Mapping[str, CallerStats]]):
         super().__init__(model)
-        self._callers = CallerMetrics(model, callers)
+        self._callers, self._stats_of_callers = CallerMetrics(model), callers
 
     def first_token(self, caller: str, seconds: float) -> None:
         self.observe("ttft", seconds)
-        self._callers.first_token(caller, seconds)
+        self._callers.observe("ttft", seconds, caller=caller)
 
     def publish(self, stats: EngineStats) -> None:
         super().publish(stats)
-        self._callers.publish()
+        for name, theirs in self._stats_of_callers().items():
+            self._callers.record(theirs, caller=name)
 
     def line(self, stats: EngineStats, before: EngineStats, seconds: float) -> str:
         prompt = (stats.prompt_tokens - before.prompt_tokens) / seconds

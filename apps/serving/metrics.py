@@ -15,9 +15,11 @@ Stats = TypeVar("Stats")
 """A dataclass of numbers: an engine's load, and counters that are totals since it started."""
 
 
-class Metrics(ABC, Generic[Stats]):
-    """The metrics of one model in this replica: its engine's stats, observed values, and a periodic log line."""
+class Instruments(Generic[Stats]):
+    """Gauges and counters of stats that are recorded again and again, and histograms of observed values."""
 
+    KEYS: ClassVar[tuple[str, ...]] = ()
+    """Tags beside the model's."""
     GAUGES: ClassVar[Mapping[str, tuple[str, str]]]
     COUNTERS: ClassVar[Mapping[str, tuple[str, str]]]
     """Field of the stats -> (metric, description)."""
@@ -27,7 +29,7 @@ class Metrics(ABC, Generic[Stats]):
     def __init__(self, model: str):
         from ray.serve.metrics import Counter, Gauge, Histogram  # importing this module needs no Ray
 
-        keys = ("model",)
+        keys = ("model", *self.KEYS)
         self._gauges = {field: Gauge(*metric, keys) for field, metric in self.GAUGES.items()}
         self._counters = {field: Counter(*metric, keys) for field, metric in self.COUNTERS.items()}
         self._histograms = {
@@ -36,25 +38,36 @@ class Metrics(ABC, Generic[Stats]):
         }
         for metric in (*self._gauges.values(), *self._counters.values(), *self._histograms.values()):
             metric.set_default_tags({"model": model})  # a separate dict each: Serve adds its own tags to it
-        self._last: dict[str, float] = dict.fromkeys(self.COUNTERS, 0)
+        self._last: dict[tuple[str, ...], dict[str, Any]] = {}  # by the values of KEYS
+
+    def observe(self, name: str, value: float, **tags: str) -> None:
+        self._histograms[name].observe(value, tags)
+
+    def record(self, stats: Stats, **tags: str) -> None:
+        """Set the gauges and add to the counters what they gained since the last call."""
+        values: dict[str, Any] = asdict(stats)
+        last, self._last[*tags.values()] = self._last.get((*tags.values(),), {}), values
+        for field, gauge in self._gauges.items():
+            gauge.set(values[field], tags)
+        for field, counter in self._counters.items():
+            if gained := values[field] - last.get(field, 0):
+                counter.inc(gained, tags)
+
+
+class Metrics(Instruments[Stats], ABC):
+    """The metrics of one model in this replica: its engine's stats, observed values, and a periodic log line."""
+
+    def __init__(self, model: str):
+        super().__init__(model)
         self._logged: tuple[float, Stats] | None = None  # (time, stats) of the last log line
 
     @abstractmethod
     def line(self, stats: Stats, before: Stats, seconds: float) -> str:
         """The log line for the last `seconds`, in which the stats went from `before` to `stats`."""
 
-    def observe(self, name: str, value: float) -> None:
-        self._histograms[name].observe(value)
-
     def publish(self, stats: Stats) -> None:
-        """Set the gauges and add to the counters what they gained since the last call. Called about once a second."""
-        values: dict[str, Any] = asdict(stats)
-        for field, gauge in self._gauges.items():
-            gauge.set(values[field])
-        for field, counter in self._counters.items():
-            if gained := values[field] - self._last[field]:
-                counter.inc(gained)
-            self._last[field] = values[field]
+        """Called about once a second."""
+        self.record(stats)
         now = time.monotonic()
         then, before = self._logged = self._logged or (now, stats)
         if (seconds := now - then) >= LOG_PERIOD_S:

@@ -33,11 +33,9 @@ class Front(Protocol):
 
     async def look(self) -> None:
         """Update the view."""
-        ...
 
     async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
         """Call the admin. Raises CellError."""
-        ...
 
 
 class Caller:

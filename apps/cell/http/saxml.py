@@ -20,7 +20,7 @@ from apps.cell import bodies
 from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
 from apps.cell.http.caller import Caller, Front, principal_of
-from apps.cell.names import ModelName, check_cell
+from apps.cell.names import check_cell, model_name
 from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
 from apps.serving.ingress.openapi import STREAMED, json_object, query
 from apps.serving.ingress.saxml_answers import SaxmlJSON
@@ -61,7 +61,7 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
         body = await _arguments(request)
         if "model" not in body:
             raise CellError("Provide model for list cell")
-        name = str(ModelName.parse(body["model"], cell))
+        name = model_name(body["model"], cell)
         return SaxmlJSON((await front.ask("listed", None, {"model": name}))[0])
 
     @router.get("/listall", openapi_extra=query(bodies.ONE_CELL))

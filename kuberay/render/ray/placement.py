@@ -2,39 +2,30 @@
 
 from typing import Any
 
-from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
+from ray_configs.base import Kind
+from ray_configs.capacity import Capacity, FlexStart, Queued, Reservation, Spot
 from ray_configs.labels import FLEX_START, QUEUED, RESERVATION, RESERVATION_PROJECT, SPOT, TPU
 from ray_configs.tpu import TpuSlice
 
+TAINTS: dict[type[Kind], str] = {Spot: SPOT, Queued: QUEUED}
+"""Of the nodes of a kind of capacity."""
+
 
 def node_selector(slice: TpuSlice | None, capacity: Capacity) -> dict[str, str]:
-    """Labels that the node must have."""
-    return (slice.node_selectors if slice else {}) | _selector_of(capacity)
+    """Labels that the node must have. What is queued needs none: Kueue pins its Pods to the nodes that it got."""
+    labels = slice.node_selectors if slice else {}
+    match capacity:
+        case Spot():
+            return labels | {SPOT: "true"}
+        case Reservation(name=name, project=project):
+            return labels | {RESERVATION: name} | ({RESERVATION_PROJECT: project} if project else {})
+        case FlexStart():
+            return labels | {FLEX_START: "true"}
+    return labels
 
 
 def tolerations(slice: TpuSlice | None, capacity: Capacity) -> list[dict[str, Any]]:
     """Tolerations of the Pod, for the taints of its capacity."""
-    tolerated = []
-    if slice is not None:
-        tolerated.append({"key": TPU, "operator": "Exists", "effect": "NoSchedule"})
-    match capacity:
-        case Spot():
-            tolerated.append({"key": SPOT, "operator": "Exists", "effect": "NoSchedule"})
-        case Queued():
-            tolerated.append({"key": QUEUED, "operator": "Exists", "effect": "NoSchedule"})
-    return tolerated
-
-
-def _selector_of(capacity: Capacity) -> dict[str, str]:
-    match capacity:
-        case OnDemand():
-            return {}
-        case Spot():
-            return {SPOT: "true"}
-        case Reservation(name=name, project=project):
-            return {RESERVATION: name} | ({RESERVATION_PROJECT: project} if project else {})
-        case FlexStart():
-            return {FLEX_START: "true"}
-        case Queued():
-            # Kueue's provisioning request pins the Pods to the nodes that it got.
-            return {}
+    taints = [] if slice is None else [TPU]
+    taints += [taint for kind, taint in TAINTS.items() if isinstance(capacity, kind)]
+    return [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
