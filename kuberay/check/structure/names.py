@@ -27,6 +27,17 @@ def kind_and_version(manifest: Manifest) -> Iterator[Problem]:
         yield error(version, why, "write apiVersion: ray.io/v1")
 
 
+@rule(Manifest, "duplicate-object", "kubectl apply")
+def duplicate_object(manifest: Manifest) -> Iterator[Problem]:
+    """No two objects have the same name and differ: the later one is applied over the first."""
+    earlier = manifest.others[: manifest.others.index(manifest)]
+    same_name = [other for other in earlier if other.schema == manifest.schema and other.name == manifest.name]
+    same_place = [other for other in same_name if manifest.name and other.namespace == manifest.namespace]
+    if any(other.node.value != manifest.node.value for other in same_place):
+        why = f"there is another {manifest.kind} of this name: kubectl applies one over the other"
+        yield error(manifest.metadata["name"], why, "rename or remove one of them")
+
+
 @rule(Cluster, "name-multi-host", "GKE TPU webhook: generateHeadlessServiceName; KubeRay 1.7: headless service")
 def multi_host_name(cluster: Cluster) -> Iterator[Problem]:
     """The webhook keeps only the last 50 characters of `<cluster>-headless`, KubeRay all (ai-on-gke PR#972)."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kuberay.check import check
 from tests.kuberay.check import good_manifests as good
 from tests.kuberay.check.good_manifests import REMOVED, Change, changed, expect
 
@@ -81,6 +82,15 @@ def test_two_groups_of_one_name() -> None:
     objects[0]["spec"]["workerGroupSpecs"] *= 2
     finding = expect(objects, "group-name", "error", "two worker groups are named tpu", "TPU_NAME")
     assert finding.where == "RayCluster/research spec.workerGroupSpecs[1].groupName"
+
+
+def test_two_objects_of_one_name() -> None:
+    objects = good.cluster() * 2
+    assert check(objects) == [], "the same object twice is applied twice, which changes nothing"
+    objects[1] = objects[1] | {"spec": objects[1]["spec"] | {"suspend": True}}
+    expect(objects, "duplicate-object", "error", "another RayCluster of this name")
+    other = changed(good.cluster(), ("metadata namespace", "elsewhere"))
+    assert good.grave(good.cluster() + other) == []
 
 
 def test_another_ray_in_the_head() -> None:
