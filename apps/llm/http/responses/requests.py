@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from apps.llm.api import RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, effort_fields
@@ -36,11 +36,14 @@ def _json(value: Any) -> Any:
     return value
 
 
+Schema = Annotated[dict[str, Any], AfterValidator(_json)]
+
+
 class FunctionTool(Body):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Schema | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
     """Holds the arguments to the schema wherever the tool is called."""
@@ -51,11 +54,6 @@ class FunctionTool(Body):
         if value != "function":
             raise ValueError("must be function: this server runs no tools, it offers the client's own functions")
         return value
-
-    @field_validator("parameters")
-    @classmethod
-    def _can_be_repeated(cls, value: Any) -> Any:
-        return _json(value)
 
 
 class NamedFunction(Body):
@@ -81,12 +79,7 @@ class Format(Body):
     description: str | None = None
     strict: bool | None = None
     """The schema is enforced, whatever this says."""
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-
-    @field_validator("schema_")
-    @classmethod
-    def _can_be_repeated(cls, value: Any) -> Any:
-        return _json(value)
+    schema_: Schema | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _has_schema(self) -> "Format":
