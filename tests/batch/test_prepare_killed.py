@@ -63,7 +63,7 @@ def test_killed_again_and_again(kills: int, many_layers: Path, tmp_path: Path) -
         killed += 1
         if output.is_dir() and (output / UNFINISHED).exists() and not (output / MANIFEST).exists():
             unfinished += 1
-            with pytest.raises(CheckpointError, match="is not finished"):
+            with pytest.raises(CheckpointError, match="is not fully prepared"):
                 open_checkpoint(str(output))
             recorded = json.loads((output / UNFINISHED).read_text())["done"]
             assert {name: (output / name).stat().st_size for name in recorded} == {

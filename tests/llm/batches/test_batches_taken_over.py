@@ -59,7 +59,7 @@ async def die(replica: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         dead.setattr(Lease, "release", lambda lease: None)
         for name in ("save", "clear"):
             dead.setattr(work.Parts, name, lambda *_: None)
-        dead.setattr(work.Work, "stopped", lambda work: asyncio.sleep(0))
+        dead.setattr(work.BatchWork, "stopped", lambda work: asyncio.sleep(0))
         await replica.__aexit__(None, None, None)  # type: ignore[attr-defined]
 
 

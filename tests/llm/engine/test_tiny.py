@@ -75,8 +75,9 @@ def test_what_cannot_be_read_becomes_a_toy_llama(location: str, caplog: pytest.L
         model = Model.open(config).at_size(config, 8)
     assert "using a tiny Llama with a byte tokenizer" in caplog.text and location in caplog.text
     assert model.arch == tiny(generic(300), 8) and model.random_weights
-    ids = model.tokenizer().chat([{"role": "user", "content": "é"}])
-    assert model.tokenizer().decode(ids) == "user: é\nassistant:"
+    tokenizer = model.tokenizer()
+    ids = tokenizer.encode_suffix(tokenizer.render([{"role": "user", "content": "é"}]))
+    assert tokenizer.decode(ids) == "user: é\nassistant:"
     assert all(token < model.arch.vocab_size for token in ids)
 
 

@@ -37,7 +37,9 @@ def test_streaming(text: str, numbers: list[int]) -> None:
 
 
 def test_chat() -> None:
-    ids = TOKENIZER.chat([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
+    ids = TOKENIZER.encode_suffix(
+        TOKENIZER.render([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
+    )
     assert ids[0] == 0
     assert TOKENIZER.decode(ids) == "system: Be kind.\nuser: Hi\nassistant:"
 

@@ -102,13 +102,14 @@ def evaluate(answer: Answer, asked: str = "held-out") -> Report:
 @contextmanager
 def answering(folder: Path, **options: str | int) -> Iterator[Answer]:
     """A function that answers greedily with the project's engine, which has `options` of `EngineConfig`."""
+    from apps.llm.chat.conversation import ChatRequest
     from apps.llm.engine import Engine, EngineConfig, SamplingParams  # scoring alone needs no JAX
 
     engine = Engine.load(EngineConfig(model=str(folder), **options))
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
 
     def answer(prompts: list[Prompt]) -> list[str]:
-        ready = [prompt if isinstance(prompt, str) else engine.chat_prompt(prompt) for prompt in prompts]
+        ready = [prompt if isinstance(prompt, str) else engine.chat(ChatRequest(prompt))[0] for prompt in prompts]
         return engine.generate(ready, params)
 
     try:
