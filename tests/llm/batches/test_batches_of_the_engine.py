@@ -88,7 +88,7 @@ def test_a_killed_replica_goes_on_where_it_was(ray_cluster: str, serve_url: str,
     arguments = ("--name", "batches", "--route-prefix", "/batches", "apps.llm:build", *options)
     done = serve_cli("run", "--non-blocking", "--address", ray_cluster, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = 60
+    lines, tokens = 100, 400  # many times what an engine answers between two looks
 
     def replica() -> int | None:
         """Its process id."""
@@ -111,7 +111,7 @@ def test_a_killed_replica_goes_on_where_it_was(ray_cluster: str, serve_url: str,
 
     try:
         with client_of(f"{serve_url}/batches") as client:
-            bodies = [CHAT | {"max_tokens": 60, "seed": None, "temperature": 1.0}] * lines
+            bodies = [CHAT | {"max_tokens": tokens, "ignore_eos": True, "temperature": 1.0}] * lines
             batch = begin(client, requests("/v1/chat/completions", *bodies), "/v1/chat/completions")
             until(client, batch, lambda now: 5 <= now.request_counts.completed < lines, 120)
             killed = replica()
