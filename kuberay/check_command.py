@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kuberay.check import Finding
 
 
-class Form(StrEnum):
+class ReportFormat(StrEnum):
     text = "text"
     json = "json"
     sarif = "sarif"
@@ -31,7 +31,7 @@ def check(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="RULE", help="A rule to leave out; several times for more.")
     ] = None,
-    format: Annotated[Form, typer.Option(help="How findings are printed.")] = Form.text,
+    format: Annotated[ReportFormat, typer.Option(help="How findings are printed.")] = ReportFormat.text,
     list_rules: Annotated[bool, typer.Option("--list", help="List the rules.")] = False,
     explain: Annotated[
         str | None, typer.Option(metavar="RULE", help="Say what a rule is about, and who says so.", show_default=False)
@@ -57,7 +57,7 @@ def check(
         try:
             found += findings_of(read_source(name, Placeholders(project, bucket)), ignore or ())
         except Refusal as refusal:
-            if isinstance(refusal.__cause__, UnreadableYaml) and format is not Form.text:  # a program reads it
+            if isinstance(refusal.__cause__, UnreadableYaml) and format is not ReportFormat.text:  # a program reads it
                 found += findings_of(Source(name, [], beside=(refusal.__cause__,)), ignore or ())
                 continue
             if len(configs) == 1:
@@ -68,7 +68,7 @@ def check(
     counts = {grade: sum(finding.severity == grade for finding in found) for grade in ("error", "warning", "note")}
     said = [f"{count} {grade}{'' if count == 1 else 's'}" for grade, count in counts.items() if count]
     summary = ", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of"
-    typer.echo(summary, err=bool(said) or format is not Form.text)
+    typer.echo(summary, err=bool(said) or format is not ReportFormat.text)
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
 
@@ -80,19 +80,19 @@ def findings_of(source: Source, ignore: Collection[str] = ()) -> list["Finding"]
     return check_objects(source.objects, source.config, source.beside, ignore)
 
 
-def show(found: list["Finding"], format: Form = Form.text, err: bool = False) -> None:
+def show(found: list["Finding"], format: ReportFormat = ReportFormat.text, err: bool = False) -> None:
     """Prints findings; text is for people, on a terminal in colours."""
     from rich.console import Console
 
     from kuberay.check import formats
 
     console = Console(stderr=err)
-    if format is Form.json:
+    if format is ReportFormat.json:
         typer.echo(formats.to_json(found))
-    elif format is Form.sarif:
+    elif format is ReportFormat.sarif:
         typer.echo(formats.to_sarif(found))
-    elif format is Form.text and console.is_terminal:
+    elif format is ReportFormat.text and console.is_terminal:
         console.print(formats.to_terminal(found))
     else:
-        for line in formats.to_github(found) if format is Form.github else formats.to_lines(found):
+        for line in formats.to_github(found) if format is ReportFormat.github else formats.to_lines(found):
             typer.echo(line, err=err)

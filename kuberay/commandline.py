@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 
 
-class Format(StrEnum):
+class NodePoolFormat(StrEnum):
     gcloud = "gcloud"
     terraform = "terraform"
 
@@ -99,8 +99,8 @@ def node_pools(
     project: Project = None,
     bucket: Bucket = None,
     format: Annotated[
-        Format, typer.Option(help="A script of gcloud commands, or a main.tf.json for Terraform.")
-    ] = Format.gcloud,
+        NodePoolFormat, typer.Option(help="A script of gcloud commands, or a main.tf.json for Terraform.")
+    ] = NodePoolFormat.gcloud,
     delete: Annotated[bool, typer.Option("--delete", help="The commands that take it all down again.")] = False,
 ) -> None:
     """Print the commands that make the cluster, its node pools, bucket and permissions.
@@ -111,7 +111,7 @@ def node_pools(
 
     filled = read_config(config, Placeholders(project, bucket)).config
     assert filled is not None  # read_config has refused YAML
-    if format is Format.terraform:
+    if format is NodePoolFormat.terraform:
         if delete:
             raise Refusal("Terraform takes down what it made: terraform destroy")
         text = terraform(filled)
@@ -215,16 +215,16 @@ def status(
     """
     from kuberay.cluster import Cluster, observe
     from kuberay.cluster import watch as follow
-    from kuberay.progress import Board
+    from kuberay.progress import StatusDisplay
 
     objects = read_source(config, Placeholders()).each()
     cluster = Cluster.connect(context, namespace, kubeconfig)
-    with Board() as board:
+    with StatusDisplay() as display:
         if watch or wait:
-            state = follow(cluster, objects, board.show, until_ready=wait, timeout_s=timeout)
+            state = follow(cluster, objects, display.show, until_ready=wait, timeout_s=timeout)
         else:
             state = observe(cluster, objects)
-            board.show(state)
+            display.show(state)
     if not state.ready:
         raise typer.Exit(1)
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from kuberay.cluster import State
 
 
-class Board:
-    """`with Board() as board: board.show(state)`, as often as there is something new."""
+class StatusDisplay:
+    """`with StatusDisplay() as display: display.show(state)`, as often as there is something new."""
 
     def __init__(self) -> None:
         self._console = Console()
         self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
         self._last: list[str] = []
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "StatusDisplay":
         if self._live:
             self._live.start()
         return self

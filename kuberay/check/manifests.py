@@ -32,7 +32,7 @@ class Manifest:
         """The spec of a RayJob, or of those that a RayCronJob makes; None for other kinds."""
 
 
-class Cluster:
+class RayCluster:
     """The RayCluster that an object is or makes."""
 
     def __init__(self, manifest: Manifest, node: Node) -> None:
@@ -49,7 +49,7 @@ class Cluster:
 class Group:
     """A worker group, each replica of which is `numOfHosts` Pods; or the head, which is one Pod."""
 
-    def __init__(self, cluster: Cluster, node: Node, is_head: bool = False) -> None:
+    def __init__(self, cluster: RayCluster, node: Node, is_head: bool = False) -> None:
         self.cluster, self.node, self.is_head = cluster, node, is_head
         self.name = node["groupName"].text or ""
         self.title = "the head" if is_head else f"group {self.name}"
@@ -68,7 +68,7 @@ class Group:
         """Environment of Ray's container."""
 
 
-class Job:
+class BatchJob:
     """A batch Job, alone or in a CronJob or JobSet."""
 
     def __init__(self, manifest: Manifest, node: Node, in_job_set: bool = False) -> None:

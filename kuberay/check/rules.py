@@ -26,7 +26,7 @@ class Check:
     """One function of a rule."""
 
     subject: type | UnionType
-    """What it is asked about, once for each: a Manifest, a Cluster, a Pod ..."""
+    """What it is asked about, once for each: a Manifest, a RayCluster, a Pod ..."""
     source: str
     """Who says so: the program, or the table, that refuses or ignores what it finds."""
     find: Callable[[Any], Iterable[Problem]]

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from kuberay.check.manifests import Cluster
+from kuberay.check.manifests import RayCluster
 from kuberay.check.nodes import Document, Node
 
 
@@ -14,7 +14,7 @@ class ServeConfig:
     schema = "ServeDeploySchema"
     refused = "Ray Serve refuses the config"
 
-    def __init__(self, cluster: Cluster, source: Node, node: Node, unreadable: str = "") -> None:
+    def __init__(self, cluster: RayCluster, source: Node, node: Node, unreadable: str = "") -> None:
         self.cluster, self.source, self.node = cluster, source, node
         self.unreadable = unreadable
         """Why the string is no YAML, if it is none."""
@@ -31,7 +31,7 @@ class ServeConfig:
         """Whether the head's proxy is the only one."""
 
 
-def serve_config(cluster: Cluster) -> Iterator[ServeConfig]:
+def serve_config(cluster: RayCluster) -> Iterator[ServeConfig]:
     """The Serve config of a cluster's RayService; nothing for other kinds, and where it is no string."""
     source = cluster.manifest.spec["serveConfigV2"]
     if not cluster.service or not isinstance(source.value, str | None):

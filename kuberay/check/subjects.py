@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kuberay.check.manifests import Cluster, Job, Manifest
+from kuberay.check.manifests import BatchJob, Manifest, RayCluster
 from kuberay.check.pods import Pod
 from kuberay.check.serve_documents import serve_config
 
@@ -27,7 +27,7 @@ def subjects_of(manifest: Manifest) -> Iterator[Any]:
     node, kind = manifest.node, manifest.kind
     pods, jobs = [Pod(manifest, node.at(*path), "workload") for path in _POD_TEMPLATES.get(kind, ())], []
     if manifest.ray:
-        cluster = Cluster(manifest, node.at(*_RAY_CLUSTER[kind]))
+        cluster = RayCluster(manifest, node.at(*_RAY_CLUSTER[kind]))
         if cluster.node.present:
             yield cluster
             yield from cluster.all_groups
@@ -36,9 +36,9 @@ def subjects_of(manifest: Manifest) -> Iterator[Any]:
         if manifest.ray_job is not None:
             pods.append(Pod(manifest, manifest.ray_job["submitterPodTemplate"], "submitter"))
     elif kind in ("Job", "CronJob"):
-        jobs.append(Job(manifest, node if kind == "Job" else node.at("spec", "jobTemplate")))
+        jobs.append(BatchJob(manifest, node if kind == "Job" else node.at("spec", "jobTemplate")))
     elif kind == "JobSet":
-        jobs += [Job(manifest, each["template"], in_job_set=True) for each in node.at("spec", "replicatedJobs")]
+        jobs += [BatchJob(manifest, each["template"], in_job_set=True) for each in node.at("spec", "replicatedJobs")]
     yield from (job for job in jobs if job.hosts > 1)  # on one host a Job is like any other
     for pod in (*pods, *(job.pod for job in jobs)):
         if pod.node.present:

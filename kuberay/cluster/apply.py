@@ -11,7 +11,7 @@ from kuberay.cluster.delete import delete, wait_until_gone
 from kuberay.cluster.errors import Absent, ClusterError, Conflict, Immutable, Interrupted, Refused, WouldStop
 from kuberay.cluster.manifests import Manifest, managers, title, without_server_fields
 from kuberay.cluster.rollout import plan
-from kuberay.cluster.rollout.exposure import Step
+from kuberay.cluster.rollout.exposure import RolloutStep
 from kuberay.cluster.rollout.ownership import as_admitted, settled
 from kuberay.cluster.rollout.sameness import same
 
@@ -109,12 +109,12 @@ def rehearse(
     return checked
 
 
-def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) -> list[Step]:
+def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) -> list[RolloutStep]:
     """What becomes of each changed RayService, said before it happens, and what is left to do about it.
 
     Raises WouldStop for one that it would stop.
     """
-    steps: list[Step] = []
+    steps: list[RolloutStep] = []
     for item in checked:
         if item.after["kind"] != "RayService":
             continue
@@ -173,7 +173,7 @@ def _apply(cluster: Cluster, manifest: Manifest, force: bool, applied: list[Appl
     say(str(item))
 
 
-def _take(cluster: Cluster, step: Step, say: Say) -> None:
+def _take(cluster: Cluster, step: RolloutStep, say: Say) -> None:
     if step.patch:
         cluster.patch(step.target, step.patch)
         say(f"{step.title}: patched")

@@ -20,7 +20,7 @@ from kuberay.local.folder import RunFolder, address_of, free_ports, is_free
 from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.local.raylet import Site, has_haproxy
 from kuberay.local.scaling_down import scale_down
-from kuberay.progress import Board
+from kuberay.progress import StatusDisplay
 from kuberay.render import render
 from ray_configs.service import Service
 
@@ -117,10 +117,10 @@ class _Run:
 
     def forever(self) -> None:
         try:
-            with Board() as board:
+            with StatusDisplay() as display:
                 while True:
                     self._once()
-                    board.show_lines(self._status())
+                    display.show_lines(self._status())
                     time.sleep(PERIOD_S)
         except KeyboardInterrupt:
             if not self._ready:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Cluster, Group
+from kuberay.check.manifests import Group, RayCluster
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.labels import TPU, TPU_SLICE_NAME, TPU_WORKER_ID
 
@@ -51,8 +51,8 @@ def tpu_labels(group: Group) -> Iterator[Problem]:
         yield note(labels, why, "write labels: " + ", ".join(f"{key}: {value}" for key, value in right.items()))
 
 
-@rule(Cluster, "auth", "KubeRay 1.7: authOptions (kuberay#2586)")
-def authentication(cluster: Cluster) -> Iterator[Problem]:
+@rule(RayCluster, "auth", "KubeRay 1.7: authOptions (kuberay#2586)")
+def authentication(cluster: RayCluster) -> Iterator[Problem]:
     """Token authentication is on with `mode: token` alone, whatever the CRD's description says of a default."""
     options = cluster.node["authOptions"]
     if options.present and not options["mode"].present:

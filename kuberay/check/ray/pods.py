@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Cluster, Group
+from kuberay.check.manifests import Group, RayCluster
 from kuberay.check.nodes import quantity, version
 from kuberay.check.pods import Container
 from kuberay.check.rules import Problem, error, note, rule, warning
@@ -15,8 +15,8 @@ _DISK = 10e9
 """Ray makes its store no larger than /dev/shm, but for stores below this size."""
 
 
-@rule(Cluster, "ray-version", "KubeRay 1.7: rayVersion chooses probes, autoscaler and authentication")
-def ray_version(cluster: Cluster) -> Iterator[Problem]:
+@rule(RayCluster, "ray-version", "KubeRay 1.7: rayVersion chooses probes, autoscaler and authentication")
+def ray_version(cluster: RayCluster) -> Iterator[Problem]:
     """rayVersion is written and is that of the images; all nodes run one Ray (and one Python)."""
     node = cluster.node["rayVersion"]
     if node.placeholder:

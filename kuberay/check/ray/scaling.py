@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Cluster, Group, Manifest
+from kuberay.check.manifests import Group, Manifest, RayCluster
 from kuberay.check.rules import Problem, note, rule, warning
 from ray_configs.capacity import KUEUE_VERSION
 from ray_configs.cluster.workers import GROUP_LABEL
@@ -14,7 +14,7 @@ _SCARCE = {FLEX_START: "flex-start", QUEUED: "queued", PROVISIONING: "provisione
 """Node labels and taints of machines that come when there are any."""
 
 
-def _told(cluster: Cluster, name: str) -> bool:
+def _told(cluster: RayCluster, name: str) -> bool:
     return any(item["name"].value == name for item in cluster.node["autoscalerOptions"]["env"])
 
 

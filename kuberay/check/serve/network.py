@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Cluster, Group
+from kuberay.check.manifests import Group, RayCluster
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, note, rule, warning
 from kuberay.check.serve_documents import ServeConfig
@@ -20,7 +20,7 @@ def _serving(name: str) -> bool:
     return name == "serve" or name.startswith("serve-")
 
 
-def _incremental(cluster: Cluster) -> bool:
+def _incremental(cluster: RayCluster) -> bool:
     return cluster.upgrade["type"].value == "NewClusterWithIncrementalUpgrade"
 
 

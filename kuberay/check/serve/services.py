@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Cluster
+from kuberay.check.manifests import RayCluster
 from kuberay.check.rules import Problem, error, rule, warning
 from kuberay.check.serve.arguments import model_of
 from kuberay.check.serve_documents import ServeConfig
@@ -14,8 +14,8 @@ _KNOWS = (2, 60)
 """The Ray whose `ray start --block` drains its node when it is told to stop."""
 
 
-@rule(Cluster, "upgrade-capacity", "KubeRay 1.7: a second RayCluster runs beside the first")
-def upgrade_capacity(cluster: Cluster) -> Iterator[Problem]:
+@rule(RayCluster, "upgrade-capacity", "KubeRay 1.7: a second RayCluster runs beside the first")
+def upgrade_capacity(cluster: RayCluster) -> Iterator[Problem]:
     """A new cluster for each change of the spec needs every TPU twice; that is the default too.
 
     kuberay#1476, #2274 and #4239 tell of it.

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Cluster, Group, Manifest
+from kuberay.check.manifests import Group, Manifest, RayCluster
 from kuberay.check.nodes import repeated
 from kuberay.check.pods import Pod
 from kuberay.check.rules import Problem, error, rule, warning
@@ -38,8 +38,8 @@ def duplicate_object(manifest: Manifest) -> Iterator[Problem]:
         yield error(manifest.metadata["name"], why, "rename or remove one of them")
 
 
-@rule(Cluster, "name-multi-host", "GKE TPU webhook: generateHeadlessServiceName; KubeRay 1.7: headless service")
-def multi_host_name(cluster: Cluster) -> Iterator[Problem]:
+@rule(RayCluster, "name-multi-host", "GKE TPU webhook: generateHeadlessServiceName; KubeRay 1.7: headless service")
+def multi_host_name(cluster: RayCluster) -> Iterator[Problem]:
     """The webhook keeps only the last 50 characters of `<cluster>-headless`, KubeRay all (ai-on-gke PR#972)."""
     manifest, name = cluster.manifest, cluster.manifest.name or ""
     most = _LONGEST[manifest.kind]
@@ -52,8 +52,8 @@ def multi_host_name(cluster: Cluster) -> Iterator[Problem]:
         yield error(manifest.metadata["name"], why, f"shorten it to {most} characters")
 
 
-@rule(Cluster, "group-name", "KubeRay 1.7: groups are told apart by name alone")
-def one_name_each(cluster: Cluster) -> Iterator[Problem]:
+@rule(RayCluster, "group-name", "KubeRay 1.7: groups are told apart by name alone")
+def one_name_each(cluster: RayCluster) -> Iterator[Problem]:
     """Each worker group has a name of its own, or reservations mix the hosts of slices with the same TPU_NAME."""
     for name in repeated(group.node["groupName"] for group in cluster.groups):
         why = f"two worker groups are named {name.text}: KubeRay mixes up their Pods, and slices get the same TPU_NAME"

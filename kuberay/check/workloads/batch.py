@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Job
+from kuberay.check.manifests import BatchJob
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.labels import (
@@ -19,8 +19,8 @@ _GIVEN_NAME = ("job-name", JOB_NAME)
 _GIVEN_ID = ("controller-uid", JOB_CONTROLLER)
 
 
-@rule(Job, "job-restart", "Kubernetes: restartPolicy OnFailure restarts a container in place")
-def restart(job: Job) -> Iterator[Problem]:
+@rule(BatchJob, "job-restart", "Kubernetes: restartPolicy OnFailure restarts a container in place")
+def restart(job: BatchJob) -> Iterator[Problem]:
     """Hosts of a slice are started together, not one container again by itself."""
     node = job.pod.spec["restartPolicy"]
     if node.value == "OnFailure":
@@ -28,8 +28,8 @@ def restart(job: Job) -> Iterator[Problem]:
         yield warning(node, why, "write Never, and retry the whole Job")
 
 
-@rule(Job, "job-hosts", "GKE: a slice runs when all of its hosts do")
-def pods_and_hosts(job: Job) -> Iterator[Problem]:
+@rule(BatchJob, "job-hosts", "GKE: a slice runs when all of its hosts do")
+def pods_and_hosts(job: BatchJob) -> Iterator[Problem]:
     """completions and parallelism are the hosts of the slice; the replicas of a JobSet are slices."""
     hosts, pod = job.hosts, job.pod
     what = f"{pod.topology.value} with {pod.chips} chips a Pod is a slice of {hosts} hosts"
@@ -46,8 +46,8 @@ def pods_and_hosts(job: Job) -> Iterator[Problem]:
             yield error(node, why, f"write {node.path[-1]}: {hosts}{slices}")
 
 
-@rule(Job, "job-indexed", "Kubernetes: an Indexed Job numbers its Pods; GKE sets TPU_WORKER_ID from that")
-def indexed(job: Job) -> Iterator[Problem]:
+@rule(BatchJob, "job-indexed", "Kubernetes: an Indexed Job numbers its Pods; GKE sets TPU_WORKER_ID from that")
+def indexed(job: BatchJob) -> Iterator[Problem]:
     """Hosts of a slice are numbered, which completionMode Indexed does; a JobSet makes its Jobs Indexed itself."""
     node = job.spec["completionMode"]
     if node.value != "Indexed" and not node.placeholder and (node.present or not job.in_job_set):
@@ -55,8 +55,8 @@ def indexed(job: Job) -> Iterator[Problem]:
         yield error(node, why, "write completionMode: Indexed")
 
 
-@rule(Job, "job-retries", "Kubernetes: backoffLimit, 6 by default")
-def retries(job: Job) -> Iterator[Problem]:
+@rule(BatchJob, "job-retries", "Kubernetes: backoffLimit, 6 by default")
+def retries(job: BatchJob) -> Iterator[Problem]:
     """One failed host is replaced while its peers hang in a collective."""
     node = job.spec["backoffLimit"]
     if node.value != 0 and not node.placeholder:
@@ -65,8 +65,8 @@ def retries(job: Job) -> Iterator[Problem]:
         yield warning(node, why, "write backoffLimit: 0, and retry the whole Job")
 
 
-@rule(Job, "job-service", "Kubernetes: a headless Service makes Pod names resolve")
-def headless_service(job: Job) -> Iterator[Problem]:
+@rule(BatchJob, "job-service", "Kubernetes: a headless Service makes Pod names resolve")
+def headless_service(job: BatchJob) -> Iterator[Problem]:
     """Hosts of a slice find each other through a headless Service that the Pods name as their subdomain."""
     subdomain, manifest = job.pod.spec["subdomain"], job.manifest
     if job.in_job_set or subdomain.placeholder:
@@ -90,7 +90,7 @@ def headless_service(job: Job) -> Iterator[Problem]:
         yield from _selector(job, services[0].spec["selector"], lost)
 
 
-def _selector(job: Job, selector: Node, lost: str) -> Iterator[Problem]:
+def _selector(job: BatchJob, selector: Node, lost: str) -> Iterator[Problem]:
     name = job.manifest.name
     labels = {key: node.value for key, node in job.pod.node.at("metadata", "labels").fields.items()}
     labels.update(dict.fromkeys(_GIVEN_NAME, name))
@@ -103,8 +103,8 @@ def _selector(job: Job, selector: Node, lost: str) -> Iterator[Problem]:
         yield error(selector, f"selects no Pods: {lost}", f"write selector: {{job-name: {name}}}")
 
 
-@rule(Job, "job-slice", "Kubernetes: the scheduler knows no slices; GKE: a node pool is one")
-def one_slice(job: Job) -> Iterator[Problem]:
+@rule(BatchJob, "job-slice", "Kubernetes: the scheduler knows no slices; GKE: a node pool is one")
+def one_slice(job: BatchJob) -> Iterator[Problem]:
     """Nothing but an affinity keeps the Pods of a Job on one slice where several are free."""
     spec, manifest = job.pod.spec, job.manifest
     templates = [entry.at("template", "metadata") for entry in manifest.spec["replicatedJobs"]]

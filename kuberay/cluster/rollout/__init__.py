@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kuberay.cluster.manifests import Manifest, labels
-from kuberay.cluster.rollout.exposure import Step, made_anew
+from kuberay.cluster.rollout.exposure import RolloutStep, made_anew
 from kuberay.cluster.rollout.sameness import differences, short
-from kuberay.cluster.rollout.serve_config import Application, applications
+from kuberay.cluster.rollout.serve_config import ServeApplication, applications
 from kuberay.render.ray.ray_cluster import NEVER_S
 from ray_configs.labels import QUEUE
 
@@ -24,7 +24,7 @@ KUEUES = frozenset({"nodeSelector", "tolerations", "labels", "annotations", "sch
 
 @dataclass(frozen=True)
 class Rollout:
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RolloutStep, ...] = ()
     said: tuple[str, ...] = ()  # what else comes about, or does not
     stops: tuple[str, ...] = ()  # why Serve would begin and could not finish
 
@@ -93,7 +93,7 @@ def _readable(path: str) -> str:
     return path.replace("headGroupSpec", "head", 1).replace(". ", " ")
 
 
-def _numbers(cluster: Manifest, asked: Manifest) -> list[Step]:
+def _numbers(cluster: Manifest, asked: Manifest) -> list[RolloutStep]:
     """JSON patches: the list of groups is one field to server-side apply, and the autoscaler writes into it too."""
     wanted = {group["groupName"]: group for group in asked.get("workerGroupSpecs") or []}
     autoscaled = bool(cluster["spec"].get("enableInTreeAutoscaling"))
@@ -118,7 +118,7 @@ def _numbers(cluster: Manifest, asked: Manifest) -> list[Step]:
             told = ", ".join(f"{field} {group.get(field) or 0} -> {value}" for field, value in changed.items())
             words.append(f"group {group['groupName']}: {told}")
     name = f"RayCluster {cluster['metadata']['name']}"
-    return [Step(name, "; ".join(words), cluster, tuple(patch))] if patch else []
+    return [RolloutStep(name, "; ".join(words), cluster, tuple(patch))] if patch else []
 
 
 def _added(live: Manifest, asked: Manifest, changes: Sequence[str]) -> list[str]:
@@ -148,7 +148,7 @@ def _stops(before: Manifest, after: Manifest, live: Manifest, asked: Manifest) -
     return stops
 
 
-def _offered(app: Application, groups: Sequence[Manifest]) -> bool:
+def _offered(app: ServeApplication, groups: Sequence[Manifest]) -> bool:
     assert app.slice is not None
     return any(
         app.slice.ray_labels.items() <= (group.get("labels") or {}).items()

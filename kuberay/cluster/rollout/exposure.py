@@ -9,7 +9,7 @@ from ray_configs.labels import LOAD_BALANCER_TYPE
 
 
 @dataclass(frozen=True)
-class Step:
+class RolloutStep:
     """One more thing to do after the RayService is applied: a patch of its Ray cluster, or its Service made anew."""
 
     title: str  # RayCluster llama-abcde
@@ -18,7 +18,7 @@ class Step:
     patch: tuple[dict[str, Any], ...] = ()  # JSON patch; none: delete and create `target`
 
 
-def made_anew(service: Manifest, after: Manifest) -> list[Step]:
+def made_anew(service: Manifest, after: Manifest) -> list[RolloutStep]:
     """NAME-serve-svc made anew, if it is not what the operator would make now."""
     asked = after["spec"].get("serveService") or {}
     head = after["spec"]["rayClusterConfig"]["headGroupSpec"]
@@ -53,7 +53,9 @@ def made_anew(service: Manifest, after: Manifest) -> list[Step]:
     }
     title = f"Service {service['metadata']['name']}"
     return [
-        Step(title, f"made anew ({'; '.join(words)}): unreachable for a moment, and its address may change", target)
+        RolloutStep(
+            title, f"made anew ({'; '.join(words)}): unreachable for a moment, and its address may change", target
+        )
     ]
 
 

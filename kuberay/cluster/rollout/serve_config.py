@@ -10,7 +10,7 @@ from ray_configs.tpu import TpuSlice
 
 
 @dataclass(frozen=True)
-class Application:
+class ServeApplication:
     name: str
     entry: dict[str, Any]
 
@@ -29,10 +29,11 @@ class Application:
         return str(self.entry.get("import_path", "")).startswith("apps.cell:")
 
 
-def applications(ray_service: Manifest) -> dict[str, Application]:
+def applications(ray_service: Manifest) -> dict[str, ServeApplication]:
     entries = serve_config(ray_service).get("applications")
     named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return {str(entry.get("name", "default")): Application(str(entry.get("name", "default")), entry) for entry in named}
+    found = (ServeApplication(str(entry.get("name", "default")), entry) for entry in named)
+    return {app.name: app for app in found}
 
 
 def serve_config(ray_service: Manifest) -> dict[str, Any]:

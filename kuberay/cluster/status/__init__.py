@@ -8,12 +8,12 @@ from kuberay.cluster.errors import ClusterError, Refused, UnknownKind
 from kuberay.cluster.manifests import Manifest, title
 from kuberay.cluster.status import jobs, ray_cluster, ray_service
 from kuberay.cluster.status.queueing import held
-from kuberay.cluster.status.state import Finding, Phase, State, Workload
+from kuberay.cluster.status.state import Health, Phase, State, WorkloadStatus
 from kuberay.cluster.status.surroundings import Surroundings, look_around
 
 LOOK_AGAIN_S = 2.0
 FAILURES_IN_A_ROW = 10  # each after retries of its own: some minutes
-READERS: dict[str, Callable[[Manifest, Surroundings], tuple[Finding, list[str]]]] = {
+READERS: dict[str, Callable[[Manifest, Surroundings], tuple[Health, list[str]]]] = {
     "RayService": ray_service.read,
     "RayJob": jobs.read_ray_job,
     "RayCluster": ray_cluster.read,
@@ -22,19 +22,19 @@ READERS: dict[str, Callable[[Manifest, Surroundings], tuple[Finding, list[str]]]
 """By kind: the verdict on a live object, as far as it does not depend on who holds it back, and the details."""
 
 
-def read(live: Manifest, around: Surroundings) -> Workload:
+def read(live: Manifest, around: Surroundings) -> WorkloadStatus:
     """A live object of one of these kinds in words."""
     verdict, details = READERS[live["kind"]](live, around)
     if live["metadata"].get("deletionTimestamp"):
-        verdict = Finding(Phase.DELETING, "is being deleted")
+        verdict = Health(Phase.DELETING, "is being deleted")
     elif verdict.phase not in (Phase.DONE, Phase.FAILED):
         verdict = held(live, around) or verdict
-    return Workload(verdict.phase, f"{live['metadata']['name']} {verdict.text}", tuple(details))
+    return WorkloadStatus(verdict.phase, f"{live['metadata']['name']} {verdict.text}", tuple(details))
 
 
 def observe(cluster: Cluster, objects: Sequence[Manifest]) -> State:
     """How these objects stand now. What is not there is part of the answer; only a failing cluster raises."""
-    absent: list[Workload] = []
+    absent: list[WorkloadStatus] = []
     live: dict[str, list[Manifest]] = {}
     for manifest in sorted(objects, key=lambda item: item["kind"] not in READERS):
         lack = "is not applied"
@@ -45,10 +45,10 @@ def observe(cluster: Cluster, objects: Sequence[Manifest]) -> State:
         workload = manifest["kind"] in READERS
         if found is None:
             name = manifest["metadata"]["name"] if workload else title(manifest)
-            absent.append(Workload(Phase.ABSENT, f"{name} {lack}"))
+            absent.append(WorkloadStatus(Phase.ABSENT, f"{name} {lack}"))
         elif workload:
             live.setdefault(found["metadata"]["namespace"], []).append(found)
-    there: list[Workload] = []
+    there: list[WorkloadStatus] = []
     for namespace, items in live.items():
         around = look_around(cluster, namespace, items)
         there += [read(item, around) for item in items]

@@ -5,50 +5,50 @@ from kuberay.cluster.status import pods, ray_cluster, slices
 from kuberay.cluster.status.events import one_line, since
 from kuberay.cluster.status.queueing import UNSEEN
 from kuberay.cluster.status.ray_cluster import opening
-from kuberay.cluster.status.state import Finding, Phase
+from kuberay.cluster.status.state import Health, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 
 
-def read_ray_job(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
+def read_ray_job(live: Manifest, around: Surroundings) -> tuple[Health, list[str]]:
     views = [ray_cluster.view(item, around) for item in around.ray_clusters_of(live)]
     submitters = [pods.read(pod, around) for pod in around.pods_of_job(live["metadata"]["name"])]
-    findings = [found for view in views for found in view.findings]
+    problems = [found for view in views for found in view.problems]
     failed = [state for state in submitters if state.phase == Phase.TROUBLE]
-    findings += [Finding(state.phase, f"the submitter {state.text}") for state in failed]
+    problems += [Health(state.phase, f"the submitter {state.text}") for state in failed]
     details = [line for view in views for line in view.lines] + [f"submitter {state.text}" for state in submitters]
-    return _ray_job_verdict(live, max(findings, key=lambda found: found.phase, default=None)), details
+    return _ray_job_verdict(live, max(problems, key=lambda found: found.phase, default=None)), details
 
 
-def _ray_job_verdict(live: Manifest, found: Finding | None) -> Finding:
+def _ray_job_verdict(live: Manifest, found: Health | None) -> Health:
     status = live.get("status") or {}
     reason, message, job = status.get("reason", ""), one_line(status.get("message")), status.get("jobStatus")
     why = ": ".join(part for part in (reason, message) if part) or "no reason given"
     match status.get("jobDeploymentStatus", ""):
         case "Complete" if job == "SUCCEEDED":
-            return Finding(Phase.DONE, f"has succeeded{since(status.get('endTime'))}")
+            return Health(Phase.DONE, f"has succeeded{since(status.get('endTime'))}")
         case "Complete" if job == "STOPPED":
-            return Finding(Phase.FAILED, f"was stopped before it ended ({why})")
+            return Health(Phase.FAILED, f"was stopped before it ended ({why})")
         case "Failed" | "Complete":
-            return Finding(Phase.FAILED, f"has failed ({why})")
+            return Health(Phase.FAILED, f"has failed ({why})")
         case "ValidationFailed":
-            return Finding(Phase.FAILED, f"was refused by the operator: {message or reason}")
+            return Health(Phase.FAILED, f"was refused by the operator: {message or reason}")
         case "Running" if found is not None and found.phase >= Phase.WAITING:
-            return Finding(found.phase, f"runs ({job or 'PENDING'}), but {found.text}")
+            return Health(found.phase, f"runs ({job or 'PENDING'}), but {found.text}")
         case "Running":
-            return Finding(Phase.RUNNING, f"runs ({job or 'PENDING'}){since(status.get('startTime'))}")
+            return Health(Phase.RUNNING, f"runs ({job or 'PENDING'}){since(status.get('startTime'))}")
         case "Retrying":
             times = status.get("failed", 1)
-            return Finding(Phase.STARTING, f"has failed {times} times and is tried again ({why})")
+            return Health(Phase.STARTING, f"has failed {times} times and is tried again ({why})")
         case "Waiting":
-            return Finding(Phase.STARTING, "waits for its entrypoint to be submitted (interactive mode)")
+            return Health(Phase.STARTING, "waits for its entrypoint to be submitted (interactive mode)")
         case "":
             return UNSEEN
     if found is not None:
         return opening(found)
-    return Finding(Phase.STARTING, "is starting: its Ray cluster is up, and the job is being submitted")
+    return Health(Phase.STARTING, "is starting: its Ray cluster is up, and the job is being submitted")
 
 
-def read_job(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
+def read_job(live: Manifest, around: Surroundings) -> tuple[Health, list[str]]:
     mine = around.pods_of_job(live["metadata"]["name"])
     whole = slices.of_job(live, mine, around)
     failed = [
@@ -56,25 +56,25 @@ def read_job(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
         for pod in mine
         if pod["status"].get("phase") == "Failed"
     ]
-    return _job_verdict(live, whole.finding(), failed), [whole.line(), *failed]
+    return _job_verdict(live, whole.problem(), failed), [whole.line(), *failed]
 
 
-def _job_verdict(live: Manifest, found: Finding | None, failed: list[str]) -> Finding:
+def _job_verdict(live: Manifest, found: Health | None, failed: list[str]) -> Health:
     status = live.get("status") or {}
     wanted = live["spec"].get("completions") or live["spec"].get("parallelism") or 1
     done = f"{status.get('succeeded', 0)} of {wanted} completions"
     if is_true(live, "Complete"):
-        return Finding(Phase.DONE, f"has succeeded ({done}){since(status.get('completionTime'))}")
+        return Health(Phase.DONE, f"has succeeded ({done}){since(status.get('completionTime'))}")
     for kind in ("Failed", "FailureTarget"):
         if is_true(live, kind):
             why = condition(live, kind)
             last = f"; {failed[-1]}" if failed else ""
-            return Finding(Phase.FAILED, f"has failed ({why.get('reason')}: {one_line(why.get('message'))}){last}")
+            return Health(Phase.FAILED, f"has failed ({why.get('reason')}: {one_line(why.get('message'))}){last}")
     if found is not None and found.phase >= Phase.WAITING:
         return opening(found)
     if status.get("active"):
         failures = f", {status['failed']} Pods have failed so far" if status.get("failed") else ""
         if found is not None and status.get("ready", 0) == 0:
-            return Finding(found.phase, f"{opening(found).text}{failures}")
-        return Finding(Phase.RUNNING, f"runs ({done}{failures}){since(status.get('startTime'))}")
-    return Finding(Phase.STARTING, "is applied, and has no Pod yet")
+            return Health(found.phase, f"{opening(found).text}{failures}")
+        return Health(Phase.RUNNING, f"runs ({done}{failures}){since(status.get('startTime'))}")
+    return Health(Phase.STARTING, "is applied, and has no Pod yet")

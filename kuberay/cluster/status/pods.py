@@ -3,7 +3,7 @@
 from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.status.events import Events, one_line, since
 from kuberay.cluster.status.placement import capacity, wanted_node
-from kuberay.cluster.status.state import Finding, Phase
+from kuberay.cluster.status.state import Health, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 
 IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
@@ -11,23 +11,23 @@ CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunCont
 MOUNT_TROUBLE = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 
 
-def read(pod: Manifest, around: Surroundings) -> Finding:
+def read(pod: Manifest, around: Surroundings) -> Health:
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp"):
-        return Finding(Phase.STARTING, f"is being deleted{since(pod['metadata']['deletionTimestamp'])}")
+        return Health(Phase.STARTING, f"is being deleted{since(pod['metadata']['deletionTimestamp'])}")
     if status.get("phase") == "Succeeded":
-        return Finding(Phase.DONE, "has ended well")
+        return Health(Phase.DONE, "has ended well")
     if status.get("phase") == "Failed":
-        return Finding(Phase.TROUBLE, _failed(pod))
+        return Health(Phase.TROUBLE, _failed(pod))
     if not pod.get("spec", {}).get("nodeName"):
         return _unscheduled(pod, around)
     if trouble := next(filter(None, map(_container_trouble, _containers(pod))), ""):
-        return Finding(Phase.TROUBLE, trouble)
+        return Health(Phase.TROUBLE, trouble)
     if is_true(pod, "Ready"):
-        return Finding(Phase.READY, "is ready")
+        return Health(Phase.READY, "is ready")
     if status.get("phase") == "Running":
-        return Finding(Phase.RUNNING, _not_ready(pod, around.events))
-    return Finding(Phase.STARTING, _creating(pod, around.events))
+        return Health(Phase.RUNNING, _not_ready(pod, around.events))
+    return Health(Phase.STARTING, _creating(pod, around.events))
 
 
 def _containers(pod: Manifest) -> list[Manifest]:
@@ -36,15 +36,15 @@ def _containers(pod: Manifest) -> list[Manifest]:
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
-def _unscheduled(pod: Manifest, around: Surroundings) -> Finding:
+def _unscheduled(pod: Manifest, around: Surroundings) -> Health:
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("reason") == "SchedulingGated":
         gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates", [])) or "a scheduling gate"
-        return Finding(Phase.WAITING, f"is held back by {gates}{since(scheduled.get('lastTransitionTime'))}")
+        return Health(Phase.WAITING, f"is held back by {gates}{since(scheduled.get('lastTransitionTime'))}")
     if scheduled.get("status") == "False":
         waits = since(scheduled.get("lastTransitionTime"))
-        return Finding(Phase.WAITING, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, around)})")
-    return Finding(Phase.STARTING, "has not been looked at by the scheduler yet")
+        return Health(Phase.WAITING, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, around)})")
+    return Health(Phase.STARTING, "has not been looked at by the scheduler yet")
 
 
 def _container_trouble(container: Manifest) -> str:

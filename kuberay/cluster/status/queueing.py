@@ -2,22 +2,22 @@
 
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status.events import one_line, since
-from kuberay.cluster.status.state import Finding, Phase
+from kuberay.cluster.status.state import Health, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import QUEUE
 
-UNSEEN = Finding(
+UNSEEN = Health(
     Phase.STARTING,
     "is applied, and no operator has picked it up yet; if that stays, the Ray operator add-on is off or down",
 )
 
 
-def held(live: Manifest, around: Surroundings) -> Finding | None:
+def held(live: Manifest, around: Surroundings) -> Health | None:
     """The verdict on what does not begin; None for what may."""
     if waits := _queued(live, around):
-        return Finding(Phase.WAITING, f"waits for quota: {waits}")
+        return Health(Phase.WAITING, f"waits for quota: {waits}")
     suspended = live["spec"].get("suspend") or is_true(live, "Suspended") or is_true(live, "Suspending")
-    return Finding(Phase.SUSPENDED, "is suspended (spec.suspend)") if suspended else None
+    return Health(Phase.SUSPENDED, "is suspended (spec.suspend)") if suspended else None
 
 
 def _queued(live: Manifest, around: Surroundings) -> str:

@@ -9,7 +9,7 @@ from kuberay.cluster.status import pods, slices
 from kuberay.cluster.status.events import one_line
 from kuberay.cluster.status.placement import slice_shape
 from kuberay.cluster.status.slices import Slice, Works
-from kuberay.cluster.status.state import Finding, Phase
+from kuberay.cluster.status.state import Health, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import RAY_CLUSTER, RAY_GROUP, REPLICA_NAME
 
@@ -35,7 +35,7 @@ class RayClusterView:
     live: Manifest
     head: Slice
     slices: tuple[Slice, ...]
-    refusals: tuple[Finding, ...]  # what the operator could not make
+    refusals: tuple[Health, ...]  # what the operator could not make
     outdated: tuple[str, ...]  # Pods that are not what the spec says
 
     @property
@@ -43,9 +43,9 @@ class RayClusterView:
         return self.live["metadata"]["name"]
 
     @property
-    def findings(self) -> list[Finding]:
+    def problems(self) -> list[Health]:
         """The gravest first; of equally grave ones the head's, without which nothing else comes up."""
-        parts = [*(part.finding() for part in (self.head, *self.slices)), *self.refusals]
+        parts = [*(part.problem() for part in (self.head, *self.slices)), *self.refusals]
         return sorted((found for found in parts if found is not None), key=lambda found: -found.phase)
 
     @property
@@ -67,7 +67,7 @@ class RayClusterView:
 def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = None) -> RayClusterView:
     """`when` says of a group when its slices work, where that is not: when all hosts are ready."""
     heads = [pods.read(pod, around) for pod in around.ray_pods(live, "head")]
-    best = min(heads, key=lambda state: state.phase, default=Finding(Phase.STARTING, "has no Pod yet"))
+    best = min(heads, key=lambda state: state.phase, default=Health(Phase.STARTING, "has no Pod yet"))
     head = Slice("headgroup", 0, "", (best,), name="the head")
     parts = slices.of_ray_cluster(live, around, when or {})
     outdated = (*_forgotten(live, around.ray_pods(live, "worker")), *_outdated(live, around))
@@ -106,27 +106,25 @@ def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:
     ]
 
 
-def refusals(live: Manifest, around: Surroundings) -> Sequence[Finding]:
+def refusals(live: Manifest, around: Surroundings) -> Sequence[Health]:
     """Pods that the operator could not make, often because a webhook denied them."""
     if is_true(live, "ReplicaFailure"):
         said = one_line(condition(live, "ReplicaFailure").get("message"))
-        return [Finding(Phase.TROUBLE, f"the operator cannot make or delete Pods: {said}")]
+        return [Health(Phase.TROUBLE, f"the operator cannot make or delete Pods: {said}")]
     if (warning := around.events.last_warning(live)) is not None:
-        return [
-            Finding(Phase.TROUBLE, f"the operator says {warning.get('reason')}: {one_line(warning.get('message'))}")
-        ]
+        return [Health(Phase.TROUBLE, f"the operator says {warning.get('reason')}: {one_line(warning.get('message'))}")]
     return []
 
 
-def read(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
+def read(live: Manifest, around: Surroundings) -> tuple[Health, list[str]]:
     """A RayCluster that stands alone."""
     seen = view(live, around)
-    gravest = next(iter(seen.findings), None)
-    verdict = opening(gravest) if gravest else Finding(Phase.READY, f"is ready: {seen.count()} up")
+    gravest = next(iter(seen.problems), None)
+    verdict = opening(gravest) if gravest else Health(Phase.READY, f"is ready: {seen.count()} up")
     return verdict, [*seen.outdated, *seen.lines]
 
 
-def opening(found: Finding) -> Finding:
-    """The verdict on what the gravest finding keeps from coming up."""
+def opening(found: Health) -> Health:
+    """The verdict on what the gravest problem keeps from coming up."""
     words = {Phase.TROUBLE: "does not come up", Phase.WAITING: "waits for capacity"}
-    return Finding(max(Phase.STARTING, found.phase), f"{words.get(found.phase, 'is starting')}: {found.text}")
+    return Health(max(Phase.STARTING, found.phase), f"{words.get(found.phase, 'is starting')}: {found.text}")

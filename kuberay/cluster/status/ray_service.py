@@ -12,7 +12,7 @@ from kuberay.cluster.status.placement import slice_shape
 from kuberay.cluster.status.queueing import UNSEEN
 from kuberay.cluster.status.ray_cluster import Count, RayClusterView, opening
 from kuberay.cluster.status.slices import Works
-from kuberay.cluster.status.state import Finding, Phase
+from kuberay.cluster.status.state import Health, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.cluster.workers import group_name
 
@@ -21,7 +21,7 @@ SERVE = {"RUNNING": Phase.READY, "HEALTHY": Phase.READY, "UNHEALTHY": Phase.TROU
 MESSAGE_LINES = 15
 
 
-def read(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
+def read(live: Manifest, around: Surroundings) -> tuple[Health, list[str]]:
     status = live.get("status") or {}
     when = _when_slices_work(live)
     seen = [ray_cluster.view(item, around, when) for item in around.ray_clusters_of(live)]
@@ -31,7 +31,7 @@ def read(live: Manifest, around: Surroundings) -> tuple[Finding, list[str]]:
     details = behind = _behind(live, seen)
     if verdict.phase == Phase.READY and behind:
         more = f" (and {len(behind) - 1} more)" if len(behind) > 1 else ""
-        verdict = Finding(Phase.READY, f"{verdict.text}; {behind[0]}{more}")
+        verdict = Health(Phase.READY, f"{verdict.text}; {behind[0]}{more}")
         details = behind if more else []
     details = details + [line for side in sides for line in _application_lines(side)]
     return verdict, details + [line for view in seen for line in view.lines]
@@ -53,15 +53,15 @@ def _starting(
     pending: dict[str, Any],
     views: dict[str, RayClusterView],
     around: Surroundings,
-) -> Finding | None:
+) -> Health | None:
     """The verdict on a service that has not come up yet, or never will; None for one that the operator calls Ready."""
     status, serving = live.get("status") or {}, condition(live, "Ready")
     said = one_line(serving.get("message"))
     if serving.get("reason") == "InitializingTimeout":
         text = f"took too long to start, and the operator gave up: {said}. Delete it and apply it again"
-        return Finding(Phase.FAILED, text)
+        return Health(Phase.FAILED, text)
     if serving.get("reason") == "ValidationFailed":
-        return Finding(Phase.FAILED, f"was refused by the operator: {said}")
+        return Health(Phase.FAILED, f"was refused by the operator: {said}")
     if not status and not views:
         refused = ray_cluster.refusals(live, around)
         return opening(refused[0]) if refused else UNSEEN
@@ -72,18 +72,18 @@ def _starting(
             return opening(found)
         if not side.get("applicationStatuses"):
             text = "is starting: its Pods are up, and Serve has not been given the applications yet"
-            return Finding(Phase.STARTING, text)
+            return Health(Phase.STARTING, text)
         why = said or "the operator does not say why"
-        return Finding(Phase.STARTING, f"is starting: its Pods and applications run, and no Pod serves yet ({why})")
+        return Health(Phase.STARTING, f"is starting: its Pods and applications run, and no Pod serves yet ({why})")
     # Only now: as long as a service starts, the operator writes no new generation into its status.
     if status.get("observedGeneration", live["metadata"]["generation"]) < live["metadata"]["generation"]:
-        return Finding(Phase.STARTING, "has been changed, and the operator has not looked at the change yet")
+        return Health(Phase.STARTING, "has been changed, and the operator has not looked at the change yet")
     return None
 
 
 def _serving(
     live: Manifest, active: dict[str, Any], pending: dict[str, Any], views: dict[str, RayClusterView]
-) -> Finding:
+) -> Health:
     """The operator calls it Ready as soon as anything listens, the head's proxy too. Whether it serves is seen here."""
     view = views.get(active.get("rayClusterName", ""))
     counts = _counts(live, view) if view is not None else {}
@@ -95,26 +95,26 @@ def _serving(
             share = f", {routed} % of the traffic goes to the new cluster" if routed is not None else ""
             new = opening(reason) if reason is not None else None
             why = f": the new cluster {new.text}" if new else ""
-            return Finding(new.phase if new else Phase.STARTING, f"serves ({served}) and is being {what}{share}{why}")
+            return Health(new.phase if new else Phase.STARTING, f"serves ({served}) and is being {what}{share}{why}")
     asked = [group for group, count in counts.items() if count.asked]
     idle = [group for group in asked if not counts[group].working]
     nothing = bool(asked) and idle == asked
     # A slice that is not there is what it lacks; an application that is not right, or the head, is not ready.
-    grave = _application_findings(active, scaling=nothing)
-    if view is not None and (head := view.head.finding()) is not None:
+    grave = _application_problems(active, scaling=nothing)
+    if view is not None and (head := view.head.problem()) is not None:
         grave.append(head)
-    lacks = view.findings if view is not None else []
+    lacks = view.problems if view is not None else []
     found = max([*lacks, *grave], key=lambda item: item.phase, default=None)
     why = f": {found.text}" if found is not None else ""
     phase = max(Phase.STARTING, found.phase) if found is not None else Phase.STARTING
     if nothing:
-        return Finding(phase, f"does not serve ({served}){why}")
+        return Health(phase, f"does not serve ({served}){why}")
     if idle or grave:
         only = f"; nothing of {', '.join(idle)} does" if idle else ""
-        return Finding(phase, f"serves, but not all is well ({served}{only}){why}")
+        return Health(phase, f"serves, but not all is well ({served}{only}){why}")
     if any(count.working < count.asked for count in counts.values()):
-        return Finding(Phase.READY, f"serves, but not with all it has ({served}){why}")
-    return Finding(Phase.READY, f"is ready: {served}")
+        return Health(Phase.READY, f"serves, but not with all it has ({served}){why}")
+    return Health(Phase.READY, f"is ready: {served}")
 
 
 def _counts(live: Manifest, view: RayClusterView) -> dict[str, Count]:
@@ -163,28 +163,28 @@ def _served(live: Manifest, counts: list[Count]) -> str:
     return f"{total} {'are up for what the cell publishes' if cells else 'serve'}{more}"
 
 
-def _gravest(side: dict[str, Any], views: dict[str, RayClusterView]) -> Finding | None:
+def _gravest(side: dict[str, Any], views: dict[str, RayClusterView]) -> Health | None:
     """The reason that stands before the others: what is broken, then what waits, then what is on its way.
 
     Of equally grave ones the Pods' comes first, since applications cannot come up without them.
     """
     view = views.get(side.get("rayClusterName", ""))
     if view is None and side.get("rayClusterName"):
-        return Finding(Phase.STARTING, f"its Ray cluster {side['rayClusterName']} is not there yet")
-    found = [*(view.findings if view is not None else []), *_application_findings(side)]
-    return max(found, key=lambda finding: finding.phase, default=None)
+        return Health(Phase.STARTING, f"its Ray cluster {side['rayClusterName']} is not there yet")
+    found = [*(view.problems if view is not None else []), *_application_problems(side)]
+    return max(found, key=lambda problem: problem.phase, default=None)
 
 
-def _application_findings(side: dict[str, Any], scaling: bool = False) -> list[Finding]:
+def _application_problems(side: dict[str, Any], scaling: bool = False) -> list[Health]:
     """What is not right; with `scaling`, deployments too that only scale under a running application."""
-    found: list[Finding] = []
+    found: list[Health] = []
     for name, application in (side.get("applicationStatuses") or {}).items():
         deployments = (application.get("serveDeploymentStatuses") or {}).items()
         off = [(f"deployment {one}", state) for one, state in deployments if _phase(state) != Phase.READY]
         parts = [(f"application {name}", application), *off]
         phase = max(_phase(state) for _, state in parts)
         if phase == Phase.TROUBLE or _phase(application) != Phase.READY or (scaling and off):
-            found.append(Finding(phase, "; ".join(f"{what} is {_words(state)}" for what, state in parts)))
+            found.append(Health(phase, "; ".join(f"{what} is {_words(state)}" for what, state in parts)))
     return found
 
 

@@ -9,7 +9,7 @@ from itertools import count
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status import pods as pod_states
 from kuberay.cluster.status.placement import slice_shape
-from kuberay.cluster.status.state import Finding, Phase
+from kuberay.cluster.status.state import Health, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import HOST_INDEX, JOB_COMPLETION_INDEX, RAY_GROUP, REPLICA_INDEX, REPLICA_NAME
 
@@ -31,7 +31,7 @@ class Slice:
     group: str
     index: int
     shape: str
-    hosts: tuple[Finding, ...]
+    hosts: tuple[Health, ...]
     when: Works = Works.ALL
     name: str = ""
 
@@ -53,14 +53,14 @@ class Slice:
             return ready == len(self.hosts)
         return self.running and (ready > 0 or self.when is Works.NONE)
 
-    def finding(self) -> Finding | None:
+    def problem(self) -> Health | None:
         """What keeps this slice from working, or None."""
         if self.works or all(host.phase == Phase.DONE for host in self.hosts):
             return None
         if self.idle:  # of all that there may be to say the least
-            return Finding(Phase.RUNNING, f"{self._title} {IDLE}")
+            return Health(Phase.RUNNING, f"{self._title} {IDLE}")
         worst = max(host.phase for host in self.hosts)
-        return Finding(max(Phase.STARTING, worst), f"{self._title} {self._words(worst)}")
+        return Health(max(Phase.STARTING, worst), f"{self._title} {self._words(worst)}")
 
     def line(self) -> str:
         title = f"{self._title} ({self.shape})" if self.shape else self._title
@@ -147,8 +147,8 @@ def of_job(job: Manifest, pods: Sequence[Manifest], around: Surroundings) -> Sli
     return Slice("", 0, shape, states, name="its slice" if shape else "its Pod" if wanted == 1 else "the job")
 
 
-def _state(pod: Manifest | None, around: Surroundings) -> Finding:
-    return Finding(Phase.STARTING, "has no Pod yet") if pod is None else pod_states.read(pod, around)
+def _state(pod: Manifest | None, around: Surroundings) -> Health:
+    return Health(Phase.STARTING, "has no Pod yet") if pod is None else pod_states.read(pod, around)
 
 
 def _age(pod: Manifest) -> tuple[str, str]:

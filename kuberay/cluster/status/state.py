@@ -20,7 +20,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Health:
     """How something stands, in words that go on from its name ("is ready", "needs a node with ...") or that are a
     sentence without its full stop."""
 
@@ -29,7 +29,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Workload:
+class WorkloadStatus:
     """A RayService, RayJob, RayCluster or Job. The verdict is one sentence, the details are lines below it."""
 
     phase: Phase
@@ -41,7 +41,7 @@ class Workload:
 class State:
     """Of everything that was asked about. Plain objects (Services ...) are among it where they are not there."""
 
-    workloads: tuple[Workload, ...]
+    workloads: tuple[WorkloadStatus, ...]
 
     @property
     def phase(self) -> Phase:
