@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Group, Manifest, RayCluster
 from kuberay.check.nodes import repeated
-from kuberay.check.pods import Pod
 from kuberay.check.rules import Problem, error, rule, warning
 
 _LONGEST = {"RayCluster": 41, "RayService": 35, "RayJob": 35, "RayCronJob": 24}
@@ -74,15 +73,3 @@ def group_name(group: Group) -> Iterator[Problem]:
     elif name and wide and len(hostname) > 63:
         why = f"Pod hostnames such as {hostname} have {len(hostname)} characters: the API server refuses more than 63"
         yield error(node, why, f"shorten the group's name by {len(hostname) - 63}")
-
-
-@rule(Pod, "duplicate-port", "Linux: containers of a Pod share one network")
-def shared_ports(pod: Pod) -> Iterator[Problem]:
-    """Containers of a Pod may share the names of ports, but no number: the first to come listens."""
-    owners: dict[tuple[int, str], str] = {}
-    for container in pod.containers:
-        for port in container["ports"]:
-            key = (port["containerPort"].number or 0, port["protocol"].text or "TCP")
-            if key[0] and owners.setdefault(key, container.name) != container.name:
-                why = f"port {key[0]} is the container {owners[key]}'s too, and only the first to come can listen"
-                yield warning(port["containerPort"], why, "give each container its own port")

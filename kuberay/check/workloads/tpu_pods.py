@@ -13,16 +13,6 @@ _MEMORY_UNSURE = frozenset({"ct6e-standard-1t"})
 _GIB = 2.0**30
 
 
-@rule(Container, "tpu-requests", "Kubernetes API server: extended resources cannot be overcommitted")
-def requests(container: Container) -> Iterator[Problem]:
-    """Requested chips and limited chips are the same number; KubeRay tells Ray of the limit."""
-    wanted, limit = (container["resources"][part][TPU] for part in ("requests", "limits"))
-    if wanted.present and not wanted.placeholder and not limit.placeholder and quantity(wanted) != quantity(limit):
-        limits = f"limits {limit.value}" if limit.present else "has no limit of them"
-        why = f"requests {wanted.value} chips and {limits}: the API server refuses the Pod"
-        yield error(wanted, why, f"write the same {TPU} under requests and limits")
-
-
 @rule(Pod, "tpu-containers", "KubeRay 1.7: RayContainerIndex; GKE TPU webhook: containers only")
 def containers(pod: Pod) -> Iterator[Problem]:
     """Chips belong to the first container: it is the one that runs Ray."""

@@ -34,16 +34,6 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
         ([(f"{GROUP} groupName", "TPU_Group")], "group-name", "error", ["hostnames", "lower-case"]),
         ([(f"{GROUP} groupName", "t" * 60)], "group-name", "error", ["64 characters", "more than 63"]),
         ([(f"{BOX} ports 0 name", "a-name-of-18-chars")], "wrong-value", "error", ["no port name", "at most 15"]),
-        ([(f"{BOX} volumeMounts", [{"name": "data", "mountPath": "/d"}])], "volume", "error", ["no volume data"]),
-        (
-            [
-                (f"{GROUP} template spec volumes", [{"name": "models", "emptyDir": {}}]),
-                (f"{BOX} volumeMounts", [{"name": "model", "mountPath": "/d"}]),
-            ],
-            "volume",
-            "error",
-            ["mount models"],
-        ),
         (
             [(f"{GROUP} replicas", REMOVED), (f"{GROUP} minReplicas", 0)],
             "replicas",

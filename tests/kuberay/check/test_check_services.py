@@ -61,37 +61,6 @@ def serve(old: str, new: str) -> list[Change]:
             "error",
             ["two applications are named llm"],
         ),
-        (
-            serve("num_replicas: 2", "num_replicas: 2\n    autoscaling_config: {max_replicas: 2}"),
-            "serve-deployment",
-            "error",
-            ["beside autoscaling_config"],
-        ),
-        (
-            serve("num_replicas: 2", "autoscaling_config: {min_replicas: 3, max_replicas: 2}"),
-            "serve-deployment",
-            "error",
-            ["min_replicas 3"],
-        ),
-        (serve("num_replicas: 2", "num_replicas: many"), "serve-deployment", "error", ["many", "a number, or auto"]),
-        (
-            serve("  deployments:", "  runtime_env: {working_dir: ./src}\n  deployments:"),
-            "serve-runtime-env",
-            "error",
-            ["./src is a local path", "local://"],
-        ),
-        (
-            serve("  deployments:", "  runtime_env: {working_dir: 'https://github.com/a/b'}\n  deployments:"),
-            "serve-runtime-env",
-            "warning",
-            [".zip"],
-        ),
-        (
-            serve("num_replicas: 2", "num_replicas: 2\n    gang_scheduling_config: {gang_size: 4}"),
-            "serve-deployment",
-            "error",
-            ["no whole gangs of 4"],
-        ),
         (serve("TPU: 8", "TPU: 3"), "serve-tpu", "error", ["1, 2, 4 or 8"]),
         ([*serve("num_replicas: 2", "num_replicas: 3")], "serve-capacity", "error", ["24 TPU chips", "16 at most"]),
         (

@@ -63,8 +63,6 @@ def env(name: str, value: Any) -> Change:
             "warning",
             ["no container asks for google.com/tpu"],
         ),
-        ([(f"{BOX} resources limits google.com/tpu", REMOVED)], "tpu-requests", "error", ["has no limit of them"]),
-        ([(f"{BOX} resources limits google.com/tpu", 8)], "tpu-requests", "error", ["requests 4", "limits 8"]),
         (
             [(f"{POD} initContainers", [{"name": "warm", "resources": {"limits": {"google.com/tpu": 4}}}])],
             "tpu-containers",
