@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 from ray import serve
 
-from apps.llm.batches.records import Kept, Limits
+from apps.llm.batches.records import BatchStore, Limits
 from apps.llm.batches.storage import Storage
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
@@ -33,18 +33,20 @@ class LLMServer(EngineServer):
 
     _hosts: SliceHosts | None
     _stored_responses: int
-    _kept: Kept | None
+    _batch_store: BatchStore | None
 
     def load(self, config: LLMConfig) -> EngineModel:
-        self._kept = None
+        self._batch_store = None
         if config.batches is not None:  # first: what is wrong with it is known at once
-            self._kept = Kept(Storage(config.batches), Limits(config.batch_file_mib * 2**20, config.batch_lines))
+            self._batch_store = BatchStore(
+                Storage(config.batches), Limits(config.batch_file_mib * 2**20, config.batch_lines)
+            )
         engine, self._hosts = load_engine(config)
         self._stored_responses = config.kept_responses
         return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
     def http_app(self, model: EngineModel, keys: Principals) -> FastAPI:
-        return http_app(model, keys, self._stored_responses, self._kept)
+        return http_app(model, keys, self._stored_responses, self._batch_store)
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from apps.llm.api import Generation, RequestError, SamplingParams
-from apps.llm.batches.lines import answered, check_model, check_whole, dump, json_object, request_body
+from apps.llm.batches.lines import answered, check_model, check_not_streamed, dump, json_object, request_body
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, PromptCounts, choices
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
@@ -94,7 +94,7 @@ def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
             given.add("max_tokens")
         added = {name: value for name, value in defaults.fields(index).items() if name not in given}
         body = kind.model_validate_json(json.dumps(fields | added))
-        check_whole(body.stream)
+        check_not_streamed(body.stream)
     except ValidationError as error:
         raise BadLine(index, ids, wrapped, from_body(error, UNIONS)) from None
     except OpenAIError as error:

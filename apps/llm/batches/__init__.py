@@ -1,22 +1,22 @@
-"""OpenAI's Files and Batch APIs: files of requests, answered when the engine has places to spare.
+"""OpenAI's Files and Batch APIs: files of requests, answered in the engine's idle capacity.
 
-storage.py     the folder or bucket that all replicas share, and what of it is whose
-files.py       files in it: whole or not at all, each its key's
-records.py     batches in it: what was asked for, how far it is, that it is to be cancelled, how it ended
-upload.py      a form's file, written to its place as it comes
+storage.py     the folder or bucket that all replicas share, and its layout
+files.py       uploaded and written files, each owned by an API key
+records.py     batches: the request, its progress, its cancellation and its result
+upload.py      multipart uploads, streamed to storage
 http.py        /v1/files and /v1/batches
-lines.py       a line of a batch's file, and the line that answers it
-input_file.py  a file of requests, span by span
-parts.py       answers on disk, so that a killed replica costs nothing that was answered
-validation.py  what must be right of a file before any line is asked
-work.py        one batch, from its file to its end
-outputs.py     its two files of answers and errors
-asking.py      the server's own application, asked line by line
-runner.py      which batches this replica works on: it holds their leases
+lines.py       the JSON of request lines and response lines
+input_file.py  an input file, read in spans of lines
+parts.py       saved answers, so that a killed replica loses little work
+validation.py  the checks of a file before its first request runs
+work.py        one batch, from validation to its output files
+outputs.py     a batch's output file and error file
+asking.py      sends each line to the server's own application
+runner.py      the batches that this replica works on, by their leases
 
-A batch's life: `http` records it; a replica's `runner` takes its lease; `work` validates the file, asks the server's
-own application line by line, saves the answers, and writes the output. If the replica dies, another one takes the lease
-when it has seen it unchanged for long enough, and asks what has no saved answer.
+A batch's life: `http` records it; a replica's `runner` takes its lease; `work` validates the file, sends each line to
+the server's own application, saves the answers, and writes the output. If the replica dies, another one takes over the
+lease once it has expired, and sends the lines that have no saved answer.
 
-`python -m apps.batch.generate` has lines, input and parts in common with this.
+`python -m apps.batch.generate` shares lines, input files and parts with this package.
 """

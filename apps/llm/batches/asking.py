@@ -1,4 +1,4 @@
-"""Asks the server's own application, as a client would, without a network in between."""
+"""Sends lines of batches to the server's own application, as a client would, but without a network."""
 
 import asyncio
 import json
@@ -14,45 +14,45 @@ from apps.serving.ingress.openai_errors import OpenAIError
 
 log = logging.getLogger("podslice")
 
-AGAIN = (429, 503, 529)
-"""The engine is full, or stopped: the line is asked again."""
+RETRIED = (429, 503, 529)
+"""Statuses of a full or stopped engine, after which a line is sent again."""
 WAIT_S = 1.0
-"""Until then, where the answer does not say."""
-MOST_IN_VAIN = 10
-"""A line that an idle engine refused so often asks for more answers than may ever wait: the refusal is its answer."""
+"""Delay before a retry when the response has no Retry-After."""
+MAX_REFUSALS = 10
+"""Consecutive refusals by an idle engine before a line fails: it asks for more answers than the queue can ever hold."""
 
 
 class Asker:
-    """Takes lines of batches to the model, in the background: they get the places that clients leave.
+    """Sends lines to the model at background priority: they run in capacity that clients leave idle.
 
     Args:
-        app: answers for the model, without API keys.
+        app: the application that serves the model, without the API key check.
     """
 
     def __init__(self, app: ASGIApp, model: EngineModel):
         self.model = model
         self.places = asyncio.Semaphore(model.places)
-        """Held by each line that is being asked; who waits longest is next, whatever batch it is of."""
+        """Limits the lines in flight, over all batches; first come, first served."""
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://batch", timeout=None)
 
     async def ask(self, url: str, body: dict[str, Any], owner: str) -> tuple[int, Any]:
-        """(status, body) of the answer, sooner or later. Callers of the background share it by their names."""
+        """Returns (status, body) of the answer, retrying while the engine is full. Owners share the engine fairly."""
         sent = json.dumps(body).encode()
-        in_vain = 0
-        CALLER.set(Caller(owner, background=True))  # of this line's task alone
+        refusals = 0
+        CALLER.set(Caller(owner, background=True))  # a context variable: set for this line's task only
         while True:
             try:
                 answer = await self._client.post(url, content=sent, headers={"Content-Type": "application/json"})
-            except Exception:  # of one line of very many: it must not take the others with it
+            except Exception:  # one line's failure must not fail the batch
                 log.exception("a line of a batch failed")
                 failed = OpenAIError(500, "The server failed; its log says why.", None, "internal_error")
                 return failed.status, failed.body()
-            in_vain = in_vain + 1 if self._refuses_for_nobody(answer.status_code) else 0
-            if answer.status_code not in AGAIN or in_vain == MOST_IN_VAIN:
+            refusals = refusals + 1 if self._refused_while_idle(answer.status_code) else 0
+            if answer.status_code not in RETRIED or refusals == MAX_REFUSALS:
                 return answer.status_code, answer.json()
             await asyncio.sleep(float(answer.headers.get("retry-after", WAIT_S)))
 
-    def _refuses_for_nobody(self, status: int) -> bool:
-        """Whether an engine with nothing else to do calls itself full."""
+    def _refused_while_idle(self, status: int) -> bool:
+        """Whether the engine refuses the line although it is idle."""
         stats = self.model.stats()
         return status != 503 and stats.running + stats.waiting == 0

@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches. Files and batches are the API key's that made them: others' are not there for it."""
+"""/v1/files and /v1/batches. Each API key sees only the files and batches that it created."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from pydantic import field_validator
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from apps.llm.batches.records import Kept
+from apps.llm.batches.records import BatchStore
 from apps.llm.batches.storage import FILE, new_id, refusal
 from apps.llm.batches.upload import FORM_BYTES, FileWriter, Form, check_length, too_large
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MOST_FILES, MOST_BATCHES, FEW_BATCHES = 10_000, 100, 20
-"""In one listing at most, and where the client does not say how many."""
+"""Items on one page of a listing: the most files, the most batches, and the default for batches."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_WINDOW_S = 30 * SECONDS["d"]
 OFF = (
@@ -40,39 +40,39 @@ class FileBody(Body):
 
 class BatchBody(Body):
     input_file_id: str
-    """A file of this key's with the purpose `batch`."""
+    """Id of a file that this key uploaded with the purpose `batch`."""
     endpoint: str
-    """What every line asks: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or another of this server's."""
+    """Endpoint of every line: `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` or another of this server."""
     completion_window: str
-    """After it the batch expires, with the answers that it has by then: `24h`, or any number of `s`, `m`, `h` or `d`
-    up to 30 days."""
+    """Time until the batch expires, keeping the answers that it has: `24h`, or any number of `s`, `m`, `h` or `d` up
+    to 30 days."""
     metadata: Metadata | None = None
     output_expires_after: Any = None
     """Not supported: files stay until they are deleted."""
 
     @field_validator("completion_window")
     @classmethod
-    def _a_time(cls, value: str) -> str:
+    def _is_duration(cls, value: str) -> str:
         if not 0 < window_s(value) <= MOST_WINDOW_S:
             raise ValueError("must be 24h, or another number of s, m, h or d up to 30d")
         return value
 
     @field_validator("output_expires_after")
     @classmethod
-    def _stays(cls, value: Any) -> Any:
+    def _is_absent(cls, value: Any) -> Any:
         if value is not None:
             raise ValueError("files here stay until they are deleted; leave it out")
         return value
 
 
 def window_s(text: str) -> int:
-    """Seconds of a completion window; 0 if it is none."""
+    """A completion window in seconds; 0 if the text is not one."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     return int(match[1]) * SECONDS[match[2]] if match else 0
 
 
 async def stored(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """The call's result, from a thread. Raises OpenAIError, whatever the storage raises."""
+    """Runs a storage call in a thread. Raises OpenAIError, also for the storage's own errors."""
     try:
         return await asyncio.to_thread(call, *arguments, **named)
     except OpenAIError:
@@ -82,74 +82,76 @@ async def stored(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) ->
         raise refusal(error) from error
 
 
-def batches_router(kept: Kept | None, model: str, endpoints: Sequence[str], made: Callable[[], None]) -> APIRouter:
+def batches_router(
+    store: BatchStore | None, model: str, endpoints: Sequence[str], on_change: Callable[[], None]
+) -> APIRouter:
     """The routes.
 
     Args:
-        kept: None: the server has no storage, and says so.
-        model: the name of the model that answers the batches made here.
-        endpoints: what a batch may ask.
-        made: called after a batch was made or is to be cancelled.
+        store: None if the server has no storage; each route then answers 404.
+        model: name of the model that answers batches created here.
+        endpoints: the endpoints that a batch may use.
+        on_change: called after a batch is created or its cancellation is requested.
     """
     router = APIRouter()
 
-    def on() -> Kept:
-        if kept is None:
+    def required() -> BatchStore:
+        if store is None:
             raise OpenAIError(404, f"{OFF}.", None, "batches_off")
-        return kept
+        return store
 
     @router.post("/v1/files", openapi_extra=form(FileBody, ("file",), ("file",)))
     async def upload(request: Request) -> Any:
-        """Keeps a file, for a batch."""
-        return await _uploaded(on(), request)
+        """Uploads a file for a batch."""
+        return await _uploaded(required(), request)
 
     listing = {"after": {"type": "string"}, "order": {"enum": ["asc", "desc"], "type": "string"}}
     files_query = {"purpose": {"type": "string"}, "limit": {"type": "integer", "maximum": MOST_FILES}, **listing}
 
     @router.get("/v1/files", openapi_extra=query(files_query))
     async def list_files(request: Request) -> Any:
-        """The key's files, the newest first."""
-        kept, owner, purpose = on(), _owner(request), request.query_params.get("purpose")
-        find = partial(kept.files.several, owner)
-        ids = partial(kept.files.newest_first, owner)
+        """Lists the key's files, newest first."""
+        store, owner, purpose = required(), _owner(request), request.query_params.get("purpose")
+        find = partial(store.files.several, owner)
+        ids = partial(store.files.newest_first, owner)
         return await _page(request, ids, find, MOST_FILES, MOST_FILES, {"purpose": purpose} if purpose else {})
 
     @router.get("/v1/files/{id}")
     async def get_file(request: Request, id: str) -> Any:
-        """What is known of a file."""
-        return await stored(on().files.get, _owner(request), id)
+        """A file's metadata."""
+        return await stored(required().files.get, _owner(request), id)
 
     @router.get("/v1/files/{id}/content")
     async def content(request: Request, id: str) -> Response:
-        """What is in a file."""
-        kept, owner = on(), _owner(request)
-        about = await stored(kept.files.get, owner, id)
+        """A file's content."""
+        store, owner = required(), _owner(request)
+        about = await stored(store.files.get, owner, id)
         headers = {"Content-Length": str(about["bytes"])}
-        return StreamingResponse(kept.files.pieces(owner, id), 200, headers, "application/octet-stream")
+        return StreamingResponse(store.files.pieces(owner, id), 200, headers, "application/octet-stream")
 
     @router.delete("/v1/files/{id}")
     async def delete(request: Request, id: str) -> Any:
-        """Deletes a file; not one that a batch still reads."""
-        kept, owner = on(), _owner(request)
-        for opened in await stored(kept.records.open):
+        """Deletes a file, unless an unfinished batch reads it."""
+        store, owner = required(), _owner(request)
+        for opened in await stored(store.records.open):
             if opened.owner == owner:
-                batch, _ = await stored(kept.records.read, opened)
+                batch, _ = await stored(store.records.read, opened)
                 if batch is not None and batch["input_file_id"] == id:
-                    message = f"{id} is read by {opened.id}, which has not ended; cancel that first"
+                    message = f"{id} is the input of {opened.id}, which has not ended; cancel that batch first"
                     raise OpenAIError(409, message, "id", "file_in_use")
-        await stored(kept.files.delete, owner, id)
+        await stored(store.files.delete, owner, id)
         return {"id": id, "object": "file", "deleted": True}
 
     @router.post("/v1/batches", openapi_extra=json_body(BatchBody))
     async def create(request: Request) -> Any:
-        """Answers each line of a file in the engine's idle places."""
-        kept, owner = on(), _owner(request)
+        """Creates a batch: each line of the file is answered in the engine's idle capacity."""
+        store, owner = required(), _owner(request)
         body = await parsed(BatchBody, request)
         if body.endpoint not in endpoints:
             message = f"endpoint: must be one of {', '.join(endpoints)}, not {body.endpoint!r}"
             raise OpenAIError(400, message, "endpoint", "invalid_value")
         try:
-            about = await stored(kept.files.get, owner, body.input_file_id)
+            about = await stored(store.files.get, owner, body.input_file_id)
         except OpenAIError as error:
             status = 400 if error.status == 404 else error.status
             raise OpenAIError(status, error.message, "input_file_id", error.code) from None
@@ -157,29 +159,29 @@ def batches_router(kept: Kept | None, model: str, endpoints: Sequence[str], made
             message = f"input_file_id: the file's purpose is {about['purpose']!r}, and must be 'batch'"
             raise OpenAIError(400, message, "input_file_id", "invalid_value")
         asked = body.model_dump(exclude={"output_expires_after"})
-        batch = await stored(kept.records.add, owner, model, asked, window_s(body.completion_window))
-        made()
+        batch = await stored(store.records.add, owner, model, asked, window_s(body.completion_window))
+        on_change()
         return batch
 
     batches_query = {"limit": {"type": "integer", "maximum": MOST_BATCHES}, "after": {"type": "string"}}
 
     @router.get("/v1/batches", openapi_extra=query(batches_query))
     async def list_batches(request: Request) -> Any:
-        """The key's batches, the newest first."""
-        kept, owner = on(), _owner(request)
-        find = partial(kept.records.several, owner)
-        return await _page(request, partial(kept.records.newest_first, owner), find, FEW_BATCHES, MOST_BATCHES)
+        """Lists the key's batches, newest first."""
+        store, owner = required(), _owner(request)
+        find = partial(store.records.several, owner)
+        return await _page(request, partial(store.records.newest_first, owner), find, FEW_BATCHES, MOST_BATCHES)
 
     @router.get("/v1/batches/{id}")
     async def get_batch(request: Request, id: str) -> Any:
-        """How far a batch is."""
-        return await stored(on().records.get, _owner(request), id)
+        """A batch's status and progress."""
+        return await stored(required().records.get, _owner(request), id)
 
     @router.post("/v1/batches/{id}/cancel")
     async def cancel(request: Request, id: str) -> Any:
-        """Stops a batch; the answers that it has become its output."""
-        batch = await stored(on().records.cancel, _owner(request), id)
-        made()
+        """Cancels a batch; the answers it has so far become its output."""
+        batch = await stored(required().records.cancel, _owner(request), id)
+        on_change()
         return batch
 
     return router
@@ -187,16 +189,16 @@ def batches_router(kept: Kept | None, model: str, endpoints: Sequence[str], made
 
 def _owner(request: Request) -> str:
     principal: str = request.scope.get(SCOPE_PRINCIPAL, DEFAULT_PRINCIPAL)
-    return principal.replace("/", "~")  # a cell's front has a slash in its name; in a path it would be a folder
+    return principal.replace("/", "~")  # a cell's front has a slash in its name, which a path would split
 
 
-async def _uploaded(kept: Kept, request: Request) -> dict[str, Any]:
-    most, owner, id_ = kept.limits.file_bytes, _owner(request), new_id(FILE)
+async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
+    most, owner, id_ = store.limits.file_bytes, _owner(request), new_id(FILE)
     reading = Form(request.headers.get("content-type", ""))
     check_length(request.headers, most)
     size = 0
     try:
-        async with FileWriter.to(partial(kept.files.writing, owner, id_)) as writer:
+        async with FileWriter.to(partial(store.files.writing, owner, id_)) as writer:
             async for data in request.stream():
                 size += len(data)
                 for piece in reading.feed(data):
@@ -214,11 +216,11 @@ async def _uploaded(kept: Kept, request: Request) -> dict[str, Any]:
     except OpenAIError:
         raise
     except ClientDisconnect:
-        raise OpenAIError(400, "The client left before the file was whole.", None, "client_left") from None
+        raise OpenAIError(400, "The client disconnected during the upload.", None, "client_left") from None
     except Exception as error:  # an object store's own errors have no type in common
         log.exception("an upload failed")
         raise refusal(error) from error
-    return await stored(kept.files.add, owner, id_, writer.size, name, purpose)
+    return await stored(store.files.add, owner, id_, writer.size, name, purpose)
 
 
 async def _page(
@@ -229,13 +231,13 @@ async def _page(
     most: int,
     only: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A part of a list, as OpenAI's clients turn its pages.
+    """One page of a listing, with OpenAI's `limit`, `order` and `after`.
 
     Args:
-        ids: of all, the newest first.
-        find: what is known of some of them.
-        usual, most: how many at once, unless the client says; at most.
-        only: fields that those which are listed have.
+        ids: returns the ids of all items, newest first.
+        find: returns the items with these ids.
+        usual, most: default and maximum of `limit`.
+        only: lists only the items whose fields have these values.
     """
     given = request.query_params
     limit, order, after = given.get("limit", str(usual)), given.get("order", "desc"), given.get("after")
@@ -249,7 +251,7 @@ async def _page(
     if after is not None:
         left = [id_ for id_ in left if (id_ < after if order == "desc" else id_ > after)]
     found: list[dict[str, Any]] = []
-    wanted = int(limit) + 1  # one more: whether there is one
+    wanted = int(limit) + 1  # one more, to know whether there is a next page
     while left and len(found) < wanted:
         some, left = left[:wanted], left[wanted:]
         for one in await stored(find, some):

@@ -1,7 +1,7 @@
-"""A file of requests: how many lines it has, where they are, and which are still to be answered.
+"""An input file of requests: its number of lines, their positions, and which are still to be answered.
 
-A large file is never in memory: `scan` reads it once and notes where spans of lines begin, and a span's lines are read
-again when they are due.
+The file is never held in memory: `scan` reads it once and notes where spans of lines begin; a span's lines are read
+again when their turn comes.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ import numpy as np
 
 SPAN_LINES = 1024
 SPAN_BYTES = 16 * 2**20
-"""A span has no more, unless one line alone does."""
+"""Limits of a span; a single longer line is a span by itself."""
 BUFFER_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive lines: `lines` of them from number `first` on (from 0), bytes [start, stop) of the file."""
+    """`lines` consecutive lines starting at line `first` (from 0): bytes [start, stop) of the file."""
 
     first: int
     lines: int
@@ -36,10 +36,10 @@ class InputFile:
     spans: tuple[Span, ...]
 
     def span(self, span: Span) -> list[bytes]:
-        """The span's lines, without their ends.
+        """The span's lines, without line ends.
 
         Raises:
-            ValueError: the file is no longer what was scanned.
+            ValueError: the file changed since it was scanned.
         """
         with fsspec.open(self.url, "rb") as file:
             file.seek(span.start)
@@ -50,10 +50,10 @@ class InputFile:
 
 
 def scan(url: str) -> InputFile:
-    """Reads the whole file once. Empty lines at its end are none.
+    """Reads the whole file once. Blank lines at its end do not count.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     digest = hashlib.sha256()
     begins, lines, at, last_line, last_byte = list[tuple[int, int]](), 0, 0, 0, 0
@@ -74,13 +74,13 @@ def scan(url: str) -> InputFile:
 
 @dataclass(frozen=True)
 class Todo:
-    """A span, and which of its lines are still to be answered; None: all."""
+    """A span, and the indices in it of the lines still to be answered; None for all of them."""
 
     span: Span
     missing: np.ndarray | None
 
     def chunks(self, source: InputFile, lines: int) -> Iterator[tuple[np.ndarray, list[bytes]]]:
-        """Indices and texts of what is missing, so many lines at a time."""
+        """(indices in the file, texts) of the missing lines, up to `lines` at a time."""
         texts = source.span(self.span)
         wanted = np.arange(self.span.lines) if self.missing is None else self.missing
         for at in range(0, len(wanted), lines):
@@ -89,7 +89,7 @@ class Todo:
 
 
 def missing(source: InputFile, done: np.ndarray) -> list[Todo]:
-    """What is left of the file, in its order. `done` has a bool for each line."""
+    """The spans with unanswered lines, in file order. `done`: bool [lines]."""
     left = []
     for span in source.spans:
         wanted = np.flatnonzero(~done[span.first : span.first + span.lines])

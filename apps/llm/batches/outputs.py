@@ -1,4 +1,4 @@
-"""What a batch leaves when it has ended: a file of answers and a file of errors, those that have a line."""
+"""A finished batch's output file and error file. A file without lines is not created."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ from typing import IO
 
 from apps.llm.batches.files import Files
 from apps.llm.batches.input_file import InputFile, missing
-from apps.llm.batches.lines import dump, json_object, never_asked
+from apps.llm.batches.lines import dump, json_object, unanswered
 from apps.llm.batches.parts import Parts
-from apps.llm.batches.records import Batch, Opened
+from apps.llm.batches.records import Batch, OpenBatch
 
 EXPIRED = "This request was not executed before the completion window expired."
 
 
-def line_name(opened: Opened, index: int) -> str:
-    """Tells a line from all others, in ids."""
+def line_name(opened: OpenBatch, index: int) -> str:
+    """A name for the line that is unique over all batches."""
     return f"{opened.id.removeprefix('batch_')}_{index}"
 
 
@@ -24,19 +24,19 @@ class Outputs:
     """The two files. Blocking.
 
     Args:
-        ids: theirs, decided before: whoever does this again writes the same files.
+        ids: ids of the output and error file, chosen beforehand so that a retry writes the same files.
     """
 
-    def __init__(self, files: Files, opened: Opened, ids: Sequence[str]):
+    def __init__(self, files: Files, opened: OpenBatch, ids: Sequence[str]):
         self._files, self._opened, self._ids = files, opened, ids
         self._good, self._bad = (_Output(partial(files.writing, opened.owner, id_)) for id_ in ids)
 
     def write(self, parts: Parts | None, source: InputFile | None, expired: bool) -> Batch:
-        """Writes them; returns what the batch says of them.
+        """Writes both files; returns the batch's fields about them.
 
         Args:
-            parts, source: answers, and the file that they answer; None: it was never asked.
-            expired: lines without an answer become errors that say so.
+            parts, source: the saved answers and the input file; None if work on the batch never began.
+            expired: whether each line without an answer gets a `batch_expired` error.
         """
         with ExitStack() as stack:
             for _, line in parts.merged() if parts else ():
@@ -47,7 +47,7 @@ class Outputs:
                     for indices, texts in todo.chunks(source, source.lines):
                         for index, text in zip(indices, texts):
                             name, custom_id = line_name(self._opened, int(index)), json_object(text)["custom_id"]
-                            error = never_asked(name, custom_id, "batch_expired", EXPIRED)
+                            error = unanswered(name, custom_id, "batch_expired", EXPIRED)
                             self._bad.write(stack, dump(error).encode() + b"\n")
         found = {}
         for kind, id_, output in zip(("output", "error"), self._ids, (self._good, self._bad)):
@@ -58,8 +58,8 @@ class Outputs:
         total = source.lines if source else 0
         return found | {"request_counts": {"total": total, "completed": self._good.lines, "failed": self._bad.lines}}
 
-    def remove_but(self, end: Batch | None) -> None:
-        """Removes those that are not named in how the batch ended: another replica was faster."""
+    def remove_unless_named(self, end: Batch | None) -> None:
+        """Removes each file that `end` does not name, after another replica ended the batch first."""
         named = {(end or {}).get(name) for name in ("output_file_id", "error_file_id")}
         for id_, output in zip(self._ids, (self._good, self._bad)):
             if output.lines and id_ not in named:
@@ -67,7 +67,7 @@ class Outputs:
 
 
 class _Output:
-    """A file that is opened when it gets its first line."""
+    """A file that is opened at its first line."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[IO[bytes]]]):
         self._opened = opened

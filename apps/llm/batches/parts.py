@@ -1,11 +1,10 @@
-"""Answers on disk as they come, so that whoever is killed while it answers a file of requests loses little.
+"""Answers saved to storage as they arrive, so that a killed process loses little work.
 
-    part-000000.jsonl   a first line says which lines of the input are answered, the others are lines of the output
+    part-000000.jsonl   the first line says which input lines are answered; the others are output lines
 
-A part appears whole or not at all (on a disk it is synced, then renamed; in a bucket an object is whole by nature),
-and so there is no half line to be found and cut. In the end the parts are merged in the input's order. Appending to the
-output in place would need no merge, but then one long answer would keep all later ones in memory, to be lost with the
-process; and a bucket has no appending.
+A part is written atomically (synced and renamed on a disk; a bucket's objects are atomic), so no part ends in half a
+line. At the end, the parts are merged in the input's order. Appending to one output file would need no merge, but
+one long answer would hold all later ones in memory, lost if the process dies; and buckets cannot append.
 """
 
 import json
@@ -21,16 +20,16 @@ import numpy as np
 from apps.serving.files import PARTIAL, is_local, writing
 
 LOSS = 0.01
-"""Share of the time so far that a kill may cost: a part is written when so much has passed since the last one."""
+"""Share of the run time that a kill may lose; sets the time between two parts, within PERIOD_S."""
 PERIOD_S = (1.0, 60.0)
-"""At least, at most, between two parts."""
+"""Minimum and maximum time between two parts."""
 PART_BYTES = 64 * 2**20
-"""A part that has grown so large is written at once."""
+"""A part of this size is written at once."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answered lines: their numbers (from 0), ascending, and their lines of the output, without ends."""
+    """Answered lines: their indices in the input, ascending, and their output lines, without line ends."""
 
     indices: list[int]
     answers: list[bytes]
@@ -38,12 +37,12 @@ class Answers:
 
 
 class PartDamaged(ValueError):
-    """A part cannot be read; the message says which, and what to do."""
+    """A part cannot be read; the message names it and the fix."""
 
 
 @dataclass(frozen=True)
 class AnswersPart:
-    """One part: which lines it has, as ranges [start, stop), ascending; how many of them are errors."""
+    """One part: the ranges [start, stop) of input lines in it, ascending, and how many of them are errors."""
 
     path: str
     runs: tuple[tuple[int, int], ...]
@@ -55,11 +54,11 @@ class AnswersPart:
 
 
 class Parts:
-    """The answers to a file of so many lines, in a folder. One process writes, in any of its threads.
+    """The answers to an input file of `lines` lines, in a folder. Thread-safe within its one process.
 
     Args:
-        period_s: least and greatest time between two parts.
-        writer: part of the parts' names, where one that stood still may go on beside its successor.
+        period_s: minimum and maximum time between two parts.
+        writer: part of the file names, so that a stalled process that resumes cannot overwrite its successor's parts.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Parts:
     ):
         self._fs, self._folder, self._period_s, self._writer = fs, folder, period_s, writer
         self.done = np.zeros(lines, bool)
-        """Which lines of the input have their answer, here or in memory."""
+        """Which input lines are answered, saved or in memory: bool [lines]."""
         self.errors = 0
         self._parts: list[AnswersPart] = []
         self._next = 0
@@ -83,7 +82,7 @@ class Parts:
 
     @property
     def saved(self) -> int:
-        """Lines that are answered and would outlive this process."""
+        """The number of saved answers."""
         return sum(part.lines for part in self._parts)
 
     @property
@@ -98,7 +97,7 @@ class Parts:
         return bool(self._new) and (now - self._written > period or self._new_bytes > PART_BYTES)
 
     def take(self, answers: Answers) -> bool:
-        """Keeps answers in memory until they are saved. False: they were there already."""
+        """Holds answers in memory until `save`. False if all of them were there already."""
         if self.done[answers.indices].all():
             return False
         with self._taking:
@@ -109,8 +108,8 @@ class Parts:
         return True
 
     def save(self) -> None:
-        """Writes what is in memory. Raises OSError when it cannot; then nothing that was written before is lost."""
-        with self._saving:  # whoever was cancelled while a thread saved for it may have left that thread behind
+        """Writes the answers in memory as a part. Raises OSError; the answers then stay in memory."""
+        with self._saving:  # a cancelled task may have left its thread saving
             self._save()
 
     def _save(self) -> None:
@@ -137,7 +136,7 @@ class Parts:
         self._written = time.monotonic()
 
     def load(self) -> None:
-        """Finds what was saved before. Raises PartDamaged."""
+        """Finds the parts saved earlier. Raises PartDamaged."""
         for path in self._found("part-*.jsonl"):
             try:
                 with self._fs.open(path, "rb", **_small_reads(self._fs)) as file:
@@ -152,12 +151,12 @@ class Parts:
             self._next = int(path.rsplit("/part-", 1)[1][:6]) + 1
 
     def merged(self) -> Iterator[tuple[int, bytes]]:
-        """(number, line) of all that is answered and saved, in the input's order. Raises PartDamaged.
+        """Yields (index, line) of all saved answers, in the input's order. Raises PartDamaged.
 
-        A part is open only while its lines' turn is on.
+        A part is open only from its first line to its last.
         """
-        owner = np.full(len(self.done), -1, np.int32)  # of each line: the part that it is read from
-        for number, part in reversed(list(enumerate(self._parts))):  # of a line that was answered twice, the first
+        owner = np.full(len(self.done), -1, np.int32)  # the part that each line is read from
+        for number, part in reversed(list(enumerate(self._parts))):  # the first of two answers to a line wins
             for start, stop in part.runs:
                 owner[start:stop] = number
         reading: dict[int, Iterator[tuple[int, bytes]]] = {}
@@ -170,7 +169,7 @@ class Parts:
                 del reading[number]
 
     def clear(self, first: Sequence[str] = ()) -> None:
-        """Removes everything: what these names match, and then the parts."""
+        """Removes the files that match `first`, then the parts."""
         for pattern in (*first, "part-*", f"*{PARTIAL}"):
             for path in self._found(pattern):
                 self._fs.rm_file(path)
@@ -191,16 +190,16 @@ class Parts:
 
 
 def _runs(indices: list[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending numbers as ranges [start, stop)."""
+    """Turns ascending indices into ranges [start, stop)."""
     numbers = np.asarray(indices)
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks))
 
 
 def _small_reads(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
-    """For a part's first line: a bucket's file is fetched 5 MB at a time otherwise."""
+    """Options of `open` for reading a part's first line: a bucket would fetch 5 MB."""
     return {} if is_local(fs) else {"block_size": 2**16}
 
 
 def _damaged(path: str) -> PartDamaged:
-    return PartDamaged(f"{path} is damaged. Delete it and start again: its lines are answered anew")
+    return PartDamaged(f"{path} is damaged. Delete it and start again: its lines will be answered again")

@@ -1,11 +1,11 @@
-"""Batches in the storage: small files, each with one writer, so that no replica needs to ask another.
+"""Batches in the storage: small files with one writer each, so that replicas need not talk to each other.
 
-batch.json      what was asked for; written once
-progress.json   how far it is; written by whoever holds the lease
-cancel.json     that it is to be cancelled; written once, by whoever was asked
-end.json        how it ended; created, never written over: a batch ends in exactly one way
-lease.json      who works on it
-part-*.jsonl    answers so far; see parts.py
+batch.json      the request; written once
+progress.json   the progress; written by the replica that holds the lease
+cancel.json     the request to cancel; written once, by the replica that received it
+end.json        how the batch ended; created, never overwritten: a batch ends in exactly one way
+lease.json      the replica that works on the batch
+part-*.jsonl    saved answers; see parts.py
 """
 
 import time
@@ -19,15 +19,15 @@ from apps.serving.files import Holder, Lease
 from apps.serving.ingress.openai_errors import OpenAIError
 
 LEASE_S, RENEW_S = 20.0, 4.0
-"""How long a silent replica is believed to live; how often one says that it does."""
+"""Time after which a lease that was not renewed expires; time between two renewals."""
 LEFT_OVER_S = 60.0
-"""A marker without a batch is of a request that was killed, when it is older than this."""
+"""A marker older than this without a batch is what a killed request left."""
 PARTS = ("batch", "progress", "cancel", "end")
 KEPT = ("batch.json", "cancel.json", "end.json")
-"""What stays of a batch that has ended."""
+"""Files of an ended batch that are not removed."""
 
 Batch = dict[str, Any]
-"""As OpenAI's clients see it."""
+"""A batch object of OpenAI's API."""
 TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 NOTHING_YET: Batch = {
     "status": "validating",
@@ -39,53 +39,53 @@ NOTHING_YET: Batch = {
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenBatch:
     """A batch that has not ended."""
 
     id: str
     owner: str
-    """The principal of the key that made it."""
+    """Principal of the key that created it."""
     model: str
-    """Whose server made it: only such a one may answer it."""
+    """Model of the server that created it; only servers of this model answer it."""
     expires_at: int
     """Unix time."""
 
 
 class Records:
-    """Everyone's batches; each call says whose. Blocking."""
+    """The batches of all owners. Blocking."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
 
     def add(self, owner: str, model: str, asked: Mapping[str, Any], window_s: int) -> Batch:
-        """Records what was asked for; some replica will work on it."""
+        """Records a new batch, which some replica will take."""
         id_, now = new_id(BATCH), int(time.time())
         batch = {"id": id_, "object": "batch", "created_at": now, "expires_at": now + window_s, "model": model, **asked}
-        # The marker comes first: a batch without one would never be found. One without a batch is removed.
+        # The marker comes first: a batch without one would never be found. A marker without a batch is removed later.
         marker = {"owner": owner, "model": model, "expires_at": now + window_s}
         self._storage.write(self._marker(id_), marker)
         self._storage.write(self.path(owner, id_, "batch.json"), batch)
         return batch | NOTHING_YET
 
     def get(self, owner: str, id_: str) -> Batch:
-        """Raises OpenAIError if the key has no such batch."""
+        """Raises OpenAIError if the owner has no such batch."""
         (found,) = self.several(owner, [id_]) if is_id(id_) else [None]
         if found is None:
             raise OpenAIError(404, f"No batch found with id '{id_}'.", "id", "batch_not_found")
         return found
 
     def several(self, owner: str, ids: list[str]) -> list[Batch | None]:
-        """None for each that is gone."""
+        """The batches with these ids; None for one that does not exist."""
         paths = [self.path(owner, id_, f"{part}.json") for id_ in ids for part in PARTS]
         found = iter(self._storage.read(paths))
         return [_seen(*four) for four in zip(found, found, found, found)]
 
     def newest_first(self, owner: str) -> list[str]:
-        """Ids of all of the key's batches."""
+        """Ids of all of the owner's batches."""
         return self._storage.names("keys", owner, "batches")[::-1]
 
     def cancel(self, owner: str, id_: str) -> Batch:
-        """Asks whoever works on it to stop. Raises OpenAIError if it has ended."""
+        """Asks the replica that works on the batch to stop. Raises OpenAIError if the batch has ended."""
         batch = self.get(owner, id_)
         if batch["status"] == "cancelling":
             return batch
@@ -94,46 +94,46 @@ class Records:
         self._storage.create(self.path(owner, id_, "cancel.json"), {"cancelling_at": int(time.time())})
         return self.get(owner, id_)
 
-    # For who works on them.
+    # For the replicas that work on batches.
 
-    def open(self) -> list[Opened]:
-        """Batches that have not ended, oldest first."""
+    def open(self) -> list[OpenBatch]:
+        """The batches that have not ended, oldest first."""
         names = [name for name in self._storage.names("open") if name.endswith(".json")]
         markers = self._storage.read([self._storage.path("open", name) for name in names])
-        return [Opened(name.removesuffix(".json"), **marker) for name, marker in zip(names, markers) if marker]
+        return [OpenBatch(name.removesuffix(".json"), **marker) for name, marker in zip(names, markers) if marker]
 
-    def read(self, opened: Opened) -> tuple[Batch | None, dict[str, Any] | None]:
-        """(what was asked for, how far it is); None where there is nothing."""
+    def read(self, opened: OpenBatch) -> tuple[Batch | None, dict[str, Any] | None]:
+        """(request, progress); each None if it is not recorded."""
         paths = [self.path(opened.owner, opened.id, name) for name in ("batch.json", "progress.json")]
         batch, progress = self._storage.read(paths)
         return batch, progress
 
-    def ending(self, opened: Opened) -> Batch | None:
-        """How it ended; None: it has not."""
+    def ending(self, opened: OpenBatch) -> Batch | None:
+        """How the batch ended; None if it has not."""
         return self._storage.read([self.path(opened.owner, opened.id, "end.json")])[0]
 
-    def cancelled(self, opened: Opened) -> bool:
+    def cancelled(self, opened: OpenBatch) -> bool:
         return self._storage.read([self.path(opened.owner, opened.id, "cancel.json")]) != [None]
 
-    def write_progress(self, opened: Opened, progress: Batch) -> None:
+    def write_progress(self, opened: OpenBatch, progress: Batch) -> None:
         self._storage.write(self.path(opened.owner, opened.id, "progress.json"), progress)
 
-    def end(self, opened: Opened, end: Batch) -> bool:
-        """Records how it ended. False: another replica did so before."""
+    def end(self, opened: OpenBatch, end: Batch) -> bool:
+        """Records how the batch ended. False if another replica already has."""
         return self._storage.create(self.path(opened.owner, opened.id, "end.json"), end)
 
-    def close(self, opened: Opened) -> None:
-        """Forgets what an ended batch needs no more. The marker goes last: a kill before leaves it to the next one."""
+    def close(self, opened: OpenBatch) -> None:
+        """Removes an ended batch's working files, the marker last: an interrupted call is then repeated."""
         for name in self._storage.names("keys", opened.owner, "batches", opened.id):
             if name not in KEPT:
                 self._storage.remove(self.path(opened.owner, opened.id, name))
         self._storage.remove(self._marker(opened.id))
 
-    def never_was(self, opened: Opened) -> bool:
-        """Whether whoever recorded it was killed before it had answered."""
+    def is_left_over(self, opened: OpenBatch) -> bool:
+        """Whether a marker without a batch is a killed request's, not one still being recorded."""
         return age_s(opened.id) > LEFT_OVER_S
 
-    def lease(self, opened: Opened, me: Holder) -> Lease:
+    def lease(self, opened: OpenBatch, me: Holder) -> Lease:
         return Lease(self._storage.fs, self.path(opened.owner, opened.id, "lease.json"), me, LEASE_S)
 
     def path(self, owner: str, id_: str, *name: str) -> str:
@@ -145,14 +145,14 @@ class Records:
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a file that is uploaded, and of a batch."""
+    """Maximum size of an uploaded file, and lines of a batch."""
 
     file_bytes: int
     lines: int
 
 
-class Kept:
-    """What is kept for clients, in one storage."""
+class BatchStore:
+    """The files and batches of one storage."""
 
     def __init__(self, storage: Storage, limits: Limits):
         self.storage, self.limits = storage, limits

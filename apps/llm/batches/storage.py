@@ -1,11 +1,11 @@
 """The folder or bucket that all replicas share.
 
-    keys/NAME/files/FILE.jsonl, FILE.json           content, and what is known of it: who sees the second sees the first
+    keys/NAME/files/FILE.jsonl, FILE.json           content and metadata; the metadata is written last
     keys/NAME/batches/BATCH/batch.json ...          see records.py
-    open/BATCH.json                                 batches that have not ended, whoever's they are
+    open/BATCH.json                                 markers of the batches that have not ended, of all owners
 
-NAME is the principal of the API key that made it, `default` where there are no keys. Ids begin with the time, so that
-a sorted listing is in order of creation, and nothing but a listing is needed to find the newest.
+NAME, the owner, is the principal of the API key that created the object; `default` without keys. Ids begin with the
+time, so a sorted listing is in order of creation.
 """
 
 import errno
@@ -34,29 +34,29 @@ def new_id(prefix: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether it was made by `new_id`: only then may it become part of a path."""
+    """Whether the text has the format of `new_id`; only such ids may become part of a path."""
     return _ID.fullmatch(text) is not None
 
 
 def age_s(id_: str) -> float:
-    """Seconds since `new_id` made it."""
+    """Seconds since `new_id` made the id."""
     return time.time() - int(id_[-28:-16], 16) / 1000
 
 
 class Storage:
-    """Files by their paths in it. Blocking; a bucket takes some tenths of a second a call.
+    """Access to objects by path. Blocking; a call to a bucket takes some tenths of a second.
 
     Args:
         uri: a folder, or an fsspec URL such as gs://bucket/batches.
 
     Raises:
-        ValueError: nothing can be kept there.
+        ValueError: the storage cannot be opened or written.
     """
 
     def __init__(self, uri: str):
         self.uri = uri
         try:
-            # What other replicas write must be seen at once.
+            # No cache: other replicas' writes must be seen at once.
             self.fs, root = url_to_fs(os.path.expanduser(uri), use_listings_cache=False)
         except (ImportError, ValueError) as error:
             raise ValueError(f"batches={uri!r} cannot be opened: {error}") from error
@@ -71,7 +71,7 @@ class Storage:
         return "/".join((self.root, *parts))
 
     def names(self, *folder: str) -> list[str]:
-        """What is in a folder, sorted; nothing if there is none."""
+        """Names in a folder, sorted; empty if there is no such folder."""
         try:
             found = self.fs.ls(self.path(*folder), detail=False, refresh=True)
         except FileNotFoundError:
@@ -79,7 +79,7 @@ class Storage:
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
 
     def read(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """JSON objects, at once; None for each that is not there."""
+        """JSON objects, read concurrently from a bucket; None for one that does not exist."""
         if is_local(self.fs):
             return [self._read(path) for path in paths]
         found = self.fs.cat(list(paths), on_error="return") if paths else {}
@@ -92,7 +92,7 @@ class Storage:
         return contents
 
     def create(self, path: str, content: dict[str, Any]) -> bool:
-        """Keeps an object. False: there is one already, which stays."""
+        """Writes a new object. False if it exists already; it is then unchanged."""
         try:
             create(self.fs, path, json.dumps(content).encode())
         except FileExistsError:
@@ -100,12 +100,12 @@ class Storage:
         return True
 
     def write(self, path: str, content: dict[str, Any]) -> None:
-        """Keeps an object in the place of the one before."""
+        """Writes an object, replacing any earlier one."""
         with writing(self.fs, path, alone=False) as file:
             file.write(json.dumps(content).encode())
 
     def remove(self, *paths: str) -> None:
-        """What is gone already is no error."""
+        """Removes objects; a missing one is no error."""
         for path in paths:
             try:
                 self.fs.rm_file(path)
@@ -120,10 +120,8 @@ class Storage:
 
 
 def refusal(error: Exception) -> OpenAIError:
-    """What a client is told when the storage does not do what it was asked for."""
+    """The client's error for a failure of the storage."""
     if isinstance(error, OSError) and error.errno in FULL:
-        return OpenAIError(
-            507, "The server's storage for files is full; nothing was kept.", None, "insufficient_storage"
-        )
+        return OpenAIError(507, "The server's file storage is full; nothing was stored.", None, "insufficient_storage")
     reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-    return OpenAIError(500, f"The server's storage for files failed ({reason}); try again.", None, "storage_failed")
+    return OpenAIError(500, f"The server's file storage failed ({reason}); try again.", None, "storage_failed")

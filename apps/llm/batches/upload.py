@@ -1,6 +1,6 @@
-"""A file that comes as multipart/form-data, written to its place piece by piece: however large, it is never in memory.
+"""Uploads as multipart/form-data, streamed to storage: a file is never held in memory.
 
-(Starlette's own reader of forms would keep the whole file on the local disk first.)
+(Starlette's own form parser would spool the whole file to the local disk first.)
 """
 
 import asyncio
@@ -19,14 +19,14 @@ T = TypeVar("T")
 MAX_FIELD_BYTES = 2**16
 MAX_PARTS = 32
 FORM_BYTES = 2**20
-"""What a form has round its file, at most."""
+"""Maximum size of the form without its file."""
 
 
 class Form:
-    """A form whose bytes come in pieces: `fields`, and what is in the file called `file`. Raises OpenAIError.
+    """Incremental parser of a form with `fields` and one file, named `file`. Raises OpenAIError on a bad form.
 
     Args:
-        content_type: the request's.
+        content_type: the request's Content-Type header.
     """
 
     def __init__(self, content_type: str):
@@ -37,7 +37,7 @@ class Form:
             raise OpenAIError(400, message, None, "invalid_content_type")
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
-        """The name of the file; None: it has not come yet."""
+        """The file's name; None until its part has begun."""
         self._file: list[bytes] = []
         self._parts, self._ended = 0, False
         self._header, self._value, self._disposition = b"", b"", b""
@@ -60,7 +60,7 @@ class Form:
             raise _unreadable(str(error)) from None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """What these bytes of the body have of the file."""
+        """Parses a piece of the body; returns the file's bytes in it."""
         try:
             self._parser.write(data)
         except FormParserError as error:
@@ -69,11 +69,11 @@ class Form:
         return pieces
 
     def finish(self) -> str:
-        """The file's name, when all has come."""
+        """Checks that the form is complete; returns the file's name."""
         if not self._ended:
             raise _unreadable("it ends before its last boundary")
         if self.filename is None:
-            raise OpenAIError(400, "file: a file is needed, with a name", "file", "missing_required_parameter")
+            raise OpenAIError(400, "file: a file with a file name is required", "file", "missing_required_parameter")
         return self.filename
 
     def _begin(self) -> None:
@@ -103,7 +103,7 @@ class Form:
             return
         self._field = None
         if name != b"file" or self.filename is not None:
-            raise OpenAIError(400, "file: just one file is needed, called file", "file", "invalid_value")
+            raise OpenAIError(400, "file: upload exactly one file, in the field file", "file", "invalid_value")
         self.filename = options[b"filename"].decode("utf-8", "replace")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
@@ -125,7 +125,7 @@ class Form:
 
 
 class FileWriter:
-    """Writes to an open file in a thread of its own, in order."""
+    """Writes to an open file in its own thread, in order."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "podslice-upload")
@@ -140,7 +140,7 @@ class FileWriter:
     @classmethod
     @asynccontextmanager
     async def to(cls, opened: Callable[[], AbstractContextManager[IO[bytes]]]) -> "AsyncIterator[FileWriter]":
-        """In what `opened` opens; that is closed however the block ends, after the last write has."""
+        """A writer to the file that `opened` opens; closes it after the last write, however the block ends."""
         writer, stack = cls(), ExitStack()
         try:
             writer._file = await writer._in_thread(lambda: stack.enter_context(opened()))
@@ -154,7 +154,7 @@ class FileWriter:
             writer._pool.shutdown(wait=False)
 
     async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        # Shielded: what was handed to the thread is done, in its turn, whether or not the client is still there.
+        # Shielded: a call handed to the thread completes, in order, even if the client disconnects.
         return await asyncio.shield(asyncio.wrap_future(self._pool.submit(call, *arguments)))
 
 
@@ -163,11 +163,11 @@ def too_large(most: int) -> OpenAIError:
 
 
 def check_length(headers: Mapping[str, str], most: int) -> None:
-    """Refuses a body that says itself that it is too large. Raises OpenAIError."""
+    """Raises OpenAIError if the Content-Length is too large."""
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > most + FORM_BYTES:
         raise too_large(most)
 
 
 def _unreadable(why: str) -> OpenAIError:
-    return OpenAIError(400, f"The form cannot be read: {why}", None, "invalid_form")
+    return OpenAIError(400, f"The form cannot be parsed: {why}", None, "invalid_form")

@@ -1,4 +1,4 @@
-"""The HTTP application: the dialects, side by side, and what belongs to none of them."""
+"""The HTTP application: all dialects, and the routes and middleware that they share."""
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from apps.llm.batches.http import batches_router
-from apps.llm.batches.records import Kept
+from apps.llm.batches.records import BatchStore
 from apps.llm.engine_model import EngineModel
 from apps.llm.http import jetstream, saxml
 from apps.llm.http.anthropic import anthropic_router
@@ -23,20 +23,20 @@ from apps.serving.ingress.openapi import STREAMED, json_body
 
 
 def http_app(
-    model: EngineModel, keys: Principals = OPEN, stored_responses: int = 0, kept: Kept | None = None
+    model: EngineModel, keys: Principals = OPEN, stored_responses: int = 0, batches: BatchStore | None = None
 ) -> FastAPI:
-    """An ASGI application that answers for this model; with keys, only to those who hold a key.
+    """An ASGI application that serves this model; with `keys`, only to requests with a valid key.
 
     Args:
-        stored_responses: how many answers of /v1/responses are kept, in this process.
-        kept: where files and batches are; None: there are none. The application works on batches while it runs, between
-            ASGI's lifespan events.
+        stored_responses: maximum number of /v1/responses answers kept in this process.
+        batches: storage of files and batches; None disables both. The application works on batches between ASGI's
+            lifespan events.
     """
     runner = None
-    if kept is not None:
-        from apps.llm.batches.runner import Runner  # what works on batches is loaded where there may be any
+    if batches is not None:
+        from apps.llm.batches.runner import Runner  # imported only where batches are on
 
-        runner = Runner(kept)
+        runner = Runner(batches)
     lifespan = None if runner is None else lambda _: runner.running(http_app(model), model)
     app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.", lifespan=lifespan)
     dialects = [
@@ -52,8 +52,8 @@ def http_app(
     app.include_router(models_router(model))
     for dialect, router in dialects:
         app.include_router(router, tags=[dialect])
-    made = runner.wake if runner else lambda: None
-    app.include_router(batches_router(kept, model.name, endpoints, made), tags=["OpenAI"])
+    wake = runner.wake if runner else lambda: None
+    app.include_router(batches_router(batches, model.name, endpoints, wake), tags=["OpenAI"])
 
     @app.post(
         "/generate",
@@ -62,10 +62,10 @@ def http_app(
         responses=STREAMED,
     )
     async def generate(request: Request) -> Response:
-        """An answer to a prompt: a body with `query` is Saxml's, one without is JetStream's."""
+        """Generates text. A body with `query` or `extra_inputs` is in Saxml's format, any other in JetStream's."""
         try:
             body = await read_body(request)
-        except BodyTooLarge as error:  # in the form that has both systems' keys
+        except BodyTooLarge as error:  # Saxml's error has JetStream's keys too
             return saxml.refusal(error)
         return await (saxml if saxml.is_saxml(body) else jetstream).generate(model, body)
 

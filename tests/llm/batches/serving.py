@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from apps.llm.batches.http import batches_router
-from apps.llm.batches.records import Kept, Limits
+from apps.llm.batches.records import BatchStore, Limits
 from apps.llm.batches.runner import Runner
 from apps.llm.batches.storage import Storage
 from apps.serving.ingress.api_keys import principals
@@ -75,7 +75,7 @@ class StandIn:
         return JSONResponse({"object": "text_completion", "choices": [{"text": f"answer to {prompt}"}]})
 
 
-def app_of(kept: Kept | None, model: StandIn, keys: tuple[str, ...] = ()) -> FastAPI:
+def app_of(kept: BatchStore | None, model: StandIn, keys: tuple[str, ...] = ()) -> FastAPI:
     runner = Runner(kept) if kept else None
     app = FastAPI(lifespan=(lambda _: runner.running(model, model)) if runner else None)
     app.include_router(batches_router(kept, model.name, ENDPOINTS, runner.wake if runner else lambda: None))
@@ -83,8 +83,8 @@ def app_of(kept: Kept | None, model: StandIn, keys: tuple[str, ...] = ()) -> Fas
     return app
 
 
-def kept_in(folder: Path | str, limits: Limits = LIMITS) -> Kept:
-    return Kept(Storage(str(folder)), limits)
+def kept_in(folder: Path | str, limits: Limits = LIMITS) -> BatchStore:
+    return BatchStore(Storage(str(folder)), limits)
 
 
 @contextmanager

@@ -55,13 +55,13 @@ BAD_LINES = [
     (b"", "invalid_json", None, "not JSON"),
     (line(custom_id=None), "invalid_value", "custom_id", "string"),
     (line(custom_id=7), "invalid_value", "custom_id", "string"),
-    (line(custom_id="ok"), "duplicate_custom_id", "custom_id", "line 1's already"),
+    (line(custom_id="ok"), "duplicate_custom_id", "custom_id", "already used by line 1"),
     (line(url="/v1/embeddings"), "invalid_value", "url", "/v1/completions"),
     (line(url=["/v1/completions"]), "invalid_value", "url", "/v1/completions"),
     (line(method="GET"), "invalid_value", "method", "POST"),
     (line(body=None), "invalid_type", "body", "JSON object"),
     (line(body={"prompt": "p", "model": "gpt-4o"}), "model_not_found", "model", "stand-in"),
-    (line(body={"prompt": "p", "stream": True}), "invalid_value", "stream", "whole"),
+    (line(body={"prompt": "p", "stream": True}), "invalid_value", "stream", "not streamed"),
 ]
 
 

@@ -28,7 +28,7 @@ def requests(url: str, *bodies: dict[str, Any]) -> bytes:
 
 
 def test_each_endpoint_answers_as_it_does_itself(server: Any, tmp_path: Path) -> None:
-    app = http_app(server.model, principals(["night=key"]), kept=kept_in(tmp_path))
+    app = http_app(server.model, principals(["night=key"]), batches=kept_in(tmp_path))
     chat = CHAT | {"temperature": 0, "seed": 1, "model": MODEL}
     tools = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "tool_choice": "none"}
     with http_server(app) as url, client_of(url, "key") as client:
@@ -59,7 +59,7 @@ def test_each_endpoint_answers_as_it_does_itself(server: Any, tmp_path: Path) ->
 
 
 def test_clients_come_first(server: Any, tmp_path: Path) -> None:
-    app = http_app(server.model, kept=kept_in(tmp_path))
+    app = http_app(server.model, batches=kept_in(tmp_path))
     endless = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "n": 2}
     before = server.engine.stats().preemptions
     with http_server(app) as url, client_of(url) as client:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apps.llm.batches import records, runner, work
-from apps.llm.batches.records import Kept
+from apps.llm.batches.records import BatchStore
 from apps.llm.batches.runner import Runner
 from apps.llm.batches.storage import FILE, new_id
 from apps.serving.files import Lease
@@ -23,7 +23,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "SAVED_S", {True: (0.0, 0.1), False: (0.0, 0.1)})
 
 
-def begin(kept: Kept, *prompts: str, owner: str = "default", model: str = "stand-in", window_s: int = 3600) -> str:
+def begin(
+    kept: BatchStore, *prompts: str, owner: str = "default", model: str = "stand-in", window_s: int = 3600
+) -> str:
     id_, content = new_id(FILE), lines(*prompts)
     with kept.files.writing(owner, id_) as file:
         file.write(content)
@@ -39,15 +41,15 @@ async def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
         await asyncio.sleep(0.02)
 
 
-def completed(kept: Kept, id_: str) -> int:
+def completed(kept: BatchStore, id_: str) -> int:
     return kept.records.get("default", id_)["request_counts"]["completed"]
 
 
-def has_ended(kept: Kept, id_: str) -> bool:
+def has_ended(kept: BatchStore, id_: str) -> bool:
     return kept.records.get("default", id_)["status"] in ("completed", "failed", "expired", "cancelled")
 
 
-def output(kept: Kept, id_: str) -> list[bytes]:
+def output(kept: BatchStore, id_: str) -> list[bytes]:
     about = kept.records.get("default", id_)
     assert about["status"] == "completed", about
     return b"".join(kept.files.pieces("default", about["output_file_id"])).splitlines()
@@ -63,7 +65,7 @@ async def die(replica: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         await replica.__aexit__(None, None, None)  # type: ignore[attr-defined]
 
 
-async def life_and_death(kept: Kept, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+async def life_and_death(kept: BatchStore, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     first = StandIn(may_answer=asyncio.Semaphore(7))
     second = StandIn()
     dying = Runner(kept).running(first, first)
