@@ -126,7 +126,7 @@ def test_responses_are_relayed_and_not_kept(cell: Client) -> None:
         with pytest.raises(openai.NotFoundError, match="A cell keeps no responses"):
             call(answer.id)
     for field, value in (("store", True), ("previous_response_id", answer.id)):
-        with pytest.raises(openai.BadRequestError, match="keeps no responses") as refusal:
+        with pytest.raises(openai.BadRequestError, match="stores no responses") as refusal:
             client.responses.create(**asked, **{field: value})
         assert refusal.value.param == field
 

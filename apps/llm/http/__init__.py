@@ -1,4 +1,4 @@
-"""A language model's HTTP API: modules for each dialect (OpenAI, Anthropic, JetStream, Saxml), and the app of all.
+"""A language model's HTTP API: the application, and modules for each dialect (OpenAI, Anthropic, JetStream, Saxml).
 
-A dialect turns its own JSON into a request of `apps.llm.api` and knows nothing of the others. No JAX here.
+A dialect turns its own JSON into a request of `apps.llm.api` and does not import the other dialects. No JAX here.
 """

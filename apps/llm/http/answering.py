@@ -1,4 +1,4 @@
-"""One way of answering for all dialects: what the engine puts out goes to a writer, which knows a dialect's JSON."""
+"""Sends an engine's outputs to the client, for all dialects. A dialect's `Writer` turns them into its JSON."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -14,7 +14,7 @@ from apps.serving.ingress.bodies import EventStream
 
 
 class PromptsAlone:
-    """Prompts that nothing is to follow, `n` times each."""
+    """A source of empty answers, `n` for each prompt, for requests that only want the prompt back."""
 
     cached_tokens = 0
 
@@ -26,44 +26,44 @@ class PromptsAlone:
         yield [Output(i, "", (), finish_reason="length") for i in range(self._answers)]
 
     def abort(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is nothing to free."""
 
 
 Source = EngineStream | PromptsAlone
 
 
 class Writer(ABC):
-    """A request's answer in a dialect's own JSON: streamed by `events` and `last`, or whole by `take` and `whole`."""
+    """Writes an answer in a dialect's JSON: streamed, by `events` and `last`, or whole, by `take` and `whole`."""
 
     streamed_as = "text/event-stream"
     whole_as: ClassVar[type[JSONResponse]] = JSONResponse
 
     @abstractmethod
     def events(self, outputs: list[Output]) -> bytes:
-        """What a stream says of a step's news; b"" if there is nothing to see."""
+        """The stream's bytes for a step's outputs; b"" if there is nothing to send."""
 
     def last(self) -> bytes:
-        """How a stream ends; b"" if nothing is said."""
+        """The stream's last bytes; b"" for none."""
         return b""
 
     @abstractmethod
     def failed(self, error: Exception) -> bytes:
-        """How a stream ends that fails on its way."""
+        """The last bytes of a stream that fails midway."""
 
     @abstractmethod
     def take(self, outputs: list[Output]) -> Any:
-        """Notes a step's news."""
+        """Collects a step's outputs."""
 
     @abstractmethod
     def whole(self) -> Any:
-        """The answer's JSON, once all is noted."""
+        """The complete answer's JSON, after the last `take`."""
 
 
 async def answered(source: Source, writer: Writer, streamed: bool) -> Response:
-    """The answer. However it ends, also by a client that leaves, the source is aborted.
+    """The response. The source is aborted however the response ends, also when the client disconnects.
 
     Raises:
-        EngineError: it fails before anything of it was sent.
+        EngineError: the request failed before any byte was sent.
     """
     try:
         if streamed:
@@ -77,7 +77,7 @@ async def answered(source: Source, writer: Writer, streamed: bool) -> Response:
 
 
 async def _pieces(source: Source, writer: Writer) -> AsyncGenerator[bytes, None]:
-    """One piece of bytes for all that a step brings. Aborts what is unread when it is closed."""
+    """Yields one piece of bytes per step. Aborts the source when closed."""
     try:
         async for outputs in source.batches():
             if news := writer.events(outputs):
@@ -93,66 +93,66 @@ Event = dict[str, Any]
 
 
 class BlockWriter(Writer):
-    """An answer as a list of blocks of text, reasoning and calls: Anthropic's content, or OpenAI's items.
+    """Writes an answer as a list of blocks of text, reasoning and calls: Anthropic's content, or OpenAI's items.
 
     Args:
-        reader: None: the answer is text, and nothing else.
+        reader: splits the answer into reasoning, text and calls; None if it is only text.
     """
 
     def __init__(self, stream: EngineStream, reader: AnswerReader | None):
         self.stream, self.reader = stream, reader
         self.blocks: list[Block] = []
         self.open: type[SaidText | Reasoned | CallBegins] | None = None
-        """What the last block is, as long as it grows."""
+        """Kind of the open block, which is the last one; None if no block is open."""
         self.pieces: list[str] = []
-        """Text, reasoning or arguments of the block that is open."""
+        """Text, reasoning or arguments of the open block."""
         self.tokens = 0
 
     def read(self, text: str) -> list[ChatEvent]:
-        """What the model says with this text."""
+        """Parses the answer's next piece of text into events."""
         if self.reader is None:
             return [SaidText(text)] if text else []
         return self.reader.feed(text)
 
     def rest(self) -> list[ChatEvent]:
-        """What is left to say at the answer's end."""
+        """The events that the end of the answer completes."""
         return [] if self.reader is None else self.reader.finish()
 
-    def told(self, news: list[ChatEvent], ends: str = "completed") -> list[Event]:
-        """Notes what the model says; returns what a stream says of it. `ends`: the status of a call that ends."""
-        told: list[Event] = []
-        for event in news:
+    def add(self, chat_events: list[ChatEvent], call_status: str = "completed") -> list[Event]:
+        """Adds events to the blocks; returns the stream's events. `call_status`: the status of a call that ends."""
+        events: list[Event] = []
+        for event in chat_events:
             match event:
                 case SaidText(text) | Reasoned(text):
                     if self.open is not type(event):
-                        told += [*self.close(), *self.begin(event)]
-                    told.append(self.grow(text))
+                        events += [*self.close(), *self.begin(event)]
+                    events.append(self.grow(text))
                 case CallBegins():
-                    told += [*self.close(), *self.begin(event)]
+                    events += [*self.close(), *self.begin(event)]
                 case ArgumentsPiece(_, text):
-                    told.append(self.grow(text))
+                    events.append(self.grow(text))
                 case CallEnds():
-                    told += self.close(ends)
-        return told
+                    events += self.close(call_status)
+        return events
 
     def begin(self, event: SaidText | Reasoned | CallBegins) -> list[Event]:
-        """A block for what begins with the event."""
+        """Opens a block of the event's kind; returns the stream's events."""
         self.blocks.append(self.block(event))
         self.open, self.pieces = type(event), []
         return self.begun()
 
     def grow(self, text: str) -> Event:
-        """Of the block that is open."""
+        """Adds text to the open block; returns the stream's event."""
         self.pieces.append(text)
         return self.delta(text)
 
     def close(self, status: str = "completed") -> list[Event]:
-        """The end of the block that is open, if one is."""
+        """Closes the open block, if any; returns the stream's events."""
         if self.open is None:
             return []
-        told = self.ended("".join(self.pieces), status)
+        events = self.ended("".join(self.pieces), status)
         self.open = None
-        return told
+        return events
 
     @abstractmethod
     def block(self, event: SaidText | Reasoned | CallBegins) -> Block:
@@ -160,12 +160,12 @@ class BlockWriter(Writer):
 
     @abstractmethod
     def begun(self) -> list[Event]:
-        """What a stream says of a block that has begun."""
+        """The stream's events for the start of the last block."""
 
     @abstractmethod
     def delta(self, text: str) -> Event:
-        """What a stream says of more text in the open block."""
+        """The stream's event for more text in the open block."""
 
     @abstractmethod
     def ended(self, text: str, status: str) -> list[Event]:
-        """Puts all of its text into the open block; returns what a stream says of its end."""
+        """Stores the open block's complete text in it; returns the stream's events for its end."""

@@ -21,7 +21,7 @@ def anthropic_router(model: EngineModel) -> APIRouter:
 
     @router.post(PATHS, openapi_extra=json_body(MessagesBody), responses=STREAMED)
     async def messages(request: Request) -> Response:
-        """Anthropic's messages: the model's own chat template makes the prompt."""
+        """Anthropic's messages. The model's own chat template makes the prompt."""
         body = await parsed(MessagesBody, request, UNIONS)
         check_name(model, body.model)
         with refusing(NAMES):
@@ -34,7 +34,7 @@ def anthropic_router(model: EngineModel) -> APIRouter:
 
     @router.post(f"{PATHS}/count_tokens", openapi_extra=json_body(PromptBody))
     async def count_tokens(request: Request) -> Any:
-        """How many tokens the prompt of a message has."""
+        """The number of tokens in a message's prompt."""
         body = await parsed(PromptBody, request, UNIONS)
         check_name(model, body.model)
         with refusing(NAMES):

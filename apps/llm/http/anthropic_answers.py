@@ -1,4 +1,4 @@
-"""How Anthropic's messages are written, whole or as server-sent events."""
+"""Answers of Anthropic's messages API, as one JSON object or as server-sent events."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.openai_errors import of_stream
 
 PING_S = 10.0
-"""A stream that has nothing to show for so long says that it lives."""
+"""Silence on a stream after which it sends a ping."""
 
 
 DELTAS = {
@@ -25,15 +25,15 @@ DELTAS = {
     Reasoned: ("thinking_delta", "thinking"),
     CallBegins: ("input_json_delta", "partial_json"),
 }
-"""Type and field of an event that makes a block grow."""
+"""Type and text field of the delta for each kind of block."""
 
 
 class MessageWriter(BlockWriter):
     """One answer.
 
     Args:
-        reader: None: the answer is text, and nothing else.
-        context: tokens of prompt and answer together, at most.
+        reader: splits the answer into reasoning, text and calls; None if it is only text.
+        context: maximum tokens of prompt and answer together.
     """
 
     def __init__(self, model: str, stream: EngineStream, reader: AnswerReader | None, context: int):
@@ -65,14 +65,14 @@ class MessageWriter(BlockWriter):
         return head | {"content": list(self.blocks), **self._end, "usage": self._usage()}
 
     def take(self, outputs: list[Output]) -> list[Event]:
-        """Returns what a stream says of the news."""
+        """Collects a step's outputs; returns the stream's events."""
         last = outputs[-1]
         self.tokens += sum(len(output.token_ids) for output in outputs)
-        told = self.told(self.read("".join(output.text for output in outputs)))
+        events = self.add(self.read("".join(output.text for output in outputs)))
         if last.finish_reason is not None:
-            told += [*self.told(self.rest()), *self.close()]
+            events += [*self.add(self.rest()), *self.close()]
             self._end = self._why(last)
-        return told
+        return events
 
     def block(self, event: SaidText | Reasoned | CallBegins) -> Block:
         match event:
@@ -99,13 +99,13 @@ class MessageWriter(BlockWriter):
             block["text"] = text
         elif self.open is CallBegins:
             block["input"] = _object(text)
-        else:  # clients send back only what is signed; nothing here checks it
+        else:  # clients send back only signed thinking; this server does not check the signature
             block |= {"thinking": text, "signature": self.id}
             return [self._delta({"type": "signature_delta", "signature": self.id}), stop]
         return [stop]
 
     def _why(self, last: Output) -> dict[str, Any]:
-        """How the answer has ended."""
+        """`stop_reason` and `stop_sequence` of an ended answer."""
         reason, sequence = "end_turn", None
         if isinstance(last.stop_reason, str):
             reason, sequence = "stop_sequence", last.stop_reason
@@ -117,7 +117,7 @@ class MessageWriter(BlockWriter):
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _usage(self) -> dict[str, int]:
-        """As Anthropic counts: the prompt's tokens are those of the first three together."""
+        """Anthropic's usage: the first three fields add up to the prompt's tokens."""
         cached = self.stream.cached_tokens
         return {
             "input_tokens": self.stream.prompt_tokens - cached,
@@ -132,7 +132,7 @@ def _written(events: Sequence[dict[str, Any]]) -> bytes:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """A call's arguments; what there is of them where they are cut short, {} where the model wrote no JSON."""
+    """A call's arguments; the complete part if they are cut short, {} if they are not a JSON object."""
     try:
         value = from_json(arguments, allow_partial=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Bodies of Anthropic's messages. Types are strict; null means absent; fields that are not named here are ignored."""
+"""Bodies of Anthropic's messages API. Types are strict; null means absent; unknown fields are ignored."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,16 +16,16 @@ UNIONS = {
     "system": "system must be a string or a list of text blocks",
     "tool_choice": 'tool_choice must be {"type": "auto"}, any, none, or tool with a name',
 }
-"""What to say of a field that may be of several types, instead of one complaint for each."""
+"""Error for a field of several types, in place of one error per type."""
 NAMES = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "json_schema": "output_config.format.schema",
     "response_format": "output_config.format.schema",
 }
-"""Engine's field -> the client's, where they differ."""
+"""The engine's name of a field -> the client's, where they differ."""
 LONGEST_NAME = 128  # of a tool, Anthropic's limit
-NO_PICTURES = "this server's models read text: no images, no documents"
+NO_PICTURES = "this server's models read only text, not images or documents"
 
 
 class TextBlock(Body):
@@ -66,8 +66,8 @@ class ToolResultBlock(Body):
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
 
-    def said(self) -> str:
-        """The result as the model reads it."""
+    def as_text(self) -> str:
+        """The result as the model sees it."""
         content = self.content or ""
         text = content if isinstance(content, str) else PARAGRAPH.join(part.text for part in content)
         return f"Error: {text}" if self.is_error else text
@@ -87,7 +87,7 @@ Block = Annotated[
     ),
 ]
 Placed = tuple[str, TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock]
-"""A block, and where the client has it."""
+"""A block, and its path in the client's request."""
 
 
 class TurnBody(Body):
@@ -104,20 +104,20 @@ class TurnBody(Body):
 
 class OfferedTool(Body):
     type: str | None = None
-    """custom: what Anthropic runs on its own servers is not here."""
+    """Only `custom`: tools that Anthropic runs on its servers are not supported."""
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     """JSON schema of the input."""
     strict: bool | None = None
-    """Holds the input to the schema wherever the tool is called."""
+    """Enforces the schema whenever the model calls the tool."""
 
     @model_validator(mode="after")
     def _is_the_clients(self) -> "OfferedTool":
         if self.type not in (None, "custom"):
-            raise ValueError(f"type {self.type} is not known: this server runs no tools, it offers the client's own")
+            raise ValueError(f"type {self.type} is not supported: this server runs no tools; use type custom")
         if self.input_schema is None:
-            raise ValueError("input_schema is needed: the JSON schema of the tool's input")
+            raise ValueError("input_schema is required: the JSON schema of the tool's input")
         return self
 
 
@@ -129,7 +129,7 @@ class ToolChoiceBody(Body):
     @model_validator(mode="after")
     def _names_its_tool(self) -> "ToolChoiceBody":
         if self.type == "tool" and self.name is None:
-            raise ValueError("tool_choice.name is needed with type tool")
+            raise ValueError("tool_choice.name is required with type tool")
         return self
 
 
@@ -149,23 +149,23 @@ class OutputConfig(Body):
 
 
 class PromptBody(Body):
-    """What makes a prompt."""
+    """The fields that make up the prompt."""
 
     model: str
     messages: Annotated[list[TurnBody], Field(min_length=1)]
-    """Neighbours of one role are one turn; the last turn is the user's."""
+    """Consecutive messages of one role are one turn; the last turn must be the user's."""
     system: str | list[TextBlock] | None = None
     tools: list[OfferedTool] | None = None
-    """What the model may call."""
+    """Tools that the model may call."""
     tool_choice: ToolChoiceBody | None = None
-    """auto (the default), any, none, or the tool that must be called. Its input is held to its schema."""
+    """auto (the default), any, none, or the tool that must be called, whose input must follow its schema."""
     thinking: Thinking | None = None
-    """For chat templates that know it: `enable_thinking`, false where nothing is said. Others do as they do."""
+    """Sets the chat template's `enable_thinking`, false by default; templates without it are unaffected."""
     output_config: OutputConfig | None = None
     """`format`: the answer is JSON that follows the schema."""
 
     def request(self) -> ChatRequest:
-        """The chat. Raises RequestError where messages or tools do not fit each other."""
+        """The chat. Raises RequestError if messages and tools are inconsistent."""
         conversation = Conversation()
         if self.system:
             system = self.system if isinstance(self.system, str) else PARAGRAPH.join(b.text for b in self.system)
@@ -174,7 +174,7 @@ class PromptBody(Body):
         for role, turns in groupby(placed, key=lambda turn: turn[0]):
             _join(conversation, role, [block for _, blocks in turns for block in blocks])
         if placed[-1][0] == "assistant":
-            raise RequestError("messages", "messages must end with the user's: prefilled answers are not supported")
+            raise RequestError("messages", "messages must end with a user message: prefill is not supported")
         thinks = self.thinking is not None and self.thinking.type != "disabled"
         return ChatRequest(conversation.messages, self._tool_use(), thinking_fields(thinks))
 
@@ -194,16 +194,16 @@ class PromptBody(Body):
 
 
 class MessagesBody(PromptBody):
-    """Ranges are the engine's to check."""
+    """The engine checks the ranges."""
 
     max_tokens: int
-    """Longest answer. One that fills the context before ends there."""
+    """Maximum length of the answer in tokens; the context may end it earlier."""
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
     """0: greedy. Default: 1."""
     top_k: int | None = None
-    """Samples from the likeliest k tokens; 0: from all."""
+    """Samples from the k likeliest tokens; 0: from all."""
     top_p: float | None = None
 
     def params(self) -> SamplingParams:
@@ -218,7 +218,7 @@ class MessagesBody(PromptBody):
 
 
 def _join(conversation: Conversation, role: str, blocks: Sequence[Placed]) -> None:
-    """Adds a turn. Raises RequestError: a block that is not this role's, or a result that was not asked for."""
+    """Adds a turn. Raises RequestError for a block that the role may not have, or a result without its call."""
     texts, thoughts, calls, results = [], [], [], 0
     for field, block in blocks:
         match block:
@@ -229,12 +229,12 @@ def _join(conversation: Conversation, role: str, blocks: Sequence[Placed]) -> No
             case ThinkingBlock() if role == "assistant":
                 thoughts.append(block.thinking)
             case ToolResultBlock() if role == "user":
-                conversation.result(block.tool_use_id, block.said(), f"{field}.tool_use_id")
+                conversation.result(block.tool_use_id, block.as_text(), f"{field}.tool_use_id")
                 results += 1
             case RedactedThinkingBlock() if role == "assistant":
                 pass
             case _:
-                raise RequestError(field, f"{field}: a {block.type} block has no place in a message of the {role}")
+                raise RequestError(field, f"{field}: a {block.type} block is not allowed in a {role} message")
     text = PARAGRAPH.join(texts)
     if role == "assistant":
         conversation.answer(text, PARAGRAPH.join(thoughts), calls)

@@ -1,4 +1,4 @@
-"""Tells the engine whose a request is, for all dialects."""
+"""Identifies each request's caller to the engine, for all dialects."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class NamedCaller:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or CALLER.get() is not ANYONE:  # who asks from within has said so
+        if scope["type"] != "http" or CALLER.get() is not ANYONE:  # a request from inside the server has set it
             await self._app(scope, receive, send)
             return
         before = CALLER.set(caller_of(scope))
@@ -24,7 +24,7 @@ class NamedCaller:
 
 
 def caller_of(scope: dict[str, Any]) -> Caller:
-    """By the name of its key; a cell's front says for whom it asks; without a key by the address that it comes from."""
+    """The caller: the principal of the request's key, or the one that a cell's front relays, or else the IP address."""
     principal = scope.get(SCOPE_PRINCIPAL)
     if principal == RELAY:
         principal = dict(scope["headers"]).get(CALLER_HEADER.encode(), b"").decode("latin-1") or None

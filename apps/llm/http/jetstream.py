@@ -1,4 +1,4 @@
-"""The JetStream dialect: what the HTTP server beside JetStream on GKE answered, field for field.
+"""The JetStream dialect: the API of the HTTP server beside JetStream on GKE, field for field.
 
     curl --request POST --header "Content-type: application/json" -s localhost:8000/generate \\
         --data '{"prompt": "What are the top 5 programming languages", "max_tokens": 200}'
@@ -20,8 +20,8 @@ from apps.serving.ingress.openai_errors import of_stream, retry_after
 
 
 class JetStreamBody(BaseModel):
-    """JetStream's. Every field is optional. `server`, `port`, `session_cache` and `priority` are accepted and ignored:
-    the engine is in this server, and to it all of these requests are alike."""
+    """JetStream's request. Every field is optional. `server`, `port`, `session_cache` and `priority` are accepted and
+    ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -40,7 +40,7 @@ class Indented(JSONResponse):
 
 
 class JetStreamWriter(Writer):
-    """Streamed: JSON objects one after the other, one for what each step brings."""
+    """One answer. A stream is a sequence of JSON objects, one per step."""
 
     streamed_as, whole_as = "application/json", Indented
 
@@ -53,8 +53,8 @@ class JetStreamWriter(Writer):
     def failed(self, error: Exception) -> bytes:
         return self._piece(error=str(error) if isinstance(error, EngineError) else of_stream(error).message)
 
-    def _piece(self, **told: str) -> bytes:
-        return json.dumps({"id": self._name, "time_created": time.time(), **told}).encode()
+    def _piece(self, **fields: str) -> bytes:
+        return json.dumps({"id": self._name, "time_created": time.time(), **fields}).encode()
 
     def take(self, outputs: list[Output]) -> None:
         self._text += "".join(output.text for output in outputs)
@@ -64,7 +64,7 @@ class JetStreamWriter(Writer):
 
 
 def jetstream_router(model: EngineModel) -> APIRouter:
-    """The dialect's own routes; /generate it shares with Saxml: see `generate`."""
+    """The dialect's own routes. /generate is shared with Saxml; see `generate`."""
     router = APIRouter()
 
     @router.get("/")
@@ -74,7 +74,7 @@ def jetstream_router(model: EngineModel) -> APIRouter:
 
     @router.get("/healthcheck")
     async def healthcheck() -> Response:
-        """Whether the engine lives."""
+        """Whether the engine is running."""
         try:
             model.check()
         except EngineStopped as error:
@@ -85,10 +85,10 @@ def jetstream_router(model: EngineModel) -> APIRouter:
 
 
 async def generate(model: EngineModel, content: bytes) -> Response:
-    """POST /generate, a body of JetStream's. Greedy: its sampling was the server's affair, and greedy by default."""
+    """POST /generate with JetStream's body. Greedy: JetStream sets sampling on the server, with greedy the default."""
     try:
         body = JetStreamBody.model_validate_json(content or b"{}")
-        # JetStream ends an answer at the end of the context; it does not refuse to begin.
+        # JetStream truncates an answer at the end of the context instead of refusing a large max_tokens.
         params = SamplingParams(max_tokens=body.max_tokens, within_context=True, temperature=0.0)
         return await answered(await model.submit(params, body.prompt), JetStreamWriter(), body.stream)
     except ValidationError as error:

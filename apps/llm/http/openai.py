@@ -40,7 +40,7 @@ def openai_router(model: EngineModel) -> APIRouter:
 
     @router.post("/v1/chat/completions", openapi_extra=json_body(ChatBody), responses=STREAMED)
     async def chat_completions(request: Request) -> Response:
-        """OpenAI's chat completions: the model's own chat template makes the prompt."""
+        """OpenAI's chat completions. The model's own chat template makes the prompt."""
         body = await parsed(ChatBody, request, UNIONS)
         check_name(model, body.model)
         with refusing(body.names):
@@ -53,11 +53,11 @@ def openai_router(model: EngineModel) -> APIRouter:
 
     @router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingBody))
     async def embed(request: Request) -> Response:
-        """OpenAI's embeddings; the vectors are the model's hidden states, pooled, of length 1."""
+        """OpenAI's embeddings: the model's hidden states, pooled and normalized to length 1."""
         body = await parsed(EmbeddingBody, request, UNIONS)
         check_name(model, body.model)
         if body.dimensions not in (None, model.embedding_size):
-            message = f"dimensions must be {model.embedding_size}, this model's own: it cannot shorten its vectors"
+            message = f"dimensions must be {model.embedding_size}, this model's size: its vectors cannot be shortened"
             raise OpenAIError(400, message, "dimensions", "invalid_value")
         prompts = [await model.encode(p) if isinstance(p, str) else p for p in each(body.input)]
         with refusing({"prompt": "input"}):

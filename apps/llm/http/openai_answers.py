@@ -1,6 +1,6 @@
-"""How OpenAI's endpoints write their answers, whole or as server-sent events.
+"""Answers of OpenAI's endpoints, as one JSON object or as server-sent events.
 
-A streamed token costs one small JSON string: what stays the same in every event of a request is written once.
+The constant parts of a request's events are serialized once, so a streamed token costs one small JSON string.
 """
 
 import json
@@ -22,7 +22,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as_base64: bool) -> dict[str, Any]:
-    """/v1/embeddings. In base64: the bytes of little-endian float32, which is what the official client asks for."""
+    """The answer of /v1/embeddings. Base64, the official client's default, encodes little-endian float32."""
     data = [
         {
             "object": "embedding",
@@ -36,7 +36,7 @@ def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as
 
 
 class Choice:
-    """One answer of a request: what has come of it so far."""
+    """One of a request's answers, as generated so far."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class Choice:
         reader: AnswerReader | None = None,
         prompt: Sequence[PromptToken] = (),
     ):
-        self.index, self.echo, self.reader = index, echo, reader  # None: the answer is text, and nothing else
-        self.prompt = prompt  # empty: nobody asked how likely it is
+        self.index, self.echo, self.reader = index, echo, reader  # reader None: the answer is only text
+        self.prompt = prompt  # empty: the prompt's log probabilities were not requested
         self.texts: list[str] = [echo] if echo else []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
-        self.started = False  # its first event is written
+        self.started = False  # whether its first event is written
         self.offset = len(echo)  # characters before the next token, for legacy logprobs
 
     def take(self, output: Output) -> None:
-        """Note an output of a whole (not streamed) answer."""
+        """Adds an output to an answer that is not streamed."""
         self.texts.append(output.text)
         self.logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
@@ -63,7 +63,7 @@ class Choice:
 
 
 class PromptCounts(NamedTuple):
-    """Tokens of a request's prompts."""
+    """Token counts of a request's prompts."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -76,7 +76,7 @@ def choices(
     reader: Callable[[], AnswerReader | None] = lambda: None,
     read: Sequence[Sequence[PromptToken]] = (),
 ) -> list[Choice]:
-    """Those of a request: `n` for each prompt, whose text is before the answer if there are `echoes`."""
+    """A request's choices: `n` for each prompt. `echoes`: the prompts' texts, if the answers repeat them."""
     return [
         Choice(i, echoes[i // n] if echoes else "", reader(), read[i // n] if read else ()) for i in range(prompts * n)
     ]
@@ -135,7 +135,7 @@ class CompletionWriter(Writer):
         return of_stream(error).event() + DONE
 
     def begin(self, choice: Choice) -> str:
-        """What a choice's first event needs before it."""
+        """The event, if any, before a choice's first one."""
         if not self._echoes_logprobs(choice):
             return self._text_event(choice, choice.echo, (), None, None) if choice.echo else ""
         text, written = json.dumps(choice.echo), json.dumps(prompt_scores(choice.prompt, choice.echo))
@@ -143,7 +143,7 @@ class CompletionWriter(Writer):
         return f"{self._event}{{{event}}}{self._end}"
 
     def news(self, choice: Choice, outputs: Sequence[Output]) -> str:
-        """The server-sent event of a choice's news, "" if there is nothing to see yet."""
+        """The server-sent events for a choice's new outputs; "" if there is nothing to show yet."""
         if len(outputs) == 1:
             text, logprobs, last = outputs[0].text, outputs[0].logprobs, outputs[0]
         else:
@@ -210,7 +210,7 @@ class CompletionWriter(Writer):
         return {"text": "".join(choice.texts)}
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The legacy form: parallel lists, with each token's place in the text."""
+        """The legacy format: parallel lists, with each token's offset in the text."""
         offsets = []
         for entry in logprobs:
             offsets.append(choice.offset)
@@ -226,9 +226,9 @@ class CompletionWriter(Writer):
 
 
 def prompt_scores(prompt: Sequence[PromptToken], text: str) -> dict[str, list[Any]]:
-    """The legacy form of an echoed prompt's log probabilities; null for the first token, which nothing precedes.
+    """The legacy format of an echoed prompt's log probabilities; null for the first token.
 
-    Of several tokens with the same text (halves of characters) the likeliest one's is told.
+    Of several tokens with the same text (parts of characters), only the likeliest is listed.
     """
     offsets, offset = [], 0
     for token in prompt:
@@ -247,16 +247,16 @@ def prompt_scores(prompt: Sequence[PromptToken], text: str) -> dict[str, list[An
 
 
 def prompt_logprobs(prompt: Sequence[PromptToken], count: int) -> list[dict[str, Any] | None]:
-    """vLLM's form: for each token but the first a map from token id to its log probability, rank and text."""
-    told: list[dict[str, Any] | None] = []
+    """vLLM's format: null for the first token, then for each a map from token id to log probability, rank and text."""
+    entries: list[dict[str, Any] | None] = []
     for token in prompt:
         if (score := token.score) is None:
-            told.append(None)
+            entries.append(None)
             continue
         likeliest = {"logprob": score.likeliest_logprob, "rank": 1, "decoded_token": token.likeliest_text}
         own = {"logprob": score.logprob, "rank": score.rank, "decoded_token": token.text}
-        told.append(({str(score.likeliest): likeliest} if count else {}) | {str(token.token_id): own})
-    return told
+        entries.append(({str(score.likeliest): likeliest} if count else {}) | {str(token.token_id): own})
+    return entries
 
 
 class ChatWriter(CompletionWriter):
@@ -294,7 +294,7 @@ class ChatWriter(CompletionWriter):
     def message(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
         if choice.reader is not None:
-            message |= _told(choice.reader.feed(message["content"]) + choice.reader.finish())
+            message |= _message_fields(choice.reader.feed(message["content"]) + choice.reader.finish())
         return {"message": message}
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class ChatWriter(CompletionWriter):
 
 
 def _delta(event: ChatEvent) -> dict[str, Any] | None:
-    """What a chunk says of an event."""
+    """A chunk's delta for an event; None if it needs none."""
     match event:
         case SaidText(text):
             return {"content": text}
@@ -324,8 +324,8 @@ def _delta(event: ChatEvent) -> dict[str, Any] | None:
             return None
 
 
-def _told(events: Sequence[ChatEvent]) -> dict[str, Any]:
-    """What a message says of all events of an answer."""
+def _message_fields(events: Sequence[ChatEvent]) -> dict[str, Any]:
+    """A message's fields for all events of an answer."""
     content = "".join(event.text for event in events if isinstance(event, SaidText))
     reasoning = "".join(event.text for event in events if isinstance(event, Reasoned))
     calls: list[dict[str, Any]] = []
@@ -334,10 +334,10 @@ def _told(events: Sequence[ChatEvent]) -> dict[str, Any]:
             calls.append({"id": _call_id(), "type": "function", "function": {"name": event.name, "arguments": ""}})
         elif isinstance(event, ArgumentsPiece):
             calls[event.index]["function"]["arguments"] += event.text
-    told: dict[str, Any] = {"content": None if calls and not content else content}
+    fields: dict[str, Any] = {"content": None if calls and not content else content}
     if reasoning:
-        told["reasoning_content"] = reasoning
-    return told | ({"tool_calls": calls} if calls else {})
+        fields["reasoning_content"] = reasoning
+    return fields | ({"tool_calls": calls} if calls else {})
 
 
 def _finish_reason(choice: Choice, reason: str | None) -> str | None:
@@ -350,5 +350,5 @@ def _call_id() -> str:
 
 
 def _chat_token(text: str, logprob: float) -> dict[str, Any]:
-    # A token that is half a character has no text of its own, and its bytes cannot be told from it.
+    # A token that is part of a character decodes to U+FFFD, from which its bytes cannot be recovered.
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

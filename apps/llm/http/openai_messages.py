@@ -32,17 +32,17 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     reasoning_content: str | None = None
-    """Of the assistant: what it thought; the chat template decides how much of it the model sees again."""
+    """The assistant's reasoning; the chat template decides how much of it the model sees again."""
     tool_calls: list[MessageCall] | None = None
     tool_call_id: str | None = None
-    """Of a tool's result: the call that it answers."""
+    """Of a tool message: the id of the call that it answers."""
 
     def text(self) -> str:
         content = self.content or ""
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
     def join(self, conversation: Conversation, field: str) -> None:
-        """Adds the message. Raises RequestError, naming what of `field`, its place, is wrong."""
+        """Adds the message, which is at `field` of the request. Raises RequestError, which names the bad field."""
         if self.role == "assistant":
             calls = [
                 PastCall(
@@ -54,7 +54,7 @@ class Message(Body):
         elif self.role == "tool":
             place = f"{field}.tool_call_id"
             if self.tool_call_id is None:
-                raise RequestError(place, f"{place} is needed: the id of the call that this is the result of")
+                raise RequestError(place, f"{place} is required: the id of the call that this message answers")
             conversation.result(self.tool_call_id, self.text(), place)
         else:  # OpenAI's newer name for the system role; chat templates know the old one
             conversation.say("system" if self.role == "developer" else self.role, self.text())
@@ -66,7 +66,7 @@ class FunctionBody(Body):
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
-    """Holds the arguments to the schema wherever the tool is called."""
+    """Enforces the schema whenever the model calls the tool."""
 
 
 class ToolBody(Body):
@@ -87,7 +87,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def tool_use(tools: list[ToolBody], choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
-    """Raises RequestError: a choice among no tools."""
+    """The tools and how to choose among them. Raises RequestError for a choice without tools."""
     if not tools and choice not in (None, "none"):
         raise RequestError("tool_choice", "tool_choice may only be given with tools")
     offered = [

@@ -1,6 +1,6 @@
-"""Bodies of OpenAI's completions, chat completions and embeddings, with vLLM's further sampling fields.
+"""Bodies of OpenAI's completions, chat completions and embeddings, with vLLM's additional sampling fields.
 
-Types are strict, as OpenAI's are ("0.5" is no number); null means absent; fields that are not named here are ignored.
+Types are strict, as OpenAI's are ("0.5" is not a number); null means absent; unknown fields are ignored.
 """
 
 from typing import Annotated, Any, Literal, cast
@@ -13,12 +13,12 @@ from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_us
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError
 
-COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat goes on as far as the context allows
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat's answer may fill the context
 MAX_PROMPTS = 256
 MAX_INPUTS = 2048  # OpenAI's limit for embeddings
 
 Texts = str | list[int] | list[str] | list[list[int]]
-"""One text or several, each written out or as token ids."""
+"""One text or several, each a string or token ids."""
 
 
 UNIONS = {
@@ -27,11 +27,11 @@ UNIONS = {
     "stop": "stop must be a string or a list of strings",
     "tool_choice": 'tool_choice must be none, auto, required or {"type": "function", "function": {"name": ...}}',
 }
-"""What to say of a field that may be of several types, instead of one complaint for each."""
+"""Error for a field of several types, in place of one error per type."""
 
 
 def each(texts: Texts) -> list[str | list[int]]:
-    """One entry for each text."""
+    """The texts as a list, also if there is only one."""
     one = isinstance(texts, str) or not texts or isinstance(texts[0], int)
     return cast(list[str | list[int]], [texts] if one else texts)
 
@@ -52,7 +52,7 @@ class ResponseFormat(Body):
     @model_validator(mode="after")
     def _has_schema(self) -> "ResponseFormat":
         if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema is needed with type json_schema")
+            raise ValueError("json_schema is required with type json_schema")
         return self
 
     def constraint(self) -> dict[str, Any] | None:
@@ -63,42 +63,42 @@ class ResponseFormat(Body):
 
 
 class SamplingBody(Body):
-    """The fields that both endpoints have. Ranges are the engine's to check."""
+    """The fields that both endpoints have. The engine checks the ranges."""
 
     model: str | None = None
-    """The served model's name, or nothing. In a cell: needed where more than one is published."""
+    """The served model's name. Optional, except in a cell with several published models."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     """Structured output: a JSON object, or one that follows a JSON schema."""
     stop: str | list[str] | None = None
-    # From here on named as in SamplingParams:
+    # The fields below are named as in SamplingParams:
     max_tokens: int | None = None
-    """Longest answer. Default: 16 for completions, as far as the context allows for chats."""
+    """Maximum length of the answer. Default: 16 for completions; for chats, what the context allows."""
     min_tokens: int | None = None
-    """No end of the answer before so many tokens."""
+    """Minimum length of the answer."""
     temperature: float | None = None
     """0: greedy. Default: 1."""
     top_k: int | None = None
-    """Samples from the likeliest k tokens; 0: from all."""
+    """Samples from the k likeliest tokens; 0: from all."""
     top_p: float | None = None
     min_p: float | None = None
-    """Leaves out tokens less likely than this share of the likeliest one."""
+    """Excludes tokens less likely than this fraction of the likeliest token's probability."""
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    """On tokens of prompt and answer; 1: none."""
+    """Applies to the tokens of prompt and answer; 1: no penalty."""
     logit_bias: dict[int, float] | None = None
-    """Token id: what is added to its logit."""
+    """Token id -> value to add to its logit."""
     n: int | None = None
-    """Answers to each prompt."""
+    """Number of answers to each prompt."""
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    """Goes on after the model's end of sequence."""
+    """Continues after the model's end-of-sequence token."""
     include_stop_str_in_output: bool | None = None
     priority: int | None = None
-    """vLLM's: of a caller's waiting requests the lowest goes first, of equals the one that came first. Default: 0."""
+    """vLLM's: orders a caller's waiting requests, lowest first, then first come, first served. Default: 0."""
 
     @field_validator("stream_options")
     @classmethod
@@ -112,7 +112,7 @@ class SamplingBody(Body):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def sampling(self, **values: Any) -> SamplingParams:
-        """The engine's parameters; `values` are what the endpoints word each in its own way."""
+        """The engine's parameters. `values`: those whose fields differ between the endpoints."""
         for field in SAME_NAME:
             if (value := getattr(self, field)) is not None:
                 values.setdefault(field, value)
@@ -133,12 +133,12 @@ SAME_NAME = tuple(
 class CompletionBody(SamplingBody):
     prompt: Texts
     logprobs: int | None = None
-    """The chosen tokens' log probabilities, and those of so many likeliest ones."""
+    """Returns log probabilities of the chosen tokens and of this many likeliest ones."""
     echo: bool | None = None
-    """The prompt before the answer; with `logprobs` its tokens' log probabilities too, and at each place the likeliest
-    token's. With `max_tokens` 0 there is nothing else."""
+    """Repeats the prompt before the answer; with `logprobs`, also with the log probabilities of its tokens and of the
+    likeliest token at each position. `max_tokens` 0 returns only the prompt."""
     prompt_logprobs: int | None = None
-    """vLLM's: 0 for the log probabilities of the prompt's tokens, 1 for the likeliest token's too."""
+    """vLLM's: 0 for the log probabilities of the prompt's tokens, 1 for those of the likeliest tokens too."""
     suffix: str | None = None
     """Not supported."""
     best_of: int | None = None
@@ -148,14 +148,14 @@ class CompletionBody(SamplingBody):
     @classmethod
     def _some_prompts(cls, value: Any) -> Any:
         if len(each(value)) > MAX_PROMPTS:
-            raise ValueError(f"at most {MAX_PROMPTS} prompts in a request")
+            raise ValueError(f"a request may have at most {MAX_PROMPTS} prompts")
         return value
 
     @field_validator("echo", "suffix", "best_of")
     @classmethod
     def _offered(cls, value: Any, info: ValidationInfo) -> Any:
         if info.field_name == "suffix" and value:
-            raise ValueError("suffix is not supported: this server continues a text, it does not insert into it")
+            raise ValueError("suffix is not supported: this server continues a text but does not insert into it")
         if info.field_name == "best_of" and value not in (None, info.data.get("n") or 1):
             raise ValueError("best_of is not supported: ask for n answers and choose")
         return value
@@ -164,30 +164,30 @@ class CompletionBody(SamplingBody):
     @classmethod
     def _known(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value not in (None, 0, 1):
-            raise ValueError("must be 0 or 1: of a prompt's places only the likeliest token is known")
+            raise ValueError("must be 0 or 1: only the likeliest token is known at each position of a prompt")
         if value is not None and info.data.get("stream"):
-            raise ValueError("prompt_logprobs is not part of a stream: ask with stream: false")
+            raise ValueError("prompt_logprobs cannot be streamed: use stream: false")
         return value
 
     @model_validator(mode="after")
     def _one_answer(self) -> "CompletionBody":
         if self.reads_prompt and (self.n or 1) > 1:
-            raise OpenAIError(400, "n must be 1 where the prompt's log probabilities are wanted", "n", "invalid_value")
+            raise OpenAIError(400, "n must be 1 with the prompt's log probabilities", "n", "invalid_value")
         return self
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether the prompt's own log probabilities are wanted."""
+        """Whether the prompt's log probabilities are requested."""
         return self.prompt_logprobs is not None or bool(self.echo and self.logprobs is not None)
 
     @property
     def only_prompt(self) -> bool:
-        """Whether no answer is wanted."""
+        """Whether only the prompt is requested, without an answer."""
         return self.max_tokens == 0 and bool(self.echo or self.reads_prompt)
 
     @property
     def names(self) -> dict[str, str]:
-        """Engine's field -> the client's, where they differ."""
+        """The engine's name of a field -> the client's, where they differ."""
         return {"json_schema": "response_format", "tokens": "prompt"}
 
     def params(self) -> SamplingParams:
@@ -206,13 +206,13 @@ class ChatBody(SamplingBody):
     tools: list[ToolBody] | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """none, auto (the default), required, or the tool that must be called. Its arguments are held to its schema."""
+    """none, auto (the default), required, or the tool that must be called, whose arguments must follow its schema."""
     parallel_tool_calls: bool | None = None
     """false: at most one call in an answer."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """For chat templates that know it; `none` is also `enable_thinking: false` for them, the others are `true`."""
+    """Passed to the chat template, with `enable_thinking`: false for `none`, else true."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Not OpenAI's: further variables of the chat template, such as `enable_thinking`."""
+    """Extension: more variables for the chat template, such as `enable_thinking`."""
 
     @field_validator("top_logprobs")
     @classmethod
@@ -223,12 +223,12 @@ class ChatBody(SamplingBody):
 
     @property
     def names(self) -> dict[str, str]:
-        """Engine's field -> the client's, where they differ."""
+        """The engine's name of a field -> the client's, where they differ."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"json_schema": "response_format", "prompt": "messages", "logprobs": "top_logprobs", "max_tokens": limit}
 
     def request(self) -> ChatRequest:
-        """The chat. Raises RequestError where messages or tools do not fit each other."""
+        """The chat. Raises RequestError if messages and tools are inconsistent."""
         conversation = Conversation()
         for i, message in enumerate(self.messages):
             message.join(conversation, f"messages[{i}]")
@@ -247,13 +247,13 @@ class EmbeddingBody(Body):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    """The model's own, or nothing."""
+    """Must be the model's own size, if given."""
     pooling: Literal["mean", "last"] | None = None
-    """Not OpenAI's: which tokens' hidden states make the vector. Default: mean."""
+    """Extension: the tokens whose hidden states make the vector. Default: mean."""
 
     @field_validator("input")
     @classmethod
     def _some_inputs(cls, value: Texts) -> Texts:
         if len(each(value)) > MAX_INPUTS:
-            raise ValueError(f"at most {MAX_INPUTS} inputs in a request")
+            raise ValueError(f"a request may have at most {MAX_INPUTS} inputs")
         return value

@@ -1,10 +1,10 @@
-"""The Saxml dialect: what the HTTP proxy before Saxml's model servers answered, and their score.
+"""The Saxml dialect: the API of the HTTP proxy in front of Saxml's model servers, and their `score`.
 
     curl --request POST --header "Content-type: application/json" -s localhost:8000/generate \\
         --data '{"model": "podslice-demo", "query": "How many days are in a week?"}'
 
-The proxy's two generations answered `generate` differently, and so does this: with `extra_inputs`, which only the
-second knew, the bare list; without, the first one's object. Errors have both generations' keys.
+The proxy's two versions answer `generate` differently. A request with `extra_inputs`, which only the second has, gets
+the second's bare list; any other gets the first's object. Errors have the keys of both.
 """
 
 import json
@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ExtraInputs(BaseModel):
-    """Saxml's names and defaults. Numbers may come as floats: saxutil knows no others."""
+    """Saxml's names and defaults. Integers may come as floats, as saxutil sends them."""
 
     temperature: float = 0.5
     per_example_max_decode_steps: int = Field(128, ge=1)
@@ -39,19 +39,19 @@ class ExtraInputs(BaseModel):
     def _known(cls, value: Any) -> Any:
         unknown = sorted(map(str, value.keys() - cls.model_fields.keys())) if isinstance(value, dict) else []
         if unknown:
-            raise ValueError(f"there is no {', '.join(unknown)}; allowed are {', '.join(cls.model_fields)}")
+            raise ValueError(f"unknown: {', '.join(unknown)}; allowed are {', '.join(cls.model_fields)}")
         return value
 
 
 class SaxmlBody(BaseModel):
-    """Saxml's."""
+    """Saxml's request."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
     query: str
     extra_inputs: ExtraInputs | None = None
-    stream: bool = False  # not the proxy's: what Saxml's own clients have as GenerateStream
+    stream: bool = False  # not in the proxy's API: Saxml's own clients call it GenerateStream
 
 
 class ScoreBody(BaseModel):
@@ -63,10 +63,10 @@ class ScoreBody(BaseModel):
 
 
 class SaxmlWriter(Writer):
-    """Streamed: server-sent events, one for each step: [[what is new of the text, the score so far]].
+    """One answer. A stream is server-sent events, one per step: [[new text, score so far]].
 
     Args:
-        bare: whole, the bare list.
+        bare: whether an answer that is not streamed is the bare list.
     """
 
     whole_as = SaxmlJSON
@@ -85,7 +85,7 @@ class SaxmlWriter(Writer):
         return f"data: {json.dumps(failure(of_stream(error).message))}\n\n".encode() + DONE
 
     def take(self, outputs: list[Output]) -> str:
-        """Returns the new text."""
+        """Collects a step's outputs; returns the new text."""
         text = "".join(output.text for output in outputs)
         self._text += text
         self._score += sum(entry.logprob for output in outputs for entry in output.logprobs)
@@ -97,7 +97,7 @@ class SaxmlWriter(Writer):
 
 
 def is_saxml(body: bytes) -> bool:
-    """Whether a body of POST /generate is Saxml's: no other dialect has a `query` or `extra_inputs`."""
+    """Whether a body of POST /generate is Saxml's: only Saxml has `query` and `extra_inputs`."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
@@ -106,15 +106,14 @@ def is_saxml(body: bytes) -> bool:
 
 
 def saxml_router(model: EngineModel) -> APIRouter:
-    """The dialect's own routes; /generate it shares with JetStream: see `generate`."""
+    """The dialect's own routes. /generate is shared with JetStream; see `generate`."""
     router = APIRouter()
 
     @router.post("/score", openapi_extra=json_body(ScoreBody))
     async def score(request: Request) -> Response:
-        """Saxml's lm.score: how likely each suffix is after the prefix, as the sum of its tokens' log probabilities.
+        """Saxml's lm.score: the log probability of each suffix after the prefix, summed over the suffix's tokens.
 
-        The prefix is tokenized as a prompt is, each suffix by itself and without special tokens: no token spans the
-        two.
+        The prefix is tokenized like a prompt; each suffix separately, without special tokens, so no token spans both.
         """
         try:
             body = ScoreBody.model_validate_json(await read_body(request))
@@ -131,13 +130,13 @@ def saxml_router(model: EngineModel) -> APIRouter:
 
 
 async def generate(model: EngineModel, content: bytes) -> Response:
-    """POST /generate with a body of Saxml's. A text's score is the sum of its tokens' log probabilities."""
+    """POST /generate with Saxml's body. A text's score is the sum of its tokens' log probabilities."""
     try:
         body = SaxmlBody.model_validate_json(content)
         check_name(model, body.model)
         extra = body.extra_inputs or ExtraInputs()
         params = SamplingParams(
-            # Saxml ends an answer where the model's room ends; it does not refuse to begin.
+            # Saxml truncates an answer at the end of the context instead of refusing a large limit.
             max_tokens=extra.per_example_max_decode_steps,
             within_context=True,
             temperature=extra.temperature,
@@ -152,7 +151,7 @@ async def generate(model: EngineModel, content: bytes) -> Response:
 
 
 def refusal(error: Exception) -> Response:
-    """Any error that a dialect may meet, in both of Saxml's forms at once; the status is the one of OpenAI's form."""
+    """The response for any error, with the keys of both of Saxml's formats and the status of OpenAI's."""
     if not isinstance(error, OpenAIError):
         error = from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error)
     return failed(error.message, error.status, error.retry_after_s)

@@ -1,4 +1,4 @@
-"""What vLLM's server has beside OpenAI's endpoints: /tokenize, /detokenize and /v1/rerank."""
+"""vLLM's endpoints beside OpenAI's: /tokenize, /detokenize and /v1/rerank."""
 
 import uuid
 from typing import Annotated, Any
@@ -22,24 +22,24 @@ UNIONS = {"documents": 'documents must be a list of strings or of {"text": strin
 
 class TokenizeBody(Body):
     model: str | None = None
-    """The served model's name, or nothing. In a cell: needed where more than one is published."""
+    """The served model's name. Optional, except in a cell with several published models."""
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    """A chat instead of a prompt, as `/v1/chat/completions` would give it to the model."""
+    """A chat instead of a prompt, tokenized as `/v1/chat/completions` would."""
     tools: list[ToolBody] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
-    """Of a prompt: the special tokens round it. Default: true. A chat template writes its own."""
+    """Whether a prompt gets its special tokens. Default: true. A chat template adds its own."""
     add_generation_prompt: bool | None = None
-    """Of a chat: always true."""
+    """Always true for a chat."""
     return_token_strs: bool | None = None
-    """The tokens as the vocabulary writes them, too."""
+    """Whether to return the tokens' strings in the vocabulary too."""
 
     @field_validator("add_generation_prompt")
     @classmethod
     def _always(cls, value: bool | None) -> bool | None:
         if value is False:
-            raise ValueError("must be true: a chat's tokens are those that its answer follows")
+            raise ValueError("must be true: a chat is tokenized as the prompt for its answer")
         return value
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    """The served model's name, or nothing. In a cell: needed where more than one is published."""
+    """The served model's name. Optional, except in a cell with several published models."""
     tokens: list[int]
 
 
@@ -64,27 +64,27 @@ class Document(Body):
 
 class RerankBody(Body):
     model: str | None = None
-    """The served model's name, or nothing. In a cell: needed where more than one is published."""
+    """The served model's name. Optional, except in a cell with several published models."""
     query: str
     documents: Annotated[list[str] | list[Document], Field(min_length=1, max_length=MAX_INPUTS - 1)]
     top_n: Annotated[int, Field(ge=0)] | None = None
-    """How many results. Default, and 0: all."""
+    """Number of results. Default, and 0: all."""
     return_documents: bool | None = None
     """Default: true."""
     pooling: Pool | None = None
-    """Not vLLM's: which tokens' hidden states make the vectors. Default: mean."""
+    """Extension: the tokens whose hidden states make the vectors. Default: mean."""
 
     def texts(self) -> list[str]:
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
 def vllm_router(model: EngineModel) -> APIRouter:
-    """The routes over this model."""
+    """The dialect's routes over this model."""
     router = APIRouter()
 
     @router.post("/tokenize", openapi_extra=json_body(TokenizeBody))
     async def tokenize(request: Request) -> Response:
-        """Token ids of a prompt or a chat, as vLLM answers."""
+        """Token ids of a prompt or a chat, in vLLM's format."""
         body = await parsed(TokenizeBody, request)
         check_name(model, body.model)
         if body.prompt is not None:
@@ -100,7 +100,7 @@ def vllm_router(model: EngineModel) -> APIRouter:
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
-        """The text of token ids, special tokens included, as vLLM answers."""
+        """The text of token ids, special tokens included, in vLLM's format."""
         body = await parsed(DetokenizeBody, request)
         check_name(model, body.model)
         with refusing():
@@ -109,9 +109,9 @@ def vllm_router(model: EngineModel) -> APIRouter:
 
     @router.post("/v1/rerank", openapi_extra=json_body(RerankBody))
     async def rerank(request: Request) -> Response:
-        """Documents in the order of their relevance to a query: the cosine of the model's embeddings, -1 to 1.
+        """Sorts documents by relevance to a query: the cosine similarity of the model's embeddings, -1 to 1.
 
-        The form is Cohere's, Jina's and vLLM's.
+        The format is that of Cohere, Jina and vLLM.
         """
         body = await parsed(RerankBody, request, UNIONS)
         check_name(model, body.model)
@@ -127,7 +127,7 @@ def vllm_router(model: EngineModel) -> APIRouter:
                 raise OpenAIError(400, message, _place(i), "context_length_exceeded")
         with refusing({"prompt": "documents"}):
             query, *vectors = await model.embed(prompts, body.pooling or "mean")
-        scores = np.stack(vectors) @ query  # of length 1: their product is the cosine
+        scores = np.stack(vectors) @ query  # of length 1, so this is the cosine
         best = np.argsort(-scores, kind="stable")[: body.top_n or None]
         results = [{"index": i, "relevance_score": float(scores[i])} for i in best.tolist()]
         if body.return_documents is not False:
@@ -146,5 +146,5 @@ def vllm_router(model: EngineModel) -> APIRouter:
 
 
 def _place(index: int) -> str:
-    """Of a text of a rerank request."""
+    """The field of a rerank request's text: the query, then the documents."""
     return f"documents[{index - 1}]" if index else "query"

@@ -164,7 +164,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]},
             "messages[0].content[0].tool_use_id",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "images, no documents"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "not images or documents"),
         (
             {
                 "messages": [

@@ -75,7 +75,7 @@ def test_jetstreams_body_is_still_jetstreams(llm_url):
         (
             {"query": QUERY, "extra_inputs": {"top_k": 3}},
             400,
-            "there is no top_k; allowed are temperature, per_example",
+            "unknown: top_k; allowed are temperature, per_example",
         ),
         ({"query": QUERY, "extra_inputs": {"per_example_max_decode_steps": 0}}, 400, "per_example_max_decode_steps"),
         ({"query": QUERY, "extra_inputs": {"temperature": -1}}, 400, "temperature must be between"),

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: /v1/responses. `routes` begins; `items` is what a conversation consists of."""
+"""OpenAI's Responses API: /v1/responses. Start with `routes`; `items` has the elements of a conversation."""

@@ -1,4 +1,4 @@
-"""How a response is written, whole or as server-sent events."""
+"""Answers of the Responses API, as one JSON object or as server-sent events."""
 
 import json
 import time
@@ -15,16 +15,16 @@ from apps.llm.http.responses.requests import NAMES
 from apps.serving.ingress.openai_errors import of_stream
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
-"""The one content part of an item of each type."""
+"""Item type -> type of its one content part."""
 
 
 class ResponseWriter(BlockWriter):
-    """One response, whose output is its blocks.
+    """One response; its output items are the blocks.
 
     Args:
-        about: what it says of its request.
-        reader: None: the answer is text, and nothing else.
-        keep: called when the response is whole, before the client knows: it may go on at once.
+        about: the fields that it repeats from its request.
+        reader: splits the answer into reasoning, text and calls; None if it is only text.
+        keep: called when the response is complete, before the client learns of it and may continue it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ResponseWriter(BlockWriter):
         self._keep = keep
         self._reasoning_tokens = 0
         self._end: dict[str, Any] = {"status": "in_progress", "error": None, "incomplete_details": None}
-        self._sent = 0  # events
+        self._sent = 0  # number of events
 
     # -- streamed -----------------------------------------------------------------------------------------------
 
@@ -54,10 +54,10 @@ class ResponseWriter(BlockWriter):
         return self._written([self._state(self._end["status"])])
 
     def failed(self, error: Exception) -> bytes:
-        told = self.close("incomplete")
+        events = self.close("incomplete")
         message = of_stream(error, NAMES).message
         self._end |= {"status": "failed", "error": {"code": "server_error", "message": message}}
-        return self._written([*told, self._state("failed")])
+        return self._written([*events, self._state("failed")])
 
     def _state(self, state: str) -> Event:
         return {"type": f"response.{state}", "response": self.whole()}
@@ -76,26 +76,26 @@ class ResponseWriter(BlockWriter):
         return {**self._head, **self._end, "output": list(self.blocks), "usage": self._usage() if done else None}
 
     def take(self, outputs: list[Output]) -> list[Event]:
-        """Returns what a stream says of the news."""
-        told: list[Event] = []
+        """Collects a step's outputs; returns the stream's events."""
+        events: list[Event] = []
         for output in outputs:
             self.tokens += len(output.token_ids)
             news = self.read(output.text)
             if any(isinstance(event, Reasoned) for event in news):
                 self._reasoning_tokens = self.tokens  # reasoning comes first
-            told += self.told(news)
+            events += self.add(news)
             if output.finish_reason is not None:
-                told += self._finish("incomplete" if output.finish_reason == "length" else "completed")
-        return told
+                events += self._finish("incomplete" if output.finish_reason == "length" else "completed")
+        return events
 
     def _finish(self, status: str) -> list[Event]:
-        told = [*self.told(self.rest(), status), *self.close(status)]
-        if not self.blocks:  # the model's turn was empty, but it was one
-            told += [*self.begin(SaidText("")), *self.close(status)]
+        events = [*self.add(self.rest(), status), *self.close(status)]
+        if not self.blocks:  # an empty answer is still a message
+            events += [*self.begin(SaidText("")), *self.close(status)]
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         self._end |= {"status": status, "incomplete_details": details, "completed_at": int(time.time())}
         self._keep(self)
-        return told
+        return events
 
     # -- items --------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class ResponseWriter(BlockWriter):
         return [*done, {"type": "response.output_item.done", "output_index": len(self.blocks) - 1, "item": dict(item)}]
 
     def _of_item(self, event: str) -> Event:
-        """What events of the open item have in common."""
+        """The fields that all events of the open item share."""
         item, index = self.blocks[-1], len(self.blocks) - 1
         about: Event = {"type": f"response.{event}", "item_id": item["id"], "output_index": index}
         if item["type"] in PARTS:

@@ -1,4 +1,4 @@
-"""Items, of which the input and the output of a response consist: messages, reasoning, calls and their results."""
+"""The items of a response's input and output: messages, reasoning, calls and their results."""
 
 import uuid
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pydantic import Discriminator, Tag, TypeAdapter, field_validator
 from apps.llm.chat.conversation import PARAGRAPH, Conversation, PastCall
 from apps.serving.ingress.bodies import Body
 
-TEXT_ONLY = "this server's models read text: no images, files or audio"
+TEXT_ONLY = "this server's models read only text, not images, files or audio"
 
 
 class TextPart(Body):
@@ -44,7 +44,7 @@ class MessageItem(Body):
     content: Texts
 
     def kept(self) -> dict[str, Any]:
-        """With its content as a list."""
+        """The item as stored, with its content as a list."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         parts = [TextPart(type=kind, text=self.content)] if isinstance(self.content, str) else self.content
         about = {"id": self.id or new_id("msg"), "type": "message", "status": "completed", "role": self.role}
@@ -82,7 +82,7 @@ class ReasoningItem(Body):
         return self.model_dump() | {"id": self.id or new_id("rs"), "summary": self.model_dump()["summary"] or []}
 
     def thought(self) -> str:
-        """The reasoning itself, or what there is of it in a summary."""
+        """The reasoning, or else its summary."""
         return PARAGRAPH.join(part.text for part in self.content or self.summary or ())
 
 
@@ -104,7 +104,7 @@ Item = Annotated[
 ]
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 Placed = tuple[str, Item]
-"""An item, and where the client has it."""
+"""An item, and its path in the client's request."""
 
 
 def new_id(kind: str) -> str:
@@ -116,10 +116,10 @@ def placed(field: str, items: Sequence[Item]) -> list[Placed]:
 
 
 def conversation(items: Sequence[Placed]) -> Conversation:
-    """What a chat template is given. Neighbours of one role are one turn, their texts are paragraphs.
+    """The conversation for the chat template. Consecutive items of one role are one turn, with a paragraph for each.
 
     Raises:
-        RequestError: a result without its call, or a call whose arguments are no JSON object.
+        RequestError: a result has no call, or a call's arguments are not a JSON object.
     """
     talk = Conversation()
     for role, turn in groupby(items, key=lambda each: _role(each[1])):
@@ -146,7 +146,7 @@ def conversation(items: Sequence[Placed]) -> Conversation:
 
 
 def _role(item: Item) -> str:
-    """Whose turn an item is part of, as chat templates name it."""
+    """The role of the turn that an item belongs to, as chat templates name it."""
     if isinstance(item, ResultItem):
         return "tool"
     if isinstance(item, MessageItem) and item.role != "assistant":

@@ -1,4 +1,4 @@
-"""The body of /v1/responses. Types are strict; null means absent; fields that are not named here are ignored."""
+"""The body of /v1/responses. Types are strict; null means absent; unknown fields are ignored."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from apps.serving.ingress.bodies import Body, Metadata
 UNIONS = {
     "tool_choice": 'tool_choice must be none, auto, required, {"type": "function", "name": ...} or allowed_tools',
 }
-"""What to say of a field that may be of several types, instead of one complaint for each."""
+"""Error for a field of several types, in place of one error per type."""
 NAMES = {
     "prompt": "input",
     "messages": "input",
@@ -23,12 +23,12 @@ NAMES = {
     "response_format": "text.format.schema",
     "max_tokens": "max_output_tokens",
 }
-"""Engine's field -> the client's, where they differ."""
+"""The engine's name of a field -> the client's, where they differ."""
 LOGPROBS = "message.output_text.logprobs"
 
 
 def _json(value: Any) -> Any:
-    """A value of any type, which the answer repeats. Raises ValueError where that would be no JSON."""
+    """Checks a value that the answer repeats. Raises ValueError if JSON cannot represent it."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError as error:
@@ -46,13 +46,13 @@ class FunctionTool(Body):
     parameters: Schema | None = None
     """JSON schema of the arguments."""
     strict: bool | None = None
-    """Holds the arguments to the schema wherever the tool is called."""
+    """Enforces the schema whenever the model calls the tool."""
 
     @field_validator("type", mode="before")
     @classmethod
     def _is_the_clients(cls, value: Any) -> Any:
         if value != "function":
-            raise ValueError("must be function: this server runs no tools, it offers the client's own functions")
+            raise ValueError("must be function: this server runs no tools; the client runs its own functions")
         return value
 
 
@@ -70,7 +70,7 @@ class AllowedTools(Body):
 class Reasoning(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """None is made: the reasoning itself is part of the answer."""
+    """Ignored: the answer has the reasoning itself, not a summary."""
 
 
 class Format(Body):
@@ -78,13 +78,13 @@ class Format(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    """The schema is enforced, whatever this says."""
+    """Ignored: the schema is always enforced."""
     schema_: Schema | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _has_schema(self) -> "Format":
         if self.type == "json_schema" and self.schema_ is None:
-            raise ValueError("schema is needed with type json_schema")
+            raise ValueError("schema is required with type json_schema")
         return self
 
     def constraint(self) -> dict[str, Any] | None:
@@ -97,43 +97,42 @@ class Text(Body):
 
 
 class ResponseBody(Body):
-    """Ranges are the engine's to check."""
+    """The engine checks the ranges."""
 
     model: str | None = None
-    """The served model's name, or nothing. In a cell: needed where more than one is published."""
+    """The served model's name. Optional, except in a cell with several published models."""
     input: str | list[Item] | None = None
-    """A text, or items: messages, `function_call`, `function_call_output`, `reasoning`. Texts only. Neighbours of one
-    role are one turn."""
+    """A text, or items: messages, `function_call`, `function_call_output`, `reasoning`. Only text is supported.
+    Consecutive items of one role are one turn."""
     instructions: str | None = None
-    """What the system says first. Not carried over to a response that continues this one."""
+    """The first system message. Not carried over to a response that continues this one."""
     previous_response_id: str | None = None
-    """The kept response that the input continues."""
+    """Id of the stored response that the input continues."""
     store: bool | None = None
-    """Keeps the response, for `previous_response_id` and GET. Default: true where the server keeps any; see
+    """Stores the response, for `previous_response_id` and GET. Default: true if the server stores any; see
     `stored_responses`."""
     tools: list[FunctionTool] | None = None
-    """Functions that the model may call. Their arguments are held to the schema with `strict: true`."""
+    """Functions that the model may call. `strict: true` enforces the schema of the arguments."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
-    """none, auto (the default), required, the function that must be called, or those that may be. Required calls are
-    held to their schemas."""
+    """none, auto (the default), required, the function that must be called, or the functions that may be. Required
+    calls must follow their schemas."""
     parallel_tool_calls: bool | None = None
     """false: at most one call in an answer."""
     reasoning: Reasoning | None = None
-    """`effort`: for chat templates that know it; `none` is also `enable_thinking: false` for them, the others are
-    `true`."""
+    """`effort` is passed to the chat template, with `enable_thinking`: false for `none`, else true."""
     text: Text | None = None
     """`format`: the answer is a text, a JSON object, or JSON that follows the schema."""
     max_output_tokens: int | None = None
-    """Longest answer, reasoning included. One that fills the context before ends there. Default: as far as the context
+    """Maximum length of the answer, reasoning included; the context may end it earlier. Default: what the context
     allows."""
     temperature: float | None = None
     """0: greedy. Default: 1."""
     top_p: float | None = None
     metadata: Metadata | None = None
-    """Up to 16 texts by name, which the response repeats."""
+    """Up to 16 named strings, which the response repeats."""
     stream: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    """disabled: a conversation that is longer than the context is refused."""
+    """Only `disabled`: a conversation longer than the context is refused."""
     background: bool | None = None
     """Not supported."""
     conversation: Any = None
@@ -141,9 +140,9 @@ class ResponseBody(Body):
     prompt: Any = None
     """Not supported."""
     include: list[str] | None = None
-    """Nothing of what may be included is made here. Log probabilities are refused: chat completions have them."""
+    """Ignored, except that log probabilities are refused: chat completions have them."""
     top_logprobs: int | None = None
-    """0, or nothing."""
+    """Must be 0, if given."""
 
     @field_validator("input", mode="before")
     @classmethod
@@ -156,9 +155,9 @@ class ResponseBody(Body):
     @classmethod
     def _offered(cls, value: Any, info: ValidationInfo) -> Any:
         if info.field_name == "truncation" and value == "auto":
-            raise ValueError("auto is not supported: leave out what is too long")
+            raise ValueError("auto is not supported: shorten the conversation instead")
         if info.field_name == "background" and value:
-            raise ValueError("is not supported: ask with stream: true")
+            raise ValueError("is not supported: use stream: true")
         if info.field_name in ("conversation", "prompt") and value is not None:
             raise ValueError("is not supported: send input, with previous_response_id or with the whole conversation")
         if (info.field_name == "include" and LOGPROBS in (value or ())) or (
@@ -168,27 +167,27 @@ class ResponseBody(Body):
         return value
 
     def items(self) -> list[Item]:
-        """The input."""
+        """The input as items."""
         if isinstance(self.input, str):
             return [MessageItem(role="user", content=self.input)]
         return self.input or []
 
     def request(self, earlier: Sequence[Item] = ()) -> ChatRequest:
-        """The chat. Raises RequestError where items or tools do not fit each other.
+        """The chat. Raises RequestError if items and tools are inconsistent.
 
         Args:
-            earlier: the conversation that `previous_response_id` stands for.
+            earlier: the conversation that `previous_response_id` names.
         """
         items: list[Placed] = [*placed("previous_response_id.items", earlier), *placed("input", self.items())]
         if not items:
-            raise RequestError("input", "input is needed: a text, or a list with an item")
+            raise RequestError("input", "input is required: a text, or a non-empty list of items")
         if self.instructions:
             items.insert(0, ("instructions", MessageItem(role="system", content=self.instructions)))
         fields = effort_fields(self.reasoning.effort if self.reasoning else None)
         return ChatRequest(conversation(items).messages, self._tool_use(), fields)
 
     def _tool_use(self) -> ToolUse:
-        """Raises RequestError: a choice among no tools, or among others."""
+        """The tools and how to choose among them. Raises RequestError if the choice names no offered tool."""
         choice = self.tool_choice
         if not self.tools and choice not in (None, "none", "auto"):
             raise RequestError("tool_choice", "tool_choice may only be given with tools")
@@ -218,7 +217,7 @@ class ResponseBody(Body):
         return SamplingParams(max_tokens=self.max_output_tokens, within_context=True, **values)
 
     def repeated(self) -> dict[str, Any]:
-        """What a response says of its request."""
+        """The request's fields that a response repeats."""
         format_ = self.text.format if self.text is not None and self.text.format is not None else Format(type="text")
         choice = self.tool_choice or "auto"
         effort = self.reasoning.effort if self.reasoning else None

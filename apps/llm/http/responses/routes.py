@@ -1,4 +1,4 @@
-"""OpenAI's Responses API: /v1/responses, and the responses that are kept."""
+"""OpenAI's Responses API: /v1/responses, and access to stored responses."""
 
 import json
 from typing import Any, Literal
@@ -21,11 +21,11 @@ from apps.serving.ingress.openapi import STREAMED, json_body, query
 
 PATH = "/v1/responses"
 ONE = PATH + "/{response_id}"
-NONE_KEPT = "this server keeps no responses (stored_responses is 0); send the whole conversation as input"
+NONE_KEPT = "this server stores no responses (stored_responses is 0); send the whole conversation as input"
 
 
 class Page(Body):
-    """Which items of a list are wanted."""
+    """The page of a listing that is requested."""
 
     after: str | None = None
     limit: int = Field(20, ge=1, le=100)
@@ -38,7 +38,7 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
 
     @router.post(PATH, openapi_extra=json_body(ResponseBody), responses=STREAMED)
     async def create(request: Request) -> Response:
-        """OpenAI's responses: the model's own chat template makes the prompt."""
+        """OpenAI's responses. The model's own chat template makes the prompt."""
         body = await parsed(ResponseBody, request, UNIONS)
         check_name(model, body.model)
         owner = _owner(request)
@@ -61,21 +61,21 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
 
     @router.get(ONE)
     async def retrieve(response_id: str, request: Request) -> Response:
-        """A response that is kept."""
+        """A stored response."""
         if request.query_params.get("stream", "").lower() in ("true", "1"):
-            raise OpenAIError(400, "stream: a kept response is not streamed again", "stream", "invalid_value")
+            raise OpenAIError(400, "stream: a stored response cannot be streamed", "stream", "invalid_value")
         return Response(_found(store, response_id, request).response, media_type="application/json")
 
     @router.delete(ONE)
     async def delete(response_id: str, request: Request) -> Any:
-        """Forgets a response. Those that continue it stay."""
+        """Deletes a stored response. Responses that continue it stay."""
         _found(store, response_id, request)
         store.delete(response_id, _owner(request))
         return {"id": response_id, "object": "response", "deleted": True}
 
     @router.get(f"{ONE}/input_items", openapi_extra=query(Page.model_json_schema()["properties"]))
     async def input_items(response_id: str, request: Request) -> Any:
-        """What the model read for a response that is kept: the items of earlier turns, and those of its input."""
+        """The model's input for a stored response: the items of earlier turns, then those of its own input."""
         items = json.loads(_found(store, response_id, request).items)
         try:
             page = Page.model_validate_strings(dict(request.query_params))
@@ -100,7 +100,7 @@ def _earlier(store: ResponseStore, response_id: str | None, owner: str | None) -
 
 
 def _found(store: ResponseStore, response_id: str, request: Request) -> KeptResponse:
-    """A response of the caller's. Raises OpenAIError."""
+    """The caller's stored response. Raises OpenAIError."""
     kept = store.get(response_id, _owner(request))
     if kept is None:
         raise OpenAIError(404, _missing(store, response_id), "response_id", "response_not_found")
@@ -108,22 +108,22 @@ def _found(store: ResponseStore, response_id: str, request: Request) -> KeptResp
 
 
 def _missing(store: ResponseStore, response_id: str) -> str:
-    """Says the same of another caller's response as of one that never was."""
+    """The error message; the same for another caller's response as for one that does not exist."""
     if not store.most:
         return f"There is no response {response_id!r}: {NONE_KEPT}."
     return (
-        f"There is no response {response_id!r} here. Each replica keeps its own last {store.most} in memory, for the "
-        "API key that made them: it may be too old, deleted, another replica's or from before a restart."
+        f"There is no response {response_id!r} here. Each replica keeps its last {store.most} in memory, for the API "
+        "key that created them: it may be too old, deleted, on another replica or from before a restart."
     )
 
 
 def _owner(request: Request) -> str | None:
-    """The name of the caller's key; None where the service has no keys."""
+    """The principal of the caller's key; None if the service has no keys."""
     return request.scope.get(SCOPE_PRINCIPAL)
 
 
 def _listed(items: list[dict[str, Any]], page: Page) -> dict[str, Any]:
-    """A page of items. Raises OpenAIError: `after` is none of them."""
+    """A page of items. Raises OpenAIError if `after` is not one of them."""
     if page.order == "desc":
         items = items[::-1]
     if page.after is not None:

@@ -1,9 +1,9 @@
-"""Responses that a replica keeps in its memory, each for the principal that made it."""
+"""Responses that a replica stores in memory, each for the principal that created it."""
 
 from dataclasses import dataclass
 
 MAX_BYTES = 256 * 2**20
-"""What all of them may take together, of one replica."""
+"""Maximum total size on one replica."""
 
 
 @dataclass(frozen=True)
@@ -11,9 +11,9 @@ class KeptResponse:
     """One response.
 
     Args:
-        owner: the principal whose key made it; None: there are no keys.
-        response: the whole response, JSON.
-        items: what the model read, earlier turns included: a JSON list of items.
+        owner: principal of the key that created it; None if there are no keys.
+        response: the complete response, JSON.
+        items: the model's input, earlier turns included: a JSON list of items.
     """
 
     owner: str | None
@@ -26,11 +26,11 @@ class KeptResponse:
 
 
 class ResponseStore:
-    """Keeps the newest ones.
+    """Stores the newest responses.
 
     Args:
-        most: how many; 0: none.
-        most_bytes: of all together. A single response of more is not kept.
+        most: maximum number of responses; 0 stores none.
+        most_bytes: maximum total size. A single larger response is not stored.
     """
 
     def __init__(self, most: int, most_bytes: int = MAX_BYTES):
@@ -42,7 +42,7 @@ class ResponseStore:
         return len(self._kept)
 
     def put(self, response_id: str, kept: KeptResponse) -> None:
-        """The oldest ones make room for it."""
+        """Stores a response, evicting the oldest ones as needed."""
         if kept.size > self._most_bytes:
             return
         self._kept[response_id] = kept
@@ -51,12 +51,12 @@ class ResponseStore:
             self._drop(next(iter(self._kept)))
 
     def get(self, response_id: str, owner: str | None) -> KeptResponse | None:
-        """None: there is none of this id, or it is another's."""
+        """The response; None if there is none with this id, or it belongs to another owner."""
         kept = self._kept.get(response_id)
         return kept if kept is not None and kept.owner == owner else None
 
     def delete(self, response_id: str, owner: str | None) -> bool:
-        """Whether there was one. What was continued from it has its conversation, and stays."""
+        """Deletes a response; returns whether there was one. Responses that continue it hold a copy of its items."""
         if self.get(response_id, owner) is None:
             return False
         self._drop(response_id)

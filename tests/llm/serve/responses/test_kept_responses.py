@@ -65,7 +65,7 @@ def test_what_is_not_kept(client: openai.OpenAI) -> None:
     unkept = ask(client, store=False)
     oldest, *_ = [ask(client) for _ in range(KEPT + 1)]
     for id in (unkept.id, oldest.id):
-        with pytest.raises(openai.NotFoundError, match=f"its own last {KEPT} in memory"):
+        with pytest.raises(openai.NotFoundError, match=f"its last {KEPT} in memory"):
             client.responses.retrieve(id)
     with pytest.raises(openai.BadRequestError) as refused:
         ask(client, previous_response_id=oldest.id)
