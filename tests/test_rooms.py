@@ -120,12 +120,28 @@ def test_no_circle_of_imports(room: str) -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
+PRODUCT = ("apps", "clients", "kuberay", "podslice", "ray_configs")
+
+
+def files_of(*rooms: str) -> list[Path]:
+    return [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+
+
 def test_no_folder_is_a_drawer() -> None:
     """A folder is a concept: about a dozen files, besides its __init__."""
-    rooms = ("apps", "clients", "kuberay", "podslice", "ray_configs", "tools")
-    files = (path for room in rooms for path in (ROOT / room).rglob("*.py") if path.name != "__init__.py")
+    files = (path for path in files_of(*PRODUCT, "tools") if path.name != "__init__.py")
     counts = Counter(str(path.parent.relative_to(ROOT)) for path in files)
     assert {folder: count for folder, count in counts.items() if count > 13} == {}
+
+
+SAME_IN_BOTH_ENGINES = {"Checkpoint", "Engine", "EngineStats"}
+"""Classes of the language model's engine, and of the pictures' for the same thing."""
+
+
+def test_a_class_name_means_one_thing() -> None:
+    nodes = (node for path in files_of(*PRODUCT) for node in ast.walk(ast.parse(path.read_text())))
+    counts = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_"))
+    assert {name: count for name, count in counts.items() if count > 1} == dict.fromkeys(SAME_IN_BOTH_ENGINES, 2)
 
 
 def test_rays_private_api_is_used_in_one_place() -> None:

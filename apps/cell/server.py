@@ -22,7 +22,7 @@ from apps.cell.admin import Admin
 from apps.cell.cell import CellReconciler
 from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
-from apps.cell.http.caller import View
+from apps.cell.http.dispatcher import View
 from apps.cell.http.relay import Relay
 from apps.cell.serve_apps import ServeApps
 from apps.cell.store import LEASE_S, RENEW_S, Store

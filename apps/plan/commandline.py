@@ -77,8 +77,8 @@ def command(*kinds: type[Planned]) -> typer.Typer:
                 made, show = _plan_images(planned, _counts(pictures or "1,2,4,8"))
             else:
                 dollars = _prices(price or [])
-                limits = (tuple(generation or dollars or GENERATIONS), most_chips or 64, ms_per_token, dollars)
-                made, show = _plan_llm(planned, (prompt, context, whole), limits if search else None)
+                criteria = (tuple(generation or dollars or GENERATIONS), most_chips or 64, ms_per_token, dollars)
+                made, show = _plan_llm(planned, (prompt, context, whole), criteria if search else None)
         except ConfigError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2) from error
@@ -92,7 +92,7 @@ def command(*kinds: type[Planned]) -> typer.Typer:
     return app
 
 
-def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], limits: tuple[Any, ...] | None) -> tuple[BaseModel, Show]:
+def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], criteria: tuple[Any, ...] | None) -> tuple[BaseModel, Show]:
     _keep_off_tpus()
     from apps.llm.engine.model.architecture import UnsupportedModel
     from apps.plan.llm import planner, search, text
@@ -103,9 +103,9 @@ def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], limits: tuple[Any, ..
     assert config.slice is not None
     workload = planner.Workload(engine, config.slice, *lengths)
     try:
-        if limits is None:
+        if criteria is None:
             return planner.plan(workload), text.show
-        return search.search(workload, search.Limits(*limits), _tell), text.show_search
+        return search.search(workload, search.Criteria(*criteria), _tell), text.show_search
     except (CheckpointError, UnsupportedModel, NoCompiler, ValueError) as error:
         raise ConfigError(str(error)) from error
 
@@ -118,7 +118,7 @@ def _plan_images(config: StableDiffusionConfig, counts: tuple[int, ...]) -> tupl
 
     assert config.slice is not None
     try:
-        return planner.plan(planner.Workload(config, config.slice, config.sizes[0], counts), _tell), report.show
+        return planner.plan(planner.PictureWorkload(config, config.slice, config.sizes[0], counts), _tell), report.show
     except (CheckpointError, NoCompiler, ValueError) as error:
         raise ConfigError(str(error)) from error
 

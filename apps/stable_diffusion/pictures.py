@@ -14,7 +14,7 @@ import numpy as np
 
 from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
-from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, Queued, Step
+from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, QueuePosition, Step
 from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
@@ -70,7 +70,7 @@ class FinishedImage:
     """From the request to the last pixel, including the wait; without PNG encoding and transfer."""
 
 
-News = Queued | Step | PreviewImage | FinishedImage
+News = QueuePosition | Step | PreviewImage | FinishedImage
 
 
 class PictureModel:

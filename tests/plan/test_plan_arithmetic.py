@@ -8,7 +8,7 @@ from apps.llm.engine.model.architecture import from_hf_config
 from apps.plan.llm import capacity, known
 from apps.plan.llm.kernel import _seen
 from apps.plan.llm.program import MeasuredStep, extrapolated
-from apps.plan.llm.report import Serving
+from apps.plan.llm.report import ServingRates
 from apps.plan.measured import KernelCost, run_time
 from ray_configs.tpu import GENERATIONS, TpuSlice, every_slice
 from ray_configs.tpu.peaks import Peaks, fewest_links
@@ -98,7 +98,7 @@ def test_the_floor_is_the_longest_and_the_estimate_the_sum() -> None:
 
 
 def test_rates() -> None:
-    rates = Serving.of(0.01, 0.1, batch=50, chips=8)
+    rates = ServingRates.of(0.01, 0.1, batch=50, chips=8)
     assert rates.tokens_per_s_per_slice == 5000
     assert rates.chips_per_million_tokens_an_hour == pytest.approx(8 / 18)
 

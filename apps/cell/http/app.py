@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from apps.cell.errors import CellError, NotPublished
-from apps.cell.http.caller import Caller, Front
+from apps.cell.http.dispatcher import Dispatcher, Front
 from apps.cell.http.openai import openai_router
 from apps.cell.http.relay import Relay
 from apps.cell.http.saxml import saxml_router
@@ -21,10 +21,10 @@ from apps.serving.ingress.saxml_answers import failed, failure
 
 def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -> FastAPI:
     """The ASGI application. With `keys` (digest -> principal), requests need one of them."""
-    caller = Caller(cell, front, relay)
+    dispatcher = Dispatcher(cell, front, relay)
     app = FastAPI(title="Podslice cell", description="Models published at run time on Cloud TPU slices.")
-    app.include_router(saxml_router(cell, front, caller), tags=["Saxml"])
-    app.include_router(openai_router(caller))
+    app.include_router(saxml_router(cell, front, dispatcher), tags=["Saxml"])
+    app.include_router(openai_router(dispatcher))
 
     @app.get("/health", tags=["Server"])
     @app.get("/healthz", include_in_schema=False)

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from apps.cell.bodies import Entry
-from apps.cell.http.caller import Caller
+from apps.cell.http.dispatcher import Dispatcher
 from apps.cell.http.saxml import RELAYED
 from apps.serving.ingress.anthropic_errors import PATHS
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
@@ -25,23 +25,23 @@ METHODS = {
 }
 
 
-def openai_router(caller: Caller) -> APIRouter:
+def openai_router(dispatcher: Dispatcher) -> APIRouter:
     """The dialects' routes. Only `model` and `stream` are read here; the models' own applications read the rest."""
     router = APIRouter()
 
     @router.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> Any:
         """All published models."""
-        return {"object": "list", "data": [_card(entry) for entry in caller.view().entries.values()]}
+        return {"object": "list", "data": [_card(entry) for entry in dispatcher.view().entries.values()]}
 
     @router.get("/v1/models/{name:path}", tags=["OpenAI"])
     async def get_model(name: str) -> Any:
         """One published model, by either of its names."""
-        entries = caller.view().entries
+        entries = dispatcher.view().entries
         for known in (f"/{name}", name):  # a URL keeps only one slash before a name that begins with one
             if known in entries:
                 return _card(entries[known])
-        return _card(entries[await caller.full_name(name)])
+        return _card(entries[await dispatcher.full_name(name)])
 
     @router.post("/v1/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
     @router.post("/v1/chat/completions", openapi_extra=RELAYED, responses=STREAMED, tags=["OpenAI"])
@@ -63,13 +63,13 @@ def openai_router(caller: Caller) -> APIRouter:
             ) from error
         if not isinstance(body, dict) or not isinstance(body.get("model"), str | None):
             raise OpenAIError(400, "The body must be a JSON object whose model is a string.", "model", "invalid_type")
-        model = await caller.full_name(body.get("model"))
+        model = await dispatcher.full_name(body.get("model"))
         method = METHODS[path]
         if method == "lm.generate" and body.get("stream"):
             method = "lm.generate_stream"
         if body.get("model") != model:
             data = json.dumps(body | {"model": model}).encode()
-        return await caller.call(request, model, method, path, data)
+        return await dispatcher.call(request, model, method, path, data)
 
     @router.get("/v1/responses/{response_id:path}", tags=["OpenAI"])
     @router.delete("/v1/responses/{response_id:path}", tags=["OpenAI"])

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from apps.cell import bodies
 from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
-from apps.cell.http.caller import Caller, Front, principal_of
+from apps.cell.http.dispatcher import Dispatcher, Front, principal_of
 from apps.cell.names import check_cell, model_name
 from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
 from apps.serving.ingress.openapi import STREAMED, json_object, query
@@ -30,7 +30,7 @@ RELAYED = json_object(bodies.RELAYED, closed=False)
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
-def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
+def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
     """The dialect's routes."""
     router = APIRouter()
 
@@ -74,7 +74,7 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
     @router.get("/cell")
     async def whole_cell(request: Request) -> Response:
         """The cell: its slices, the caller's principal, and all models as in `listcell`."""
-        view = caller.view()
+        view = dispatcher.view()
         models = await front.ask("listed", None, {})
         return SaxmlJSON(view.cell | {"principal": principal_of(request), "models": models})
 
@@ -83,8 +83,8 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
         """Server-sent events: the published models, then each change of them."""
         wanted = (await _arguments(request)).get("model")
         if wanted is not None:
-            wanted = await caller.full_name(wanted)
-        return await EventStream(_changes(caller, wanted)).begun()
+            wanted = await dispatcher.full_name(wanted)
+        return await EventStream(_changes(dispatcher, wanted)).begun()
 
     @router.post("/create", openapi_extra=json_object(bodies.CREATE, ["sax_cell"]))
     async def create(request: Request) -> Response:
@@ -117,10 +117,10 @@ def saxml_router(cell: str, front: Front, caller: Caller) -> APIRouter:
         model = body.get("model")
         if model is not None and not isinstance(model, str):
             raise CellError(f"model {model!r} must be a string such as /sax/{cell}/NAME")
-        name = await caller.full_name(model)
+        name = await dispatcher.full_name(model)
         if "model" in body or path == "/score" or "query" in body:
             body = body | {"model": name}
-        return await caller.call(request, name, method, path, json.dumps(body).encode())
+        return await dispatcher.call(request, name, method, path, json.dumps(body).encode())
 
     return router
 
@@ -157,11 +157,11 @@ async def _arguments(request: Request) -> dict[str, Any]:
     return await _body(request) or dict(request.query_params)
 
 
-async def _changes(caller: Caller, wanted: str | None) -> AsyncGenerator[bytes, None]:
+async def _changes(dispatcher: Dispatcher, wanted: str | None) -> AsyncGenerator[bytes, None]:
     """Events of all models, or of `wanted` until it is gone. Comments in between keep the connection alive."""
     told: dict[str, Entry] = {}
     while True:
-        now = {name: entry for name, entry in caller.view().entries.items() if wanted in (None, name)}
+        now = {name: entry for name, entry in dispatcher.view().entries.items() if wanted in (None, name)}
         events: list[Mapping[str, Any]] = [entry for name, entry in now.items() if told.get(name) != entry]
         events += [{"model": name, "state": "GONE"} for name in told if name not in now]
         told = now

@@ -48,7 +48,7 @@ from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import layout
 from apps.llm.engine.pooling import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
-from apps.llm.engine.speculation.choice import StepTimes
+from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
@@ -127,7 +127,7 @@ class Engine:
                 _allocate_and_compile(executors, [token for token in calibration if token < model.arch.vocab_size])
                 of_rank = chosen.of_dp_rank(config)
                 drafts = config.speculation == "ngram"
-                timings = [StepTimes.measured(executor, of_rank) if drafts else None for executor in executors]
+                timings = [TurnTimes.measured(executor, of_rank) if drafts else None for executor in executors]
                 tokenizer, grammars = words.result()
             except BaseException:
                 for executor in executors:

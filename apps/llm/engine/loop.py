@@ -22,7 +22,7 @@ from apps.llm.engine.filling import extras, filled
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
-from apps.llm.engine.speculation.choice import StepTimes, draft_lengths
+from apps.llm.engine.speculation.choice import TurnTimes, draft_lengths
 from apps.serving.event_loops import wake
 from ray_configs.llm import EngineConfig
 
@@ -37,11 +37,11 @@ class Loop(Generic[LaunchedT]):
 
     Args:
         config: of this DP rank, with its own share of the batch.
-        step_times: how long its steps take; None turns speculation off.
+        turn_times: how long its turns take; None turns speculation off.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor[LaunchedT], step_times: StepTimes | None = None):
-        self.config, self.executor, self.step_times = config, executor, step_times
+    def __init__(self, config: EngineConfig, executor: Executor[LaunchedT], turn_times: TurnTimes | None = None):
+        self.config, self.executor, self.turn_times = config, executor, turn_times
         self._arch = executor.arch
         self._scheduler = Scheduler(
             PagePool(executor.pages, reuse=config.prefix_cache),
@@ -145,9 +145,9 @@ class Loop(Generic[LaunchedT]):
                 if pending is not None:
                     self._read(*pending)
                 pending = launched
-                if self.step_times and work and running and all(item.stop - item.start == 1 for item in running):
+                if self.turn_times and work and running and all(item.stop - item.start == 1 for item in running):
                     rows, turn_s = sum(1 + len(item.draft) for item in running), time.monotonic() - began
-                    self.step_times.note(rows, reads_first, turn_s, turn_s - self._waited_s)
+                    self.turn_times.note(rows, reads_first, turn_s, turn_s - self._waited_s)
                 if pending is None and not self._scheduler.running:
                     self._scheduler.check()
         except Exception as error:
@@ -183,13 +183,13 @@ class Loop(Generic[LaunchedT]):
         """Whether the next step needs the running one's tokens: because it has drafts, or to draft from them."""
         if any(item.draft for item in running):
             return True
-        times = self.step_times
+        times = self.turn_times
         return times is not None and bool(draft_lengths(self._scheduler, self.config, times, in_flight=True))
 
     def _drafts(self) -> dict[Sequence, list[int]]:
-        if self.step_times is None:
+        if self.turn_times is None:
             return {}
-        wanted = draft_lengths(self._scheduler, self.config, self.step_times, in_flight=False)
+        wanted = draft_lengths(self._scheduler, self.config, self.turn_times, in_flight=False)
         return {seq: self._answers[seq].plausible(seq.drafter.draft(count)) for seq, count in wanted.items()}
 
     def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:

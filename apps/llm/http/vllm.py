@@ -58,7 +58,7 @@ class DetokenizeBody(Body):
     tokens: list[int]
 
 
-class Document(Body):
+class RerankDocument(Body):
     text: str
 
 
@@ -66,7 +66,7 @@ class RerankBody(Body):
     model: str | None = None
     """The served model's name. Optional, except in a cell with several published models."""
     query: str
-    documents: Annotated[list[str] | list[Document], Field(min_length=1, max_length=MAX_INPUTS - 1)]
+    documents: Annotated[list[str] | list[RerankDocument], Field(min_length=1, max_length=MAX_INPUTS - 1)]
     top_n: Annotated[int, Field(ge=0)] | None = None
     """Number of results. Default, and 0: all."""
     return_documents: bool | None = None

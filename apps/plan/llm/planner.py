@@ -10,8 +10,8 @@ from apps.llm.engine.step import StepShape
 from apps.plan import topology
 from apps.plan.llm import architectures, bundles, capacity, kernel
 from apps.plan.llm.capacity import BatchMemory, Memory
-from apps.plan.llm.program import FEW_LAYERS, MeasuredStep, Programs, extrapolated
-from apps.plan.llm.report import Batches, LLMPlan, MemoryOfChip, Serving, Step
+from apps.plan.llm.program import FEW_LAYERS, MeasuredStep, StepPrograms, extrapolated
+from apps.plan.llm.report import LargestBatch, LLMPlan, MemoryOfChip, ServingRates, StepReport
 from apps.plan.measured import KernelCost, run_time
 from apps.plan.report import core_notes, run_fields
 from ray_configs.llm import EngineConfig
@@ -47,7 +47,7 @@ class Sized:
     arch: Architecture
     source: str
     max_len: int
-    programs: Programs
+    programs: StepPrograms
     usable: int
 
     @classmethod
@@ -74,7 +74,7 @@ class Sized:
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
         usable = topology.usable_hbm(workload.slice)
-        programs = Programs(config, arch, mesh, most)
+        programs = StepPrograms(config, arch, mesh, most)
         room = (usable - programs.weight_bytes()) * config.memory_fraction
         fit = max(int(room // programs.page_bytes()), each + 1)
         return cls(
@@ -126,11 +126,11 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
     each = -(-sized.context // config.page_size)
     batch = min(config.max_batch_size, max(1, (pages - 1) // each))
 
-    def step(shape: StepShape, measured: MeasuredStep, sequences: Sequences) -> Step:
+    def step(shape: StepShape, measured: MeasuredStep, sequences: Sequences) -> StepReport:
         cost = sized.kernel(shape, sequences)
         run = run_fields(measured, cost, run_time(measured, cost, peaks))
         least = measured.weights - measured.lookup + sum(n for _, n in sequences) * page_bytes / config.page_size
-        return Step(
+        return StepReport(
             **run,
             tokens=shape.tokens,
             sequences=len(sequences),
@@ -168,13 +168,13 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
         pages=pages,
         memory=_of_chip(memory, cores, fits=memory.fits and pages > -(-sized.max_len // config.page_size)),
         batches=[
-            Batches(context=length, batch=count * copies)
+            LargestBatch(context=length, batch=count * copies)
             for length, count in capacity.batches(room, page_bytes, config.page_size, sized.max_len, working)
         ],
         decode=decoding,
         prefill=prefilling,
-        at_floor=Serving.of(decoding.floor_s, sum(s.floor_s for s in first), batch * copies, slice.chips),
-        estimate=Serving.of(decoding.estimate_s, sum(s.estimate_s for s in first), batch * copies, slice.chips),
+        at_floor=ServingRates.of(decoding.floor_s, sum(s.floor_s for s in first), batch * copies, slice.chips),
+        estimate=ServingRates.of(decoding.estimate_s, sum(s.estimate_s for s in first), batch * copies, slice.chips),
         layers=sized.arch.num_layers,
         layers_compiled=layers,
         compile_s=decode.seconds + prefill.seconds,
@@ -216,7 +216,7 @@ def _padding(sized: Sized, page_bytes: float) -> float:
 
 
 def _notes(
-    sized: Sized, decode: MeasuredStep, step: Step, peaks: Peaks, cores: int, batch: int, layers: list[int]
+    sized: Sized, decode: MeasuredStep, step: StepReport, peaks: Peaks, cores: int, batch: int, layers: list[int]
 ) -> list[str]:
     config, generation = sized.config, sized.workload.slice.generation
     notes = [f"The model's sizes are from {sized.source}."]

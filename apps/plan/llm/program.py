@@ -52,7 +52,7 @@ class MeasuredStep(Measured):
 
 
 @dataclass(frozen=True)
-class Programs:
+class StepPrograms:
     """Step programs of one engine config on one mesh."""
 
     config: EngineConfig
@@ -74,7 +74,7 @@ class Programs:
     def kv_dtype(self) -> jnp.dtype:
         return jnp.dtype(jnp.int8 if self.config.quantize_kv_cache == "int8" else self.config.dtype)
 
-    def with_layers(self, layers: int) -> "Programs":
+    def with_layers(self, layers: int) -> "StepPrograms":
         arch = replace(self.arch, num_layers=layers, windows=self.arch.windows[:layers])
         return replace(self, arch=arch)
 

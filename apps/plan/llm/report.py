@@ -23,12 +23,12 @@ class MemoryOfChip(Part):
     fits: bool
 
 
-class Batches(Part):
+class LargestBatch(Part):
     context: int = Field(description="tokens of each sequence, prompt and answer")
     batch: int = Field(description="sequences of that length whose KV cache fits, over all copies")
 
 
-class Step(Run):
+class StepReport(Run):
     tokens: int
     sequences: int
     context: int = Field(description="tokens in each sequence's KV cache")
@@ -36,7 +36,7 @@ class Step(Run):
     hbm_over_least: float = Field(description="hbm_bytes over weights_and_live_kv_bytes")
 
 
-class Serving(Part):
+class ServingRates(Part):
     """Serving rates that follow from the step times, `at_floor` and `estimate`."""
 
     time_per_token_ms: float
@@ -71,11 +71,11 @@ class LLMPlan(Plan):
     prompt: int
     pages: int = Field(description="of each copy")
     memory: MemoryOfChip
-    batches: list[Batches]
-    decode: Step
-    prefill: Step
-    at_floor: Serving
-    estimate: Serving
+    batches: list[LargestBatch]
+    decode: StepReport
+    prefill: StepReport
+    at_floor: ServingRates
+    estimate: ServingRates
     layers: int
     layers_compiled: list[int]
     compile_s: float

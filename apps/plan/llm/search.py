@@ -44,7 +44,7 @@ class Found(Part):
 
 
 @dataclass(frozen=True)
-class Limits:
+class Criteria:
     """Which slices to consider, and what they must achieve."""
 
     generations: tuple[str, ...]
@@ -54,23 +54,23 @@ class Limits:
     """Dollars per chip-hour by generation. Generations are compared with each other only if all have a price."""
 
 
-def search(workload: Workload, limits: Limits, tell: Callable[[str], None] = lambda _: None) -> Found:
+def search(workload: Workload, criteria: Criteria, tell: Callable[[str], None] = lambda _: None) -> Found:
     """Compiles candidates, cheapest first, until one passes: overall, or in each generation if prices are missing.
 
     Raises:
         ValueError: a generation is unknown.
     """
-    for name in (*limits.generations, *limits.prices):
+    for name in (*criteria.generations, *criteria.prices):
         if name not in GENERATIONS:
             raise ValueError(f"no TPU generation {name!r}; choose from {', '.join(GENERATIONS)}")
-    priced = all(name in limits.prices for name in limits.generations)
+    priced = all(name in criteria.prices for name in criteria.generations)
     fitting: list[tuple[Candidate, Workload]] = []
     refused: list[Candidate] = []
     arch = architectures.find(workload.config).arch
-    for slice, devices, layout in layouts(arch, limits):
+    for slice, devices, layout in layouts(arch, criteria):
         update = {"data_parallel": layout.data, "tensor_parallel": layout.tensor}
         there = replace(workload, slice=slice, config=workload.config.model_copy(update=update))
-        found = _by_arithmetic(there, limits, layout, devices)
+        found = _by_arithmetic(there, criteria, layout, devices)
         if found is not None and found.verdict:
             refused.append(found)
         elif found is not None:
@@ -85,26 +85,26 @@ def search(workload: Workload, limits: Limits, tell: Callable[[str], None] = lam
             tried.append(candidate.model_copy(update={"verdict": f"not compiled: {why} than the one chosen"}))
             continue
         tell(f"compiling for {candidate.slice}, data {candidate.data_parallel} x tensor {candidate.tensor_parallel}")
-        judged = _compiled(candidate, there, limits)
+        judged = _compiled(candidate, there, criteria)
         tried.append(judged)
         if judged.verdict == GOOD:
             chosen[group] = judged.slice
-    return Found(wanted_ms=limits.ms_per_token, chosen=list(chosen.values()), candidates=tried + refused)
+    return Found(wanted_ms=criteria.ms_per_token, chosen=list(chosen.values()), candidates=tried + refused)
 
 
 GOOD = "fits and is fast enough"
 
 
-def layouts(arch: Architecture, limits: Limits) -> Iterator[tuple[TpuSlice, Devices, Layout]]:
+def layouts(arch: Architecture, criteria: Criteria) -> Iterator[tuple[TpuSlice, Devices, Layout]]:
     """The slices that Ray can place, with the meshes over which the engine can split the model on each.
 
     On a single host chips may stay idle if the model does not split over all; in a multi-host slice all take part. If
     a topology comes with two sizes of host, only the larger is tried: the compiled program is the same.
     """
-    for name in limits.generations:
+    for name in criteria.generations:
         for topology_name in GENERATIONS[name].topologies:
             slice = TpuSlice(name, topology_name, GENERATIONS[name].machines_for(topology_name)[0].name)
-            if slice.ray_refusal or slice.chips > limits.most_chips:
+            if slice.ray_refusal or slice.chips > criteria.most_chips:
                 continue
             devices = Devices(slice.chips * (2 if name in TWO_DEVICES else 1), slice.hosts)
             yield from ((slice, devices, layout) for layout in possible(arch, devices))
@@ -117,7 +117,7 @@ TWO_DEVICES = ("v3", "v4", "7x")
 """Generations whose chips the compiler sees as two devices."""
 
 
-def _by_arithmetic(workload: Workload, limits: Limits, layout: Layout, devices: Devices) -> Candidate | None:
+def _by_arithmetic(workload: Workload, criteria: Criteria, layout: Layout, devices: Devices) -> Candidate | None:
     """A candidate, with a verdict if arithmetic alone rules it out; None if the model does not split this way."""
     slice = workload.slice
     try:
@@ -134,9 +134,9 @@ def _by_arithmetic(workload: Workload, limits: Limits, layout: Layout, devices: 
     if weights + cache / config.memory_fraction > sized.usable:
         need = (weights + cache / config.memory_fraction) / sized.usable
         verdict = f"does not fit: needs {need:.2g} times the HBM"
-    elif limits.ms_per_token is not None and least > limits.ms_per_token:
+    elif criteria.ms_per_token is not None and least > criteria.ms_per_token:
         verdict = f"too slow: {least:.1f} ms at least"
-    price = limits.prices.get(slice.generation)
+    price = criteria.prices.get(slice.generation)
     return Candidate(
         slice=str(slice),
         data_parallel=layout.data,
@@ -149,7 +149,7 @@ def _by_arithmetic(workload: Workload, limits: Limits, layout: Layout, devices: 
     )
 
 
-def _compiled(candidate: Candidate, workload: Workload, limits: Limits) -> Candidate:
+def _compiled(candidate: Candidate, workload: Workload, criteria: Criteria) -> Candidate:
     try:
         made = plan(workload)
     except Exception as error:  # the compiler refuses some shapes; the next slice may work
@@ -158,6 +158,6 @@ def _compiled(candidate: Candidate, workload: Workload, limits: Limits) -> Candi
     verdict = GOOD
     if not made.memory.fits or made.batch < workload.config.max_batch_size:
         verdict = f"holds {made.batch} sequences of {made.context} tokens, not {workload.config.max_batch_size}"
-    elif limits.ms_per_token is not None and made.estimate.time_per_token_ms > limits.ms_per_token:
+    elif criteria.ms_per_token is not None and made.estimate.time_per_token_ms > criteria.ms_per_token:
         verdict = f"too slow: an estimated {made.estimate.time_per_token_ms:.1f} ms"
     return candidate.model_copy(update={"verdict": verdict, "plan": made})

@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Workload:
+class PictureWorkload:
     """The workload to plan for."""
 
     config: StableDiffusionConfig
@@ -57,7 +57,7 @@ def find_configs(model: str) -> tuple[Configs, str]:
         ) from error
 
 
-def plan(workload: Workload, tell: Tell = lambda _: None) -> ImagePlan:
+def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
     """Compiles the denoising step for each batch size, the decoder and the text encoder.
 
     Raises:
@@ -171,7 +171,7 @@ def _rate(
     step: Program,
     decoder: Program,
     text: Program,
-    workload: Workload,
+    workload: PictureWorkload,
     weights: float,
     usable: float,
     cores: int,
@@ -195,7 +195,7 @@ def _rate(
     )
 
 
-def _notes(workload: Workload, source: str, cores: int) -> list[str]:
+def _notes(workload: PictureWorkload, source: str, cores: int) -> list[str]:
     notes = [
         f"The model's sizes are from {source}.",
         "Pictures are decoded one by one on each device, because the decoder's attention over many would be large; "

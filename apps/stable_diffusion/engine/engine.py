@@ -28,7 +28,7 @@ from apps.serving.event_loops import wake
 from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.batches import Batches, Order
-from apps.stable_diffusion.engine.job import Finished, ImageJob, PictureFailed, Preview, Queued, Step
+from apps.stable_diffusion.engine.job import Finished, ImageJob, PictureFailed, Preview, QueuePosition, Step
 from apps.stable_diffusion.engine.request import PictureRequest, check_size
 from apps.stable_diffusion.engine.step_times import StepTimes
 from ray_configs.stable_diffusion import StableDiffusionConfig
@@ -123,7 +123,7 @@ class Engine:
             if self._queued and self._queued + len(requests) > self.max_waiting:
                 message = f"{self._queued} pictures wait already, of at most {self.max_waiting}"
                 raise QueueFull(message, self._retry_after(len(requests)))
-            job.put(Queued(self._queued + self._batches.running))
+            job.put(QueuePosition(self._queued + self._batches.running))
             orders = [Order(job, index, self._numbers + index, now) for index in range(len(requests))]
             self._numbers += len(orders)
             self._queued += len(orders)

@@ -26,7 +26,7 @@ class Aborted(EngineError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
+class QueuePosition:
     """The job is in the queue. Comes once, first."""
 
     ahead: int  # pictures ahead of it, running or waiting
@@ -64,7 +64,7 @@ class Finished:
     seconds: float  # since the job was submitted
 
 
-Event = Queued | Step | Preview | Finished
+Event = QueuePosition | Step | Preview | Finished
 End = Literal["finished", "aborted", "failed"]
 
 

@@ -22,7 +22,7 @@ from apps.serving.errors import EngineError
 from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import query, schema_of
-from apps.stable_diffusion.engine.job import ImageJob
+from apps.stable_diffusion.engine.job import ImageJob, QueuePosition, Step
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, News, PictureModel, PreviewImage
 
 
@@ -123,8 +123,10 @@ def _told(news: News) -> tuple[str, dict[str, Any]]:
         case FinishedImage():
             facts = {"picture": news.picture, "seed": news.request.seed, "parameters": news.parameters}
             return "picture", facts | {"warnings": news.warnings, "b64_json": base64.b64encode(news.png).decode()}
-        case _:
-            return type(news).__name__.lower(), asdict(news)
+        case QueuePosition():
+            return "queued", asdict(news)
+        case Step():
+            return "step", asdict(news)
 
 
 def event(name: str, data: dict[str, Any]) -> bytes:

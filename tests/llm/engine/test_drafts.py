@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from apps.llm.engine.speculation.choice import DraftState, StepTimes, lengths
+from apps.llm.engine.speculation.choice import DraftState, TurnTimes, lengths
 from apps.llm.engine.speculation.drafter import AT_FIRST, GRAM, Drafter, grams
 
 
@@ -81,15 +81,15 @@ def test_the_rate_follows_the_last_guesses() -> None:
     assert silent.acceptance == AT_FIRST, "who guesses nothing is not wrong"
 
 
-FLAT = StepTimes({8: 0.010, 16: 0.010, 32: 0.010})
-STEEP = StepTimes({8: 0.010, 16: 0.020, 32: 0.040})
+FLAT = TurnTimes({8: 0.010, 16: 0.010, 32: 0.010})
+STEEP = TurnTimes({8: 0.010, 16: 0.020, 32: 0.040})
 SURE, FAIR, POOR = DraftState(0.98, 15), DraftState(0.6, 15), DraftState(0.15, 15)
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_lengths(in_flight: bool) -> None:
-    def chosen(drafting: list[DraftState], decodes: int, spare: int, step_times: StepTimes) -> list[int]:
-        return lengths(drafting, decodes, spare, step_times, in_flight)
+    def chosen(drafting: list[DraftState], decodes: int, spare: int, turn_times: TurnTimes) -> list[int]:
+        return lengths(drafting, decodes, spare, turn_times, in_flight)
 
     assert chosen([SURE], 1, 31, FLAT) == [15]
     assert chosen([SURE], 1, 31, STEEP) == [7], "the rows that the smallest step has anyway"
@@ -102,45 +102,45 @@ def test_lengths(in_flight: bool) -> None:
 
 
 def test_a_larger_step_is_taken_where_it_pays() -> None:
-    slow = StepTimes({8: 0.010, 16: 0.011, 32: 0.012})
+    slow = TurnTimes({8: 0.010, 16: 0.011, 32: 0.012})
     assert sum(lengths([SURE] * 8, 8, 24, slow, True)) == 24
     assert sum(lengths([FAIR], 8, 24, slow, True)) == 0
     assert sum(lengths([POOR] * 8, 8, 24, slow, True)) == 0
-    assert sum(lengths([SURE] * 8, 8, 24, StepTimes({8: 0.010, 16: 0.014, 32: 0.020}), True)) == 0, (
+    assert sum(lengths([SURE] * 8, 8, 24, TurnTimes({8: 0.010, 16: 0.014, 32: 0.020}), True)) == 0, (
         "rows that are not free"
     )
 
 
 def test_a_slow_host_is_waited_for_only_where_it_pays() -> None:
-    step_times = StepTimes({8: 0.010})
-    assert lengths([FAIR], 1, 7, step_times, True) != [0]
+    turn_times = TurnTimes({8: 0.010})
+    assert lengths([FAIR], 1, 7, turn_times, True) != [0]
     for _ in range(200):
-        step_times.note(1, False, 0.010, 0.010)
-    assert lengths([DraftState(0.45, 15)], 1, 7, step_times, True) == [0], "each turn would take twice as long"
-    assert lengths([SURE], 1, 7, step_times, True) == [7]
+        turn_times.note(1, False, 0.010, 0.010)
+    assert lengths([DraftState(0.45, 15)], 1, 7, turn_times, True) == [0], "each turn would take twice as long"
+    assert lengths([SURE], 1, 7, turn_times, True) == [7]
 
 
 def test_no_step_is_quicker_than_a_smaller_one() -> None:
-    step_times = StepTimes({8: 0.010, 16: 0.007, 24: 0.020})
+    turn_times = TurnTimes({8: 0.010, 16: 0.007, 24: 0.020})
     for reads_first in (False, True):
-        seconds = [step_times.turn_s(rows, reads_first) for rows in (1, 8, 9, 16, 17, 24)]
+        seconds = [turn_times.turn_s(rows, reads_first) for rows in (1, 8, 9, 16, 17, 24)]
         assert seconds == [0.01, 0.01, 0.01, 0.01, 0.02, 0.02]
-    assert step_times.most_rows == 24
+    assert turn_times.most_rows == 24
 
 
 def test_what_turns_really_take_counts_and_fades() -> None:
-    step_times = StepTimes({8: 0.010, 16: 0.010})
-    assert lengths([SURE] * 8, 8, 8, step_times, True) == [1] * 8
-    step_times.note(16, True, 5.0, 0.0)
-    assert lengths([SURE] * 8, 8, 8, step_times, True) == [1] * 8, "a stall is no rule"
+    turn_times = TurnTimes({8: 0.010, 16: 0.010})
+    assert lengths([SURE] * 8, 8, 8, turn_times, True) == [1] * 8
+    turn_times.note(16, True, 5.0, 0.0)
+    assert lengths([SURE] * 8, 8, 8, turn_times, True) == [1] * 8, "a stall is no rule"
     for _ in range(30):
-        step_times.note(16, True, 0.030, 0.0)
-    assert lengths([SURE] * 8, 8, 8, step_times, True) == [0] * 8
-    assert lengths([SURE], 1, 7, step_times, True) == [7], "smaller steps are as quick as before"
+        turn_times.note(16, True, 0.030, 0.0)
+    assert lengths([SURE] * 8, 8, 8, turn_times, True) == [0] * 8
+    assert lengths([SURE], 1, 7, turn_times, True) == [7], "smaller steps are as quick as before"
     turns = 0
-    while lengths([SURE] * 8, 8, 8, step_times, True) == [0] * 8:
-        step_times.note(8, False, 0.010, 0.0)
+    while lengths([SURE] * 8, 8, 8, turn_times, True) == [0] * 8:
+        turn_times.note(8, False, 0.010, 0.0)
         turns += 1
     assert 100 < turns < 2000, "tried again, and seldom"
-    step_times.note(17, True, 1.0, 1.0)
-    assert step_times.host_s < 0.001, "a step larger than drafts are for says nothing"
+    turn_times.note(17, True, 1.0, 1.0)
+    assert turn_times.host_s < 0.001, "a step larger than drafts are for says nothing"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from apps.llm.engine import Engine, SamplingParams
-from apps.llm.engine.speculation.choice import StepTimes
+from apps.llm.engine.speculation.choice import TurnTimes
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ask, ids, read, settled, text
 from tests.llm.engine.test_structured import PERSON
@@ -18,7 +18,7 @@ PROMPTS = ["the fox the fox the fox", "x", "days of the week, days of the week, 
 FEW = dict.fromkeys(range(40, 46), 30.0)  # so that answers repeat themselves
 
 
-class Free(StepTimes):
+class Free(TurnTimes):
     """Drafts cost nothing: they are as many as there are rows, however quick this machine is."""
 
     def turn_s(self, rows: int, reads_first: bool) -> float:
@@ -28,7 +28,7 @@ class Free(StepTimes):
 def eager(load: Load, **settings: Any) -> Engine:
     """An engine that drafts whenever it can."""
     engine = load(speculation="ngram", **settings)
-    engine.loops[0].step_times = Free({8: 1.0, 32: 1.0})
+    engine.loops[0].turn_times = Free({8: 1.0, 32: 1.0})
     return engine
 
 

@@ -18,7 +18,7 @@ from apps.llm.engine import EngineConfig
 from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.step import StepShape
-from apps.plan.llm.program import Programs
+from apps.plan.llm.program import StepPrograms
 
 LLAMA3 = {
     "model_type": "llama",
@@ -41,7 +41,7 @@ def memory(arch: Architecture, mesh: Mesh, attention: str, int8: bool, shape: St
     kind = "int8" if int8 else "none"
     sizes = {"page_size": PAGE, "max_batch_size": BATCH, "attention": attention}
     config = EngineConfig(quantize_weights=kind, quantize_kv_cache=kind, **sizes)
-    programs = Programs(config, arch, mesh, PAGES)
+    programs = StepPrograms(config, arch, mesh, PAGES)
     found = programs.lowered(shape).compile().memory_analysis()
     return {
         "cache": int(programs.page_bytes() * PAGES),

@@ -11,7 +11,7 @@ import pytest
 from apps.serving.errors import EngineStopped, QueueFull, RequestError
 from apps.stable_diffusion.engine.batches import LAUNCH_S
 from apps.stable_diffusion.engine.engine import FAILED_STARTS, Engine
-from apps.stable_diffusion.engine.job import Aborted, Finished, PictureFailed, Preview, Queued, Step
+from apps.stable_diffusion.engine.job import Aborted, Finished, PictureFailed, Preview, QueuePosition, Step
 from tests.stable_diffusion.engine.loop_backend import LoopBackend, asked, read, wait_for
 
 
@@ -52,7 +52,7 @@ def bench() -> Iterator[Any]:
 def test_the_events_of_a_job(bench):
     job = bench(step_s=LAUNCH_S).engine.submit([asked("a long prompt", steps=3, seed=5)])
     events = list(job)
-    assert events[0] == Queued(0)
+    assert events[0] == QueuePosition(0)
     assert events[1:4] == [Step(0, step, 3) for step in (1, 2, 3)]
     [finished] = events[4:]
     assert isinstance(finished, Finished) and finished.picture == 0 and finished.steps == 3

@@ -40,7 +40,7 @@ class DraftState(NamedTuple):
     max_tokens: int  # that it may draft
 
 
-class StepTimes:
+class TurnTimes:
     """Predicts the time of a turn of the loop, by the rows of the step it reads and whether it reads before launching.
 
     The first prediction comes from the measured step times and the host's part of a turn. Measured turns then correct
@@ -59,7 +59,7 @@ class StepTimes:
         self._ratios: dict[tuple[int, bool], float] = {}  # measured turn time / predicted
 
     @classmethod
-    def measured(cls, executor: Executor[Any], config: EngineConfig) -> "StepTimes":
+    def measured(cls, executor: Executor[Any], config: EngineConfig) -> "TurnTimes":
         """Time every compiled step that has no more tokens than the batch has rows.
 
         Args:
@@ -106,7 +106,7 @@ class StepTimes:
         return max(self.host_s + step_s if reads_first else max(self.host_s, step_s), 1e-6)
 
 
-def draft_lengths(scheduler: Scheduler, config: EngineConfig, times: StepTimes, in_flight: bool) -> dict[Sequence, int]:
+def draft_lengths(scheduler: Scheduler, config: EngineConfig, times: TurnTimes, in_flight: bool) -> dict[Sequence, int]:
     """How many tokens to draft for each decoding sequence, where it pays; see `lengths`."""
     decodes = [seq for seq in scheduler.running if seq.one_left]
     guessing = [seq for seq in decodes if seq.drafter is not None and seq.drafter.guesses]
@@ -120,7 +120,7 @@ def draft_lengths(scheduler: Scheduler, config: EngineConfig, times: StepTimes, 
     return {seq: count for seq, count in zip(guessing, chosen) if count}
 
 
-def lengths(drafting: list[DraftState], decodes: int, spare: int, times: StepTimes, in_flight: bool) -> list[int]:
+def lengths(drafting: list[DraftState], decodes: int, spare: int, times: TurnTimes, in_flight: bool) -> list[int]:
     """How many tokens to draft for each sequence; all 0 where drafts promise no gain.
 
     Args:

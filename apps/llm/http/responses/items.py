@@ -13,7 +13,7 @@ from apps.serving.ingress.bodies import Body
 TEXT_ONLY = "this server's models read only text, not images, files or audio"
 
 
-class TextPart(Body):
+class ItemTextPart(Body):
     type: Literal["input_text", "output_text"]
     text: str
 
@@ -30,7 +30,7 @@ class ReasoningPart(Body):
     text: str
 
 
-Texts = str | list[TextPart]
+Texts = str | list[ItemTextPart]
 
 
 def joined(texts: Texts) -> str:
@@ -46,7 +46,7 @@ class MessageItem(Body):
     def kept(self) -> dict[str, Any]:
         """The item as stored, with its content as a list."""
         kind = "output_text" if self.role == "assistant" else "input_text"
-        parts = [TextPart(type=kind, text=self.content)] if isinstance(self.content, str) else self.content
+        parts = [ItemTextPart(type=kind, text=self.content)] if isinstance(self.content, str) else self.content
         about = {"id": self.id or new_id("msg"), "type": "message", "status": "completed", "role": self.role}
         return about | {"content": [_part(part) for part in parts]}
 
@@ -154,5 +154,5 @@ def _role(item: Item) -> str:
     return "assistant"
 
 
-def _part(part: TextPart) -> dict[str, Any]:
+def _part(part: ItemTextPart) -> dict[str, Any]:
     return {"type": part.type, "text": part.text} | ({"annotations": []} if part.type == "output_text" else {})

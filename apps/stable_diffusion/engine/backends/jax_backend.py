@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.serving.compilation import CompileCount, use_compile_cache
-from apps.stable_diffusion.engine.backends.programs import DenoisingState, Given, Programs, Text
+from apps.stable_diffusion.engine.backends.programs import DenoisingState, EncodedPrompt, Given, Programs
 from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
 from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule
 from apps.stable_diffusion.engine.backends.trajectory import RESTING, Planner, Trajectory, batch_sizes, check_batch
@@ -227,7 +227,7 @@ class JaxBackend:
             pixels.update(zip(share, np.asarray(batch)))
         return [pixels[i] for i in range(len(pictures))]
 
-    def _encode_text(self, text: str) -> Text:
+    def _encode_text(self, text: str) -> EncodedPrompt:
         arrays = {name: array for name, array in self._weights.items() if name.startswith("text_encoder")}
         return self._compiled["text",](arrays, tuple(map(self._put, self._tokenizers(text).ids)))
 

@@ -30,7 +30,7 @@ AllWeights = Mapping[str, Mapping[str, jax.Array]]
 """Component -> tensor's name -> array."""
 
 
-class Text(NamedTuple):
+class EncodedPrompt(NamedTuple):
     """An encoded prompt."""
 
     context: jax.Array  # [positions, d]
@@ -47,8 +47,8 @@ class DenoisingState(NamedTuple):
 class Given(NamedTuple):
     """A picture's inputs; the same arrays in all its steps."""
 
-    prompt: Text
-    negative: Text | None  # None without guidance
+    prompt: EncodedPrompt
+    negative: EncodedPrompt | None  # None without guidance
     mask: jax.Array  # [h, w, 1] float32; 0 keeps the original
     original: jax.Array  # [h, w, 4] latents of the image of which parts are kept
     start_noise: jax.Array  # [h, w, 4]
@@ -66,19 +66,19 @@ class Programs:
     dtype: jnp.dtype
     guided: bool
 
-    def encode_text(self, weights: AllWeights, ids: tuple[jax.Array, ...]) -> Text:
+    def encode_text(self, weights: AllWeights, ids: tuple[jax.Array, ...]) -> EncodedPrompt:
         """One prompt; ids [1, positions] for each text encoder."""
         encoded = [self.text(i, NamedWeights(weights[TEXT_ENCODERS[i]]), ids[i]) for i in range(len(self.text_configs))]
         pooled = encoded[-1][1]
         context = jnp.concatenate([context for context, _ in encoded], axis=-1)
-        return Text(context[0], None if pooled is None else pooled[0])
+        return EncodedPrompt(context[0], None if pooled is None else pooled[0])
 
     def text(self, i: int, weights: NamedWeights, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Run the i-th text encoder: [1, positions] -> [1, positions, hidden], and [1, e] of XL's second."""
         is_xl = len(self.text_configs) == 2
         return text_encoder.encode(weights, self.text_configs[i], ids, is_xl, is_xl and i == 1)
 
-    def predict(self, weights: NamedWeights, x: jax.Array, time: jax.Array, text: Text) -> jax.Array:
+    def predict(self, weights: NamedWeights, x: jax.Array, time: jax.Array, text: EncodedPrompt) -> jax.Array:
         """The UNet's output for latents [n, h, w, 4] at times [n] with stacked texts: [n, h, w, 4] float32."""
         sizes = None
         if self.unet.size_width is not None:
@@ -170,12 +170,12 @@ class Programs:
         width, height = size
         return height // self.vae.reduction, width // self.vae.reduction, LATENT_CHANNELS
 
-    def texts(self, length: int) -> Text:
+    def texts(self, length: int) -> EncodedPrompt:
         """Shapes of an encoded prompt of this many positions."""
         width = sum(config["hidden_size"] for config in self.text_configs)
         is_xl = len(self.text_configs) == 2
         pooled = self.shape((self.text_configs[1]["projection_dim"],), self.dtype) if is_xl else None
-        return Text(self.shape((length, width), self.dtype), pooled)
+        return EncodedPrompt(self.shape((length, width), self.dtype), pooled)
 
     def functions(self, lengths: tuple[int, ...], size: tuple[int, int]) -> dict[str, Callable[[NamedWeights], Any]]:
         """Component -> a function of its weights that uses all that the programs use, on small arrays."""

@@ -54,7 +54,7 @@ class TorchText(NamedTuple):
         return TorchText(function(self.context), None if self.pooled is None else function(self.pooled))
 
 
-class Kept(NamedTuple):
+class KeptRegion(NamedTuple):
     """The part of an image that inpainting keeps."""
 
     mask: torch.Tensor  # [1, 1, h, w], 0 where it is kept
@@ -73,7 +73,7 @@ class TorchPicture:
     estimate: torch.Tensor
     prompt: TorchText
     negative: TorchText | None
-    kept: Kept | None  # never None on XLA
+    kept: KeptRegion | None  # never None on XLA
 
     @property
     def steps_total(self) -> int:
@@ -175,10 +175,10 @@ class TorchBackend:
             self._sync()
             if request.mask is not None:
                 mask = torch.from_numpy(plan.mask)[None, None].to(self._device)
-                kept = Kept(mask, original, start_noise.to(self._device))
+                kept = KeptRegion(mask, original, start_noise.to(self._device))
         if kept is None and self._xla:
             nothing = torch.zeros_like(start_noise)
-            kept = Kept(*(part.to(self._device) for part in (torch.ones_like(nothing[:, :1]), nothing, nothing)))
+            kept = KeptRegion(*(part.to(self._device) for part in (torch.ones_like(nothing[:, :1]), nothing, nothing)))
         negative = None
         if self._guided:
             negative = self._texts(request.negative_prompt)
@@ -254,7 +254,7 @@ class TorchBackend:
         noise: torch.Tensor | None,
         context: torch.Tensor,
         more: dict[str, torch.Tensor] | None,
-        kept: Kept | None,
+        kept: KeptRegion | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The next latents and estimates. `numbers` has each picture's `next_row`."""
         row = Row(*(numbers[:, i, None, None, None] for i in range(COLUMNS)))
@@ -294,14 +294,14 @@ class TorchBackend:
         drawn += [None] * (b - len(pictures))
         return torch.cat([still if noise is None else noise for noise in drawn]).to(self._device)
 
-    def _kept(self, batch: Sequence[TorchPicture]) -> Kept | None:
+    def _kept(self, batch: Sequence[TorchPicture]) -> KeptRegion | None:
         """What inpainting keeps of each picture; None if none is inpainted (never None on XLA)."""
         if all(picture.kept is None for picture in batch):
             return None
         nothing = torch.zeros_like(batch[0].latents)
         everywhere = torch.ones_like(nothing[:, :1])
-        each = [picture.kept or Kept(everywhere, nothing, nothing) for picture in batch]
-        return Kept(*(torch.cat(parts) for parts in zip(*each)))
+        each = [picture.kept or KeptRegion(everywhere, nothing, nothing) for picture in batch]
+        return KeptRegion(*(torch.cat(parts) for parts in zip(*each)))
 
     def _filled_up(self, request: PictureRequest, n: int) -> list[TorchPicture]:
         """Pictures of the request's size that pad a batch on XLA: always the same ones, each with its own tensors."""

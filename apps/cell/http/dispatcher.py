@@ -38,7 +38,7 @@ class Front(Protocol):
         """Call the admin. Raises CellError."""
 
 
-class Caller:
+class Dispatcher:
     """Finds the published model of a request, checks that the caller may use it, and relays the request."""
 
     def __init__(self, cell: str, front: Front, relay: Relay):
