@@ -8,12 +8,12 @@ from kuberay.check.nodes import version
 from kuberay.check.pods import Container
 from kuberay.check.rules import Problem, error, note, rule, warning
 
-_RAY_IMAGE = re.compile(r"(?:^|/)rayproject/ray(?:-ml|-llm)?:(\d+\.\d+\.\d+)[^-@]*(?:-py3(\d+))?")
+_RAY_IMAGE = re.compile(r"(?:^|/)rayproject/ray(?:-ml|-llm)?:(\d+\.\d+\.\d+)")
 
 
 @rule(RayCluster, "ray-version", "KubeRay 1.7: rayVersion chooses probes, autoscaler and authentication")
 def ray_version(cluster: RayCluster) -> Iterator[Problem]:
-    """rayVersion is written and is that of the images; all nodes run one Ray (and one Python)."""
+    """rayVersion is written and is that of the images."""
     node = cluster.node["rayVersion"]
     if node.placeholder:
         return
@@ -27,17 +27,10 @@ def ray_version(cluster: RayCluster) -> Iterator[Problem]:
             node, f"{node.text!r} is no version: the KubeRay operator cannot compare it", "write it as in 2.60.0"
         )
     for title, image, match in tagged:
-        ray, python = match.groups()
+        ray = match[1]
         if cluster.ray_version is not None and version(ray) != cluster.ray_version:
             why = f"{title} runs Ray {ray}, and the KubeRay operator sets up probes and autoscaler for {node.value}"
             yield warning(image, why, f"write rayVersion: {ray}, or change the image")
-        first, first_ray, first_python = tagged[0][0], *tagged[0][2].groups()
-        if ray != first_ray:
-            why = f"{title} runs Ray {ray}, {first} runs {first_ray}: ray start refuses to join a cluster of another"
-            yield error(image, why, "use one version for all groups")
-        elif None not in (python, first_python) and python != first_python:
-            why = f"{title} runs Python 3.{python}, {first} 3.{first_python}: ray start refuses to join another"
-            yield error(image, why, "use one Python for all groups")
 
 
 @rule(Container, "image-tag", "Kubernetes: tags move, digests and versions do not")

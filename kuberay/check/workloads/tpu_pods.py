@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node, quantity
 from kuberay.check.pods import Container, Pod
-from kuberay.check.rules import Problem, error, note, rule, warning
+from kuberay.check.rules import Problem, error, rule, warning
 from ray_configs.labels import TPU
 
 _MEMORY_UNSURE = frozenset({"ct6e-standard-1t"})
@@ -83,14 +83,6 @@ def privileged(container: Container) -> Iterator[Problem]:
     if node.true and container.asks_tpu and not container.init:
         why = "the container is root on the node: GKE Autopilot refuses it, and TPUs have not needed it since GKE 1.28"
         yield warning(node, why, "take privileged out")
-
-
-@rule(Pod, "tpu-toleration", "GKE: taint google.com/tpu=present:NoSchedule of TPU node pools")
-def toleration(pod: Pod) -> Iterator[Problem]:
-    """TPU nodes are tainted; GKE's admission adds the toleration for the resource that is asked for, others do not."""
-    if pod.asks_tpu and not pod.tolerates_tpu:
-        why = f"does not tolerate the taint {TPU} of TPU nodes: GKE adds the toleration, other clusters may not"
-        yield note(pod.spec["tolerations"], why, f"add a toleration with key {TPU}, operator Exists, effect NoSchedule")
 
 
 @rule(Pod, "tpu-workload", "Kubernetes: Pods of a Deployment have no stable names")

@@ -91,6 +91,8 @@ LEFT = (
     Case(good.cluster, f"{BOX} livenessProbe", {**PROBE, "tcpSocket": {"port": 1}}, "handler"),
     Case(good.cluster, f"{BOX} lifecycle", {"preStop": {}}, "handler"),
     Case(good.cluster, f"{POD} serviceAccountName", "nobody", "error looking up"),
+    Case(good.cluster, f"{GROUP} groupName", "TPU_Group", "RFC 1123"),
+    Case(good.cluster, f"{GROUP} groupName", "t" * 60, "63"),
 )  # fmt: skip
 TAKEN = (
     Case(good.cluster, f"{POD} tolerations 1", {"operator": "Exists"}),
