@@ -148,7 +148,7 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
     try:
         if isinstance(body, ChatBody):
             prompt, turn = engine.chat(body.request())
-            prompts, opened.params = [prompt], turn.held(opened.params)
+            prompts, opened.params = [prompt], turn.constrained(opened.params)
             opened.reader = turn.reader
         else:
             prompts = each(body.prompt)

@@ -1,5 +1,5 @@
-"""A chat apart from any dialect: its messages and tools, and what the model's answer consists of. No JAX here.
+"""Chats, independent of any dialect: messages, tools and the parts of the model's answer. No JAX here.
 
-`events` is what an answer is made of, `reader` takes it apart while it comes, `formats/` has how each family of models
-writes a call, and `grammar` holds an answer to its tools.
+`events` are the parts of an answer, `reader` parses an answer into them as it streams, `formats/` has each model
+family's way of writing calls, and `grammar` constrains an answer to valid calls.
 """

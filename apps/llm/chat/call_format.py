@@ -1,4 +1,4 @@
-"""How a family of models writes tool calls, as its answers are read and as they are held to it."""
+"""Base class of call formats: parses a model family's tool calls and describes them as a grammar."""
 
 import json
 from abc import ABC, abstractmethod
@@ -8,31 +8,31 @@ from apps.llm.chat.reader import END, AnswerReader, Machine
 
 
 def literal(text: str) -> str:
-    """A text as Lark writes it."""
+    """A text as a Lark literal."""
     return json.dumps(text) if text else ""
 
 
 def mark(text: str, tokens: Mapping[str, int]) -> str:
-    """A mark in Lark: one token, where the tokenizer has it as one, else its text."""
+    """A mark in Lark: a token if it is a single token, else its text."""
     return f"<[{tokens[text]}]>" if text in tokens else literal(text)
 
 
 class CallFormat(ABC):
-    """One way of writing calls: a mark, what follows it, and a call's own text round its arguments."""
+    """A call format: a mark, then calls, each with its own text around its arguments."""
 
     mark = ""
-    """What comes before calls, wherever they stand; "": they stand where the answer begins, and nowhere else."""
+    """Precedes calls anywhere in an answer; if "", calls are only at the beginning of an answer."""
     other_marks: tuple[str, ...] = ()
-    """What else may be one token of the model's."""
+    """Other marks that may be a single token."""
     tag = ""
-    """Without a mark: what may stand before calls all the same, and then in the middle of an answer too."""
-    leads = ""
-    """Of calls without a mark: the characters that one may begin with."""
-    joint: str | None = None
-    """What stands between one mark's calls and the next mark; None: all calls follow one mark."""
+    """In a format without a mark: an optional mark, after which calls may be anywhere in an answer."""
+    first_chars = ""
+    """In a format without a mark: the characters that a call may begin with."""
+    separator: str | None = None
+    """Separates one mark's calls from the next mark; None if all calls follow one mark."""
 
     def read(self, reader: AnswerReader, char: str) -> Machine:
-        """Text and calls, up to the answer's end."""
+        """Reads text and calls up to the answer's end."""
         if not self.mark:
             char = yield from reader.attempt("", char, self.read_calls)
         while before := self.mark or self.tag:
@@ -44,22 +44,22 @@ class CallFormat(ABC):
 
     @abstractmethod
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
-        """One call or several, up to the first character after them."""
+        """Reads one or more calls; returns the first character after them."""
 
     @abstractmethod
     def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
-        """What stands before and after a call's arguments, which are JSON; in Lark."""
+        """The Lark before and after a call's JSON arguments."""
 
     def calls(self, tokens: Mapping[str, int], one: bool) -> str:
-        """What follows a mark, in Lark; `call` is any of the calls."""
+        """The Lark after a mark; `call` is a rule for any call."""
         return "call"
 
     def call_id(self, call_id: str) -> str:
-        """A call's id as the chat template takes it."""
+        """A call's id in the form that the chat template accepts."""
         return call_id
 
 
 def listed(one: bool, opens: str = "[", between: str = ", ", closes: str = "]") -> str:
-    """Calls one after another, in Lark."""
+    """A list of calls, in Lark."""
     more = "" if one else f"({literal(between)} call)*"
     return f"{literal(opens)} call {more} {literal(closes)}"

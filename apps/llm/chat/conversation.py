@@ -1,4 +1,4 @@
-"""A conversation as chat templates have it, made by a dialect message by message."""
+"""A conversation in the form of chat templates; a dialect builds it message by message."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,26 +9,26 @@ from apps.llm.api import RequestError
 from apps.llm.chat.tools import NO_TOOLS, ToolUse
 
 PARAGRAPH = "\n\n"
-"""Between texts that are joined to one turn."""
+"""Separates texts that are joined into one turn."""
 
 
 def thinking_fields(thinks: bool) -> dict[str, bool]:
-    """Variables of chat templates that let a model think before it answers, or not; a template knows one or none."""
+    """Chat template variables that turn a model's reasoning on or off; a template uses at most one of them."""
     return {"enable_thinking": thinks, "thinking": thinks}
 
 
 def effort_fields(effort: str | None) -> dict[str, Any]:
-    """Variables of chat templates for OpenAI's effort of reasoning; `none` is no thinking."""
+    """Chat template variables for OpenAI's reasoning effort; `none` turns reasoning off."""
     return {} if effort is None else {"reasoning_effort": effort, **thinking_fields(effort != "none")}
 
 
 @dataclass(frozen=True)
 class PastCall:
-    """A call in an earlier answer of the model's.
+    """A call in an earlier answer.
 
     Args:
         arguments: JSON, as the model wrote it.
-        field: where the client has the arguments.
+        field: path of the arguments in the client's request.
     """
 
     id: str
@@ -37,30 +37,30 @@ class PastCall:
     field: str
 
     def parsed(self) -> dict[str, Any]:
-        """Raises RequestError: they are no JSON object."""
+        """The arguments. Raises RequestError if they are not a JSON object."""
         try:
             arguments = json.loads(self.arguments or "{}")
         except (ValueError, RecursionError) as error:
             raise RequestError(self.field, f"{self.field} must be JSON: {error}") from None
         if not isinstance(arguments, dict):
-            raise RequestError(self.field, f"{self.field} must be the JSON of an object, not of {self.arguments[:40]}")
+            raise RequestError(self.field, f"{self.field} must be a JSON object, not {self.arguments[:40]}")
         return arguments
 
 
 class Conversation:
-    """Messages, oldest first; `messages` is what a chat template is given."""
+    """Builds `messages` for the chat template, oldest first."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._called: dict[str, str] = {}  # id -> tool, of the calls that may be answered now
+        self._called: dict[str, str] = {}  # id -> tool, of the calls in the last assistant message
 
     def say(self, role: str, text: str) -> None:
-        """What anyone but the model says."""
+        """Adds a message of any role but the assistant's."""
         self._called = {}
         self.messages.append({"role": role, "content": text})
 
     def answer(self, text: str, reasoning: str | None = None, calls: Sequence[PastCall] = ()) -> None:
-        """What the model said. Raises RequestError where a call's arguments cannot be read."""
+        """Adds an assistant message. Raises RequestError if a call's arguments are not a JSON object."""
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -73,9 +73,9 @@ class Conversation:
         self.messages.append(message)
 
     def result(self, call_id: str, text: str, field: str) -> None:
-        """What a tool answered. Raises RequestError, naming `field`, if it was not called just before."""
+        """Adds a tool's result. Raises RequestError, naming `field`, if the last assistant message has no such call."""
         if call_id not in self._called:
-            known = f"its calls are {', '.join(self._called)}" if self._called else "that message calls none"
+            known = f"its calls are {', '.join(self._called)}" if self._called else "that message has no calls"
             raise RequestError(
                 field, f"{field}: no call {call_id!r} is in the assistant's message before this result: {known}"
             )
@@ -85,11 +85,11 @@ class Conversation:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A chat as a dialect hands it on: what makes its prompt, and what its answer may be.
+    """A chat, independent of its dialect: the prompt's messages and the tools.
 
     Args:
-        messages: as a `Conversation` has them.
-        template_fields: further variables of the chat template.
+        messages: those of a `Conversation`.
+        template_fields: additional variables for the chat template.
     """
 
     messages: Sequence[Mapping[str, Any]]

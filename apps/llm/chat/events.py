@@ -1,35 +1,35 @@
-"""What an answer is made of, in the order in which it comes. Each dialect writes these as its own JSON."""
+"""The events of an answer, in order. Each dialect writes them as its own JSON."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class SaidText:
+class TextPiece:
     """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoned:
-    """A piece of what the model thinks before it answers."""
+class ReasoningPiece:
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegins:
-    """A call to a tool that was offered. Its arguments follow, then its end; no other call begins before that."""
+class CallStart:
+    """The start of a call to an offered tool. Its arguments and end follow before the next call begins."""
 
-    index: int  # which call of the answer, from 0
+    index: int  # of the call in the answer, from 0
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsPiece:
-    """A piece of the arguments of the call that has begun. All of them joined are a JSON object.
+    """A piece of the open call's arguments. Joined, the pieces are a JSON object.
 
-    They are not if the answer was cut short or, with arguments that nothing enforces, if the model wrote no JSON.
+    Exceptions: the answer was cut short, or the arguments are not enforced and the model wrote invalid JSON.
     """
 
     index: int
@@ -37,10 +37,10 @@ class ArgumentsPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnds:
-    """The end of the call that has begun: of its arguments, or of an answer that stops in the middle of them."""
+class CallEnd:
+    """The end of the open call: its arguments are complete, or the answer was cut short in them."""
 
     index: int
 
 
-ChatEvent = SaidText | Reasoned | CallBegins | ArgumentsPiece | CallEnds
+ChatEvent = TextPiece | ReasoningPiece | CallStart | ArgumentsPiece | CallEnd

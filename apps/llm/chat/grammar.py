@@ -1,7 +1,7 @@
-"""A grammar that holds an answer to its tools, in llguidance's dialect of Lark.
+"""Grammars that constrain an answer's tool calls, in llguidance's dialect of Lark.
 
-Reasoning and text stay free. What is held is what a mark begins, or, of calls without a mark, an answer that begins as
-a call does. So a format's reader finds every call that its grammar lets through.
+Reasoning and text stay free. Constrained is what follows a mark, or, in formats without a mark, an answer that begins
+like a call. So a format's reader finds every call that its grammar allows.
 """
 
 import json
@@ -16,46 +16,46 @@ from apps.llm.chat.reader import ReasoningMarks
 
 Schema = Mapping[str, Any]
 ANY = r"/(?s:.*)/"
-GAP = r"/[ \n]{0,4}/"  # between reasoning and what must follow it
+GAP = r"/[ \n]{0,4}/"  # between reasoning and a constrained answer
 JSON_OPTIONS = {"whitespace_pattern": r"\n?[ ]{0,16}"}
-"""White space between JSON's parts: a small model may otherwise write line breaks for ever."""
+"""Limits white space in JSON: a small model may otherwise write line breaks forever."""
 
 
 @dataclass(frozen=True)
-class HeldCall:
-    """A tool, and what its arguments are held to."""
+class ConstrainedCall:
+    """A tool, and the schema that its arguments must follow."""
 
     name: str
     schema: Schema
 
 
 @dataclass(frozen=True)
-class Held:
-    """What an answer is held to.
+class Constraint:
+    """Constraints on an answer.
 
     Args:
         calls: the tools that may be called.
-        needed: the answer is a call; else it may be a text.
-        one: no second call.
-        content: the JSON schema of a text, if it is not free.
+        needed: whether the answer must be a call rather than text.
+        one: whether at most one call is allowed.
+        content: JSON schema of a text answer; None for free text.
     """
 
-    calls: Sequence[HeldCall] = ()
+    calls: Sequence[ConstrainedCall] = ()
     needed: bool = False
     one: bool = False
     content: Schema | None = None
 
 
 def json_rule(schema: Schema) -> str:
-    """A JSON schema inside Lark. What the client says of llguidance's own options does not count."""
+    """A JSON schema as a Lark rule. Overrides llguidance options in the client's schema."""
     return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
 
 
 def loaded_schema(schema: str | Schema) -> Schema:
-    """A JSON schema, given as JSON or as an object; an empty one means any JSON object.
+    """A JSON schema given as JSON text or as an object; an empty one allows any JSON object.
 
     Raises:
-        RequestError: it is not JSON.
+        RequestError: the text is not JSON.
     """
     if isinstance(schema, str):
         try:
@@ -68,20 +68,20 @@ def loaded_schema(schema: str | Schema) -> Schema:
 
 
 def arguments_schema(parameters: Schema | None) -> Schema:
-    """The schema of a tool's arguments, which are an object whatever else it says.
+    """The schema of a tool's arguments, restricted to objects.
 
     Raises:
-        ValueError: it does not allow an object.
+        ValueError: the schema does not allow an object.
     """
     parameters = {"properties": {}, "additionalProperties": False} if parameters is None else parameters
     kinds = parameters.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
-        raise ValueError(f"a tool's arguments are an object, but the schema's type is {kinds!r}")
+        raise ValueError(f"a tool's arguments must be an object, but the schema's type is {kinds!r}")
     return {**parameters, "type": "object"}
 
 
 def lark(
-    held: Held,
+    spec: Constraint,
     format_: CallFormat | None,
     tokens: Mapping[str, int],
     reasoning: ReasoningMarks | None = None,
@@ -90,65 +90,63 @@ def lark(
     """The grammar.
 
     Args:
-        format_: how calls are written; None: there are none.
-        tokens: the marks that are one token of the model's, with their ids.
-        opened: the prompt has opened the reasoning.
+        format_: format of calls; None if there are none.
+        tokens: ids of the marks that are a single token.
+        opened: whether the prompt already has the opening mark of the reasoning.
     """
-    rules = ["%llguidance {}", f"start: {_start(held, format_, tokens, reasoning, opened)}"]
+    rules = ["%llguidance {}", f"start: {_start(spec, format_, reasoning, opened)}"]
     if reasoning is not None:
         rules.append(f"thought: {mark(reasoning.opens, tokens)} thought_rest")
         rules += _until("thought_rest", reasoning.closes, tokens)
-    if held.content is not None:
-        rules.append(f"content: {json_rule(held.content)}")
+    if spec.content is not None:
+        rules.append(f"content: {json_rule(spec.content)}")
     else:
         barred = [m for m in (reasoning.opens if reasoning else "", *_call_marks(format_)) if m]
         text = "".join(rf" & ~/(?s:.*){_escaped(m)}(?s:.*)/" for m in barred)
         if format_ is not None and not format_.mark:
-            text += rf" & ~/\s*[{re.escape(format_.leads)}](?s:.*)/"
+            text += rf" & ~/\s*[{re.escape(format_.first_chars)}](?s:.*)/"
         rules.append(f"TEXT: {ANY}{text}")
     if format_ is not None:
-        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(held.calls))))
-        for i, call in enumerate(held.calls):
+        rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(spec.calls))))
+        for i, call in enumerate(spec.calls):
             before, after = format_.call(call.name, tokens)
             rules += [f"call_{i}: {before} arguments_{i} {after}", f"arguments_{i}: {json_rule(call.schema)}"]
-        rules.append(f"calls: {format_.calls(tokens, held.one)}")
+        rules.append(f"calls: {format_.calls(tokens, spec.one)}")
         rules += [f"marked: {mark(m, tokens)} calls" for m in _call_marks(format_)]
         if format_.mark:
             rules += _until("head", format_.mark, tokens, text="TEXT")
     return "\n".join(rules) + "\n"
 
 
-def _start(
-    held: Held, format_: CallFormat | None, tokens: Mapping[str, int], reasoning: ReasoningMarks | None, opened: bool
-) -> str:
-    free_text = held.content is None and not held.needed
+def _start(spec: Constraint, format_: CallFormat | None, reasoning: ReasoningMarks | None, opened: bool) -> str:
+    free_text = spec.content is None and not spec.needed
     thought = "" if reasoning is None else "thought_rest" if opened else "thought?"
     if thought and not free_text:
         thought = f"(thought_rest {GAP})" if opened else f"(thought {GAP})?"
-    return f"{thought} ({_answer(held, format_, free_text)})"
+    return f"{thought} ({_answer(spec, format_, free_text)})"
 
 
-def _answer(held: Held, format_: CallFormat | None, free_text: bool) -> str:
+def _answer(spec: Constraint, format_: CallFormat | None, free_text: bool) -> str:
     if format_ is None:
-        return "content" if held.content is not None else "TEXT"
-    several = f"({literal(format_.joint)} marked)*" if format_.joint is not None and not held.one else ""
+        return "content" if spec.content is not None else "TEXT"
+    several = f"({literal(format_.separator)} marked)*" if format_.separator is not None and not spec.one else ""
     forced = f"marked {several}" if format_.mark else "calls | marked" if format_.tag else "calls"
-    if held.needed:
+    if spec.needed:
         return forced
     if not free_text:
         return f"content | {forced}"
     if not format_.mark:
         return f"TEXT | {forced}"
-    return "TEXT | head calls" if held.one else "(head calls)* TEXT"
+    return "TEXT | head calls" if spec.one else "(head calls)* TEXT"
 
 
 def _call_marks(format_: CallFormat | None) -> list[str]:
-    """What stands before calls; at most one."""
+    """The mark before calls, if any."""
     return [] if format_ is None else [m for m in (format_.mark or format_.tag,) if m]
 
 
 def _until(rule: str, m: str, tokens: Mapping[str, int], text: str = "ANYTHING") -> list[str]:
-    """Rules for any text up to the first mark, and the mark."""
+    """Rules for any text up to and including the first mark."""
     if m in tokens:
         return [f"{rule}: {text} {mark(m, tokens)}", *([f"ANYTHING: {ANY}"] if text == "ANYTHING" else [])]
     return [f"{rule}[lazy]: /(?s:.*){_escaped(m)}/"]

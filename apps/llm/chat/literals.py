@@ -1,4 +1,4 @@
-"""Arguments that are written in almost JSON, as JSON: Python's literals, and Gemma's strings between marks."""
+"""Converts arguments written in near-JSON to JSON: Python literals, and Gemma's strings between marks."""
 
 import json
 import math
@@ -7,8 +7,8 @@ import sys
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from apps.llm.chat.reader import END, Machine, Unfit
-from apps.llm.chat.values import Say, blank, exactly
+from apps.llm.chat.reader import END, Machine, NotACall
+from apps.llm.chat.values import Emit, blank, exactly
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 WORDS = {word: json_word for json_word in ("true", "false", "null") for word in (json_word, json_word.capitalize())}
@@ -19,54 +19,54 @@ HEX = {"x": 2, "u": 4, "U": 8}
 
 @dataclass
 class Nest:
-    """An object or an array that is open."""
+    """An open object or array."""
 
     closes: str
-    after_key: str  # "": an array
+    after_key: str  # "" for an array
     filled: bool = False
 
 
-def members(char: str, say: Say, closes: str, after_key: str = ":", quote: str = "") -> Machine:
-    """The members of an object, from the character after its opening bracket to the one after its closing bracket.
+def members(char: str, emit: Emit, closes: str, after_key: str = ":", quote: str = "") -> Machine:
+    """Parses an object's members, from the character after its opening bracket to the one after its closing bracket.
 
     Args:
-        after_key: what stands between a key and its value; inside values it is ":".
-        quote: a mark that stands round strings in which nothing is escaped.
+        after_key: separates a key from its value; always ":" in nested objects.
+        quote: a mark around strings without escapes.
     """
-    say("{")
+    emit("{")
     nests = [Nest(closes, after_key)]
     while nests:
         nest = nests[-1]
         char = yield from blank(char)
-        if nest.filled and char == ",":  # one more may stand before the end
+        if nest.filled and char == ",":  # a trailing comma is allowed
             char = yield
             char = yield from blank(char)
         elif nest.filled and char != nest.closes:
-            raise Unfit(char)
+            raise NotACall(char)
         if char == nest.closes:
             nests.pop()
-            say("}" if nest.after_key else "]")
+            emit("}" if nest.after_key else "]")
             char = yield
             continue
         if nest.filled:
-            say(", ")
+            emit(", ")
         nest.filled = True
         if nest.after_key:
-            char = yield from _key(char, nest.after_key, quote, say)
+            char = yield from _key(char, nest.after_key, quote, emit)
             char = yield from blank(char)
         if char is not END and char in "{[(":
             nests.append(Nest({"{": "}", "[": "]", "(": ")"}[char], ":" if char == "{" else ""))
-            say("{" if char == "{" else "[")
+            emit("{" if char == "{" else "[")
             char = yield
         elif char in ('"', "'") or (quote and char == quote[0]):
-            char = yield from _text(char, say, quote)
+            char = yield from _text(char, emit, quote)
         else:
             written, char = yield from _bare(char, ",)]}")
-            say(_scalar(written))
+            emit(_scalar(written))
     return char
 
 
-def _key(char: str, after: str, quote: str, say: Say) -> Machine:
+def _key(char: str, after: str, quote: str, emit: Emit) -> Machine:
     if char in ('"', "'") or (quote and char == quote[0]):
         raw: list[str] = []
         char = yield from _text(char, raw.append, quote)
@@ -76,7 +76,7 @@ def _key(char: str, after: str, quote: str, say: Say) -> Machine:
         key = json.dumps(written, ensure_ascii=False)
     char = yield from blank(char)
     char = yield from exactly(char, after)
-    say(key + ": ")
+    emit(key + ": ")
     return char
 
 
@@ -86,12 +86,12 @@ def _bare(char: str, ends: str) -> Generator[None, str, tuple[str, str]]:
         letters.append(char)
         char = yield
     if not letters or char is END:
-        raise Unfit(char)
+        raise NotACall(char)
     return "".join(letters), char
 
 
 def _scalar(written: str) -> str:
-    """A number or a word as JSON; what is neither is a string that lacks its quotes."""
+    """A number or keyword as JSON; anything else is a string without quotes."""
     if written in WORDS:
         return WORDS[written]
     if NUMBER.fullmatch(written):
@@ -109,37 +109,37 @@ def _scalar(written: str) -> str:
     return json.dumps(written, ensure_ascii=False)
 
 
-def _text(char: str, say: Say, quote: str) -> Machine:
-    """A string, as JSON's."""
+def _text(char: str, emit: Emit, quote: str) -> Machine:
+    """Converts a string to JSON's."""
     marked = char not in ('"', "'")
     closes = quote if marked else char
     char = yield from exactly(char, closes)
-    say('"')
+    emit('"')
     while True:
         if char is END:
-            raise Unfit(END)
+            raise NotACall(END)
         if char == closes[0]:
             found = 0
             while found < len(closes) and char == closes[found]:
                 found += 1
                 char = yield
             if found == len(closes):
-                say('"')
+                emit('"')
                 return char
             if char is not END:
-                say(_escaped(closes[:found]))
+                emit(_escaped(closes[:found]))
         elif char == "\\" and not marked:
             char = yield
-            char = yield from _escape(char, say)
+            char = yield from _escape(char, emit)
         else:
-            say(_escaped(char))
+            emit(_escaped(char))
             char = yield
 
 
-def _escape(char: str, say: Say) -> Machine:
-    """What follows a backslash, as JSON writes it."""
+def _escape(char: str, emit: Emit) -> Machine:
+    """Converts the rest of an escape, after its backslash, to JSON's."""
     if char is END:
-        raise Unfit(END)
+        raise NotACall(END)
     if char in HEX:
         digits = ""
         letter = char
@@ -148,14 +148,14 @@ def _escape(char: str, say: Say) -> Machine:
             digits += char
             char = yield
         if char is END:
-            raise Unfit(END)
+            raise NotACall(END)
         if len(digits) < HEX[letter] or int(digits, 16) > sys.maxunicode:
-            say("\\\\" + letter + digits)
-        else:  # halves of surrogate pairs stay as they are written
-            say("\\u" + digits.zfill(4) if letter != "U" else _escaped(chr(int(digits, 16))))
+            emit("\\\\" + letter + digits)
+        else:  # halves of surrogate pairs stay escaped
+            emit("\\u" + digits.zfill(4) if letter != "U" else _escaped(chr(int(digits, 16))))
         return char
-    if char != "\n":  # Python's strings go on after a line's end that is escaped
-        say(ESCAPES.get(char) or "\\\\" + _escaped(char))
+    if char != "\n":  # an escaped line end continues a Python string
+        emit(ESCAPES.get(char) or "\\\\" + _escaped(char))
     return (yield)
 
 

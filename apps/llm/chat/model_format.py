@@ -1,4 +1,4 @@
-"""What a model's chat template tells of its answers: how calls are written, and where the reasoning stands."""
+"""A model's answer format, detected from its chat template: how it writes calls and how it marks reasoning."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from apps.llm.chat.formats.mistral import ARGS, MARK, Mistral
 from apps.llm.chat.formats.plain import Plain
 from apps.llm.chat.formats.pythonic import TAG as PYTHON_TAG
 from apps.llm.chat.formats.pythonic import Pythonic
-from apps.llm.chat.grammar import Held, lark, loaded_schema
+from apps.llm.chat.grammar import Constraint, lark, loaded_schema
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
 
@@ -26,17 +26,17 @@ REASONING = {
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
 }
 UNREAD = ("<function=", "<arg_key>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>")
-"""In templates of families whose calls are written in ways that are not read here."""
+"""Marks in the templates of model families whose call formats are not supported."""
 
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """A model's own ways.
+    """A model's answer format.
 
     Args:
-        calls: None: its calls are not read, or it has none.
-        takes_tools: its chat template shows tools to the model.
-        tokens: the marks that are one token each, with their ids.
+        calls: format of its calls; None if it has none, or an unsupported one.
+        takes_tools: whether its chat template shows tools to the model.
+        tokens: ids of the marks that are a single token.
     """
 
     calls: CallFormat | None = None
@@ -46,7 +46,7 @@ class ModelFormat:
 
     @classmethod
     def of(cls, template: str, calls: ToolCallFormat = "auto", reasoning: ReasoningFormat = "auto") -> "ModelFormat":
-        """Of a chat template (empty: there is none), or as the config says."""
+        """The format of a chat template ("" if there is none), or the one that the config names."""
         takes_tools = re.search(r"\btools\b", template) is not None
         found = next((marks for marks in REASONING.values() if marks.opens in template), None)
         return cls(
@@ -57,7 +57,7 @@ class ModelFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What may be one token each."""
+        """The marks that may be a single token."""
         return (*self._reasoning_marks, *self._call_marks)
 
     @property
@@ -69,25 +69,25 @@ class ModelFormat:
         return () if self.calls is None else (self.calls.mark or self.calls.tag, *self.calls.other_marks)
 
     def shown(self, with_calls: bool) -> frozenset[int]:
-        """The special tokens that are part of an answer's text, for its reader."""
+        """The special tokens to keep in an answer's text, because its reader needs them."""
         marks = self.marks if with_calls else self._reasoning_marks
         return frozenset(self.tokens[mark] for mark in marks if mark in self.tokens)
 
     def check(self, request: ChatRequest) -> None:
-        """Raises RequestError where the model cannot be offered these tools."""
+        """Raises RequestError if the model cannot be offered these tools."""
         request.tools.check()
         if not request.tools.offered:
             return
         if not self.takes_tools:
-            raise RequestError("tools", "tools: this model's chat template has no place for them")
+            raise RequestError("tools", "tools: this model's chat template does not support tools")
         if self.calls is None:
             raise RequestError(
                 "tools",
-                "tools: how this model writes its calls is not known; the server's config says it as tool_call_format",
+                "tools: the format of this model's calls is unknown; set tool_call_format in the server's config",
             )
 
     def messages(self, request: ChatRequest) -> Sequence[Mapping[str, Any]]:
-        """With ids of calls as the template takes them."""
+        """The messages, with call ids in the form that the template accepts."""
         if self.calls is None:
             return request.messages
         return [self._with_ids(message, self.calls) for message in request.messages]
@@ -101,20 +101,20 @@ class ModelFormat:
         return message
 
     def turn(self, request: ChatRequest, prompt: str) -> "Turn":
-        """The answer's side of a request whose prompt is rendered."""
+        """The model's turn after a rendered prompt."""
         marks, end = self.reasoning, prompt.rstrip()
-        if marks is None or end.endswith(marks.closes):  # the prompt has the reasoning already: none, most likely
+        if marks is None or end.endswith(marks.closes):  # the prompt ends with (usually empty) reasoning
             return Turn(self, request, None)
         return Turn(self, request, marks, opened=end.endswith(marks.opens))
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the model's: what holds its answers, and what reads them.
+    """One turn of the model: constrains its answers and makes their readers.
 
     Args:
-        reasoning: the marks of what may come before the answer.
-        opened: the prompt has the first of them.
+        reasoning: marks of the reasoning that may precede the answer.
+        opened: whether the prompt already has the opening mark.
     """
 
     model: ModelFormat
@@ -124,11 +124,11 @@ class Turn:
 
     @property
     def is_plain(self) -> bool:
-        """Answers are text, and nothing else."""
+        """Whether answers are only text."""
         return self.reasoning is None and not self.request.tools.offered
 
     def reader(self) -> AnswerReader | None:
-        """For one answer; None: it is text, and nothing else."""
+        """A reader for one answer; None if it is only text."""
         if self.is_plain:
             return None
         tools = self.request.tools
@@ -136,27 +136,27 @@ class Turn:
         names = [tool.name for tool in tools.offered]
         return AnswerReader(calls, names, self.reasoning, self.opened, tools.one_call)
 
-    def held(self, params: SamplingParams) -> SamplingParams:
-        """With what the tools ask for. Raises RequestError where a schema cannot be followed."""
+    def constrained(self, params: SamplingParams) -> SamplingParams:
+        """`params` with a grammar that enforces tools and schema. Raises RequestError for an unsupported schema."""
         if self.is_plain:
             return params
         tools, model = self.request.tools, self.model
         content = None if params.json_schema is None else loaded_schema(params.json_schema)
         shown = model.shown(bool(tools.offered))
-        if not tools.is_held and (content is None or (self.reasoning is None and not tools.offered)):
+        if not tools.is_constrained and (content is None or (self.reasoning is None and not tools.offered)):
             return replace(params, shown_tokens=shown)
         schema = None if content is None or tools.mode == "required" else content
-        held = Held(tools.held_calls(), tools.mode == "required", tools.one_call, schema)
+        wanted = Constraint(tools.constrained_calls(), tools.mode == "required", tools.one_call, schema)
         calls = model.calls if tools.offered else None
-        enforced = [(f"{tool.field}.{tool.schema_field}", call.schema) for tool, call in zip(tools.offered, held.calls)]
+        enforced = [(f"{tool.field}.{tool.schema_field}", c.schema) for tool, c in zip(tools.offered, wanted.calls)]
         if schema is not None:
             enforced.append(("response_format", schema))
-        text = lark(held, calls, model.tokens, self.reasoning, self.opened)
+        text = lark(wanted, calls, model.tokens, self.reasoning, self.opened)
         return replace(params, json_schema=None, grammar=Grammar(text, tuple(enforced)), shown_tokens=shown)
 
 
 def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
-    """The format that is chosen, or found by its marks."""
+    """The chosen format, or the one whose marks the template has."""
     gemma = Gemma(GEMMA4 if GEMMA4.opens in template else FUNCTION_GEMMA)
     mistral = Mistral(named=ARGS in template)
     formats: dict[str, CallFormat | None] = {

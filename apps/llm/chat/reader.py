@@ -1,17 +1,17 @@
-"""Takes an answer apart while it comes: text, reasoning and tool calls.
+"""Parses an answer into text, reasoning and tool calls while it streams.
 
-It is a state machine over characters, written as generators: each is sent the next character, and the line where it
-waits is its state. So the events are the same however the text is cut into pieces.
+The parser is a state machine over characters, written as generators: each is sent the next character, and the line
+where it waits is its state. So the events do not depend on how the text is split into pieces.
 
-Every generator gets the first character of its part and returns the first one after it; END stands for the answer's
-end. What turns out to be no call is text: the characters since the last event are kept until it is clear.
+Every generator is given the first character of its part and returns the first one after it; END is the answer's end.
+A possible call is buffered until it is certain; if it turns out not to be one, it becomes text.
 """
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, ChatEvent, Reasoned, SaidText
+from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 
 if TYPE_CHECKING:
     from apps.llm.chat.call_format import CallFormat
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
 END = ""
 
 Machine = Generator[None, str, str]
-"""Is sent characters; returns the first that it has no use for."""
+"""Is sent characters; returns the first one after its part."""
 
 
-class Unfit(Exception):
-    """What was read is no call. `char` is the first character that did not fit."""
+class NotACall(Exception):
+    """The text is not a call. `char` is the first character that did not fit."""
 
     def __init__(self, char: str):
         self.char = char
 
 
-class Enough(Exception):
-    """A second call begins where only one was asked for."""
+class ExtraCall(Exception):
+    """A second call begins where only one is allowed."""
 
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """What stands round a model's reasoning, which comes before its answer."""
+    """The marks around a model's reasoning, which precedes its answer."""
 
     opens: str
     closes: str
 
 
 class AnswerReader:
-    """One answer, piece by piece.
+    """Reads one answer, piece by piece.
 
     Args:
-        calls: how calls are written; None: none are expected.
-        names: the tools that were offered; a call to any other is text.
-        reasoning: None: the model does not reason, or its reasoning is to stay in the text.
-        opened: the prompt has the mark that opens the reasoning already.
-        one_call: whatever comes from a second call on is left out.
+        calls: format of calls; None if none are expected.
+        names: the tools offered; a call to any other is text.
+        reasoning: marks of the reasoning; None if the model does not reason, or its reasoning stays in the text.
+        opened: whether the prompt already has the opening mark of the reasoning.
+        one_call: whether everything from the second call on is dropped.
     """
 
     def __init__(
@@ -61,33 +61,33 @@ class AnswerReader:
         one_call: bool = False,
     ):
         self.names = frozenset(names)
-        self.called = 0  # calls that have begun
+        self.called = 0  # number of calls begun
         self._calls, self._reasoning, self._opened, self._one_call = calls, reasoning, opened, one_call
         self._events: list[ChatEvent] = []
-        self._kind: Callable[..., SaidText | Reasoned | ArgumentsPiece] = SaidText  # of `_run`
-        self._run: list[str] = []  # text that is yet to become one event
-        self._space = ""  # white space of which it is not yet clear whether text follows it
-        self._leading = False  # nothing but white space since reasoning or a call: that is left out
+        self._kind: Callable[..., TextPiece | ReasoningPiece | ArgumentsPiece] = TextPiece  # kind of `_run`
+        self._run: list[str] = []  # text of the next event
+        self._space = ""  # white space that is dropped unless text follows
+        self._leading = False  # only white space since reasoning or a call; it is dropped
         self._in_call = False
-        self._seen: list[str] | None = None  # what may be the beginning of a call
+        self._seen: list[str] | None = None  # a possible call's characters
         self._machine = self._answer()
         next(self._machine)
 
     def feed(self, text: str) -> list[ChatEvent]:
-        """The events that these characters bring; neighbours of one kind are one event."""
+        """The events in these characters; consecutive pieces of one kind are one event."""
         for char in text:
             self._send(self._machine, char)
         return self._news()
 
     def finish(self) -> list[ChatEvent]:
-        """The last events; the answer is at its end."""
+        """Ends the answer; returns the last events."""
         self._send(self._machine, END)
         return self._news()
 
     # -- for the formats ----------------------------------------------------------------------------------------
 
-    def text_before(self, char: str, mark: str, kind: type[SaidText | Reasoned] = SaidText) -> Machine:
-        """Shows what comes before the mark; returns the character after it, which `at_mark` tells from a mere end."""
+    def text_before(self, char: str, mark: str, kind: type[TextPiece | ReasoningPiece] = TextPiece) -> Machine:
+        """Emits the text before the mark; returns the character after it. `at_mark`: whether the mark was found."""
         self.at_mark = False
         while char is not END:
             if char != mark[0]:
@@ -106,40 +106,40 @@ class AnswerReader:
         return END
 
     def attempt(self, mark: str, char: str, machine: Callable[["AnswerReader", str], Machine]) -> Machine:
-        """What `machine` reads, or, where it finds it Unfit, the same as text, the mark included."""
+        """Runs `machine`; if it raises NotACall, emits what it read, and the mark, as text."""
         self._seen = [*mark, char]
         try:
             char = yield from machine(self, char)
-        except Unfit as unfit:
-            char = unfit.char
+        except NotACall as failed:
+            char = failed.char
             if self._in_call:
                 self.end()
             else:
                 for held in "".join(self._seen).removesuffix(char):
-                    self._show(SaidText, held)
+                    self._show(TextPiece, held)
         self._seen = None
         return char
 
     def begin(self, name: str) -> None:
-        """A call begins; from here on nothing is taken back."""
+        """Begins a call; it can no longer become text."""
         if self._one_call and self.called:
-            raise Enough
+            raise ExtraCall
         self._close_run()
         self._space, self._leading, self._in_call = "", True, True
-        self._events.append(CallBegins(self.called, name))
+        self._events.append(CallStart(self.called, name))
         self.called += 1
 
     def piece(self, text: str) -> None:
-        """A piece of the call's arguments."""
+        """Emits a piece of the call's arguments."""
         self._say(ArgumentsPiece, text)
 
     def end(self) -> None:
-        """The end of the call."""
+        """Ends the call."""
         self._close_run()
         self._in_call = False
-        self._events.append(CallEnds(self.called - 1))
+        self._events.append(CallEnd(self.called - 1))
         if self._seen is not None:
-            del self._seen[:-1]  # the last one is yet to be looked at
+            del self._seen[:-1]  # the last character is not part of the call
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class AnswerReader:
             said.send((yield))
 
     def _reason(self, char: str, marks: ReasoningMarks) -> Generator[None, str, tuple[str, str]]:
-        """Reasoning, if the answer begins with it; if not, what was read until that was clear."""
+        """Reads the reasoning, if the answer begins with it; returns (characters read if not, next character)."""
         if not self._opened:
             held = ""
             while char.isspace():
@@ -175,36 +175,36 @@ class AnswerReader:
             if len(held) < space + len(marks.opens):
                 return held, char
         self._leading = True
-        char = yield from self.text_before(char, marks.closes, Reasoned)
+        char = yield from self.text_before(char, marks.closes, ReasoningPiece)
         self._space, self._leading = "", True
         return "", char
 
     def _said(self, char: str) -> Machine:
-        """Text and calls; waits for ever after the answer's end."""
+        """Reads text and calls; waits forever after the answer's end."""
         try:
             if self._calls is not None:
                 char = yield from self._calls.read(self, char)
             while char is not END:
-                self._show(SaidText, char)
+                self._show(TextPiece, char)
                 char = yield
-        except Enough:
+        except ExtraCall:
             self._seen, self._space, char = None, "", "more"
             while char is not END:
                 char = yield
         if self._space:
-            self._say(SaidText, self._space)
+            self._say(TextPiece, self._space)
         while True:
             yield
 
-    def _show(self, kind: type[SaidText | Reasoned], char: str) -> None:
-        """Text, but for white space at a border to something else."""
+    def _show(self, kind: type[TextPiece | ReasoningPiece], char: str) -> None:
+        """Emits text, without white space next to reasoning or calls."""
         if not char.isspace():
             self._say(kind, self._space + char)
             self._space, self._leading = "", False
         elif not self._leading:
             self._space += char
 
-    def _say(self, kind: type[SaidText | Reasoned | ArgumentsPiece], text: str) -> None:
+    def _say(self, kind: type[TextPiece | ReasoningPiece | ArgumentsPiece], text: str) -> None:
         if kind is not self._kind:
             self._close_run()
             self._kind = kind

@@ -1,4 +1,4 @@
-"""Tools that a request offers, and how free the model is to call them."""
+"""The tools that a request offers, and the rules for calling them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from apps.llm.api import RequestError
-from apps.llm.chat.grammar import HeldCall, arguments_schema
+from apps.llm.chat.grammar import ConstrainedCall, arguments_schema
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -20,9 +20,9 @@ class Tool:
     """A function that the model may call.
 
     Args:
-        field: where the client has it: `tools[0].function`.
-        parameters: JSON schema of its arguments, which are an object; None: it takes none.
-        strict: its arguments are held to the schema wherever it is called.
+        field: its path in the client's request: `tools[0].function`.
+        parameters: JSON schema of its arguments, an object; None if it takes none.
+        strict: whether the schema is enforced in every call.
         schema_field: the dialect's name of `parameters`.
     """
 
@@ -34,7 +34,7 @@ class Tool:
     schema_field: str = "parameters"
 
     def card(self) -> dict[str, Any]:
-        """As chat templates want it."""
+        """The tool's description for chat templates."""
         about = {} if self.description is None else {"description": self.description}
         parameters = NO_ARGUMENTS if self.parameters is None else self.parameters
         return {"type": "function", "function": {"name": self.name, **about, "parameters": parameters}}
@@ -47,7 +47,7 @@ class ToolUse:
     Args:
         only: with mode "required", the one tool that must be called.
         parallel: whether an answer may have several calls.
-        longest_name: characters of a tool's name.
+        longest_name: maximum characters of a tool's name.
     """
 
     tools: Sequence[Tool] = ()
@@ -57,7 +57,7 @@ class ToolUse:
     longest_name: int = 64
 
     def check(self) -> None:
-        """Raises RequestError, naming the client's field."""
+        """Checks names and choice. Raises RequestError, naming the client's field."""
         seen: dict[str, Tool] = {}
         for tool in self.tools:
             field = f"{tool.field}.name"
@@ -73,7 +73,7 @@ class ToolUse:
 
     @property
     def offered(self) -> tuple[Tool, ...]:
-        """What may be called."""
+        """The tools that may be called."""
         if self.mode == "none":
             return ()
         return tuple(tool for tool in self.tools if self.only in (None, tool.name))
@@ -83,13 +83,13 @@ class ToolUse:
         return self.only is not None or not self.parallel
 
     @property
-    def is_held(self) -> bool:
-        """Whether anything of a call is enforced."""
+    def is_constrained(self) -> bool:
+        """Whether calls or their arguments are enforced."""
         return self.mode == "required" or any(tool.strict for tool in self.offered)
 
-    def held_calls(self) -> list[HeldCall]:
-        """What each tool's arguments are held to. Raises RequestError, naming the tool's schema."""
-        held = []
+    def constrained_calls(self) -> list[ConstrainedCall]:
+        """The offered tools with the schemas to enforce. Raises RequestError, naming the bad schema."""
+        calls = []
         for tool in self.offered:
             schema: Mapping[str, Any] = ANY_ARGUMENTS
             if tool.strict or self.mode == "required":
@@ -98,8 +98,8 @@ class ToolUse:
                 except ValueError as error:
                     field = f"{tool.field}.{tool.schema_field}"
                     raise RequestError(field, f"{field}: {error}") from None
-            held.append(HeldCall(tool.name, schema))
-        return held
+            calls.append(ConstrainedCall(tool.name, schema))
+        return calls
 
 
 NO_TOOLS = ToolUse()

@@ -1,23 +1,23 @@
-"""Machines for what calls are written in: words, and JSON as models write it.
+"""Machines that parse the elements of calls: words, and JSON as models write it.
 
-Each gets the first character of its part and returns the first one after it. Raises Unfit where something else stands.
+Each is given the first character of its part and returns the first one after it, or raises NotACall.
 """
 
 import json
 from collections.abc import Callable, Generator
 from typing import Any
 
-from apps.llm.chat.reader import END, AnswerReader, Machine, Unfit
+from apps.llm.chat.reader import END, AnswerReader, Machine, NotACall
 
-Say = Callable[[str], None]
+Emit = Callable[[str], None]
 ARGUMENTS = ("arguments", "parameters")
-"""The keys under which a call's object has its arguments."""
+"""Keys of a call's arguments."""
 CONTROLS = {char: json.dumps(char)[1:-1] for char in map(chr, range(32))}
-"""As JSON's strings have them. Models write them as they are, line breaks in programs above all."""
+"""Control characters -> their JSON escapes. Models often leave them unescaped, above all line breaks in code."""
 
 
 def blank(char: str) -> Machine:
-    """White space, or none."""
+    """Optional white space."""
     while char.isspace():
         char = yield
     return char
@@ -26,25 +26,25 @@ def blank(char: str) -> Machine:
 def exactly(char: str, text: str) -> Machine:
     for expected in text:
         if char != expected:
-            raise Unfit(char)
+            raise NotACall(char)
         char = yield
     return char
 
 
 def closing(char: str, text: str) -> Machine:
-    """What ends a call, after white space; an answer may be cut short before it."""
+    """The end of a call, after optional white space; the answer may be cut short in it."""
     char = yield from blank(char)
     for expected in text:
         if char is END:
             break
         if char != expected:
-            raise Unfit(char)
+            raise NotACall(char)
         char = yield
     return char
 
 
 def word(char: str) -> Generator[None, str, tuple[str, str]]:
-    """A tool's name or the like, as it stands there without quotes: (the word, the character after it)."""
+    """An unquoted word, such as a tool's name: (the word, the character after it)."""
     letters = []
     while char.isalnum() or (char is not END and char in "_-."):
         letters.append(char)
@@ -56,33 +56,33 @@ def string(char: str) -> Generator[None, str, tuple[str, str]]:
     """A JSON string: (its text, the character after it)."""
     raw: list[str] = []
     if char != '"':
-        raise Unfit(char)
+        raise NotACall(char)
     char = yield from json_value(char, raw.append)
     try:
         text = json.loads("".join(raw), strict=False)
     except ValueError:
-        raise Unfit(char) from None
+        raise NotACall(char) from None
     return text, char
 
 
-def json_value(char: str, say: Say) -> Machine:
-    """A JSON value as it is written, told by its brackets and quotes alone; control characters in strings escaped."""
+def json_value(char: str, emit: Emit) -> Machine:
+    """A JSON value, verbatim except that control characters in strings are escaped. Only brackets and quotes matter."""
     depth = 0
     while char is not END:
         if char == '"':
-            say(char)
+            emit(char)
             char = yield
             while char not in ('"', END):
-                say(CONTROLS.get(char, char))
+                emit(CONTROLS.get(char, char))
                 if char == "\\":
                     char = yield
                     if char is END:
                         return END
-                    say(char)
+                    emit(char)
                 char = yield
             if char is END:
                 return END
-            say(char)
+            emit(char)
             char = yield
             if depth == 0:
                 return char
@@ -94,26 +94,26 @@ def json_value(char: str, say: Say) -> Machine:
                 return char
             depth -= 1
             if depth == 0:
-                say(char)
+                emit(char)
                 return (yield)
         elif depth == 0 and (char == "," or char.isspace()):
             return char
-        say(char)
+        emit(char)
         char = yield
     return END
 
 
 def call_object(reader: AnswerReader, char: str, arguments_needed: bool = False) -> Machine:
-    """`{"name": ..., "arguments": {...}}`, its keys in any order and others beside them.
+    """`{"name": ..., "arguments": {...}}`, with its keys in any order; other keys are ignored.
 
     Args:
-        arguments_needed: an object with no more than a name is no call.
+        arguments_needed: whether an object without arguments is not a call.
     """
     name: str | None = None
     held: str | None = None  # arguments that came before the name
-    told = False
+    emitted = False
 
-    def tell(arguments: str) -> None:
+    def emit(arguments: str) -> None:
         assert name is not None
         reader.begin(name)
         reader.piece(arguments)
@@ -129,21 +129,21 @@ def call_object(reader: AnswerReader, char: str, arguments_needed: bool = False)
         if key == "name" and name is None:
             name, char = yield from string(char)
             if name not in reader.names:
-                raise Unfit(char)
+                raise NotACall(char)
             if held is not None:
-                tell(held)
-                told = True
-        elif key in ARGUMENTS and held is None and not told:
+                emit(held)
+                emitted = True
+        elif key in ARGUMENTS and held is None and not emitted:
             if char == "{" and name is not None:
                 reader.begin(name)
                 char = yield from json_value(char, reader.piece)
                 reader.end()
-                told = True
+                emitted = True
             else:
                 held, char = yield from _arguments(char)
                 if name is not None:
-                    tell(held)
-                    told = True
+                    emit(held)
+                    emitted = True
         else:
             char = yield from json_value(char, lambda _: None)
         char = yield from blank(char)
@@ -151,17 +151,17 @@ def call_object(reader: AnswerReader, char: str, arguments_needed: bool = False)
             char = yield
             char = yield from blank(char)
         elif char != "}":
-            raise Unfit(char)
+            raise NotACall(char)
     char = yield
-    if not told:
+    if not emitted:
         if name is None or arguments_needed:
-            raise Unfit(char)
-        tell("{}")
+            raise NotACall(char)
+        emit("{}")
     return char
 
 
 def call_list(reader: AnswerReader, char: str, arguments_needed: bool = False) -> Machine:
-    """`[{"name": ...}, ...]`: objects of calls, one at least."""
+    """`[{"name": ...}, ...]`: a non-empty list of calls."""
     char = yield from exactly(char, "[")
     while True:
         char = yield from blank(char)
@@ -173,10 +173,10 @@ def call_list(reader: AnswerReader, char: str, arguments_needed: bool = False) -
 
 
 def _arguments(char: str) -> Generator[None, str, tuple[str, str]]:
-    """Arguments as an object, as null, or as a string that has the object's JSON."""
+    """Arguments given as an object, as null, or as a string with the object's JSON."""
     raw: list[str] = []
     if char is END or char not in '{"n':
-        raise Unfit(char)
+        raise NotACall(char)
     char = yield from json_value(char, raw.append)
     written: Any = "".join(raw)
     if written.startswith("{"):
@@ -189,4 +189,4 @@ def _arguments(char: str) -> Generator[None, str, tuple[str, str]]:
             return value, char
     except (ValueError, RecursionError):
         pass
-    raise Unfit(char)
+    raise NotACall(char)

@@ -269,7 +269,7 @@ class Engine:
         return np.stack([_outputs_of(generation)[0].embedding for generation in generations])
 
     def chat(self, request: ChatRequest) -> tuple[list[int], Turn]:
-        """Ids of a chat's prompt, ready to submit with `turn.held(params)`, and the turn, which reads the answers.
+        """A chat's prompt ids, to submit with `turn.constrained(params)`, and the turn, which reads the answers.
 
         Raises:
             RequestError: the model's chat template refuses it, or has no place for tools.

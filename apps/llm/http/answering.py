@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import Output
-from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, ChatEvent, Reasoned, SaidText
+from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_model import EngineStream
 from apps.serving.ingress.bodies import EventStream
@@ -102,7 +102,7 @@ class BlockWriter(Writer):
     def __init__(self, stream: EngineStream, reader: AnswerReader | None):
         self.stream, self.reader = stream, reader
         self.blocks: list[Block] = []
-        self.open: type[SaidText | Reasoned | CallBegins] | None = None
+        self.open: type[TextPiece | ReasoningPiece | CallStart] | None = None
         """Kind of the open block, which is the last one; None if no block is open."""
         self.pieces: list[str] = []
         """Text, reasoning or arguments of the open block."""
@@ -111,7 +111,7 @@ class BlockWriter(Writer):
     def read(self, text: str) -> list[ChatEvent]:
         """Parses the answer's next piece of text into events."""
         if self.reader is None:
-            return [SaidText(text)] if text else []
+            return [TextPiece(text)] if text else []
         return self.reader.feed(text)
 
     def rest(self) -> list[ChatEvent]:
@@ -123,19 +123,19 @@ class BlockWriter(Writer):
         events: list[Event] = []
         for event in chat_events:
             match event:
-                case SaidText(text) | Reasoned(text):
+                case TextPiece(text) | ReasoningPiece(text):
                     if self.open is not type(event):
                         events += [*self.close(), *self.begin(event)]
                     events.append(self.grow(text))
-                case CallBegins():
+                case CallStart():
                     events += [*self.close(), *self.begin(event)]
                 case ArgumentsPiece(_, text):
                     events.append(self.grow(text))
-                case CallEnds():
+                case CallEnd():
                     events += self.close(call_status)
         return events
 
-    def begin(self, event: SaidText | Reasoned | CallBegins) -> list[Event]:
+    def begin(self, event: TextPiece | ReasoningPiece | CallStart) -> list[Event]:
         """Opens a block of the event's kind; returns the stream's events."""
         self.blocks.append(self.block(event))
         self.open, self.pieces = type(event), []
@@ -155,7 +155,7 @@ class BlockWriter(Writer):
         return events
 
     @abstractmethod
-    def block(self, event: SaidText | Reasoned | CallBegins) -> Block:
+    def block(self, event: TextPiece | ReasoningPiece | CallStart) -> Block:
         """An empty block of the event's kind."""
 
     @abstractmethod

@@ -26,7 +26,7 @@ def anthropic_router(model: EngineModel) -> APIRouter:
         check_name(model, body.model)
         with refusing(NAMES):
             prompt, turn = await model.chat(body.request())
-            stream = await model.submit(turn.held(body.params()), prompt)
+            stream = await model.submit(turn.constrained(body.params()), prompt)
             writer = MessageWriter(model.name, stream, turn.reader(), model.max_model_len)
             response = await answered(stream, writer, bool(body.stream))
         response.headers["request-id"] = new_request_id()

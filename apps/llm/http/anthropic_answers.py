@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from apps.llm.api import Output
-from apps.llm.chat.events import CallBegins, Reasoned, SaidText
+from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_model import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
@@ -21,9 +21,9 @@ PING_S = 10.0
 
 
 DELTAS = {
-    SaidText: ("text_delta", "text"),
-    Reasoned: ("thinking_delta", "thinking"),
-    CallBegins: ("input_json_delta", "partial_json"),
+    TextPiece: ("text_delta", "text"),
+    ReasoningPiece: ("thinking_delta", "thinking"),
+    CallStart: ("input_json_delta", "partial_json"),
 }
 """Type and text field of the delta for each kind of block."""
 
@@ -74,20 +74,20 @@ class MessageWriter(BlockWriter):
             self._end = self._why(last)
         return events
 
-    def block(self, event: SaidText | Reasoned | CallBegins) -> Block:
+    def block(self, event: TextPiece | ReasoningPiece | CallStart) -> Block:
         match event:
-            case SaidText():
+            case TextPiece():
                 return {"type": "text", "text": ""}
-            case Reasoned():
+            case ReasoningPiece():
                 return {"type": "thinking", "thinking": "", "signature": ""}
-            case CallBegins(_, name):
+            case CallStart(_, name):
                 return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex}", "name": name, "input": {}}
 
     def begun(self) -> list[Event]:
         return [{"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(self.blocks[-1])}]
 
     def delta(self, text: str) -> Event:
-        kind, field = DELTAS[self.open or SaidText]
+        kind, field = DELTAS[self.open or TextPiece]
         return self._delta({"type": kind, field: text})
 
     def _delta(self, delta: dict[str, Any]) -> Event:
@@ -95,9 +95,9 @@ class MessageWriter(BlockWriter):
 
     def ended(self, text: str, status: str) -> list[Event]:
         block, stop = self.blocks[-1], {"type": "content_block_stop", "index": len(self.blocks) - 1}
-        if self.open is SaidText:
+        if self.open is TextPiece:
             block["text"] = text
-        elif self.open is CallBegins:
+        elif self.open is CallStart:
             block["input"] = _object(text)
         else:  # clients send back only signed thinking; this server does not check the signature
             block |= {"thinking": text, "signature": self.id}

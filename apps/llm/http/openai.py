@@ -45,7 +45,7 @@ def openai_router(model: EngineModel) -> APIRouter:
         check_name(model, body.model)
         with refusing(body.names):
             prompt, turn = await model.chat(body.request())
-            params = turn.held(body.params())
+            params = turn.constrained(body.params())
             stream = await model.submit(params, prompt)
             answers = choices(1, params.n, reader=turn.reader)
             writer = ChatWriter(model.name, stream, answers, params.logprobs is not None, body.include_usage)

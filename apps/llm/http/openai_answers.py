@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apps.llm.api import Output, PromptToken, TokenLogprob
-from apps.llm.chat.events import ArgumentsPiece, CallBegins, ChatEvent, Reasoned, SaidText
+from apps.llm.chat.events import ArgumentsPiece, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.answering import Source, Writer
 from apps.serving.ingress.openai_errors import of_stream
@@ -311,11 +311,11 @@ class ChatWriter(CompletionWriter):
 def _delta(event: ChatEvent) -> dict[str, Any] | None:
     """A chunk's delta for an event; None if it needs none."""
     match event:
-        case SaidText(text):
+        case TextPiece(text):
             return {"content": text}
-        case Reasoned(text):
+        case ReasoningPiece(text):
             return {"reasoning_content": text}
-        case CallBegins(index, name):
+        case CallStart(index, name):
             call = {"index": index, "id": _call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
             return {"tool_calls": [call]}
         case ArgumentsPiece(index, text):
@@ -326,11 +326,11 @@ def _delta(event: ChatEvent) -> dict[str, Any] | None:
 
 def _message_fields(events: Sequence[ChatEvent]) -> dict[str, Any]:
     """A message's fields for all events of an answer."""
-    content = "".join(event.text for event in events if isinstance(event, SaidText))
-    reasoning = "".join(event.text for event in events if isinstance(event, Reasoned))
+    content = "".join(event.text for event in events if isinstance(event, TextPiece))
+    reasoning = "".join(event.text for event in events if isinstance(event, ReasoningPiece))
     calls: list[dict[str, Any]] = []
     for event in events:
-        if isinstance(event, CallBegins):
+        if isinstance(event, CallStart):
             calls.append({"id": _call_id(), "type": "function", "function": {"name": event.name, "arguments": ""}})
         elif isinstance(event, ArgumentsPiece):
             calls[event.index]["function"]["arguments"] += event.text

@@ -63,17 +63,17 @@ def test_special_tokens_are_shown_where_they_mean_something() -> None:
     model = ModelFormat.of("{{ tools }} <tool_call> <think>")
     model = ModelFormat(model.calls, model.reasoning, True, {"<tool_call>": 7, "<think>": 8})
     asked = ChatRequest([], ToolUse([ASK]))
-    assert model.turn(asked, "").held(SamplingParams()).shown_tokens == {7, 8}
-    assert model.turn(ChatRequest([]), "").held(SamplingParams()).shown_tokens == {8}
-    assert model.turn(ChatRequest([]), "<think>\n\n</think>\n\n").held(SamplingParams()) == SamplingParams()
+    assert model.turn(asked, "").constrained(SamplingParams()).shown_tokens == {7, 8}
+    assert model.turn(ChatRequest([]), "").constrained(SamplingParams()).shown_tokens == {8}
+    assert model.turn(ChatRequest([]), "<think>\n\n</think>\n\n").constrained(SamplingParams()) == SamplingParams()
 
 
 def test_a_response_format_lets_a_model_reason_first() -> None:
     model = ModelFormat.of("<think>")
     params = SamplingParams(json_schema=json.dumps({"type": "object"}))
-    held = model.turn(ChatRequest([]), "[assistant]<think>\n").held(params)
+    held = model.turn(ChatRequest([]), "[assistant]<think>\n").constrained(params)
     assert held.json_schema is None and held.grammar is not None and "thought_rest" in held.grammar.lark
-    assert ModelFormat().turn(ChatRequest([]), "").held(params) == params
+    assert ModelFormat().turn(ChatRequest([]), "").constrained(params) == params
 
 
 def test_ids_of_calls_are_as_mistrals_templates_take_them() -> None:
@@ -98,5 +98,7 @@ def test_arguments_of_past_calls_are_objects(arguments: str) -> None:
 @pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": ["string", "null"]}, {"type": 3}])
 def test_arguments_that_are_no_object_cannot_be_held(parameters: Any) -> None:
     with pytest.raises(RequestError) as refused:
-        ToolUse([Tool("ask", "tools[0]", parameters=parameters, schema_field="input_schema")], "required").held_calls()
+        ToolUse(
+            [Tool("ask", "tools[0]", parameters=parameters, schema_field="input_schema")], "required"
+        ).constrained_calls()
     assert refused.value.field == "tools[0].input_schema"

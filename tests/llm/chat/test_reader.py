@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, Reasoned, SaidText
+from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ReasoningPiece, TextPiece
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import Llama
@@ -124,13 +124,13 @@ def test_property_at_length(holds: Callable[[], None]) -> None:
 def test_events_come_as_soon_as_they_are_sure() -> None:
     read = AnswerReader(Hermes(), NAMES, THINK)
     assert read.feed("<thi") == []
-    assert read.feed("nk>\nHm") == [Reasoned("Hm")]
-    assert read.feed(". \n</think>\n\nI ") == [Reasoned("."), SaidText("I")]
-    assert read.feed("look.\n<tool_call>\n") == [SaidText(" look.")]
+    assert read.feed("nk>\nHm") == [ReasoningPiece("Hm")]
+    assert read.feed(". \n</think>\n\nI ") == [ReasoningPiece("."), TextPiece("I")]
+    assert read.feed("look.\n<tool_call>\n") == [TextPiece(" look.")]
     assert read.feed('{"name": "f"') == []
-    assert read.feed(', "arguments": {"a"') == [CallBegins(0, "f"), ArgumentsPiece(0, '{"a"')]
+    assert read.feed(', "arguments": {"a"') == [CallStart(0, "f"), ArgumentsPiece(0, '{"a"')]
     assert read.feed(": 1}") == [ArgumentsPiece(0, ": 1}")]
-    assert read.feed("}\n</tool_call>\n") == [CallEnds(0)]
+    assert read.feed("}\n</tool_call>\n") == [CallEnd(0)]
     assert read.finish() == []
 
 
@@ -155,7 +155,7 @@ def test_events_come_as_soon_as_they_are_sure() -> None:
     ],
 )
 def test_what_is_no_call_stays_text(format_: Any, answer: str) -> None:
-    assert pieces_of(AnswerReader(format_, NAMES), [answer]) == [SaidText(answer)]
+    assert pieces_of(AnswerReader(format_, NAMES), [answer]) == [TextPiece(answer)]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_an_answer_nested_without_end_is_no_trouble(nested: str) -> None:
 
 def test_a_prompt_that_opens_the_reasoning() -> None:
     events = pieces_of(AnswerReader(None, (), THINK, opened=True), ["Hm.</think>\nSeven."])
-    assert events == [Reasoned("Hm."), SaidText("Seven.")]
-    assert pieces_of(AnswerReader(None, (), THINK, opened=True), ["Hm"]) == [Reasoned("Hm")]
+    assert events == [ReasoningPiece("Hm."), TextPiece("Seven.")]
+    assert pieces_of(AnswerReader(None, (), THINK, opened=True), ["Hm"]) == [ReasoningPiece("Hm")]
     assert pieces_of(AnswerReader(None, (), THINK), ["Seven, <think>no</think>"]) == [
-        SaidText("Seven, <think>no</think>")
+        TextPiece("Seven, <think>no</think>")
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apps.llm.chat.call_format import CallFormat
-from apps.llm.chat.events import ArgumentsPiece, CallBegins, CallEnds, ChatEvent, Reasoned, SaidText
+from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma, GemmaMarks
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import Llama
@@ -99,7 +99,7 @@ def pieces_of(reader: AnswerReader, pieces: Sequence[str]) -> list[ChatEvent]:
     events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
     whole: list[ChatEvent] = []
     for event in events:
-        if whole and type(whole[-1]) is type(event) and isinstance(event, SaidText | Reasoned | ArgumentsPiece):
+        if whole and type(whole[-1]) is type(event) and isinstance(event, TextPiece | ReasoningPiece | ArgumentsPiece):
             whole[-1] = replace(event, text=whole[-1].text + event.text)
         else:
             whole.append(event)
@@ -124,20 +124,20 @@ def understood(events: Sequence[ChatEvent]) -> Understood:
     within = False
     for event in events:
         match event:
-            case SaidText(text):
+            case TextPiece(text):
                 assert not within and text
                 found.text += text
-            case Reasoned(text):
+            case ReasoningPiece(text):
                 assert not within and text and not found.text and not found.calls
                 found.reasoning += text
-            case CallBegins(index, name):
+            case CallStart(index, name):
                 assert not within and index == len(found.calls)
                 found.calls.append((name, ""))
                 within = True
             case ArgumentsPiece(index, text):
                 assert within and text and index == len(found.calls) - 1
                 found.calls[-1] = (found.calls[-1][0], found.calls[-1][1] + text)
-            case CallEnds(index):
+            case CallEnd(index):
                 assert within and index == len(found.calls) - 1
                 within = False
     assert not within

@@ -51,7 +51,7 @@ def turn_of(engine: Engine, template: str, request: ChatRequest) -> Turn:
 
 def submitted(engine: Engine, turn: Turn, **params: Any) -> Generation:
     settings = {"max_tokens": 300, "temperature": 1.5} | params
-    return engine.submit("hello", turn.held(SamplingParams(**settings)))
+    return engine.submit("hello", turn.constrained(SamplingParams(**settings)))
 
 
 def answered(turn: Turn, generation: Generation) -> tuple[Understood, str]:
@@ -100,9 +100,9 @@ def test_forced_arguments_are_valid_for_a_hundred_schemas(engine: Engine, templa
 def test_a_strict_tool_is_held_from_where_its_call_begins(engine: Engine, template: str, parallel: bool) -> None:
     """After free text and a mark, or the first character of a call, a walk through what is allowed ends in a call."""
     turn = turn_of(engine, template, ChatRequest(HELLO, ToolUse([replace(ASK, strict=True)], parallel=parallel)))
-    format_, grammar = turn.model.calls, turn.held(SamplingParams()).grammar
+    format_, grammar = turn.model.calls, turn.constrained(SamplingParams()).grammar
     assert format_ is not None and grammar is not None
-    begun = f"fox {format_.mark}" if format_.mark else format_.leads[0]
+    begun = f"fox {format_.mark}" if format_.mark else format_.first_chars[0]
     end = engine._arch.eos_token_ids[0]
     for seed in range(6):
         dice, matcher = random.Random(seed), engine._grammars.matcher(grammar)
@@ -132,7 +132,7 @@ def test_text_is_free_beside_a_strict_tool(engine: Engine) -> None:
 
 def test_a_tool_that_is_not_strict_leaves_the_answer_free(engine: Engine) -> None:
     turn = turn_of(engine, "hermes", ChatRequest(HELLO, ToolUse([ASK])))
-    held = turn.held(SamplingParams())
+    held = turn.constrained(SamplingParams())
     assert held.grammar is None and held.shown_tokens == set(turn.model.tokens.values())
 
 

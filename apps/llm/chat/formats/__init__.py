@@ -1,1 +1,1 @@
-"""How families of models write tool calls: one module for each, to read them and to say them as a grammar."""
+"""Call formats of model families: one module each, with the parser and the grammar."""

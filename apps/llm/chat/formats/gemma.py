@@ -1,18 +1,18 @@
-"""Gemma's: `<start_function_call>call:f{city:<escape>Paris<escape>}<end_function_call>`; Gemma 4 has other marks."""
+"""Gemma's format: `<start_function_call>call:f{city:<escape>Paris<escape>}<end_function_call>`; Gemma 4 uses others."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
 from apps.llm.chat.literals import members
-from apps.llm.chat.reader import AnswerReader, Machine, Unfit
+from apps.llm.chat.reader import AnswerReader, Machine, NotACall
 from apps.llm.chat.values import blank, closing, exactly, word
 
 
 class GemmaMarks(NamedTuple):
     opens: str
     closes: str
-    quote: str  # round strings
+    quote: str  # around strings
 
 
 FUNCTION_GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")
@@ -20,7 +20,7 @@ GEMMA4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 class Gemma(CallFormat):
-    joint = ""
+    separator = ""
 
     def __init__(self, marks: GemmaMarks = FUNCTION_GEMMA):
         self.marks, self.mark, self.other_marks = marks, marks.opens, marks[1:]
@@ -32,7 +32,7 @@ class Gemma(CallFormat):
         name, char = yield from word(char)
         char = yield from exactly(char, "{")
         if name not in reader.names:
-            raise Unfit(char)
+            raise NotACall(char)
         reader.begin(name)
         char = yield from members(char, reader.piece, "}", quote=self.marks.quote)
         reader.end()

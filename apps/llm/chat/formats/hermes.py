@@ -1,4 +1,4 @@
-"""Hermes' and Qwen's: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, once for each call."""
+"""The format of Hermes and Qwen: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>` for each call."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 
 class Hermes(CallFormat):
-    mark, other_marks, joint = OPENS, (CLOSES,), "\n"
+    mark, other_marks, separator = OPENS, (CLOSES,), "\n"
 
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)

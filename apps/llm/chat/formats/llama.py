@@ -1,6 +1,6 @@
 """Llama 3's JSON: the answer is `{"name": "f", "parameters": {...}}`, or has it after `<|python_tag|>`.
 
-Further calls follow after a semicolon or in lines of their own.
+More calls follow after a semicolon or on separate lines.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ TAG = "<|python_tag|>"
 
 
 class Llama(CallFormat):
-    tag, leads = TAG, "{"
+    tag, first_chars = TAG, "{"
 
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)

@@ -1,10 +1,10 @@
-"""Mistral's: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`, since 2025 `[TOOL_CALLS]f[ARGS]{...}`."""
+"""Mistral's format: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`, since 2025 `[TOOL_CALLS]f[ARGS]{...}`."""
 
 import hashlib
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, listed, literal, mark
-from apps.llm.chat.reader import AnswerReader, Machine, Unfit
+from apps.llm.chat.reader import AnswerReader, Machine, NotACall
 from apps.llm.chat.values import blank, call_list, exactly, json_value, word
 
 MARK, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -15,14 +15,14 @@ class Mistral(CallFormat):
     """Reads both forms.
 
     Args:
-        named: the newer one is what calls are held to.
+        named: whether the grammar uses the newer form.
     """
 
     mark, other_marks = MARK, (ID, ARGS)
 
     def __init__(self, named: bool = False):
         self.named = named
-        self.joint = "" if named else None
+        self.separator = "" if named else None
 
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
@@ -31,7 +31,7 @@ class Mistral(CallFormat):
     def _named(self, reader: AnswerReader, char: str) -> Machine:
         name, char = yield from word(char)
         if name not in reader.names:
-            raise Unfit(char)
+            raise NotACall(char)
         char = yield from blank(char)
         if char == "[":
             char = yield
@@ -42,7 +42,7 @@ class Mistral(CallFormat):
             char = yield from exactly(char, ARGS[1:])
             char = yield from blank(char)
         if char != "{":
-            raise Unfit(char)
+            raise NotACall(char)
         reader.begin(name)
         char = yield from json_value(char, reader.piece)
         reader.end()
@@ -57,7 +57,7 @@ class Mistral(CallFormat):
         return "call" if self.named else listed(one)
 
     def call_id(self, call_id: str) -> str:
-        """Mistral's templates refuse ids of any other length than nine."""
+        """A nine-character id: Mistral's templates refuse any other length."""
         if len(call_id) == ID_LENGTH and call_id.isalnum():
             return call_id
         return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:ID_LENGTH]

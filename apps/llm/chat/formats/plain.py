@@ -1,4 +1,4 @@
-"""Plain JSON, for templates that ask for it in words: the answer is `{"name": "f", "arguments": {...}}`, or a list."""
+"""Plain JSON, for templates that describe it in prose: the answer is `{"name": "f", "arguments": {...}}`, or a list."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from apps.llm.chat.values import blank, call_list, call_object
 
 
 class Plain(CallFormat):
-    leads = "{["
+    first_chars = "{["
 
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)

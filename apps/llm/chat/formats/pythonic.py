@@ -1,17 +1,17 @@
-"""Python calls, Llama 3.2's and 4's other way: the answer is `[f(city="Paris", days=3), g()]`."""
+"""Python calls, the second format of Llama 3.2 and 4: the answer is `[f(city="Paris", days=3), g()]`."""
 
 from collections.abc import Mapping
 
 from apps.llm.chat.call_format import CallFormat, listed, literal
 from apps.llm.chat.literals import members
-from apps.llm.chat.reader import AnswerReader, Machine, Unfit
+from apps.llm.chat.reader import AnswerReader, Machine, NotACall
 from apps.llm.chat.values import blank, exactly, word
 
 TAG = "<|python_start|>"
 
 
 class Pythonic(CallFormat):
-    tag, leads = TAG, "["
+    tag, first_chars = TAG, "["
 
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)
@@ -25,13 +25,13 @@ class Pythonic(CallFormat):
             if char == ",":
                 char = yield
             elif char != "]":
-                raise Unfit(char)
+                raise NotACall(char)
 
     def _call(self, reader: AnswerReader, char: str) -> Machine:
         name, char = yield from word(char)
         char = yield from exactly(char, "(")
         if name not in reader.names:
-            raise Unfit(char)
+            raise NotACall(char)
         reader.begin(name)
         char = yield from blank(char)
         if char == "*":  # f(**{"city": "Paris"})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apps.llm.api import Output
-from apps.llm.chat.events import CallBegins, Reasoned, SaidText
+from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_model import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
@@ -81,7 +81,7 @@ class ResponseWriter(BlockWriter):
         for output in outputs:
             self.tokens += len(output.token_ids)
             news = self.read(output.text)
-            if any(isinstance(event, Reasoned) for event in news):
+            if any(isinstance(event, ReasoningPiece) for event in news):
                 self._reasoning_tokens = self.tokens  # reasoning comes first
             events += self.add(news)
             if output.finish_reason is not None:
@@ -91,7 +91,7 @@ class ResponseWriter(BlockWriter):
     def _finish(self, status: str) -> list[Event]:
         events = [*self.add(self.rest(), status), *self.close(status)]
         if not self.blocks:  # an empty answer is still a message
-            events += [*self.begin(SaidText("")), *self.close(status)]
+            events += [*self.begin(TextPiece("")), *self.close(status)]
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         self._end |= {"status": status, "incomplete_details": details, "completed_at": int(time.time())}
         self._keep(self)
@@ -99,14 +99,14 @@ class ResponseWriter(BlockWriter):
 
     # -- items --------------------------------------------------------------------------------------------------
 
-    def block(self, event: SaidText | Reasoned | CallBegins) -> Block:
+    def block(self, event: TextPiece | ReasoningPiece | CallStart) -> Block:
         about = {"status": "in_progress"}
         match event:
-            case SaidText():
+            case TextPiece():
                 return {"id": new_id("msg"), "type": "message", **about, "role": "assistant", "content": []}
-            case Reasoned():
+            case ReasoningPiece():
                 return {"id": new_id("rs"), "type": "reasoning", **about, "summary": [], "content": []}
-            case CallBegins(_, name):
+            case CallStart(_, name):
                 call = {"id": new_id("fc"), "type": "function_call", **about, "call_id": new_id("call"), "name": name}
                 return call | {"arguments": ""}
 

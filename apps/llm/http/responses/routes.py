@@ -55,7 +55,7 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
 
         with refusing(NAMES):
             prompt, turn = await model.chat(body.request(earlier))
-            stream = await model.submit(turn.held(body.params()), prompt)
+            stream = await model.submit(turn.constrained(body.params()), prompt)
             writer = ResponseWriter(model.name, body.repeated() | {"store": kept}, stream, turn.reader(), keep)
             return await answered(stream, writer, bool(body.stream))
 
