@@ -1,1 +1,1 @@
-"""The command `podslice`, thin over the rooms beside it."""
+"""The command `podslice`, a thin layer over the other packages."""

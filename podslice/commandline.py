@@ -4,7 +4,7 @@ import signal
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C meanwhile needs no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback for Ctrl-C during the imports
     import kuberay.commandline
     from podslice.commands import app
 

@@ -1,4 +1,4 @@
-"""The command `podslice`: servers, and what `python -m kuberay`, `python -m apps.plan` and the jobs do, by one name."""
+"""The commands of `podslice`: servers, and all commands of `python -m kuberay`, `python -m apps.plan` and the jobs."""
 
 import sys
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ app = typer.Typer(
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[CONFIG | FIELD=VALUE...]", help="A service to run whole, or fields of a model's config."),
+    typer.Argument(metavar="[CONFIG | FIELD=VALUE...]", help="A service config, or fields of a model's config."),
 ]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Where it listens.  [8000]", show_default=False)]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port to listen on.  [8000]", show_default=False)]
 
 
 @app.command()
 def serve(arguments: Arguments = None, port: Port = None) -> None:
-    """Serve a language model on http://localhost:8000: the demo, one by its fields, or a whole CONFIG.
+    """Serve a language model on http://localhost:8000: the demo, a model given by its fields, or all of CONFIG.
 
     podslice serve model=google/gemma-2b max_batch_size=8
     """
@@ -39,11 +39,11 @@ def serve(arguments: Arguments = None, port: Port = None) -> None:
 
 @app.command()
 def serve_images(arguments: Arguments = None, port: Port = None) -> None:
-    """Serve Stable Diffusion on http://localhost:8000: the demo, one by its fields, or a whole CONFIG."""
+    """Serve Stable Diffusion on http://localhost:8000: the demo, a model given by its fields, or all of CONFIG."""
     _serve("images", arguments or [], port)
 
 
-# What is the whole command line of a module, and what `python -m kuberay` has.
+# Modules with one command each, then the commands of `python -m kuberay`.
 for name, module in (
     ("plan", apps.plan.commandline),
     ("prepare", apps.batch.prepare),
@@ -56,7 +56,7 @@ app.registered_commands += kuberay.commandline.app.registered_commands
 
 
 def _serve(kind: str, arguments: Sequence[str], port: int | None) -> None:
-    """In a process of its own; its end decides the exit status."""
+    """Runs the server in its own process; exits with that process's outcome."""
     from podslice.served import read
     from podslice.supervisor import ServerFailed, Supervisor
 

@@ -1,4 +1,4 @@
-"""What a person sees of a start: bars on a terminal, and elsewhere a line now and then."""
+"""Shows the progress of a server's start: bars on a terminal, else a line now and then."""
 
 import sys
 import time
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """Countable work of one name, which several processes may share: each replica reads its own weights."""
+    """Progress of work that several processes may share: each replica reads its own weights."""
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[int, int]] = {}
 
     def add(self, event: Event) -> tuple[int, int]:
-        """(done, total), of all processes that said so far."""
+        """(done, total) over all processes that have reported."""
         self._parts[event["process"]] = event["done"], event["total"]
         done, total = zip(*self._parts.values())
         return sum(done), sum(total)
 
 
 class Display(ABC):
-    """Shows events in the order in which they come."""
+    """Shows events in the order in which they arrive."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = defaultdict(Tally)
@@ -42,28 +42,28 @@ class Display(ABC):
 
     @abstractmethod
     def stage(self, text: str) -> None:
-        """What goes on now, and cannot be counted."""
+        """Shows the current stage, which has no progress count."""
 
     @abstractmethod
     def counted(self, name: str, done: int, total: int) -> None:
-        """How far some work is."""
+        """Shows the progress of counted work."""
 
     @abstractmethod
     def close(self) -> None:
-        """What follows is not of the start."""
+        """Ends the display, before other output."""
 
 
 class Lines(Display):
-    """Each stage, each work when it is done, and where a long one is, every few seconds."""
+    """Prints a line for each stage, for work when it is done, and for long work every few seconds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._began = time.monotonic()
-        self._said: dict[str, float] = defaultdict(time.monotonic)
+        self._printed: dict[str, float] = defaultdict(time.monotonic)
 
     def counted(self, name: str, done: int, total: int) -> None:
-        if time.monotonic() - self._said[name] > PERIOD_S or done == total:
-            self._said[name] = time.monotonic()
+        if time.monotonic() - self._printed[name] > PERIOD_S or done == total:
+            self._printed[name] = time.monotonic()
             self.stage(f"{name}: {done} of {total}")
 
     def stage(self, text: str) -> None:
@@ -74,7 +74,7 @@ class Lines(Display):
 
 
 class Bars(Display):
-    """A bar for each work that can be counted, under one that only moves for all that cannot."""
+    """A bar for the current stage, and one for each kind of counted work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,11 +96,11 @@ class Bars(Display):
 
 
 def display() -> Display:
-    """For where standard error goes."""
+    """Bars if standard error is a terminal, else lines."""
     return Bars() if sys.stderr.isatty() else Lines()
 
 
 def _named(event: Event, what: str) -> str:
-    """With the application's name, where there are several: a single one is `default`."""
+    """Prefixes the application's name, unless it is the only one, named `default`."""
     app = event.get("app", "")
     return f"{app}: {what}" if app not in ("", "default") else what

@@ -1,4 +1,4 @@
-"""What `podslice serve` is asked to serve: the demo, a model by its fields, or a whole config."""
+"""Parses what `podslice serve` is to serve: the demo, a model given by its fields, or a whole config."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Served:
 
     @property
     def title(self) -> str:
-        """The model's name, where there is one model."""
+        """The model's name, or the cell's path."""
         if isinstance(self.config, CellConfig):
             return f"/sax/{self.config.name}"
         return self.config.served_name
@@ -37,7 +37,7 @@ class Served:
         return f"http://localhost:{port}{self.route_prefix.rstrip('/')}"
 
     def first_command(self, port: int) -> str:
-        """Something to try, with nothing but curl."""
+        """A curl command to try the application with."""
         url = self.url(port).removeprefix("http://")
         key = " -H 'Authorization: Bearer YOUR_KEY'" if self.config.api_keys else ""
         if isinstance(self.config, StableDiffusionConfig):
@@ -50,13 +50,13 @@ class Served:
 
 @dataclass(frozen=True)
 class Serving:
-    """A Serve instance: its applications, and how they are reached."""
+    """A Serve instance: its applications, and its HTTP and logging options."""
 
     applications: tuple[Served, ...]
     http: dict[str, Any]
     """Serve's HTTPOptions."""
     logging: dict[str, Any] | None = None
-    """Serve's LoggingConfig; None: its own."""
+    """Serve's LoggingConfig; None for Serve's default."""
 
     @property
     def port(self) -> int:
@@ -64,26 +64,26 @@ class Serving:
 
 
 def read(kind: str, arguments: Sequence[str], port: int | None) -> Serving:
-    """From a command's arguments: nothing, FIELD=VALUE ..., or one CONFIG.
+    """Parses a command's arguments: nothing, FIELD=VALUE ..., or one CONFIG.
 
     Args:
-        kind: of KINDS; what fields are fields of.
-        port: None: 8000.
+        kind: a key of KINDS: the config that FIELD=VALUE arguments belong to.
+        port: None for the config's port, or 8000 without a config.
 
     Raises:
-        Refusal, ConfigError: they make no sense together or by themselves.
+        Refusal, ConfigError: an argument is invalid, or arguments conflict.
     """
     configs = [argument for argument in arguments if "=" not in argument]
     if not configs:
         fields = dict(argument.split("=", 1) for argument in arguments)
         try:
-            # Without fields it is the demo, which for a language model is what the fields' defaults are.
+            # Without fields: the demo. For a language model, that is the default of every field.
             config = StableDiffusionConfig.demo() if kind == "images" and not fields else KINDS[kind](**fields)
         except ValidationError as error:
             raise Refusal(f"this cannot be served:\n{explained(error)}") from error
         return Serving((Served("default", config, "/"),), {"host": "127.0.0.1", "port": port or SERVE_PORT})
     if len(arguments) > 1:
-        raise Refusal(f"{configs[0]} is a config, which says everything: name nothing beside it")
+        raise Refusal(f"{configs[0]} is a complete config: leave out the other arguments")
     service = load(configs[0])
     if not isinstance(service, Service):
         raise Refusal(f"{configs[0]} is a job; only a service can be served")

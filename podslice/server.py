@@ -1,9 +1,9 @@
-"""The process that `podslice serve` looks after: starts Ray and Serve, deploys, and tells how that goes.
+"""The server process that `podslice serve` supervises: starts Ray and Serve, deploys, and reports progress.
 
     python -m podslice.server KIND PORT ARGUMENTS...
 
-The command sees of it its events (`apps.serving.progress`) and its exit status; what it prints is in the log. SIGINT
-stops it.
+It reports events (`apps.serving.progress`) and an exit status to the command; its output goes to a log. SIGINT stops
+it.
 """
 
 import ctypes
@@ -26,15 +26,15 @@ from apps.serving.progress import Event, reason, tell
 from podslice.served import Serving, read
 
 LOOK_S = 0.2
-"""Between two looks at how a start goes."""
+"""Time between two status checks during the start."""
 LOOK_LATER_S = 3.0
-"""Between two looks at what runs."""
+"""Time between two status checks after it."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(kind: str, port: str, *arguments: str) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in its background without one
-    # A command that is killed outright can stop nothing, so this process stops when its parent is gone.
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background processes ignore SIGINT
+    # If the command is killed, it cannot stop this process, so the kernel interrupts it when its parent dies.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
     serving = read(kind, arguments, int(port))
     try:
@@ -43,7 +43,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
             for app in serving.applications
         ]
         tell({"stage": "starting Ray"})
-        # Its dashboard is eleven processes more, for a service that most look at through HTTP: `serve run` has it.
+        # No dashboard: it adds eleven processes. `serve run` starts it.
         ray.init(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except Exception as error:
         tell({"failure": reason(error)})
@@ -62,7 +62,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
 
 def _serve(serving: Serving, targets: list[serve.RunTarget]) -> None:
     tell({"stage": "starting Serve", "logs": private_ray.logs(), "joined": private_ray.joined()})
-    # The proxies start while the replicas do: nothing can be asked before both are there.
+    # The proxies start in parallel with the replicas; requests need both.
     threading.Thread(target=_start_serve, args=[serving], daemon=True).start()
     while not private_ray.controller_runs():
         time.sleep(LOOK_S / 4)
@@ -94,7 +94,7 @@ def _start_serve(serving: Serving) -> None:
 
 
 def _application(config: Any) -> serve.Application:
-    """What the config's own builder makes of it."""
+    """Builds the config's application with the builder that it names."""
     module, _, builder = config.import_path.partition(":")
     application: serve.Application = getattr(importlib.import_module(module), builder)(config)
     return application
@@ -110,12 +110,12 @@ def _runs(app: ApplicationStatusOverview) -> bool:
 
 
 def _trouble(apps: Sequence[ApplicationStatusOverview]) -> Event:
-    """What Serve says of applications that do not run yet; empty if nothing is wrong so far."""
+    """An event about why applications do not run yet; empty if nothing is wrong."""
     for app in apps:
         for message in [app.message, *(deployment.message for deployment in app.deployments.values())]:
             _, failed, error = message.partition("Error:\n")
             if failed or app.status == ApplicationStatus.DEPLOY_FAILED:
-                # A traceback, whose end says what is wrong. Serve would try twice more, and fail the same way.
+                # The traceback's last line is the error. Serve would try twice more and fail the same way.
                 return {"failure": (error or message).strip().splitlines()[-1]}
             if "to be scheduled" in message:
                 needed = message.partition("Resources required")[2]

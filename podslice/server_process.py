@@ -1,4 +1,4 @@
-"""The process of a server, and all processes under it: none of them is left when it has ended."""
+"""Starts a server's process, and ends it with all its descendants."""
 
 import ctypes
 import json
@@ -23,19 +23,19 @@ INNER_PORTS = {
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
 }
-"""Serve's own, and where it wants them. Each would stop a second server on this machine."""
+"""Variables of Serve's internal ports, with their defaults. Two servers on one machine need different ports."""
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Server:
-    """The process, and all processes under it."""
+    """A server's process and its descendants."""
 
     def __init__(self, command: Sequence[str], folder: Path):
         self.log = folder / "podslice-serve.log"
         events = folder / "events"
         events.touch()
         self._events = events.open()
-        # Whatever loses its parent becomes a child of this process, and so can be found and ended.
+        # Orphaned descendants become children of this process, so `kill` finds them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -44,16 +44,16 @@ class Server:
                 stdout=log,
                 stderr=log,
                 env=os.environ | inner_ports() | {EVENTS: str(events)},
-                start_new_session=True,  # a terminal's Ctrl-C is for the command, which knows what it means
+                start_new_session=True,  # a terminal's Ctrl-C reaches only the command, which handles it
             )
 
     def events(self) -> Iterator[Event]:
-        """Those that have come since the last call."""
+        """The events since the last call."""
         while line := self._events.readline():
             yield json.loads(line)
 
     def keep_log(self, folder: str) -> None:
-        """Beside Ray's own logs: the folder that it is in goes when the command ends."""
+        """Moves the log to Ray's logs; its present folder is removed when the command ends."""
         self.log = Path(shutil.move(self.log, Path(folder, self.log.name)))
 
     @property
@@ -64,19 +64,19 @@ class Server:
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """Ends all that is left, and waits until it is gone."""
+        """Kills all remaining processes and waits until they are gone."""
         deadline = time.monotonic() + KILL_S
         while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
             for process in left:
-                with suppress(psutil.Error, OSError):  # it is gone, or not a child of this process yet
+                with suppress(psutil.Error, OSError):  # it is gone, or not yet a child of this process
                     process.kill()
                     os.waitpid(process.pid, os.WNOHANG)
             time.sleep(0.01)
 
 
 def inner_ports() -> dict[str, str]:
-    """For the server's environment: each port of INNER_PORTS, as the environment or else Serve wants it, or another one
-    while something listens there, for instance the server that the environment's ports were chosen for."""
+    """INNER_PORTS for the server's environment: the ports of this environment, or else the defaults. A port in use, for
+    example by the server that set this environment, is replaced by a free one."""
     with ExitStack() as held:
 
         def free(wanted: str | int) -> str:

@@ -1,7 +1,7 @@
-"""Runs a server in a process of its own, shows how its start goes, and leaves nothing behind, however it ends.
+"""Runs a server in its own process, shows the progress of its start, and leaves no process behind, however it ends.
 
-Ctrl-C during the start ends it at once: there is no request to finish. Later Serve shuts down, and replicas finish what
-they have; a second Ctrl-C does not wait for that. SIGTERM is the same.
+Ctrl-C during the start ends it at once. Later, Serve shuts down and replicas finish their open requests; a second
+Ctrl-C does not wait for them. SIGTERM does the same.
 """
 
 import os
@@ -24,30 +24,30 @@ from ray_configs.cell import CellConfig
 
 LOOK_S = 0.05
 ANSWER_S = 60
-"""For a port to answer once all replicas are ready."""
+"""Time that applications have to answer once all replicas are ready."""
 TAIL = 15
-"""Lines of its log that are shown of a server that ended without a word."""
+"""Lines of the log to show if the server ends without reporting a failure."""
 
 
 class ServerFailed(Exception):
-    """The server did not start, or ended; the text says why."""
+    """The server did not start, or ended; the message says why."""
 
 
 class Supervisor:
-    """One run of a server, from its start to its end."""
+    """Supervises one run of a server, from start to end."""
 
     def __init__(self, serving: Serving):
         self._serving = serving
         self._stops = 0
         self._logs = ""
-        self._joined = False  # a cluster that was there before: what was deployed there must be taken away again
+        self._joined = False  # whether Ray joined an existing cluster, from which the deployments must be removed
 
     def run(self, command: Sequence[str]) -> int:
-        """Returns an exit status: 0 when it was stopped, 130 when that was during its start.
+        """Returns an exit status: 0 if the server was stopped, 130 if that was during its start.
 
         Raises:
-            ServerFailed: it did not start, or ended by itself.
-            Refusal: its port is taken, or a model's folder is not there.
+            ServerFailed: the server did not start, or ended by itself.
+            Refusal: the port is taken, or a model's folder does not exist.
         """
         began = time.monotonic()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -74,7 +74,7 @@ class Supervisor:
         self._stops += 1
 
     def _start(self, server: Server) -> int | None:
-        """Until it answers: the port; None if it was stopped before."""
+        """Waits until the server answers; returns its port, or None if it was stopped before."""
         shown = display()
         try:
             while not self._stops:
@@ -99,7 +99,7 @@ class Supervisor:
             shown.close()
 
     def _answering(self, port: int) -> int | None:
-        """The port, once every application answers there: the proxy learns of replicas a moment after Serve does."""
+        """Waits until every application answers: the proxy learns of replicas after Serve does. Returns as `_start`."""
         deadline = time.monotonic() + ANSWER_S
         for app in self._serving.applications:
             while not _answers(f"{app.url(port)}/v1/models"):
@@ -139,7 +139,7 @@ class Supervisor:
 
 
 def _joins_a_cluster() -> bool:
-    """As `ray.init` decides it: what RAY_ADDRESS names, or what `ray start` has started here."""
+    """Whether `ray.init` will join a cluster: the one in RAY_ADDRESS, or one that `ray start` started here."""
     if address := os.environ.get("RAY_ADDRESS"):
         return address != "local"
     return Path("/tmp/ray/ray_current_cluster").exists()
@@ -157,7 +157,7 @@ def _refuse_taken(port: int) -> None:
 
 
 def _refuse_absent(serving: Serving) -> None:
-    """A local folder that is not there, before anything starts; what else is wrong with a model its replica finds."""
+    """Raises Refusal for a model's local folder that does not exist; replicas find all other problems with models."""
     for app in serving.applications:
         if isinstance(app.config, CellConfig) or getattr(app.config, "tiny", False) or "://" in app.config.model:
             continue
@@ -166,7 +166,7 @@ def _refuse_absent(serving: Serving) -> None:
 
 
 def _answers(url: str) -> bool:
-    """Whether an application does, though perhaps with a refusal of who has no key."""
+    """Whether an application answers; 401 counts too, because it needs a key."""
     try:
         with urllib.request.urlopen(url, timeout=1):
             return True
@@ -177,6 +177,6 @@ def _answers(url: str) -> bool:
 
 
 def _last_words(server: Server) -> str:
-    return "the server has ended. Its last words:\n" + "\n".join(
+    return "the server has ended. The end of its log:\n" + "\n".join(
         server.log.read_text(errors="replace").splitlines()[-TAIL:]
     )

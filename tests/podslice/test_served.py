@@ -54,7 +54,7 @@ def test_fields_are_the_configs_own_and_a_config_brings_its_options() -> None:
     ("arguments", "message"),
     [
         (["max_batch_size=x"], r"LLMConfig.max_batch_size: Input should be a valid integer.* \(got 'x'\)"),
-        (["ray_configs.catalog.local", "model=x"], "name nothing beside it"),
+        (["ray_configs.catalog.local", "model=x"], "leave out the other arguments"),
         (["ray_configs.catalog.smoke_multi_host"], "only a service can be served"),
         (["no.such.module"], "there is no module"),
     ],

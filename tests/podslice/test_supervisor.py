@@ -166,13 +166,13 @@ def test_a_failure_is_told_where_the_start_is_shown(tmp_path: Path, answering: i
 
 def test_the_last_words_of_who_ends_without_a_failure(tmp_path: Path, answering: int) -> None:
     status, _, err = Run("sys.exit('no such thing')", tmp_path, answering).end()
-    assert (status, err) == (1, "FAILED the server has ended. Its last words:\nno such thing\n")
+    assert (status, err) == (1, "FAILED the server has ended. The end of its log:\nno such thing\n")
     waits = "while not (marks / 'ready').exists(): time.sleep(0.01)\nsys.exit('gone')"
     later = Run(READY + waits, tmp_path, answering)
     later.process.stdout.readline()
     (tmp_path / "ready").touch()
     status, _, err = later.end()
-    assert status == 1 and err.endswith(f"Its last words:\ngone (logs: {tmp_path})\n")
+    assert status == 1 and err.endswith(f"The end of its log:\ngone (logs: {tmp_path})\n")
 
 
 def test_bars_on_a_terminal(tmp_path: Path, answering: int) -> None:
