@@ -1,6 +1,5 @@
 """What a run has of its own on this machine: a folder and an address for other processes, and TCP ports."""
 
-import contextlib
 import os
 import shutil
 import socket
@@ -44,9 +43,7 @@ class RunFolder:
     def release(self) -> None:
         """Remove it all."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
-        with contextlib.suppress(OSError):  # another run's is in there
-            self._base.rmdir()
+        self._lock.close()  # last: from here on, the folder may be the next run's
 
     def ask(self, question: str) -> None:
         """Leave a question for the run that holds it. Raises LocalError where it has only just begun, or ends."""
@@ -59,12 +56,12 @@ class RunFolder:
 
     def asked(self) -> str | None:
         """What another process asks of this run, if one does."""
+        taken = self._question.with_suffix(".taken")  # so that a question asked meanwhile is not lost
         try:
-            question = self._question.read_text()
+            self._question.rename(taken)
         except FileNotFoundError:
             return None
-        self._question.unlink()
-        return question
+        return taken.read_text()
 
 
 def address_of(port: int) -> str:

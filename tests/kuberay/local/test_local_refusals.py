@@ -3,6 +3,8 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,13 +66,13 @@ def test_too_little_memory_is_said(monkeypatch):
     service = load("ray_configs.catalog.spmd_175b")
     manifest = next(item for item in render(service) if item["kind"] == "RayService")
     plan = plan_of(manifest, address="127.0.0.2")
-    monkeypatch.setattr(running, "_available_gb", lambda: 3.2)
+    monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=3.2e9))
     said = " ".join(running._differences_of(plan, service))
     assert (
         "2 slices, 16 hosts, 64 JAX CPU devices for chips, 2 CPU workers;" in said
         and "WARNING: only 3.2 GB are available" in said
     )
-    monkeypatch.setattr(running, "_available_gb", lambda: 300.0)
+    monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=300e9))
     assert "WARNING" not in " ".join(running._differences_of(plan, service))
 
 
@@ -101,6 +103,23 @@ def test_a_question_is_heard_once():
     run.release()
     with pytest.raises(LocalError, match="starting or ending; try again"):
         other.ask("1:3")
+
+
+def test_a_question_that_comes_while_another_is_read_is_not_lost(monkeypatch):
+    port = serving_port()
+    run, other = RunFolder(port), RunFolder(port)
+    assert run.acquire()
+    other.ask("1:3")
+    read = Path.read_text
+
+    def meanwhile(path):
+        monkeypatch.undo()
+        other.ask("1:4")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_text", meanwhile)
+    assert (run.asked(), run.asked(), run.asked()) == ("1:3", "1:4", None)
+    run.release()
 
 
 def test_what_a_crashed_run_left_is_cleared():
