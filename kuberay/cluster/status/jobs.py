@@ -22,12 +22,10 @@ def read_ray_job(live: Manifest, around: Surroundings) -> tuple[Health, list[str
 def _ray_job_verdict(live: Manifest, found: Health | None) -> Health:
     status = live.get("status") or {}
     reason, message, job = status.get("reason", ""), one_line(status.get("message")), status.get("jobStatus")
-    why = ": ".join(part for part in (reason, message) if part) or "no reason given"
+    why = ": ".join(part for part in (reason, message) if part) or job or "no reason given"
     match status.get("jobDeploymentStatus", ""):
         case "Complete" if job == "SUCCEEDED":
             return Health(Phase.DONE, f"has succeeded{since(status.get('endTime'))}")
-        case "Complete" if job == "STOPPED":
-            return Health(Phase.FAILED, f"was stopped before it ended ({why})")
         case "Failed" | "Complete":
             return Health(Phase.FAILED, f"has failed ({why})")
         case "ValidationFailed":

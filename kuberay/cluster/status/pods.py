@@ -6,8 +6,8 @@ from kuberay.cluster.status.placement import capacity, wanted_node
 from kuberay.cluster.status.state import Health, Phase
 from kuberay.cluster.status.surroundings import Surroundings
 
-IMAGE_TROUBLE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-CONFIG_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+ON_THEIR_WAY = ("", "ContainerCreating", "PodInitializing")
+"""Reasons of containers that wait and are well."""
 MOUNT_TROUBLE = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 
 
@@ -20,7 +20,7 @@ def read(pod: Manifest, around: Surroundings) -> Health:
     if status.get("phase") == "Failed":
         return Health(Phase.TROUBLE, _failed(pod))
     if not pod.get("spec", {}).get("nodeName"):
-        return _unscheduled(pod, around)
+        return _unscheduled(pod, around.events)
     if trouble := next(filter(None, map(_container_trouble, _containers(pod))), ""):
         return Health(Phase.TROUBLE, trouble)
     if is_true(pod, "Ready"):
@@ -36,28 +36,26 @@ def _containers(pod: Manifest) -> list[Manifest]:
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
-def _unscheduled(pod: Manifest, around: Surroundings) -> Health:
+def _unscheduled(pod: Manifest, events: Events) -> Health:
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("reason") == "SchedulingGated":
         gates = ", ".join(gate["name"] for gate in pod["spec"].get("schedulingGates", [])) or "a scheduling gate"
         return Health(Phase.WAITING, f"is held back by {gates}{since(scheduled.get('lastTransitionTime'))}")
     if scheduled.get("status") == "False":
         waits = since(scheduled.get("lastTransitionTime"))
-        return Health(Phase.WAITING, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, around)})")
+        return Health(Phase.WAITING, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, events)})")
     return Health(Phase.STARTING, "has not been looked at by the scheduler yet")
 
 
 def _container_trouble(container: Manifest) -> str:
     waiting = container.get("state", {}).get("waiting") or {}
-    reason, message = waiting.get("reason", ""), one_line(waiting.get("message"))
-    if reason in IMAGE_TROUBLE:
-        return f"cannot pull the image {container.get('image', '')}: {message or reason}"
-    if reason in CONFIG_TROUBLE:
-        return f"cannot start container {container['name']} ({reason}): {message}"
+    reason = waiting.get("reason", "")
     if reason == "CrashLoopBackOff":
         last = (container.get("lastState") or {}).get("terminated") or {}
         times = container.get("restartCount", 0)
         return f"crashes again and again ({times} restarts): container {container['name']} {ending(last)}"
+    if reason not in ON_THEIR_WAY:
+        return f"cannot start container {container['name']}: {_told(reason, waiting)}"
     ended = container.get("state", {}).get("terminated") or {}
     if ended and ended.get("exitCode") != 0:
         return f"crashed: container {container['name']} {ending(ended)}"
@@ -67,14 +65,15 @@ def _container_trouble(container: Manifest) -> str:
 def ending(terminated: Manifest) -> str:
     """`was killed for memory (OOMKilled, exit code 137)`, and the last lines that it left."""
     code, reason = terminated.get("exitCode", "unknown"), terminated.get("reason", "")
+    words = f"ended with exit code {code}{f' ({reason})' if reason not in ('', 'Error', 'Completed') else ''}"
     if reason == "OOMKilled":
         words = f"was killed for memory (OOMKilled, exit code {code}): raise its memory limit"
-    elif reason and reason not in ("Error", "Completed"):
-        words = f"ended with exit code {code} ({reason})"
-    else:
-        words = f"ended with exit code {code}"
-    said = one_line(terminated.get("message"))
-    return f"{words}: {said}" if said else words
+    return _told(words, terminated)
+
+
+def _told(words: str, state: Manifest) -> str:
+    """The words, and the state's own message where it has one."""
+    return ": ".join(filter(None, (words, one_line(state.get("message")))))
 
 
 def _failed(pod: Manifest) -> str:
@@ -86,9 +85,9 @@ def _failed(pod: Manifest) -> str:
     ]
     disrupted = condition(pod, "DisruptionTarget")
     if is_true(pod, "DisruptionTarget"):
-        ended.insert(0, f"its node was taken away ({disrupted.get('reason')}: {one_line(disrupted.get('message'))})")
+        ended.insert(0, f"its node was taken away ({_told(disrupted.get('reason', ''), disrupted)})")
     elif status.get("reason"):
-        ended.insert(0, f"{status['reason']}: {one_line(status.get('message'))}")
+        ended.insert(0, _told(status["reason"], status))
     return f"failed: {'; '.join(ended) or 'no reason given'}"
 
 

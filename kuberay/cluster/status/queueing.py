@@ -17,7 +17,7 @@ def held(live: Manifest, around: Surroundings) -> Health | None:
     if waits := _queued(live, around):
         return Health(Phase.WAITING, f"waits for quota: {waits}")
     suspended = live["spec"].get("suspend") or is_true(live, "Suspended") or is_true(live, "Suspending")
-    return Health(Phase.SUSPENDED, "is suspended (spec.suspend)") if suspended else None
+    return Health(Phase.WAITING, "is suspended (spec.suspend)") if suspended else None
 
 
 def _queued(live: Manifest, around: Surroundings) -> str:

@@ -1,5 +1,6 @@
 """A RayService in words: is it serving, and if not, what is the gravest reason."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -178,14 +179,20 @@ def _gravest(side: dict[str, Any], views: dict[str, RayClusterView]) -> Health |
 def _application_problems(side: dict[str, Any], scaling: bool = False) -> list[Health]:
     """What is not right; with `scaling`, deployments too that only scale under a running application."""
     found: list[Health] = []
-    for name, application in (side.get("applicationStatuses") or {}).items():
-        deployments = (application.get("serveDeploymentStatuses") or {}).items()
-        off = [(f"deployment {one}", state) for one, state in deployments if _phase(state) != Phase.READY]
-        parts = [(f"application {name}", application), *off]
+    for application, *deployments in _states(side):
+        off = [(what, state) for what, state in deployments if _phase(state) != Phase.READY]
+        parts = [application, *off]
         phase = max(_phase(state) for _, state in parts)
-        if phase == Phase.TROUBLE or _phase(application) != Phase.READY or (scaling and off):
+        if phase == Phase.TROUBLE or _phase(application[1]) != Phase.READY or (scaling and off):
             found.append(Health(phase, "; ".join(f"{what} is {_words(state)}" for what, state in parts)))
     return found
+
+
+def _states(side: dict[str, Any]) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """For each application its state and then those of its deployments, with what they are called."""
+    for name, application in (side.get("applicationStatuses") or {}).items():
+        deployments = (application.get("serveDeploymentStatuses") or {}).items()
+        yield [(f"application {name}", application), *((f"deployment {one}", state) for one, state in deployments)]
 
 
 def _phase(state: dict[str, Any]) -> Phase:
@@ -204,17 +211,8 @@ def _words(state: dict[str, Any]) -> str:
 def _application_lines(side: dict[str, Any]) -> list[str]:
     """Every application and deployment, with what they say in full where something is wrong."""
     lines: list[str] = []
-    for name, application in (side.get("applicationStatuses") or {}).items():
-        lines.append(f"application {name} is {application.get('status') or 'unknown'}")
-        lines += _message(application, "RUNNING")
-        for deployment, state in (application.get("serveDeploymentStatuses") or {}).items():
-            lines.append(f"  deployment {deployment} is {state.get('status') or 'unknown'}")
-            lines += _message(state, "HEALTHY")
+    for what, state in (part for parts in _states(side) for part in parts):
+        lines.append(f"{'  ' if what.startswith('deployment') else ''}{what} is {state.get('status') or 'unknown'}")
+        if _phase(state) != Phase.READY:  # of a traceback, the end says what was wrong
+            lines += [f"    {line}" for line in (state.get("message") or "").strip().splitlines()[-MESSAGE_LINES:]]
     return lines
-
-
-def _message(state: dict[str, Any], well: str) -> list[str]:
-    """The end of it: of a traceback, the end says what was wrong."""
-    if state.get("status") == well:
-        return []
-    return [f"    {line}" for line in (state.get("message") or "").strip().splitlines()[-MESSAGE_LINES:]]

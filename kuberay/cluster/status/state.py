@@ -10,13 +10,11 @@ class Phase(IntEnum):
     DONE = 0  # a job, or a Pod, that ended well
     READY = 1
     RUNNING = 2  # a job at work; a Pod whose readiness probe says no
-    STARTING = 3
-    SUSPENDED = 4
-    DELETING = 5
-    WAITING = 6  # for nodes or for quota
-    TROUBLE = 7  # will not come right without a change, or may not
-    ABSENT = 8
-    FAILED = 9  # over, and badly
+    STARTING = 3  # or ending
+    WAITING = 4  # for nodes, for quota, or suspended
+    TROUBLE = 5  # will not come right without a change, or may not
+    ABSENT = 6
+    FAILED = 7  # over, and badly
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kuberay.cluster.connection import Cluster
-from kuberay.cluster.errors import Refused, UnknownKind
+from kuberay.cluster.errors import UnknownKind
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status.events import Events
-from ray_configs.labels import ACCELERATOR, JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, QUEUE, RAY_CLUSTER, RAY_NODE_TYPE
+from ray_configs.labels import JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, QUEUE, RAY_CLUSTER, RAY_NODE_TYPE
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,6 @@ class Surroundings:
     ray_clusters: tuple[Manifest, ...] = ()
     pods: tuple[Manifest, ...] = ()
     events: Events = field(default_factory=lambda: Events(()))
-    nodes: tuple[Manifest, ...] | None = None  # None: we may not list them
     queue_entries: tuple[Manifest, ...] | None = ()  # Kueue's Workloads; None: Kueue is not installed
 
     def ray_clusters_of(self, live: Manifest) -> list[Manifest]:
@@ -42,12 +41,10 @@ class Surroundings:
 
     def queue_entry_of(self, owners: Iterable[Manifest]) -> Manifest | None:
         uids = {owner["metadata"]["uid"] for owner in owners}
-        entries = (
-            entry
-            for entry in self.queue_entries or ()
-            if any(owner.get("uid") in uids for owner in entry["metadata"].get("ownerReferences", []))
-        )
-        return next(entries, None)
+        for entry in self.queue_entries or ():
+            if any(owner.get("uid") in uids for owner in entry["metadata"].get("ownerReferences", [])):
+                return entry
+        return None
 
 
 def look_around(cluster: Cluster, namespace: str, live: Sequence[Manifest]) -> Surroundings:
@@ -60,16 +57,8 @@ def look_around(cluster: Cluster, namespace: str, live: Sequence[Manifest]) -> S
         tuple(cluster.list("ray.io/v1", "RayCluster", namespace)) if rays else (),
         tuple(pod for label in owners for pod in cluster.list("v1", "Pod", namespace, labels=label)),
         Events(cluster.list("v1", "Event", namespace)),
-        _nodes(cluster),
         _queue_entries(cluster, namespace) if queued else (),
     )
-
-
-def _nodes(cluster: Cluster) -> tuple[Manifest, ...] | None:
-    try:
-        return tuple(cluster.list("v1", "Node", labels=ACCELERATOR))
-    except Refused:  # many people may look into a namespace and not at the nodes
-        return None
 
 
 def _queue_entries(cluster: Cluster, namespace: str) -> tuple[Manifest, ...] | None:

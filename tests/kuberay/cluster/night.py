@@ -58,7 +58,6 @@ class Night:
         }
         self.pods: list[Manifest] = []
         self.events: list[Manifest] = []
-        self.nodes: list[Manifest] | None = []
         self.entries: list[Manifest] = []
         self.status(ready=False)
 
@@ -111,7 +110,6 @@ class Night:
             (self.ray_cluster,),
             tuple(self.pods),
             Events(self.events),
-            None if self.nodes is None else tuple(self.nodes),
             tuple(self.entries) or None,
         )
         return State(tuple(read(item, around) for item in objects or [self.service]))

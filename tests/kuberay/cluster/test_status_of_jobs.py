@@ -39,7 +39,7 @@ def told(night: Night, live: Manifest, **more: Any) -> tuple[Phase, str]:
             Phase.FAILED,
             "prepare has failed (AppFailed: exit 1)",
         ),
-        ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, Phase.FAILED, "was stopped"),
+        ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, Phase.FAILED, "has failed (STOPPED)"),
         ({"jobDeploymentStatus": "Retrying", "failed": 2}, Phase.STARTING, "has failed 2 times and is tried again"),
         ({"jobDeploymentStatus": "ValidationFailed", "message": "bad"}, Phase.FAILED, "refused by the operator: bad"),
     ],
