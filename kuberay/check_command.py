@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kuberay.options import Bucket, Project, Refusal, read_source
+from kuberay import Refusal
+from kuberay.options import Bucket, Project, read_source
 from kuberay.source import Placeholders, Source
 
 if TYPE_CHECKING:

@@ -10,19 +10,10 @@ from typing import Annotated
 
 import typer
 
+from kuberay import Refusal
 from kuberay.check_command import check, findings_of, show
 from kuberay.local.command import local
-from kuberay.options import (
-    Bucket,
-    Config,
-    Context,
-    Kubeconfig,
-    Namespace,
-    Project,
-    Refusal,
-    read_config,
-    read_source,
-)
+from kuberay.options import Bucket, Config, Context, Kubeconfig, Namespace, Project, read_config, read_source
 from kuberay.source import Placeholders, Source
 from ray_configs.loading import ConfigError, catalog
 
@@ -44,9 +35,7 @@ class NodePoolFormat(StrEnum):
 
 
 @app.command("catalog")
-def list_catalog(
-    names: Annotated[bool, typer.Option("--names", help="Only the names, for scripts.")] = False,
-) -> None:
+def list_catalog(names: Annotated[bool, typer.Option("--names", help="Only the names, for scripts.")] = False) -> None:
     """List the ready configs."""
     from importlib import import_module
 
@@ -148,8 +137,7 @@ def apply(
     Of a running service, what is rolled out and what is not is said first. Exit status 1, and nothing changed, where
     the change would stop it.
     """
-    from kuberay.cluster import Cluster
-    from kuberay.cluster import apply as apply_objects
+    from kuberay import cluster
 
     if dry_run not in ("none", "server"):
         raise Refusal(f"--dry-run={dry_run} is not known: server, or leave it out")
@@ -166,14 +154,8 @@ def apply(
     if grave and not force:
         raise Refusal(f"not applied: {len(grave)} error{'' if len(grave) == 1 else 's'} above (--force applies anyway)")
     objects = source.each()
-    apply_objects(
-        Cluster.connect(context, namespace, kubeconfig),
-        objects,
-        dry_run=dry_run == "server",
-        force_conflicts=force_conflicts,
-        recreate=recreate,
-        say=typer.echo,
-    )
+    connected = cluster.Cluster.connect(context, namespace, kubeconfig)
+    cluster.apply(connected, objects, dry_run == "server", force_conflicts, recreate, say=typer.echo)
 
 
 @app.command()
@@ -186,12 +168,11 @@ def diff(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show what `apply` would change. Exit status 1 if anything."""
-    from kuberay.cluster import Cluster
-    from kuberay.cluster import diff as difference
+    from kuberay import cluster
 
     objects = read_source(config, Placeholders(project, bucket)).each()
-    cluster = Cluster.connect(context, namespace, kubeconfig)
-    text = difference(cluster, objects, say=lambda line: typer.echo(line, err=True))
+    connected = cluster.Cluster.connect(context, namespace, kubeconfig)
+    text = cluster.diff(connected, objects, say=lambda line: typer.echo(line, err=True))
     typer.echo(text or "no difference", nl=not text, err=not text)
     if text:
         raise typer.Exit(1)
@@ -213,18 +194,17 @@ def status(
 
     Exit status 1 if it is not ready.
     """
-    from kuberay.cluster import Cluster, observe
-    from kuberay.cluster import watch as follow
+    from kuberay import cluster
     from kuberay.progress import StatusDisplay
 
     objects = read_source(config, Placeholders()).each()
-    cluster = Cluster.connect(context, namespace, kubeconfig)
+    connected = cluster.Cluster.connect(context, namespace, kubeconfig)
     with StatusDisplay() as display:
         if watch or wait:
-            state = follow(cluster, objects, display.show, until_ready=wait, timeout_s=timeout)
+            state = cluster.watch(connected, objects, display.show, until_ready=wait, timeout_s=timeout)
         else:
-            state = observe(cluster, objects)
-            display.show(state)
+            state = cluster.observe(connected, objects)
+            display.show(cluster.describe(state))
     if not state.ready:
         raise typer.Exit(1)
 
@@ -240,12 +220,11 @@ def delete(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Delete from the cluster what the config rendered. Node pools stay: `node-pools --delete` names their commands."""
-    from kuberay.cluster import Cluster
-    from kuberay.cluster import delete as delete_objects
+    from kuberay import cluster
 
     objects = read_source(config, Placeholders()).each()
-    cluster = Cluster.connect(context, namespace, kubeconfig)
-    delete_objects(cluster, objects, wait=wait, timeout_s=timeout, force=force, progress=typer.echo)
+    connected = cluster.Cluster.connect(context, namespace, kubeconfig)
+    cluster.delete(connected, objects, wait, timeout, force, progress=typer.echo)
 
 
 def main(commands: typer.Typer = app, name: str = "python -m kuberay") -> None:
@@ -253,22 +232,15 @@ def main(commands: typer.Typer = app, name: str = "python -m kuberay") -> None:
     try:
         commands(prog_name=name, standalone_mode=True)
     except (Refusal, ConfigError) as refusal:
-        _fail(str(refusal))
+        _fail(str(refusal), getattr(refusal, "status", 2))
     except KeyboardInterrupt:
-        _fail("interrupted", status=130)
+        _fail("interrupted", 130)
     except BrokenPipeError:  # `| head`
         sys.stderr.close()
         sys.exit(0)
-    except Exception as error:
-        if "kuberay.cluster" in sys.modules:
-            from kuberay.cluster import ClusterError, Interrupted, WouldStop
-
-            if isinstance(error, ClusterError):
-                _fail(str(error), status={Interrupted: 130, WouldStop: 1}.get(type(error), 2))
-        raise
 
 
-def _fail(text: str, status: int = 2) -> None:
+def _fail(text: str, status: int) -> None:
     typer.secho(f"podslice: {text}", err=True, fg="red" if sys.stderr.isatty() else None)
     sys.exit(status)
 

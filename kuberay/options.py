@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from kuberay import Refusal
 from kuberay.source import Placeholders, Source, read
 from ray_configs.loading import ConfigError
 
@@ -21,10 +22,6 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="For objects that name none.", show_default=False)
 ]
 Kubeconfig = Annotated[str | None, typer.Option(help="Default: $KUBECONFIG or ~/.kube/config.", show_default=False)]
-
-
-class Refusal(Exception):
-    """The command cannot be carried out; the text says why."""
 
 
 def read_source(source: str, placeholders: Placeholders) -> Source:

@@ -2,18 +2,14 @@
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from kuberay.cluster import State
-
 
 class StatusDisplay:
-    """`with StatusDisplay() as display: display.show(state)`, as often as there is something new."""
+    """`with StatusDisplay() as display: display.show(lines)`, as often as there is something new."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -29,12 +25,7 @@ class StatusDisplay:
         if self._live:
             self._live.stop()
 
-    def show(self, state: "State") -> None:
-        from kuberay.cluster import describe
-
-        self.show_lines(describe(state))
-
-    def show_lines(self, lines: list[str]) -> None:
+    def show(self, lines: list[str]) -> None:
         if lines == self._last:
             return
         if self._live:

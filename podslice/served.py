@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kuberay.options import Refusal
+from kuberay import Refusal
 from kuberay.render.ray.serve_config import SERVE_PORT, serve_config
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig

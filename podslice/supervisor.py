@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from kuberay.options import Refusal
+from kuberay import Refusal
 from podslice.display import display
 from podslice.served import Serving
 from podslice.server_process import Server

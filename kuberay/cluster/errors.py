@@ -8,15 +8,18 @@ from typing import Any
 import urllib3
 from kubernetes.client.exceptions import ApiException
 
+from kuberay import Refusal
 from kuberay.cluster.gke import get_credentials
 
 
-class ClusterError(Exception):
+class ClusterError(Refusal):
     """The command did not do what was asked; the text says why and what to do about it."""
 
 
 class Interrupted(ClusterError):
     """Ctrl-C in the middle; the text says how far it came."""
+
+    status = 130
 
 
 class Refused(ClusterError):
@@ -29,6 +32,8 @@ class UnknownKind(Refused):
 
 class WouldStop(Refused):
     """What is asked for would stop a service that could go on as it is."""
+
+    status = 1
 
 
 class Immutable(Refused):
@@ -64,7 +69,9 @@ def explained(error: Exception, doing: str, server: str, context: str | None) ->
 
 
 def _answered(error: ApiException, doing: str, server: str, login: str) -> ClusterError:
-    status = _status(error)
+    status: dict[str, Any] = {}  # where a proxy answered with something else
+    with suppress(ValueError, TypeError):
+        status |= json.loads(error.body)
     said = status.get("message") or error.reason or "no reason given"
     details = status.get("details") or {}
     match error.status:
@@ -113,12 +120,3 @@ def _conflict(said: str, causes: list[dict[str, Any]], doing: str) -> Conflict:
     fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
     advice = "Take their value into the config, or overrule them and own these fields: --force-conflicts."
     return Conflict(f"{doing}: others have set fields to other values:{fields}\n{advice}", frozenset(owners))
-
-
-def _status(error: ApiException) -> dict[str, Any]:
-    """The Status that the server sent with an error; an empty dict where a proxy answered with something else."""
-    with suppress(ValueError, TypeError):
-        body = json.loads(error.body)
-        if isinstance(body, dict):
-            return body
-    return {}

@@ -9,10 +9,14 @@ until Ctrl-C.
     run(service, Wishes(port=8000))                     # blocks; leaves nothing behind
 """
 
+from kuberay import Refusal
 
-class LocalError(Exception):
+
+class LocalError(Refusal):
     """The service cannot be run here, or not as asked; the text says why and what to do."""
 
 
 class ServiceFailed(LocalError):
     """The cluster started, and its service failed; the text is Serve's, or Ray's."""
+
+    status = 1

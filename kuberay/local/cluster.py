@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kuberay.local import LocalError, ServiceFailed, container
@@ -34,18 +35,18 @@ class SlicePhase(StrEnum):
     """They are, and it will be recreated."""
 
 
+@dataclass
 class RunningSlice:
     """A slice and the raylets of its hosts."""
 
-    def __init__(self, slice: LocalSlice):
-        self.slice = slice
-        self.raylets: dict[str, Raylet] = {}
-        self.phase = SlicePhase.starting
-        self.why = ""
-        """Why it is being recreated."""
-        self.failures: Counter[str] = Counter()
-        """Starts of a host that failed."""
-        self.gone_since = 0.0
+    slice: LocalSlice
+    raylets: dict[str, Raylet] = field(default_factory=dict)
+    phase: SlicePhase = SlicePhase.starting
+    why: str = ""
+    """Why it is being recreated."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """Starts of a host that failed."""
+    gone_since: float = 0.0
 
     @property
     def up(self) -> int:
@@ -107,7 +108,7 @@ class EmulatedCluster:
 
     def stop(self) -> bool:
         """Nothing of it is left afterwards; False: a process would not die."""
-        raylets = [self.head, *(raylet for running in self.slices for raylet in running.raylets.values())]
+        raylets = self._raylets()
         for raylet in raylets:
             raylet.stop()
         for raylet in raylets:
@@ -169,10 +170,12 @@ class EmulatedCluster:
     def _start(self, host: Host, head: bool = False) -> Raylet:
         return Raylet(host, self._site, self._ports, head)
 
+    def _raylets(self) -> list[Raylet]:
+        return [self.head, *(raylet for running in self.slices for raylet in running.raylets.values())]
+
     def _end_orphans(self) -> None:
         """What somebody else's kill of a container left is ours now, and must not live on beside its successor."""
-        raylets = [self.head, *(raylet for running in self.slices for raylet in running.raylets.values())]
-        for pid in container.descendants(os.getpid(), frozenset(raylet.pid for raylet in raylets)):
+        for pid in container.descendants(os.getpid(), frozenset(raylet.pid for raylet in self._raylets())):
             container.kill(pid)
             # A child of one of them is not ours yet: it comes to us when that one is gone.
             with contextlib.suppress(ChildProcessError):

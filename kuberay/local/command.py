@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from kuberay.options import Bucket, Config, Project, Refusal, read_config
+from kuberay import Refusal
+from kuberay.options import Bucket, Config, Project, read_config
 from kuberay.source import Placeholders
 
 
@@ -36,17 +37,10 @@ def local(
 
     python -m kuberay local ray_configs.catalog.spmd_175b --tiny
     """
-    from kuberay.local import LocalError, ServiceFailed
     from kuberay.local.running import Wishes, run
     from ray_configs.service import Service
 
     service = read_config(config, Placeholders(project, bucket)).config
     if not isinstance(service, Service):
         raise Refusal(f"{config} is a job; only a service runs locally")
-    try:
-        run(service, Wishes(port, tiny, hosts_per_slice, slices, kill_host))
-    except ServiceFailed as failure:
-        typer.secho(f"podslice: {failure}", err=True)
-        raise typer.Exit(1) from failure
-    except LocalError as error:
-        raise Refusal(str(error)) from error
+    run(service, Wishes(port, tiny, hosts_per_slice, slices, kill_host))

@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import FrameType
 
 import httpx
+import psutil
 
 from kuberay.local import LocalError, ServiceFailed
 from kuberay.local.cluster import EmulatedCluster, SlicePhase
@@ -61,7 +61,7 @@ def run(service: Service, wishes: Wishes) -> None:
         folder.ask(wishes.kill_host)
         _say(f"asked the run on port {wishes.port}; its terminal shows what becomes of it")
         return
-    with _on(_interrupt):
+    with _on(signal.default_int_handler):
         try:
             _run(service, wishes, folder)
         finally:
@@ -102,25 +102,27 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
             )
 
 
+@dataclass
 class _Run:
     """The loop, and its state."""
 
-    def __init__(
-        self, plan: HostsPlan, wishes: Wishes, folder: RunFolder, cluster: EmulatedCluster, dashboard: Dashboard
-    ):
-        self._plan, self._wishes, self._folder, self._cluster = plan, wishes, folder, cluster
-        self._dashboard = dashboard
-        self._began = time.monotonic()
-        self._deployed = self._ready = False
-        self._apps: list[App] = []
-        self._asked = 0.0
+    _plan: HostsPlan
+    _wishes: Wishes
+    _folder: RunFolder
+    _cluster: EmulatedCluster
+    _dashboard: Dashboard
+    _began: float = field(default_factory=time.monotonic)
+    _deployed: bool = False
+    _ready: bool = False
+    _apps: list[App] = field(default_factory=list)
+    _asked: float = 0.0
 
     def forever(self) -> None:
         try:
             with StatusDisplay() as display:
                 while True:
                     self._once()
-                    display.show_lines(self._status())
+                    display.show(self._status())
                     time.sleep(PERIOD_S)
         except KeyboardInterrupt:
             if not self._ready:
@@ -213,9 +215,9 @@ def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
         chips = sum(host.chips for host in plan.hosts)
         what = [_count(len(slices), "slice"), _count(hosts, "host"), f"{chips} JAX CPU devices for chips", *what]
     needed = HEAD_GB + (len(plan.hosts) - 1) * HOST_GB
-    there = _available_gb()
+    there = psutil.virtual_memory().available / 1e9
     yield f"starting {', '.join(what)}; takes about {needed:.0f} GB of memory besides the models' weights"
-    if there is not None and there < needed:
+    if there < needed:
         yield f"WARNING: only {there:.1f} GB are available; fewer hosts need less: --hosts-per-slice"
 
 
@@ -223,19 +225,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _available_gb() -> float | None:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / 1e9
-    return None
-
-
 def _say(text: str) -> None:
     print(f"podslice: {text}", flush=True)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @contextmanager

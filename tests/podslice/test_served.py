@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kuberay.options import Refusal
+from kuberay import Refusal
 from podslice.served import read
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import ConfigError

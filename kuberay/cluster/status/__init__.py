@@ -26,7 +26,7 @@ def read(live: Manifest, around: Surroundings) -> WorkloadStatus:
     """A live object of one of these kinds in words."""
     verdict, details = READERS[live["kind"]](live, around)
     if live["metadata"].get("deletionTimestamp"):
-        verdict = Health(Phase.DELETING, "is being deleted")
+        verdict = Health(Phase.STARTING, "is being deleted")
     elif verdict.phase not in (Phase.DONE, Phase.FAILED):
         verdict = held(live, around) or verdict
     return WorkloadStatus(verdict.phase, f"{live['metadata']['name']} {verdict.text}", tuple(details))
@@ -67,11 +67,11 @@ def describe(state: State) -> list[str]:
 def watch(
     cluster: Cluster,
     objects: Sequence[Manifest],
-    show: Callable[[State], None],
+    show: Callable[[list[str]], None],
     until_ready: bool = False,
     timeout_s: float | None = None,
 ) -> State:
-    """Calls `show` with the state now and whenever its description changes; returns the last state.
+    """Calls `show` with the description of the state now and whenever it changes; returns the last state.
 
     With until_ready it returns as soon as all is ready, or something has failed for good (`state.failed`). Without, it
     goes on until timeout_s (None: for ever) or Ctrl-C. Raises ClusterError when until_ready and timeout_s has passed,
@@ -94,7 +94,7 @@ def watch(
             lines = describe(state)
             if lines != shown:
                 shown = lines
-                show(state)
+                show(lines)
             if until_ready and (state.ready or state.failed):
                 return state
         if deadline is not None and time.monotonic() >= deadline:
