@@ -151,9 +151,8 @@ class Cluster:
         with self._explains(f"asking for the kind {api_version} {kind}"):
             try:
                 # With a prefix, only this group is asked for, not each one that has a v1.
-                if group:
-                    return self._client.resources.get(prefix="apis", group=group, api_version=version, kind=kind)
-                return self._client.resources.get(prefix="api", api_version=version, kind=kind)
+                where = {"prefix": "apis", "group": group} if group else {"prefix": "api"}
+                return self._client.resources.get(**where, api_version=version, kind=kind)
             except (ResourceNotFoundError, ResourceNotUniqueError) as error:
                 remedy = remedy_for_missing(group, self._context)
                 raise UnknownKind(f"the cluster does not know {api_version} {kind}: {remedy}") from error

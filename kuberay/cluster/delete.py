@@ -31,21 +31,17 @@ def delete(
     deleted: list[Manifest] = []
     try:
         for manifest in reversed(objects):
-            live = None
             with suppress(UnknownKind):  # no such kind, so none of its objects
-                live = cluster.get(manifest)
-            if live is None:
-                progress(f"{title(manifest)}: already gone")
-            else:
-                found.append(live)
+                if (live := cluster.get(manifest)) is not None:
+                    found.append(live)
+                    continue
+            progress(f"{title(manifest)}: already gone")
         if not force:
             _refuse_foreign(found)
         for live in found:
-            if cluster.delete(live):
-                progress(f"{title(live)}: deleting")
-                deleted.append(live)
-            else:
-                progress(f"{title(live)}: already gone")
+            there = cluster.delete(live)
+            deleted += [live] * there
+            progress(f"{title(live)}: {'deleting' if there else 'already gone'}")
         if wait:
             wait_until_gone(cluster, deleted, timeout_s, progress)
     except KeyboardInterrupt:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kubernetes.utils.quantity import parse_quantity
+
 from kuberay.local import LocalError
 from kuberay.render.ray.ray_cluster import HEADROOM
 from ray_configs.labels import (
@@ -127,21 +129,14 @@ def plan_of(
     spec = ray_service["spec"]["rayClusterConfig"]
     secrets = environment or {}
     reader = _Reader(ray_service["metadata"], spec["enableInTreeAutoscaling"], address, secrets)
-    pods = (spec["headGroupSpec"], *spec["workerGroupSpecs"])
-    containers = (pod["template"]["spec"]["containers"][0] for pod in pods)
-    taken = {
-        entry["name"]
-        for container in containers
-        for entry in container.get("env", ())
-        if "secretKeyRef" in entry.get("valueFrom", ())
-    }
-    slices: list[LocalSlice] = []
-    for group in spec["workerGroupSpecs"]:
-        slices += (reader.slice(group, i) for i in range(_count(group, replicas, reader.elastic)))
+    head, groups = spec["headGroupSpec"], spec["workerGroupSpecs"]
+    entries = (entry for pod in (head, *groups) for entry in _container(pod).get("env", ()))
+    taken = {entry["name"] for entry in entries if "secretKeyRef" in entry.get("valueFrom", ())}
+    counts = [(group, _count(group, replicas, reader.elastic)) for group in groups]
     return HostsPlan(
         name=reader.name,
-        head=reader.head(spec["headGroupSpec"]),
-        slices=tuple(slices),
+        head=reader.head(head),
+        slices=tuple(reader.slice(group, i) for group, count in counts for i in range(count)),
         token=spec.get("authOptions", {}).get("mode") == "token",
         serve_config=ray_service["spec"]["serveConfigV2"],
         absent=tuple(sorted(taken - secrets.keys())),
@@ -153,6 +148,11 @@ def _count(group: Mapping[str, Any], wanted: int | None, elastic: bool) -> int:
     headroom = HEADROOM if elastic and group["numOfHosts"] > 1 else 1
     least, most = max(1, group["replicas"]), max(1, group["maxReplicas"] // headroom)
     return max(least, min(most, wanted if wanted is not None else least))
+
+
+def _container(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The container that runs Ray in the Pods of a group, or of the head."""
+    return group["template"]["spec"]["containers"][0]
 
 
 class _Reader:
@@ -168,7 +168,7 @@ class _Reader:
         return self._host("head", HEAD_GROUP, spec, more)
 
     def slice(self, group: Mapping[str, Any], replica: int) -> LocalSlice:
-        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        limits = _container(group)["resources"]["limits"]
         name, count = f"{group['groupName']}-{replica}", group["numOfHosts"]
         hosts = []
         for index in range(count):
@@ -190,7 +190,7 @@ class _Reader:
         return LocalSlice(name, tuple(hosts))
 
     def _host(self, name: str, group: str, spec: Mapping[str, Any], more: Mapping[str, str]) -> Host:
-        container = spec["template"]["spec"]["containers"][0]
+        container = _container(spec)
         limits, params = container["resources"]["limits"], spec.get("rayStartParams", {})
         operators = {
             "RAY_CLUSTER_NAME": self.name,
@@ -208,18 +208,12 @@ class _Reader:
         return Host(
             name=name,
             group=group,
-            cpus=int(params["num-cpus"]) if "num-cpus" in params else math.ceil(_amount(limits["cpu"])),
-            memory=int(_amount(limits["memory"])),
-            chips=int(_amount(limits.get(TPU, "0"))),
+            cpus=int(params["num-cpus"]) if "num-cpus" in params else math.ceil(parse_quantity(limits["cpu"])),
+            memory=int(parse_quantity(limits["memory"])),
+            chips=int(parse_quantity(limits.get(TPU, "0"))),
             labels=dict(spec.get("labels", {})),
             env=operators | dict(more) | _environment(container, self._address, self._secrets),
         )
-
-
-def _amount(quantity: str) -> float:
-    from kubernetes.utils.quantity import parse_quantity
-
-    return float(parse_quantity(quantity))
 
 
 def _environment(container: Mapping[str, Any], address: str, secrets: Mapping[str, str]) -> dict[str, str]:

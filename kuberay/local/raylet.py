@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import ray_configs
 from kuberay.local import container
@@ -63,16 +62,13 @@ class Raylet:
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C in the terminal is ours to hear
             )
+        assert self._process.stdout is not None
+        self._stdout = self._process.stdout
         os.set_blocking(self._stdout.fileno(), False)
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def _stdout(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
 
     def look(self) -> bool:
         """Whether it is still there; `up` is true from when Ray runs in it."""

@@ -47,7 +47,7 @@ def plan(before: Manifest | None, after: Manifest, get: Callable[[str, str], Man
     live, asked = cluster["spec"], after["spec"]["rayClusterConfig"]
     steps = _numbers(cluster, asked)
     service = get("Service", f"{after['metadata']['name']}-serve-svc")
-    if service is not None and not _incremental(after):
+    if service is not None and "Incremental" not in _strategy(after):
         steps += made_anew(service, after)
     name, changes, stops = cluster["metadata"]["name"], not_rolled_out(after, cluster), list[str]()
     said = [f"not rolled out: {change}" for change in changes]
@@ -65,11 +65,11 @@ def plan(before: Manifest | None, after: Manifest, get: Callable[[str, str], Man
 
 def new_cluster(ray_service: Manifest) -> bool:
     """Whether the operator answers a changed rayClusterConfig with a new Ray cluster; it does unless told not to."""
-    return ((ray_service["spec"].get("upgradeStrategy") or {}).get("type") or "NewCluster") != "None"
+    return _strategy(ray_service) != "None"
 
 
-def _incremental(ray_service: Manifest) -> bool:
-    return "Incremental" in str((ray_service["spec"].get("upgradeStrategy") or {}).get("type"))
+def _strategy(ray_service: Manifest) -> str:
+    return (ray_service["spec"].get("upgradeStrategy") or {}).get("type") or "NewCluster"
 
 
 def not_rolled_out(ray_service: Manifest, cluster: Manifest) -> list[str]:

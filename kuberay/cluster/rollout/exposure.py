@@ -35,9 +35,11 @@ def made_anew(service: Manifest, after: Manifest) -> list[RolloutStep]:
     ]
     notes = (asked.get("metadata") or {}).get("annotations") or {}
     had = service["metadata"].get("annotations") or {}
-    is_now = {key: service["spec"].get(key) for key in spec}
-    is_now["ports"] = [{key: port.get(key) for key in (*wanted, "name")} for port, wanted in _pairs(is_now, spec)]
-    words = [f"{path} {short(old)} -> {short(new)}" for path, old, new in differences(is_now, spec, zeros=True)]
+    words = [
+        f"{path} {short(old)} -> {short(new)}"
+        for path, old, new in differences(service["spec"], spec, zeros=True)
+        if new is not None or path.endswith("]")  # other fields that are not asked for are Kubernetes' own
+    ]
     for key in {*notes, LOAD_BALANCER_TYPE}:
         if not same(had.get(key), notes.get(key)):
             words.append(f"annotation {key} {short(had.get(key))} -> {short(notes.get(key))}")
@@ -61,9 +63,3 @@ def made_anew(service: Manifest, after: Manifest) -> list[RolloutStep]:
 
 def _serves(name: str | None) -> bool:
     return name == "serve" or str(name).startswith("serve-")
-
-
-def _pairs(is_now: Manifest, spec: Manifest) -> list[tuple[Manifest, Manifest]]:
-    """The Service's ports, each with the one that is asked for under its name."""
-    asked = {port["name"]: port for port in spec["ports"]}
-    return [(port, asked.get(port.get("name"), {})) for port in is_now["ports"] or []]

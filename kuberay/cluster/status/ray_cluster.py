@@ -21,13 +21,12 @@ class Count:
     working: int
     asked: int
     word: str  # slices, workers
-    more: int = 0  # than asked for
 
     def __str__(self) -> str:
         return f"{self.working} of {self.asked} {self.word}"
 
     def __add__(self, other: "Count") -> "Count":
-        return Count(self.working + other.working, self.asked + other.asked, self.word, self.more + other.more)
+        return Count(self.working + other.working, self.asked + other.asked, self.word)
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,9 @@ class RayClusterView:
         specs = [spec for spec in self.live["spec"].get("workerGroupSpecs") or [] if group in (None, spec["groupName"])]
         shaped = [spec for spec in specs if slice_shape(spec["template"]["spec"])]
         names = {spec["groupName"] for spec in shaped or specs}
-        parts = [part for part in self.slices if part.group in names]
         asked = sum(spec.get("replicas") or 0 for spec in shaped or specs)
-        working = sum(part.works for part in parts)
-        word = "slices" if shaped else "workers"
-        return Count(min(working, asked), asked, word, max(0, len(parts) - asked))
+        working = sum(part.works for part in self.slices if part.group in names)
+        return Count(min(working, asked), asked, "slices" if shaped else "workers")
 
 
 def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = None) -> RayClusterView:

@@ -157,11 +157,10 @@ def _served(live: Manifest, counts: list[Count]) -> str:
     if not counts:
         return "it serves"
     total = sum(counts[1:], counts[0])
-    if not total.asked and not total.more:
+    if not total.asked:
         return f"no {total.word} are asked for"
     cells = all(app.is_cell for app in applications(live).values()) and _cells(live)
-    more = f", and {total.more} more than asked for are there" if total.more else ""
-    return f"{total} {'are up for what the cell publishes' if cells else 'serve'}{more}"
+    return f"{total} {'are up for what the cell publishes' if cells else 'serve'}"
 
 
 def _gravest(side: dict[str, Any], views: dict[str, RayClusterView]) -> Health | None:

@@ -60,7 +60,7 @@ CREATING = (waiting("ContainerCreating"), waiting("ContainerCreating"))
         ([GONE, GONE], Phase.WAITING, "llama does not serve (0 of 2 slices serve): slice 0 of group"),
         ([IDLE, GONE], Phase.WAITING, "llama does not serve (0 of 2 slices serve): slice 1 of group"),
         ([], Phase.STARTING, "llama does not serve (0 of 2 slices serve): slice 0 of group"),
-        ([SERVES, SERVES, IDLE], Phase.READY, "llama is ready: 2 of 2 slices serve, and 1 more than asked for are"),
+        ([SERVES, SERVES, IDLE], Phase.READY, "llama is ready: 2 of 2 slices serve."),
     ],
 )
 def test_the_operator_calls_it_ready(slices, phase, verdict):
