@@ -1,13 +1,13 @@
-"""The commands that talk to a cluster: apply, diff, status and delete, for manifests that are plain dicts.
+"""apply, diff, status and delete against a live cluster. Manifests are plain dicts.
 
     cluster = Cluster.connect(context=None, namespace=None, kubeconfig=None)
-    apply(cluster, objects)                  # server-side, all or (if one object is refused) nothing
+    apply(cluster, objects)                  # server-side; if one object is rejected, nothing changes
     print(diff(cluster, objects))            # what apply would change
     print(*describe(observe(cluster, objects)), sep="\\n")
     watch(cluster, objects, show, until_ready=True)
     delete(cluster, objects)
 
-Whatever goes wrong is one `ClusterError` whose text says what to do.
+Every failure raises a `ClusterError` whose text says what to do.
 """
 
 from kuberay.cluster.apply import apply

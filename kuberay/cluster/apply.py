@@ -1,4 +1,4 @@
-"""Server-side apply of all objects: first as a dry run of every one, so that a refused object changes nothing."""
+"""Server-side apply. Every object is dry-run first, so that one rejected object leaves the cluster unchanged."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +12,7 @@ from kuberay.cluster.errors import Absent, ClusterError, Conflict, Immutable, In
 from kuberay.cluster.manifests import Manifest, managers, title, without_server_fields
 from kuberay.cluster.rollout import plan
 from kuberay.cluster.rollout.exposure import RolloutStep
-from kuberay.cluster.rollout.ownership import as_admitted, settled
+from kuberay.cluster.rollout.ownership import as_admitted, harmless
 from kuberay.cluster.rollout.sameness import same
 
 WORKLOADS = ("RayService", "RayJob", "RayCluster", "Job")
@@ -27,7 +27,7 @@ class Applied:
     outcome: Literal["created", "configured", "unchanged"]
     before: Manifest | None
     after: Manifest
-    manifest: Manifest  # with what others are meant to have written into it
+    manifest: Manifest  # as applied: with the fields that Kueue wrote
     force: bool = False
 
     def __str__(self) -> str:
@@ -42,14 +42,14 @@ def apply(
     recreate: bool = False,
     say: Say = lambda line: None,
 ) -> list[Applied]:
-    """Makes the cluster's objects be as these say, in this order, as field manager "podslice".
+    """Applies the objects in this order, as field manager "podslice".
 
-    `say` hears what a change will and will not bring about before it is made, and of each object at once. With
-    dry_run, says what would happen and changes nothing. With recreate, workloads that are there are deleted first.
+    `say` receives what will and will not be rolled out before anything changes, then a line for each object. With
+    dry_run nothing changes. With recreate, existing workloads are deleted first.
 
-    Raises Refused (Conflict, UnknownKind, Absent, WouldStop) with nothing changed if an object is rejected, or if
-    the change would stop a service, Interrupted on Ctrl-C and ClusterError on other failures; after a change, their
-    text says how far it came.
+    Raises Refused (Conflict, UnknownKind, Absent, WouldStop), with nothing changed, if an object is rejected or the
+    change would stop a service; Interrupted on Ctrl-C; ClusterError on other failures. Once something has changed,
+    the error lists which steps are done.
     """
     steps: list[tuple[str, Callable[[], object]]] = []
     applied: list[Applied] = []
@@ -59,15 +59,15 @@ def apply(
         rolled_out = [] if recreate else rehearse_rollouts(cluster, checked, say)
         if dry_run:
             for item in checked:
-                anew = recreate and item.before is not None and item.after["kind"] in WORKLOADS
-                say(f"{item.name}: deleted and made anew (dry run)" if anew else f"{item} (dry run)")
+                replaced = recreate and item.before is not None and item.after["kind"] in WORKLOADS
+                say(f"{item.name}: deleted and recreated (dry run)" if replaced else f"{item} (dry run)")
             return checked
         if recreate:
-            there = [item for item in objects if item["kind"] in WORKLOADS]
-            steps.append(("the deletion of what is there", partial(delete, cluster, there, progress=say)))
+            workloads = [item for item in objects if item["kind"] in WORKLOADS]
+            steps.append(("deletion of the existing workloads", partial(delete, cluster, workloads, progress=say)))
         for manifest in objects:
             steps.append((title(manifest), partial(_apply, cluster, manifest, force_conflicts, applied, say)))
-        steps += [(step.title, partial(_take, cluster, step, say)) for step in rolled_out]
+        steps += [(step.title, partial(_run_step, cluster, step, say)) for step in rolled_out]
         for _, action in steps:
             action()
             done += 1
@@ -84,10 +84,10 @@ def apply(
 def rehearse(
     cluster: Cluster, objects: Sequence[Manifest], force_conflicts: bool = False, recreate: bool = False
 ) -> list[Applied]:
-    """What applying would do to each object, asked of the server. Raises Refused with every refusal, not the first.
+    """Dry-runs every object on the server. Raises Refused that lists all rejections, not only the first.
 
-    Objects that go into a namespace which is itself among the objects, and not there yet, cannot be asked about: they
-    are left out, and so is what must be deleted first.
+    Leaves out what the server cannot check yet: objects in a namespace that is itself about to be created, and, with
+    recreate, workloads that must be deleted first.
     """
     made_here = {item["metadata"]["name"] for item in objects if item["kind"] == "Namespace"}
     checked: list[Applied] = []
@@ -97,11 +97,11 @@ def rehearse(
             checked.append(_rehearse(cluster, manifest, force_conflicts))
         except Refused as refusal:
             later = isinstance(refusal, Absent) and refusal.namespace in made_here
-            anew = isinstance(refusal, Immutable) and recreate and manifest["kind"] in WORKLOADS
-            if not (later or anew):
+            replaced = isinstance(refusal, Immutable) and recreate and manifest["kind"] in WORKLOADS
+            if not (later or replaced):
                 refusals.append(refusal)
     if refusals:
-        # Objects of one kind that is not installed, or one namespace that is not there, fail alike.
+        # Objects of the same missing kind or namespace all fail with the same text.
         words = list(dict.fromkeys(str(refusal) for refusal in refusals))
         raise Refused(
             "\n".join([*words, f"{len(refusals)} of {len(objects)} objects were refused. Nothing was changed."])
@@ -110,21 +110,21 @@ def rehearse(
 
 
 def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) -> list[RolloutStep]:
-    """What becomes of each changed RayService, said before it happens, and what is left to do about it.
+    """Says how each changed RayService will be rolled out; returns the steps that `apply` must do itself.
 
-    Raises WouldStop for one that it would stop.
+    Raises WouldStop if a change would stop a running service.
     """
     steps: list[RolloutStep] = []
     for item in checked:
         if item.after["kind"] != "RayService":
             continue
         rollout = plan(item.before, item.after, partial(_find, cluster, item.after))
-        for line in rollout.said:
+        for line in rollout.messages:
             say(f"{item.name}: {line}")
         if rollout.stops:
             raise WouldStop(
-                f"{item.name}: {'; '.join(rollout.stops)}. Nothing was changed. Delete it and make it anew with "
-                "--recreate (it is away for minutes), or let the operator put a new Ray cluster beside the old one: "
+                f"{item.name}: {'; '.join(rollout.stops)}. Nothing was changed. Delete and recreate it with "
+                "--recreate (minutes of downtime), or let the operator start a new Ray cluster beside the old one: "
                 "upgrade=NewCluster() in the config, with free slices for both"
             )
         for step in rollout.steps:
@@ -144,8 +144,8 @@ def _find(cluster: Cluster, beside: Manifest, kind: str, name: str) -> Manifest 
 def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
     before = cluster.get(manifest)
     if before is not None and before["metadata"].get("deletionTimestamp"):
-        advice = "apply it when it is gone; --recreate waits for that"
-        raise Immutable(f"checking {title(manifest)}: it is being deleted, and would take the change along: {advice}")
+        advice = "apply again when it is gone; --recreate waits for that"
+        raise Immutable(f"checking {title(manifest)}: it is being deleted, and the change would be lost: {advice}")
     manifest = as_admitted(manifest, before)
     written_back = False
     try:
@@ -154,7 +154,7 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
         if before is None or not conflict.managers:
             raise
         after = cluster.apply(manifest, dry_run=True, force=True)
-        if not settled(conflict.managers, before, after):
+        if not harmless(conflict.managers, before, after):
             raise
         force = written_back = True
     if before is None:
@@ -165,15 +165,15 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
 
 
 def _apply(cluster: Cluster, manifest: Manifest, force: bool, applied: list[Applied], say: Say) -> None:
-    item = _rehearse(cluster, manifest, force)  # again: since the first time, objects before it were made
-    # What differs in spelling alone is ours already, and is left as the operator spells it.
+    item = _rehearse(cluster, manifest, force)  # again: objects applied before it may change the result
+    # Where only the spelling differs and we own the fields already, keep the operator's spelling.
     if item.outcome != "unchanged" or MANAGER not in managers(item.before or {}):
         cluster.apply(item.manifest, force=item.force)
     applied.append(item)
     say(str(item))
 
 
-def _take(cluster: Cluster, step: RolloutStep, say: Say) -> None:
+def _run_step(cluster: Cluster, step: RolloutStep, say: Say) -> None:
     if step.patch:
         cluster.patch(step.target, step.patch)
         say(f"{step.title}: patched")
@@ -181,9 +181,9 @@ def _take(cluster: Cluster, step: RolloutStep, say: Say) -> None:
     live = cluster.get(step.target)
     if live is not None and cluster.delete(live, propagation="Background"):
         wait_until_gone(cluster, [live], 300, say)
-    with suppress(Conflict):  # the operator was quicker
+    with suppress(Conflict):  # the operator created it first
         cluster.create(step.target)
-    say(f"{step.title}: made anew")
+    say(f"{step.title}: recreated")
 
 
 def _how_far(names: Sequence[str], done: int) -> str:
@@ -191,7 +191,7 @@ def _how_far(names: Sequence[str], done: int) -> str:
         return "Nothing was changed."
     return (
         f"Done: {', '.join(names[:done]) or 'nothing'}. "
-        f"Under way, perhaps done: {', '.join(names[done : done + 1]) or 'nothing'}. "
+        f"In progress, possibly done: {', '.join(names[done : done + 1]) or 'nothing'}. "
         f"Not done: {', '.join(names[done + 1 :]) or 'nothing else'}. "
-        "Applying again is safe: what is there already stays as it is."
+        "Applying again is safe: what is already applied stays as it is."
     )

@@ -1,4 +1,4 @@
-"""The one boundary to the Kubernetes API: the official dynamic client, with time limits, retries and plain errors."""
+"""The only access to the Kubernetes API: the official dynamic client with timeouts, retries and readable errors."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
 LONGEST_RETRY_AFTER_S = 30
 
-# Applying and deleting with a uid are idempotent: every request may be sent again.
+# Applying, and deleting by uid, are idempotent: every request may be retried.
 RETRIES = urllib3.Retry(
     total=4,
     connect=2,
@@ -33,7 +33,7 @@ RETRIES = urllib3.Retry(
     backoff_jitter=0.1,
     allowed_methods=None,
     status_forcelist=(429, 500, 502, 503, 504),
-    raise_on_status=False,  # the last answer says why
+    raise_on_status=False,  # the last response says why
     respect_retry_after_header=True,
     retry_after_max=LONGEST_RETRY_AFTER_S,
 )
@@ -41,7 +41,7 @@ CLIENT_ERRORS = (ApiException, urllib3.exceptions.HTTPError, OSError, ValueError
 
 
 class _Client(DynamicClient):  # type: ignore[misc]
-    """Every request has a time limit, discovery's own too."""
+    """Sets a timeout on every request, discovery included."""
 
     def request(self, method: str, path: str, body: Any = None, **params: Any) -> Any:
         params.setdefault("_request_timeout", (CONNECT_TIMEOUT_S, READ_TIMEOUT_S))
@@ -49,37 +49,37 @@ class _Client(DynamicClient):  # type: ignore[misc]
 
 
 class Cluster:
-    """A cluster and the namespace to work in. Every method raises ClusterError, and nothing else, when it fails."""
+    """A cluster and a default namespace. Methods raise ClusterError on failure, and nothing else."""
 
     def __init__(self, client: ApiClient, namespace: str, context: str | None):
         self.namespace = namespace
         self._server, self._context = client.configuration.host, context
         with self._explains("connecting"):
-            # Which kinds there are is asked anew each time: kept in a file, as the client would, the answer goes stale.
+            # Discover the kinds each time: the client's cache file would go stale.
             self._client = _Client(client, cache_file=os.path.join(os.devnull, "no cache"))
 
     @classmethod
     def connect(
         cls, context: str | None = None, namespace: str | None = None, kubeconfig: str | None = None
     ) -> "Cluster":
-        """Connects as kubectl would, or as the Pod that this runs in. The namespace is the context's unless named."""
+        """Connects as kubectl would, or as this Pod's service account. namespace: by default the context's."""
         configuration, found, default = credentials.load(context, kubeconfig)
         configuration.retries = RETRIES
-        # What it would say at each retry, the error says at the end.
+        # The final error says what urllib3 would log at each retry.
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
         client = ApiClient(configuration)
         client.user_agent = MANAGER
         return cls(client, namespace or default, found)
 
     def apply(self, manifest: Manifest, dry_run: bool = False, force: bool = False) -> Manifest:
-        """Server-side apply; returns the object as it is then. Raises Refused (Conflict ...) if the server says no."""
-        # A misspelt field is an error, not silence.
+        """Server-side apply; returns the resulting object. Raises Refused (Conflict ...) if the server rejects it."""
+        # Strict: a misspelt field is an error.
         query = [("fieldManager", MANAGER), ("fieldValidation", "Strict"), ("force", str(force).lower())]
         doing = f"{'checking' if dry_run else 'applying'} {title(manifest)}"
         return self._send("patch", manifest, doing, manifest, query, "application/apply-patch+yaml", dry_run)
 
     def patch(self, live: Manifest, operations: Sequence[Manifest], dry_run: bool = False) -> Manifest:
-        """JSON patch, for single items of lists that server-side apply takes for one field."""
+        """JSON patch, for single items of lists that server-side apply treats as one field."""
         query = [("fieldManager", MANAGER)]
         body = list(operations)
         return self._send("patch", live, f"changing {title(live)}", body, query, "application/json-patch+json", dry_run)
@@ -88,16 +88,16 @@ class Cluster:
         return self._send("post", manifest, f"creating {title(manifest)}", manifest, named=False)
 
     def get(self, manifest: Manifest) -> Manifest | None:
-        """The live object of this kind, namespace and name; None if there is none."""
+        """The live object of this kind, namespace and name, or None."""
         try:
             return self._send("get", manifest, f"reading {title(manifest)}")
         except Absent:
             return None
 
     def delete(self, live: Manifest, propagation: str = "Foreground", grace_s: int | None = None) -> bool:
-        """Deletes this very object, and not one of the same name made since. False if it is gone already.
+        """Deletes this object by uid, never a newer one of the same name. False if it is already gone.
 
-        grace_s: a Pod's, in place of its own; one that is on its way out already goes sooner.
+        grace_s: a Pod's grace period instead of its own; also shortens that of a Pod that is already terminating.
         """
         options = {
             "apiVersion": "v1",
@@ -115,11 +115,11 @@ class Cluster:
     def list(
         self, api_version: str, kind: str, namespace: str | None = None, labels: str | None = None
     ) -> "list[Manifest]":
-        """Every object of a kind in a namespace (this cluster's unless named; all, if cluster-wide)."""
+        """All objects of a kind in a namespace (by default this cluster's), or of a cluster-wide kind."""
         what = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "", "namespace": namespace}}
         query = [("labelSelector", labels)] if labels else []
         found = self._send("get", what, f"listing {kind}s", None, query, named=False)
-        # In a list, the items leave out what the list says for all of them.
+        # The items of a list have no apiVersion and kind of their own.
         return [{"apiVersion": api_version, "kind": kind} | item for item in found["items"]]
 
     def namespace_of(self, manifest: Manifest) -> str:
@@ -150,7 +150,7 @@ class Cluster:
         group, _, version = api_version.rpartition("/")
         with self._explains(f"asking for the kind {api_version} {kind}"):
             try:
-                # With a prefix, only this group is asked for, not each one that has a v1.
+                # With a prefix, the client queries only this group, not every group that has a v1.
                 where = {"prefix": "apis", "group": group} if group else {"prefix": "api"}
                 return self._client.resources.get(**where, api_version=version, kind=kind)
             except (ResourceNotFoundError, ResourceNotUniqueError) as error:
@@ -165,5 +165,5 @@ class Cluster:
             raise
         except CLIENT_ERRORS as error:
             if isinstance(error, ValueError) and isinstance(error.__context__, urllib3.exceptions.HTTPError):
-                error = error.__context__  # discovery's guess at why there is no answer
+                error = error.__context__  # discovery hides the real cause behind a ValueError
             raise explained(error, doing, self._server, self._context) from error

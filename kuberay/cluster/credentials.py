@@ -1,4 +1,4 @@
-"""A client configuration, of a kubeconfig or of a Pod's service account."""
+"""Client configuration from a kubeconfig or a Pod's service account."""
 
 import os
 from pathlib import Path
@@ -16,8 +16,8 @@ MALFORMED = (ConfigException, yaml.YAMLError, OSError, AttributeError, TypeError
 
 
 def load(context: str | None, kubeconfig: str | None) -> tuple[Configuration, str | None, str]:
-    """A configuration, its context (None in a Pod) and namespace: of the kubeconfig named, else of $KUBECONFIG, else
-    ~/.kube/config, else this Pod's service account."""
+    """(configuration, context or None in a Pod, namespace) from kubeconfig, $KUBECONFIG, ~/.kube/config or, if there is
+    none of these, this Pod's service account."""
     configuration = Configuration()
     paths = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     there = any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep))
@@ -38,9 +38,9 @@ def load(context: str | None, kubeconfig: str | None) -> tuple[Configuration, st
             f"{source} cannot be used: {' '.join(str(error).split())}. Choose another file or entry (--kubeconfig, "
             f"--context), or fetch one: `{get_credentials(context)}`."
         ) from error
-    if plugin_failed:  # the client only logs what it says, and would go on as nobody
+    if plugin_failed:  # the client only logs its message, and would continue without credentials
         raise ClusterError(
-            f"The credential plugin of context {name} failed, as it says above. Install it "
+            f"The credential plugin of context {name} failed; its message is above. Install it "
             "(`gcloud components install gke-gcloud-auth-plugin`) or log in again: `gcloud auth login`, then "
             f"`{get_credentials(name)}`."
         )

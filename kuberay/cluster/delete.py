@@ -1,4 +1,4 @@
-"""Deletes what was applied, last first, and waits until it is gone; touches nothing that podslice did not apply."""
+"""Deletes what podslice applied, in reverse order, and waits until it is gone."""
 
 import math
 import time
@@ -21,17 +21,17 @@ def delete(
     force: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Deletes these objects in reverse order, in the foreground: an object goes after everything that it owns.
+    """Deletes the objects in reverse order with foreground propagation: dependents first, then their owner.
 
-    `progress` hears a line whenever there is news. Raises Refused, with nothing deleted, if an object is there that
-    podslice has not applied (unless `force`); ClusterError if something is still there after timeout_s (None: wait for
-    ever); Interrupted on Ctrl-C.
+    `progress` receives a line at each change. Raises Refused, with nothing deleted, if podslice did not apply one of
+    the objects (unless `force`); ClusterError if something is still there after timeout_s (None: wait forever);
+    Interrupted on Ctrl-C.
     """
     found: list[Manifest] = []
     deleted: list[Manifest] = []
     try:
         for manifest in reversed(objects):
-            with suppress(UnknownKind):  # no such kind, so none of its objects
+            with suppress(UnknownKind):  # without the kind there are no objects of it
                 if (live := cluster.get(manifest)) is not None:
                     found.append(live)
                     continue
@@ -46,13 +46,13 @@ def delete(
             wait_until_gone(cluster, deleted, timeout_s, progress)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"Interrupted. The cluster goes on deleting: {_names(deleted)}. "
+            f"Interrupted. Deletion continues in the cluster: {_names(deleted)}. "
             f"Not deleted: {_names(live for live in found if live not in deleted)}. Deleting again is safe."
         ) from None
 
 
 def _refuse_foreign(found: Sequence[Manifest]) -> None:
-    # Of what sets nothing but its name nobody is told to be the manager.
+    # An object that sets nothing but its name has no field manager.
     foreign = [live for live in found if managers(live) and MANAGER not in managers(live)]
     if foreign:
         owners = "; ".join(f"{title(live)} is managed by {', '.join(managers(live))}" for live in foreign)
@@ -65,7 +65,7 @@ def _refuse_foreign(found: Sequence[Manifest]) -> None:
 def wait_until_gone(
     cluster: Cluster, deleted: Sequence[Manifest], timeout_s: float | None, progress: Callable[[str], None]
 ) -> None:
-    """Blocks until the objects and the Pods of their Ray clusters are gone. Raises ClusterError after timeout_s."""
+    """Blocks until the objects and their Ray clusters' Pods are gone. Raises ClusterError after timeout_s."""
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     left = {live["metadata"]["uid"]: live for live in deleted}
     said: dict[str, str] = {}
@@ -73,15 +73,15 @@ def wait_until_gone(
     while True:
         for uid, live in list(left.items()):
             name, now = title(live), cluster.get(live)
-            made_again = now is not None and now["metadata"]["uid"] != uid
-            # Kubernetes can let an object go before Pods that it had only just made.
-            pods = [] if made_again else _ray_pods(cluster, now or live)
-            if made_again or (now is None and not pods):
+            recreated = now is not None and now["metadata"]["uid"] != uid
+            # Pods created just before the delete can outlive their owner.
+            pods = [] if recreated else _ray_pods(cluster, now or live)
+            if recreated or (now is None and not pods):
                 progress(f"{name}: gone")
                 del left[uid]
                 continue
             if _hasten_head(cluster, pods, hastened):
-                progress(f"{name}: its workers are gone, and its head goes now")
+                progress(f"{name}: its workers are gone; terminating its head now")
             left[uid] = now or live
             waits = _what_holds(now) if now else [f"Pod {pod['metadata']['name']}" for pod in pods]
             holds = f"waits for {', '.join(waits) or 'the cluster'}"
@@ -93,28 +93,28 @@ def wait_until_gone(
         if time.monotonic() > deadline:
             reasons = "; ".join(f"{title(live)} {said[uid]}" for uid, live in left.items())
             raise ClusterError(
-                f"Not gone after {timeout_s:g} s: {reasons}. The cluster goes on deleting. A finalizer that stays is "
-                "held by a controller that is not running; is the operator up?"
+                f"Not gone after {timeout_s:g} s: {reasons}. Deletion continues in the cluster. A finalizer that stays "
+                "usually means that its controller is not running: is the operator up?"
             )
         time.sleep(LOOK_AGAIN_S)
 
 
 def _ray_pods(cluster: Cluster, live: Manifest) -> list[Manifest]:
-    """The Pods of the Ray clusters that go with a RayService, RayJob or RayCluster."""
+    """The Pods of the Ray clusters that are deleted with a RayService, RayJob or RayCluster."""
     status = live.get("status") or {}
     holders = [status, status.get("activeServiceStatus") or {}, status.get("pendingServiceStatus") or {}]
     names = {holder["rayClusterName"] for holder in holders if holder.get("rayClusterName")}
     if live["kind"] == "RayCluster":
         names.add(live["metadata"]["name"])
-    if not names or live.get("spec", {}).get("clusterSelector"):  # of a RayJob: a cluster that stays
+    if not names or live.get("spec", {}).get("clusterSelector"):  # a RayJob on an existing cluster, which stays
         return []
-    with suppress(Refused):  # who may delete a RayService may not always look at Pods
+    with suppress(Refused):  # the role may allow deleting a RayService but not listing Pods
         return cluster.list("v1", "Pod", cluster.namespace_of(live), f"{RAY_CLUSTER} in ({','.join(sorted(names))})")
     return []
 
 
 def _hasten_head(cluster: Cluster, pods: Sequence[Manifest], hastened: set[str]) -> bool:
-    """Without a worker nothing runs on a Ray cluster: its head need not use up its grace period, which is minutes."""
+    """Cuts short the head's grace period of minutes once no worker is left: nothing runs on it any more."""
     kinds = [labels(pod).get(RAY_NODE_TYPE) for pod in pods]
     if "worker" in kinds:
         return False

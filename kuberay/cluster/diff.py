@@ -1,4 +1,4 @@
-"""What applying would change, as the server itself reckons it: defaults and webhooks included."""
+"""What applying would change, computed by the server: with defaults and webhooks."""
 
 import difflib
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from kuberay.render import to_yaml
 
 
 def diff(cluster: Cluster, objects: Sequence[Manifest], say: Say = lambda line: None) -> str:
-    """A unified diff from the live objects to what applying would make of them; empty if nothing would change.
+    """A unified diff from the live objects to the result of applying; empty if nothing would change.
 
-    `say` hears what would and would not be rolled out of it. Raises Refused as `apply` would. What Secrets hold is
-    masked: that a value changes is seen, not the value.
+    `say` receives what would and would not be rolled out. Raises Refused as `apply` would. Values of Secrets are
+    masked: the diff shows that one changes, not the value.
     """
     checked = rehearse(cluster, objects)
     steps = rehearse_rollouts(cluster, checked, say)
@@ -39,7 +39,7 @@ def _readable(manifest: Manifest | None) -> list[str]:
 
 
 def _masked(secret: Manifest) -> Manifest:
-    """Four digits of a digest tell two values apart and give neither away."""
+    """Replaces values by four digits of a hash, which differ when the values do."""
     masked: dict[str, Any] = deepcopy(secret)
     for field in ("data", "stringData"):
         for key, value in (masked.get(field) or {}).items():

@@ -1,4 +1,4 @@
-"""What can go wrong between here and a cluster, in words for the person who typed the command."""
+"""Errors of the Kubernetes API, with a text for the person who typed the command."""
 
 import json
 import re
@@ -13,17 +13,17 @@ from kuberay.cluster.gke import get_credentials
 
 
 class ClusterError(Refusal):
-    """The command did not do what was asked; the text says why and what to do about it."""
+    """The command failed; the text says why and what to do about it."""
 
 
 class Interrupted(ClusterError):
-    """Ctrl-C in the middle; the text says how far it came."""
+    """Ctrl-C before the end; the text says what was done."""
 
     status = 130
 
 
 class Refused(ClusterError):
-    """The API server looked at one object and said no. Other objects may still be fine."""
+    """The API server rejected one object. Others may still be accepted."""
 
 
 class UnknownKind(Refused):
@@ -31,17 +31,17 @@ class UnknownKind(Refused):
 
 
 class WouldStop(Refused):
-    """What is asked for would stop a service that could go on as it is."""
+    """The change would stop a running service."""
 
     status = 1
 
 
 class Immutable(Refused):
-    """The live object cannot become this one; deleted, it can be made anew."""
+    """The live object cannot be updated to this one; it must be deleted and recreated."""
 
 
 class Absent(Refused):
-    """There is no object of this name, or not even the namespace for it."""
+    """There is no such object, or its namespace does not exist."""
 
     def __init__(self, text: str, namespace: str = ""):
         super().__init__(text)
@@ -49,7 +49,7 @@ class Absent(Refused):
 
 
 class Conflict(Refused):
-    """Fields that would change belong to these field managers, or somebody was quicker."""
+    """Other field managers own the fields, or the object changed at the same time."""
 
     def __init__(self, text: str, managers: frozenset[str] = frozenset()):
         super().__init__(text)
@@ -63,13 +63,13 @@ def explained(error: Exception, doing: str, server: str, context: str | None) ->
         return _answered(error, doing, server, login)
     cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError | ApiException) else error
     return ClusterError(
-        f"{doing}: cannot talk to the cluster at {server}: {cause}. Is it up, and is there a way to it (VPN, private "
-        f"control plane)? If it was made anew, its address and certificate changed: {login}."
+        f"{doing}: cannot reach the cluster at {server}: {cause}. Is it up and reachable from here (VPN, private "
+        f"control plane)? If it was recreated, its address and certificate have changed: {login}."
     )
 
 
 def _answered(error: ApiException, doing: str, server: str, login: str) -> ClusterError:
-    status: dict[str, Any] = {}  # where a proxy answered with something else
+    status: dict[str, Any] = {}  # stays empty if a proxy answered instead of the API server
     with suppress(ValueError, TypeError):
         status |= json.loads(error.body)
     said = status.get("message") or error.reason or "no reason given"
@@ -80,33 +80,33 @@ def _answered(error: ApiException, doing: str, server: str, login: str) -> Clust
                 f"{doing}: the cluster does not accept the credentials (401). They may have expired: "
                 f"`gcloud auth login`, then {login}."
             )
-        case 403 if not re.search(r"denied (the )?request", said, re.IGNORECASE):  # else a webhook's own words
+        case 403 if not re.search(r"denied (the )?request", said, re.IGNORECASE):  # a webhook's denial is below
             return Refused(
-                f"{doing}: not allowed (403): {said}. Ask for a role that may, e.g. roles/container.developer, "
+                f"{doing}: not allowed (403): {said}. Ask for a role that allows it, e.g. roles/container.developer, "
                 "or choose another --context."
             )
         case 404 if details.get("kind") == "namespaces":
             name = details.get("name", "")
-            advice = f"Make it (`kubectl create namespace {name}`) or choose another --namespace."
+            advice = f"Create it (`kubectl create namespace {name}`) or choose another --namespace."
             return Absent(f"{doing}: there is no namespace {name}. {advice}", name)
         case 404:
             return Absent(f"{doing}: {said}")
         case 409:
             return _conflict(said, details.get("causes", []), doing)
         case 422 if "immutable" in said:
-            return Immutable(f"{doing}: {said}. It cannot be changed, only deleted and made anew: --recreate.")
+            return Immutable(f"{doing}: {said}. It cannot be changed, only deleted and recreated: --recreate.")
         case 400 | 403 | 422:
-            return Refused(f"{doing}: the cluster refused it ({error.status}): {said}")
+            return Refused(f"{doing}: the cluster rejected it ({error.status}): {said}")
         case 500 if "field not declared in schema" in said:
             field = said.rsplit("): ", 1)[-1].removesuffix(": field not declared in schema").lstrip(".")
             return Refused(
                 f"{doing}: the cluster's version of this kind has no field {field}. Is it misspelt? If not, the "
-                "operator that is installed is older than the field: upgrade it, and its CRDs with it."
+                "installed operator is older than the field: upgrade it and its CRDs."
             )
         case code:
             return ClusterError(
-                f"{doing}: {server} answered {code} again and again: {said}. Try again in a minute; if it stays, look "
-                "at the cluster's page in the console."
+                f"{doing}: {server} answered {code}: {said}. Try again in a minute; if that fails too, look at the "
+                "cluster's page in the console."
             )
 
 
@@ -116,7 +116,7 @@ def _conflict(said: str, causes: list[dict[str, Any]], doing: str) -> Conflict:
         if found := re.search(r'conflict with "([^"]+)"', cause.get("message", "")):
             owners.setdefault(found[1], []).append(cause.get("field", "").lstrip("."))
     if not owners:
-        return Conflict(f"{doing}: it was changed by someone else at the same time ({said}). Run the command again.")
+        return Conflict(f"{doing}: it changed at the same time ({said}). Run the command again.")
     fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
-    advice = "Take their value into the config, or overrule them and own these fields: --force-conflicts."
-    return Conflict(f"{doing}: others have set fields to other values:{fields}\n{advice}", frozenset(owners))
+    advice = "Put their values into the config, or overwrite them and take over these fields: --force-conflicts."
+    return Conflict(f"{doing}: other field managers have set other values:{fields}\n{advice}", frozenset(owners))

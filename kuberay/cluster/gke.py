@@ -1,4 +1,4 @@
-"""The gcloud commands that mend what a cluster lacks, with the cluster's own name where the context tells it."""
+"""gcloud commands that add what a cluster lacks, with the cluster's name where the context has it."""
 
 from ray_configs.capacity import KUEUE_VERSION, NEWER_KUEUE_VERSION
 
@@ -15,7 +15,7 @@ REMEDIES = {
 
 
 def cluster_flags(context: str | None) -> str:
-    """`NAME --location=LOCATION --project=PROJECT`, read from a context that gcloud wrote, else to be filled in."""
+    """`NAME --location=LOCATION --project=PROJECT`, from a context that gcloud wrote; otherwise placeholders."""
     parts = (context or "").split("_")
     if len(parts) == 4 and parts[0] == "gke":
         return f"{parts[3]} --location={parts[2]} --project={parts[1]}"
@@ -27,7 +27,7 @@ def get_credentials(context: str | None) -> str:
 
 
 def remedy_for_missing(group: str, context: str | None) -> str:
-    """What brings this API group to a cluster that does not know it."""
+    """How to install this API group in a cluster that lacks it."""
     update = f"gcloud container clusters update {cluster_flags(context)}"
     default = "install what defines it, or look for a misspelt apiVersion or kind"
     return REMEDIES.get(group, default).format(update=update)

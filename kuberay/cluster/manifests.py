@@ -1,4 +1,4 @@
-"""What every command needs of a manifest: what it is called, and how it reads without the server's own fields."""
+"""Accessors for manifests: title, labels, field managers, conditions."""
 
 from copy import deepcopy
 from typing import Any
@@ -9,12 +9,12 @@ SERVER_FIELDS = ("managedFields", "resourceVersion", "uid", "generation", "creat
 
 
 def title(manifest: Manifest) -> str:
-    """How a person names it: `RayService llama3-8b`."""
+    """The name in messages: `RayService llama3-8b`."""
     return f"{manifest['kind']} {manifest['metadata']['name']}"
 
 
 def without_server_fields(manifest: Manifest) -> Manifest:
-    """A copy of what was asked for: no status, and no metadata that the server writes."""
+    """A copy without status and the metadata that the server writes."""
     asked = deepcopy({key: value for key, value in manifest.items() if key != "status"})
     for field in SERVER_FIELDS:
         asked.get("metadata", {}).pop(field, None)
@@ -22,7 +22,7 @@ def without_server_fields(manifest: Manifest) -> Manifest:
 
 
 def managers(manifest: Manifest) -> list[str]:
-    """Who wrote fields of a live object, without those who only write its status."""
+    """Field managers of a live object, except those that write only its status."""
     entries = manifest.get("metadata", {}).get("managedFields", [])
     return sorted({entry["manager"] for entry in entries if "manager" in entry and not entry.get("subresource")})
 

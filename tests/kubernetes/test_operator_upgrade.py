@@ -79,7 +79,7 @@ def test_an_upgraded_operator_keeps_what_is_there(older: Cluster, tmp_path: Path
     # KubeRay 1.6 makes slices of several hosts again, and forgets the Pods that 1.5 made. Then status says it.
     assert uids(before["several"]) < uids(twice) and len(hosts) == 16
     said = older.podslice("status", str(several), check=False).stdout
-    assert "16 Pods of group tpu-v5e-4x8 are of an older operator" in " ".join(said.split())
+    assert "16 Pods of group tpu-v5e-4x8 are from an older operator" in " ".join(said.split())
     (selector,) = re.findall(r"kubectl delete pods -l '([^']+)'", " ".join(said.split()))
     older.kubectl("-n", "several", "delete", "pods", "-l", selector)
     assert uids(items(older, "several", "pods")) == uids(twice) - uids(hosts)

@@ -1,9 +1,9 @@
-"""What of a changed RayService comes about, and by whom: the operator does less than its manifest suggests.
+"""Plans the rollout of a changed RayService: the operator does less than the manifest suggests.
 
-It sends serveConfigV2 to Serve at once. Of rayClusterConfig, with `upgradeStrategy: None`, it rolls out only groups
-added at the end; `replicas` and their bounds it never passes on, under any strategy; and NAME-serve-svc it makes once.
-So the running Ray cluster and the Service are compared here with what is asked for: numbers are patched, the Service
-is made anew, the rest is said, and a change that Serve would begin and could not finish is refused.
+The operator sends serveConfigV2 to Serve at once. With `upgradeStrategy: None` it rolls out nothing of
+rayClusterConfig but groups appended at the end. It never passes on `replicas` and their bounds, under any strategy, and
+creates NAME-serve-svc only once. So `plan` compares the running Ray cluster and the Service with the manifest: it
+patches numbers, recreates the Service, reports the rest, and refuses a change that Serve would start and never finish.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kuberay.cluster.manifests import Manifest, labels
-from kuberay.cluster.rollout.exposure import RolloutStep, made_anew
+from kuberay.cluster.rollout.exposure import RolloutStep, recreation
 from kuberay.cluster.rollout.sameness import differences, short
 from kuberay.cluster.rollout.serve_config import ServeApplication, applications
 from kuberay.render.ray.ray_cluster import NEVER_S
@@ -25,12 +25,12 @@ KUEUES = frozenset({"nodeSelector", "tolerations", "labels", "annotations", "sch
 @dataclass(frozen=True)
 class Rollout:
     steps: tuple[RolloutStep, ...] = ()
-    said: tuple[str, ...] = ()  # what else comes about, or does not
-    stops: tuple[str, ...] = ()  # why Serve would begin and could not finish
+    messages: tuple[str, ...] = ()  # what else is rolled out, or not
+    stops: tuple[str, ...] = ()  # why Serve would start the change and never finish it
 
 
 def ray_cluster_of(ray_service: Manifest, get: Callable[[str, str], Manifest | None]) -> Manifest | None:
-    """The live Ray cluster that a RayService's changes meet: the pending one, if there is one."""
+    """The live Ray cluster that changes of a RayService apply to: the pending one if there is one."""
     status = ray_service.get("status") or {}
     for side in ("pendingServiceStatus", "activeServiceStatus"):
         name = (status.get(side) or {}).get("rayClusterName")
@@ -40,7 +40,7 @@ def ray_cluster_of(ray_service: Manifest, get: Callable[[str, str], Manifest | N
 
 
 def plan(before: Manifest | None, after: Manifest, get: Callable[[str, str], Manifest | None]) -> Rollout:
-    """For a RayService as it is and as it will be. `get` finds live objects of its namespace by kind and name."""
+    """Compares a live RayService with the one to apply. `get` finds live objects of its namespace by kind and name."""
     cluster = None if before is None else ray_cluster_of(before, get)
     if before is None or cluster is None:
         return Rollout()
@@ -48,23 +48,23 @@ def plan(before: Manifest | None, after: Manifest, get: Callable[[str, str], Man
     steps = _numbers(cluster, asked)
     service = get("Service", f"{after['metadata']['name']}-serve-svc")
     if service is not None and "Incremental" not in _strategy(after):
-        steps += made_anew(service, after)
+        steps += recreation(service, after)
     name, changes, stops = cluster["metadata"]["name"], not_rolled_out(after, cluster), list[str]()
-    said = [f"not rolled out: {change}" for change in changes]
+    messages = [f"not rolled out: {change}" for change in changes]
     if changes and new_cluster(after):
-        said = [
-            f"the operator makes a new Ray cluster beside {name} and deletes that one when the new one serves; until "
+        messages = [
+            f"the operator starts a new Ray cluster beside {name} and deletes {name} when the new one serves; until "
             "then every slice is needed twice"
         ]
     elif added := _added(live, asked, changes):
-        said = [f"the operator adds {', '.join(added)} to {name}"]
+        messages = [f"the operator adds {', '.join(added)} to {name}"]
     elif changes:
         stops = _stops(before, after, live, asked)
-    return Rollout(tuple(steps), tuple(said), tuple(stops))
+    return Rollout(tuple(steps), tuple(messages), tuple(stops))
 
 
 def new_cluster(ray_service: Manifest) -> bool:
-    """Whether the operator answers a changed rayClusterConfig with a new Ray cluster; it does unless told not to."""
+    """Whether a changed rayClusterConfig makes the operator start a new Ray cluster, which is the default."""
     return _strategy(ray_service) != "None"
 
 
@@ -73,7 +73,7 @@ def _strategy(ray_service: Manifest) -> str:
 
 
 def not_rolled_out(ray_service: Manifest, cluster: Manifest) -> list[str]:
-    """`group tpu-v5e-4x8 containers[ray-worker].image: a -> b` for each field that the Ray cluster has otherwise."""
+    """`group tpu-v5e-4x8 containers[ray-worker].image: a -> b` for each field that differs in the live Ray cluster."""
     queued = QUEUE in labels(ray_service) or QUEUE in labels(cluster)
     skip = SKIPPED | KUEUES if queued else SKIPPED
     found = differences(cluster["spec"], ray_service["spec"]["rayClusterConfig"], skip, zeros=True)
@@ -81,7 +81,7 @@ def not_rolled_out(ray_service: Manifest, cluster: Manifest) -> list[str]:
 
 
 def other_numbers(ray_service: Manifest, cluster: Manifest) -> list[str]:
-    """Replicas that the Ray cluster was not told of."""
+    """Replica numbers and bounds that differ in the live Ray cluster."""
     return [step.words for step in _numbers(cluster, ray_service["spec"]["rayClusterConfig"])]
 
 
@@ -94,7 +94,7 @@ def _readable(path: str) -> str:
 
 
 def _numbers(cluster: Manifest, asked: Manifest) -> list[RolloutStep]:
-    """JSON patches: the list of groups is one field to server-side apply, and the autoscaler writes into it too."""
+    """JSON patches: server-side apply treats the list of groups, which the autoscaler edits too, as one field."""
     wanted = {group["groupName"]: group for group in asked.get("workerGroupSpecs") or []}
     autoscaled = bool(cluster["spec"].get("enableInTreeAutoscaling"))
     patch: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ def _numbers(cluster: Manifest, asked: Manifest) -> list[RolloutStep]:
         for field in NUMBERS:
             value = new.get(field)
             fixed = (new.get("idleTimeoutSeconds") or 0) >= NEVER_S
-            if field == "replicas" and autoscaled and not fixed:  # the autoscaler's own number, within its bounds
+            if field == "replicas" and autoscaled and not fixed:  # keep the autoscaler's number, within the new bounds
                 least, most = new.get("minReplicas") or 0, new.get("maxReplicas")
                 value = max(least, group.get(field) or 0)
                 value = value if most is None else min(value, most)
@@ -122,7 +122,7 @@ def _numbers(cluster: Manifest, asked: Manifest) -> list[RolloutStep]:
 
 
 def _added(live: Manifest, asked: Manifest, changes: Sequence[str]) -> list[str]:
-    """Groups at the end, if they are all that is new: those the operator adds to a running Ray cluster."""
+    """Groups appended at the end, if nothing else changed: the operator adds these to a running Ray cluster."""
     before, after = ([g["groupName"] for g in spec.get("workerGroupSpecs") or []] for spec in (live, asked))
     added = after[len(before) :]
     only = {f"group {name}: not there -> there" for name in added}
@@ -130,7 +130,7 @@ def _added(live: Manifest, asked: Manifest, changes: Sequence[str]) -> list[str]
 
 
 def _stops(before: Manifest, after: Manifest, live: Manifest, asked: Manifest) -> list[str]:
-    """Applications that are new or changed, and need a slice that the running Ray cluster does not have."""
+    """New or changed applications that need a slice which the running Ray cluster does not have."""
     known = applications(before)
     there = live.get("workerGroupSpecs") or []
     stops: list[str] = []
@@ -140,10 +140,10 @@ def _stops(before: Manifest, after: Manifest, live: Manifest, asked: Manifest) -
         new = name not in known or known[name].slice != app.slice
         if not _offered(app, there) and (new or _offered(app, asked.get("workerGroupSpecs") or [])):
             groups = ", ".join(group["groupName"] for group in there) or "no group"
-            stopped = "would stop its replicas, and the new ones" if name in known else "would start replicas that"
+            stopped = "would stop its replicas, and the new ones" if name in known else "would add replicas that"
             stops.append(
                 f"application {name} needs slices {app.slice}, and the running Ray cluster has {groups}: Serve "
-                f"{stopped} would wait for ever"
+                f"{stopped} would wait forever"
             )
     return stops
 

@@ -1,4 +1,4 @@
-"""NAME-serve-svc: the operator makes it once, and never changes it while the Ray cluster stays."""
+"""NAME-serve-svc: the operator creates it once and never updates it while the Ray cluster stays."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from ray_configs.labels import LOAD_BALANCER_TYPE
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """One more thing to do after the RayService is applied: a patch of its Ray cluster, or its Service made anew."""
+    """A step after the RayService is applied: patch its Ray cluster, or recreate its Service."""
 
     title: str  # RayCluster llama-abcde
     words: str  # group tpu-v5e-4x8: replicas 2 -> 4
@@ -18,8 +18,8 @@ class RolloutStep:
     patch: tuple[dict[str, Any], ...] = ()  # JSON patch; none: delete and create `target`
 
 
-def made_anew(service: Manifest, after: Manifest) -> list[RolloutStep]:
-    """NAME-serve-svc made anew, if it is not what the operator would make now."""
+def recreation(service: Manifest, after: Manifest) -> list[RolloutStep]:
+    """The step that recreates NAME-serve-svc, if it differs from what the operator would create now."""
     asked = after["spec"].get("serveService") or {}
     head = after["spec"]["rayClusterConfig"]["headGroupSpec"]
     spec = {key: value for key, value in (asked.get("spec") or {}).items() if key != "selector"}
@@ -38,7 +38,7 @@ def made_anew(service: Manifest, after: Manifest) -> list[RolloutStep]:
     words = [
         f"{path} {short(old)} -> {short(new)}"
         for path, old, new in differences(service["spec"], spec, zeros=True)
-        if new is not None or path.endswith("]")  # other fields that are not asked for are Kubernetes' own
+        if new is not None or path.endswith("]")  # fields that only the live Service has are Kubernetes' defaults
     ]
     for key in {*notes, LOAD_BALANCER_TYPE}:
         if not same(had.get(key), notes.get(key)):
@@ -56,7 +56,7 @@ def made_anew(service: Manifest, after: Manifest) -> list[RolloutStep]:
     title = f"Service {service['metadata']['name']}"
     return [
         RolloutStep(
-            title, f"made anew ({'; '.join(words)}): unreachable for a moment, and its address may change", target
+            title, f"recreated ({'; '.join(words)}): unreachable for a moment, and its address may change", target
         )
     ]
 

@@ -1,8 +1,8 @@
-"""Whose a field is: server-side apply refuses to change what somebody else has set. What only looks so is settled here.
+"""Field ownership: which conflicts of server-side apply are harmless, and which fields of others to keep.
 
-Three others write into what we apply. The operator writes a RayService back when it adds its finalizer, with defaults
-spelled out, and so owns the whole list of worker groups; it decides nothing there. Kueue writes what admission brings:
-`suspend`, and node selectors and tolerations of Pod templates; they stay. A person's change is never taken back.
+The operator writes a RayService back when it adds its finalizer, with defaults filled in, and so becomes the manager of
+the whole list of worker groups without having decided anything there. Kueue sets `suspend` and the Pod templates' node
+selectors and tolerations on admission; these are kept. A person's change is never reverted.
 """
 
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from ray_configs.labels import QUEUE
 OPERATOR, KUEUE = "kuberay-operator", "kueue"
 
 
-def settled(managers: frozenset[str], live: Manifest, after: Manifest) -> bool:
-    """Whether a conflict with these managers is none: they decide nothing there, or mean what is asked for.
+def harmless(managers: frozenset[str], live: Manifest, after: Manifest) -> bool:
+    """Whether a conflict with these managers can be ignored: only controllers, or values that mean the same.
 
-    `live` is the object with their values, `after` what it would be with ours.
+    `live` is the object with their values, `after` with ours.
     """
     writers = {OPERATOR, KUEUE} if QUEUE in labels(live) else {OPERATOR}
     return managers <= writers or same(without_server_fields(live), without_server_fields(after))
 
 
 def as_admitted(manifest: Manifest, live: Manifest | None) -> Manifest:
-    """The manifest with what Kueue wrote into the live object: nothing else of it is for anyone to keep."""
+    """The manifest with the fields that Kueue wrote into the live object on admission."""
     if live is None or QUEUE not in labels(live):
         return manifest
     kept = deepcopy(manifest)

@@ -1,7 +1,6 @@
-"""When two spellings of a spec mean the same, and in what two specs differ.
+"""Compares specs by meaning.
 
-Operators read objects into their own types and write them back: `1000m` comes back as `1`, what is empty comes back or
-goes, defaults are spelled out.
+Operators parse objects and write them back: `1000m` becomes `1`, empty fields appear or vanish, defaults are filled in.
 """
 
 import re
@@ -12,9 +11,9 @@ from typing import Any
 from kubernetes.utils.quantity import parse_quantity
 
 QUANTITY = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
-NAMES = ("groupName", "name", "containerPort", "mountPath", "key", "port")  # what tells the items of a list apart
+NAMES = ("groupName", "name", "containerPort", "mountPath", "key", "port")  # keys of list items
 AMOUNT = re.compile(r"(^|\.)(limits|requests|cpu|memory|sizeLimit|storage|nominalQuota)(\.|$)")
-DEFAULTS = {"protocol": "TCP", "numOfHosts": 1, "priority": 0}  # of groups, since KubeRay 1.7
+DEFAULTS = {"protocol": "TCP", "numOfHosts": 1, "priority": 0}  # a group's priority: since KubeRay 1.7
 
 
 def same(one: Any, other: Any) -> bool:
@@ -24,9 +23,9 @@ def same(one: Any, other: Any) -> bool:
 def differences(
     before: Any, after: Any, skip: frozenset[str] = frozenset(), zeros: bool = False, path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(path, before, after) of each field that differs; items of lists go by their names where they have any.
+    """Yields (path, before, after) for each field that differs. List items are matched by name where they have one.
 
-    With `zeros`, false and 0 are no more than absent: the operator's types drop them, where they are the default.
+    With `zeros`, false and 0 equal absent: the operator's Go types omit them.
     """
     if _empty(before, zeros) and _empty(after, zeros):
         return
@@ -40,7 +39,7 @@ def differences(
         one, other = _named(before), _named(after)
         for key in [*one, *(key for key in other if key not in one)]:
             yield from differences(one.get(key), other.get(key), skip, zeros, f"{path}[{key}]")
-    elif isinstance(before, dict | list) or isinstance(after, dict | list) or _said(before, path) != _said(after, path):
+    elif isinstance(before, dict | list) or isinstance(after, dict | list) or _text(before, path) != _text(after, path):
         yield path, before, after
 
 
@@ -51,7 +50,7 @@ def _empty(value: Any, zeros: bool) -> bool:
 
 
 def _named(items: list[Any]) -> dict[str, Any]:
-    """The items by name, as far as each has one of its own; else by position."""
+    """The items by name if each has a unique one, else by position."""
     for field in NAMES:
         names = [str(item[field]) for item in items if isinstance(item, dict) and field in item]
         if len(set(names)) == len(items):
@@ -59,14 +58,14 @@ def _named(items: list[Any]) -> dict[str, Any]:
     return {str(index): item for index, item in enumerate(items)}
 
 
-def _said(value: Any, path: str) -> Any:
-    """What a scalar says; amounts by their value: `2.60` is another version than `2.6`, and no other number of CPUs."""
+def _text(value: Any, path: str) -> Any:
+    """A scalar as text, or as a number in a field of quantities: 2.60 CPUs are 2.6, but version 2.60 is not 2.6."""
     text = str(value)
     return Decimal(parse_quantity(text)) if AMOUNT.search(path) and QUANTITY.fullmatch(text) else text
 
 
 def short(value: Any) -> str:
-    """How a message names a value."""
+    """A value as messages show it."""
     if value is None or isinstance(value, dict | list):
         return "not there" if value is None else "there" if value else "empty"
     return str(value)

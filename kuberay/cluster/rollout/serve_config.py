@@ -1,4 +1,4 @@
-"""What a RayService's serveConfigV2 says, as far as status and apply must know it."""
+"""The parts of serveConfigV2 that status and apply need."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +16,16 @@ class ServeApplication:
 
     @property
     def slice(self) -> TpuSlice | None:
-        """What one replica of it owns, where it is one of our own applications."""
+        """The slice that one replica owns, if it is one of our own applications."""
         args = self.entry.get("args")
         try:
             return TpuSlice(*str(args["slice"]).split(":")) if isinstance(args, dict) and args.get("slice") else None
-        except (ValueError, TypeError):  # `check` says so
+        except (ValueError, TypeError):  # `check` reports it
             return None
 
     @property
     def is_cell(self) -> bool:
-        """Its slices are for models that are published later; its own processes answer all the while."""
+        """Whether its slices are for models published later; the cell's own processes answer meanwhile."""
         return str(self.entry.get("import_path", "")).startswith("apps.cell:")
 
 
@@ -39,6 +39,6 @@ def applications(ray_service: Manifest) -> dict[str, ServeApplication]:
 def serve_config(ray_service: Manifest) -> dict[str, Any]:
     try:
         config = yaml.safe_load(ray_service["spec"].get("serveConfigV2") or "")
-    except yaml.YAMLError:  # the operator says so
+    except yaml.YAMLError:  # the operator reports it
         return {}
     return config if isinstance(config, dict) else {}

@@ -1,4 +1,4 @@
-"""Status in words, for a person at night: the first line is the verdict, the rest is what it rests on."""
+"""Status in plain words: the first line is the verdict, the rest its reasons."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,32 +8,32 @@ from kuberay.cluster.errors import ClusterError, Refused, UnknownKind
 from kuberay.cluster.manifests import Manifest, title
 from kuberay.cluster.status import jobs, ray_cluster, ray_service
 from kuberay.cluster.status.queueing import held
+from kuberay.cluster.status.snapshot import Snapshot, take_snapshot
 from kuberay.cluster.status.state import Health, Phase, State, WorkloadStatus
-from kuberay.cluster.status.surroundings import Surroundings, look_around
 
 LOOK_AGAIN_S = 2.0
-FAILURES_IN_A_ROW = 10  # each after retries of its own: some minutes
-READERS: dict[str, Callable[[Manifest, Surroundings], tuple[Health, list[str]]]] = {
+FAILURES_IN_A_ROW = 10  # each after its own retries: some minutes
+READERS: dict[str, Callable[[Manifest, Snapshot], tuple[Health, list[str]]]] = {
     "RayService": ray_service.read,
     "RayJob": jobs.read_ray_job,
     "RayCluster": ray_cluster.read,
     "Job": jobs.read_job,
 }
-"""By kind: the verdict on a live object, as far as it does not depend on who holds it back, and the details."""
+"""By kind: the verdict on a live object, without regard to quota and suspension, and the details."""
 
 
-def read(live: Manifest, around: Surroundings) -> WorkloadStatus:
-    """A live object of one of these kinds in words."""
-    verdict, details = READERS[live["kind"]](live, around)
+def read(live: Manifest, snapshot: Snapshot) -> WorkloadStatus:
+    """The verdict on a live object of one of these kinds."""
+    verdict, details = READERS[live["kind"]](live, snapshot)
     if live["metadata"].get("deletionTimestamp"):
         verdict = Health(Phase.STARTING, "is being deleted")
     elif verdict.phase not in (Phase.DONE, Phase.FAILED):
-        verdict = held(live, around) or verdict
+        verdict = held(live, snapshot) or verdict
     return WorkloadStatus(verdict.phase, f"{live['metadata']['name']} {verdict.text}", tuple(details))
 
 
 def observe(cluster: Cluster, objects: Sequence[Manifest]) -> State:
-    """How these objects stand now. What is not there is part of the answer; only a failing cluster raises."""
+    """The state of these objects. Missing ones are part of it; raises ClusterError only if the cluster fails."""
     absent: list[WorkloadStatus] = []
     live: dict[str, list[Manifest]] = {}
     for manifest in sorted(objects, key=lambda item: item["kind"] not in READERS):
@@ -50,18 +50,18 @@ def observe(cluster: Cluster, objects: Sequence[Manifest]) -> State:
             live.setdefault(found["metadata"]["namespace"], []).append(found)
     there: list[WorkloadStatus] = []
     for namespace, items in live.items():
-        around = look_around(cluster, namespace, items)
-        there += [read(item, around) for item in items]
+        snapshot = take_snapshot(cluster, namespace, items)
+        there += [read(item, snapshot) for item in items]
     return State((*there, *absent))
 
 
 def describe(state: State) -> list[str]:
-    """Lines to print. The first is the verdict on what most needs a look."""
+    """Lines to print. The first is the verdict on the workload in the worst phase."""
     lines: list[str] = []
     for workload in sorted(state.workloads, key=lambda workload: -workload.phase):
         lines.append(f"{workload.verdict}.")
         lines += [f"  {line}" for line in workload.details]
-    return lines or ["Everything is applied; there is no workload among it."]
+    return lines or ["Everything is applied; no object is a workload."]
 
 
 def watch(
@@ -71,11 +71,11 @@ def watch(
     until_ready: bool = False,
     timeout_s: float | None = None,
 ) -> State:
-    """Calls `show` with the description of the state now and whenever it changes; returns the last state.
+    """Calls `show` with the description of the state at first and after each change; returns the last state.
 
-    With until_ready it returns as soon as all is ready, or something has failed for good (`state.failed`). Without, it
-    goes on until timeout_s (None: for ever) or Ctrl-C. Raises ClusterError when until_ready and timeout_s has passed,
-    and when the cluster is out of reach for too long.
+    With until_ready it returns when everything is ready or something has failed for good (`state.failed`); without, it
+    runs until timeout_s (None: forever) or Ctrl-C. Raises ClusterError if until_ready is not reached within timeout_s,
+    or the cluster is unreachable for too long.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     shown: list[str] | None = None
@@ -85,7 +85,7 @@ def watch(
             state = observe(cluster, objects)
         except Refused:
             raise
-        except ClusterError:  # control planes are upgraded, laptops change networks
+        except ClusterError:  # the control plane is being upgraded, or a laptop changes networks
             failures += 1
             if shown is None or failures == FAILURES_IN_A_ROW:
                 raise

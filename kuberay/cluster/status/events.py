@@ -1,4 +1,4 @@
-"""The Kubernetes events of each object, the latest first, and times as a person reads them."""
+"""Kubernetes events by object, latest first, and timestamps for people."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from kuberay.cluster.manifests import Manifest
 
 
 class Events:
-    """Finds the events of an object by its uid."""
+    """Events indexed by the uid of the object."""
 
     def __init__(self, events: Iterable[Manifest]):
         self._of: dict[str, list[Manifest]] = defaultdict(list)
@@ -20,7 +20,7 @@ class Events:
         return next((event for event in self._about(about) if event.get("reason") in reasons), None)
 
     def last_warning(self, about: Manifest) -> Manifest | None:
-        """The latest event, if it warns: a warning that something else followed is over."""
+        """The latest event if it is a warning; an older warning is out of date."""
         events = self._about(about)
         return events[0] if events and events[0].get("type") == "Warning" else None
 
@@ -29,14 +29,14 @@ class Events:
 
 
 def when(event: Manifest) -> str:
-    """RFC 3339 in UTC, so that the order of the strings is the order in time."""
+    """The event's last time in RFC 3339, UTC, which sorts as text."""
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return max((time for time in times if time), default=event["metadata"].get("creationTimestamp") or "")
 
 
 def since(timestamp: str | None) -> str:
-    """` since Oct 3 02:14` on the reader's own clock. Not an age: text that changes by itself looks like news."""
+    """` since Oct 3 02:14` in local time. Not an age, which would change the text at every look."""
     if not timestamp:
         return ""
     at = datetime.fromisoformat(timestamp).astimezone()

@@ -1,17 +1,17 @@
-"""RayJobs and Jobs in words: waiting, at work, ended well or badly, and why."""
+"""Status of RayJobs and Jobs: waiting, running, succeeded or failed, and why."""
 
 from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.status import pods, ray_cluster, slices
 from kuberay.cluster.status.events import one_line, since
 from kuberay.cluster.status.queueing import UNSEEN
 from kuberay.cluster.status.ray_cluster import opening
+from kuberay.cluster.status.snapshot import Snapshot
 from kuberay.cluster.status.state import Health, Phase
-from kuberay.cluster.status.surroundings import Surroundings
 
 
-def read_ray_job(live: Manifest, around: Surroundings) -> tuple[Health, list[str]]:
-    views = [ray_cluster.view(item, around) for item in around.ray_clusters_of(live)]
-    submitters = [pods.read(pod, around) for pod in around.pods_of_job(live["metadata"]["name"])]
+def read_ray_job(live: Manifest, snapshot: Snapshot) -> tuple[Health, list[str]]:
+    views = [ray_cluster.view(item, snapshot) for item in snapshot.ray_clusters_of(live)]
+    submitters = [pods.read(pod, snapshot) for pod in snapshot.pods_of_job(live["metadata"]["name"])]
     problems = [found for view in views for found in view.problems]
     failed = [state for state in submitters if state.phase == Phase.TROUBLE]
     problems += [Health(state.phase, f"the submitter {state.text}") for state in failed]
@@ -36,7 +36,7 @@ def _ray_job_verdict(live: Manifest, found: Health | None) -> Health:
             return Health(Phase.RUNNING, f"runs ({job or 'PENDING'}){since(status.get('startTime'))}")
         case "Retrying":
             times = status.get("failed", 1)
-            return Health(Phase.STARTING, f"has failed {times} times and is tried again ({why})")
+            return Health(Phase.STARTING, f"has failed {times} times and is being retried ({why})")
         case "Waiting":
             return Health(Phase.STARTING, "waits for its entrypoint to be submitted (interactive mode)")
         case "":
@@ -46,11 +46,11 @@ def _ray_job_verdict(live: Manifest, found: Health | None) -> Health:
     return Health(Phase.STARTING, "is starting: its Ray cluster is up, and the job is being submitted")
 
 
-def read_job(live: Manifest, around: Surroundings) -> tuple[Health, list[str]]:
-    mine = around.pods_of_job(live["metadata"]["name"])
-    whole = slices.of_job(live, mine, around)
+def read_job(live: Manifest, snapshot: Snapshot) -> tuple[Health, list[str]]:
+    mine = snapshot.pods_of_job(live["metadata"]["name"])
+    whole = slices.of_job(live, mine, snapshot)
     failed = [
-        f"Pod {pod['metadata']['name']} {pods.read(pod, around).text}"
+        f"Pod {pod['metadata']['name']} {pods.read(pod, snapshot).text}"
         for pod in mine
         if pod["status"].get("phase") == "Failed"
     ]
@@ -75,4 +75,4 @@ def _job_verdict(live: Manifest, found: Health | None, failed: list[str]) -> Hea
         if found is not None and status.get("ready", 0) == 0:
             return Health(found.phase, f"{opening(found).text}{failures}")
         return Health(Phase.RUNNING, f"runs ({done}{failures}){since(status.get('startTime'))}")
-    return Health(Phase.STARTING, "is applied, and has no Pod yet")
+    return Health(Phase.STARTING, "is applied, but has no Pod yet")

@@ -1,4 +1,4 @@
-"""Which node a Pod wants, and why it does not have one yet."""
+"""Which node a Pod needs, and why it has none yet."""
 
 import re
 
@@ -26,9 +26,9 @@ def wanted_node(pod: Manifest) -> str:
 
 
 def capacity(pod: Manifest, events: Events) -> str:
-    """Why there is no node, in the words of the autoscaler and the scheduler."""
+    """Why there is no node, as the autoscaler and the scheduler report it."""
     scheduler = events.last(pod, "FailedScheduling") or condition(pod, "PodScheduled")
-    # What follows is about evicting other Pods, which is never the answer for TPUs.
+    # Cut the scheduler's text on preempting other Pods, which never frees a TPU slice.
     said = re.sub(r"\.? *preemption: .*", "", one_line(scheduler.get("message"))).rstrip(".")
     return "; ".join(filter(None, (_autoscaler(pod, events), said))) or "no reason given yet"
 

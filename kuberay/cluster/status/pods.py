@@ -1,37 +1,37 @@
-"""What one Pod is doing, or what it waits for, read from its status and its events."""
+"""What a Pod is doing or waiting for, from its status and events."""
 
 from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.status.events import Events, one_line, since
 from kuberay.cluster.status.placement import capacity, wanted_node
+from kuberay.cluster.status.snapshot import Snapshot
 from kuberay.cluster.status.state import Health, Phase
-from kuberay.cluster.status.surroundings import Surroundings
 
-ON_THEIR_WAY = ("", "ContainerCreating", "PodInitializing")
-"""Reasons of containers that wait and are well."""
+STARTING = ("", "ContainerCreating", "PodInitializing")
+"""Reasons why a container waits without a fault."""
 MOUNT_TROUBLE = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 
 
-def read(pod: Manifest, around: Surroundings) -> Health:
+def read(pod: Manifest, snapshot: Snapshot) -> Health:
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp"):
         return Health(Phase.STARTING, f"is being deleted{since(pod['metadata']['deletionTimestamp'])}")
     if status.get("phase") == "Succeeded":
-        return Health(Phase.DONE, "has ended well")
+        return Health(Phase.DONE, "has succeeded")
     if status.get("phase") == "Failed":
         return Health(Phase.TROUBLE, _failed(pod))
     if not pod.get("spec", {}).get("nodeName"):
-        return _unscheduled(pod, around.events)
+        return _unscheduled(pod, snapshot.events)
     if trouble := next(filter(None, map(_container_trouble, _containers(pod))), ""):
         return Health(Phase.TROUBLE, trouble)
     if is_true(pod, "Ready"):
         return Health(Phase.READY, "is ready")
     if status.get("phase") == "Running":
-        return Health(Phase.RUNNING, _not_ready(pod, around.events))
-    return Health(Phase.STARTING, _creating(pod, around.events))
+        return Health(Phase.RUNNING, _not_ready(pod, snapshot.events))
+    return Health(Phase.STARTING, _creating(pod, snapshot.events))
 
 
 def _containers(pod: Manifest) -> list[Manifest]:
-    """What the kubelet says of each, init containers first."""
+    """Container statuses, init containers first."""
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
@@ -44,7 +44,7 @@ def _unscheduled(pod: Manifest, events: Events) -> Health:
     if scheduled.get("status") == "False":
         waits = since(scheduled.get("lastTransitionTime"))
         return Health(Phase.WAITING, f"needs a node with {wanted_node(pod)}{waits} ({capacity(pod, events)})")
-    return Health(Phase.STARTING, "has not been looked at by the scheduler yet")
+    return Health(Phase.STARTING, "has not been seen by the scheduler yet")
 
 
 def _container_trouble(container: Manifest) -> str:
@@ -53,8 +53,8 @@ def _container_trouble(container: Manifest) -> str:
     if reason == "CrashLoopBackOff":
         last = (container.get("lastState") or {}).get("terminated") or {}
         times = container.get("restartCount", 0)
-        return f"crashes again and again ({times} restarts): container {container['name']} {ending(last)}"
-    if reason not in ON_THEIR_WAY:
+        return f"keeps crashing ({times} restarts): container {container['name']} {ending(last)}"
+    if reason not in STARTING:
         return f"cannot start container {container['name']}: {_told(reason, waiting)}"
     ended = container.get("state", {}).get("terminated") or {}
     if ended and ended.get("exitCode") != 0:
@@ -63,7 +63,7 @@ def _container_trouble(container: Manifest) -> str:
 
 
 def ending(terminated: Manifest) -> str:
-    """`was killed for memory (OOMKilled, exit code 137)`, and the last lines that it left."""
+    """`was killed for memory (OOMKilled, exit code 137)`, and its termination message."""
     code, reason = terminated.get("exitCode", "unknown"), terminated.get("reason", "")
     words = f"ended with exit code {code}{f' ({reason})' if reason not in ('', 'Error', 'Completed') else ''}"
     if reason == "OOMKilled":
@@ -72,7 +72,7 @@ def ending(terminated: Manifest) -> str:
 
 
 def _told(words: str, state: Manifest) -> str:
-    """The words, and the state's own message where it has one."""
+    """The words, with the state's own message if there is one."""
     return ": ".join(filter(None, (words, one_line(state.get("message")))))
 
 

@@ -1,34 +1,34 @@
-"""What keeps a workload from beginning, whatever its kind: Kueue, its own `suspend`, or no operator at all."""
+"""What keeps a workload of any kind from starting: Kueue, `suspend`, or a missing operator."""
 
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status.events import one_line, since
+from kuberay.cluster.status.snapshot import Snapshot
 from kuberay.cluster.status.state import Health, Phase
-from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import QUEUE
 
 UNSEEN = Health(
     Phase.STARTING,
-    "is applied, and no operator has picked it up yet; if that stays, the Ray operator add-on is off or down",
+    "is applied, but no operator has picked it up yet; if that lasts, the Ray operator add-on is off or down",
 )
 
 
-def held(live: Manifest, around: Surroundings) -> Health | None:
-    """The verdict on what does not begin; None for what may."""
-    if waits := _queued(live, around):
+def held(live: Manifest, snapshot: Snapshot) -> Health | None:
+    """The verdict on a workload that may not start; None if it may."""
+    if waits := _queued(live, snapshot):
         return Health(Phase.WAITING, f"waits for quota: {waits}")
     suspended = live["spec"].get("suspend") or is_true(live, "Suspended") or is_true(live, "Suspending")
     return Health(Phase.WAITING, "is suspended (spec.suspend)") if suspended else None
 
 
-def _queued(live: Manifest, around: Surroundings) -> str:
-    """Why Kueue has not admitted it; empty if it has, or has no say."""
+def _queued(live: Manifest, snapshot: Snapshot) -> str:
+    """Why Kueue has not admitted it; empty if it has, or the workload is not queued."""
     queue = labels(live).get(QUEUE)
     if queue is None:
         return ""
-    entry = around.queue_entry_of([live, *around.ray_clusters_of(live)])
+    entry = snapshot.queue_entry_of([live, *snapshot.ray_clusters_of(live)])
     if entry is None:
-        lack = "is not installed in this cluster" if around.queue_entries is None else "has not looked at it yet"
-        return f"it is suspended for queue {queue}, and Kueue {lack}" if live["spec"].get("suspend") else ""
+        lack = "is not installed in this cluster" if snapshot.queue_entries is None else "has not processed it yet"
+        return f"it is suspended for queue {queue}, but Kueue {lack}" if live["spec"].get("suspend") else ""
     if is_true(entry, "Admitted") or is_true(entry, "Finished"):
         return ""
     if is_true(entry, "QuotaReserved"):

@@ -1,4 +1,4 @@
-"""What a Ray cluster lacks: its head, its slices, or what the operator could not make."""
+"""Status of a Ray cluster: its head, its slices, and what the operator could not create."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,25 +8,25 @@ from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status import pods, slices
 from kuberay.cluster.status.events import one_line
 from kuberay.cluster.status.placement import slice_shape
-from kuberay.cluster.status.slices import Slice, Works
+from kuberay.cluster.status.slices import ReadyHosts, Slice
+from kuberay.cluster.status.snapshot import Snapshot
 from kuberay.cluster.status.state import Health, Phase
-from kuberay.cluster.status.surroundings import Surroundings
 from ray_configs.labels import RAY_CLUSTER, RAY_GROUP, REPLICA_NAME
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many of the slices that are asked for work; of the workers, where there is no slice."""
+    """How many of the requested slices work; without slices, of the workers."""
 
     working: int
-    asked: int
+    requested: int
     word: str  # slices, workers
 
     def __str__(self) -> str:
-        return f"{self.working} of {self.asked} {self.word}"
+        return f"{self.working} of {self.requested} {self.word}"
 
     def __add__(self, other: "Count") -> "Count":
-        return Count(self.working + other.working, self.asked + other.asked, self.word)
+        return Count(self.working + other.working, self.requested + other.requested, self.word)
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class RayClusterView:
     live: Manifest
     head: Slice
     slices: tuple[Slice, ...]
-    refusals: tuple[Health, ...]  # what the operator could not make
-    outdated: tuple[str, ...]  # Pods that are not what the spec says
+    refusals: tuple[Health, ...]  # what the operator could not create
+    outdated: tuple[str, ...]  # Pods that differ from the spec
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class RayClusterView:
 
     @property
     def problems(self) -> list[Health]:
-        """The gravest first; of equally grave ones the head's, without which nothing else comes up."""
+        """Worst phase first; within a phase the head first, because everything else needs it."""
         parts = [*(part.problem() for part in (self.head, *self.slices)), *self.refusals]
         return sorted((found for found in parts if found is not None), key=lambda found: -found.phase)
 
@@ -52,44 +52,44 @@ class RayClusterView:
         return [f"Ray cluster {self.name}:", *(f"  {part.line()}" for part in (self.head, *self.slices))]
 
     def count(self, group: str | None = None) -> Count:
-        """Over one group, or over all that have TPUs (all at all, where none has)."""
+        """Of one group, or of all groups with TPUs (of all groups if none has TPUs)."""
         specs = [spec for spec in self.live["spec"].get("workerGroupSpecs") or [] if group in (None, spec["groupName"])]
         shaped = [spec for spec in specs if slice_shape(spec["template"]["spec"])]
         names = {spec["groupName"] for spec in shaped or specs}
-        asked = sum(spec.get("replicas") or 0 for spec in shaped or specs)
+        requested = sum(spec.get("replicas") or 0 for spec in shaped or specs)
         working = sum(part.works for part in self.slices if part.group in names)
-        return Count(min(working, asked), asked, "slices" if shaped else "workers")
+        return Count(min(working, requested), requested, "slices" if shaped else "workers")
 
 
-def view(live: Manifest, around: Surroundings, when: dict[str, Works] | None = None) -> RayClusterView:
-    """`when` says of a group when its slices work, where that is not: when all hosts are ready."""
-    heads = [pods.read(pod, around) for pod in around.ray_pods(live, "head")]
+def view(live: Manifest, snapshot: Snapshot, needs: dict[str, ReadyHosts] | None = None) -> RayClusterView:
+    """needs: by group, which hosts must be ready for a slice to work; the default is all of them."""
+    heads = [pods.read(pod, snapshot) for pod in snapshot.ray_pods(live, "head")]
     best = min(heads, key=lambda state: state.phase, default=Health(Phase.STARTING, "has no Pod yet"))
     head = Slice("headgroup", 0, "", (best,), name="the head")
-    parts = slices.of_ray_cluster(live, around, when or {})
-    outdated = (*_forgotten(live, around.ray_pods(live, "worker")), *_outdated(live, around))
-    return RayClusterView(live, head, tuple(parts), tuple(refusals(live, around)), outdated)
+    parts = slices.of_ray_cluster(live, snapshot, needs or {})
+    outdated = (*_forgotten(live, snapshot.ray_pods(live, "worker")), *_outdated(live, snapshot))
+    return RayClusterView(live, head, tuple(parts), tuple(refusals(live, snapshot)), outdated)
 
 
 def _forgotten(live: Manifest, workers: Sequence[Manifest]) -> Iterator[str]:
-    """After an upgrade from KubeRay 1.5, slices of several hosts are there twice."""
+    """Messages on multi-host slices that exist twice after an upgrade from KubeRay 1.5."""
     name = live["metadata"]["name"]
     for group in sorted({labels(pod).get(RAY_GROUP, "") for pod in workers}):
         if left := slices.forgotten([pod for pod in workers if labels(pod).get(RAY_GROUP) == group]):
             yield (
-                f"{len(left)} Pods of group {group} are of an older operator: this one does not count them, has made "
-                "the slices again beside them, and never ends them. Once the new ones serve: kubectl delete pods "
-                f"-l '{RAY_CLUSTER}={name},{RAY_GROUP}={group},!{REPLICA_NAME}'"
+                f"{len(left)} Pods of group {group} are from an older operator: this one does not count them, has "
+                "created the slices again beside them, and never deletes them. Once the new ones serve: kubectl delete "
+                f"pods -l '{RAY_CLUSTER}={name},{RAY_GROUP}={group},!{REPLICA_NAME}'"
             )
 
 
-def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:
-    """After an upgrade, the operator copies the RayService's present spec into its Ray cluster and leaves the Pods."""
+def _outdated(live: Manifest, snapshot: Snapshot) -> Sequence[str]:
+    """Pods older than the spec: an upgraded operator updates the Ray cluster's spec and leaves the Pods alone."""
     spec = live["spec"]
     templates = {"headgroup": spec["headGroupSpec"]["template"]} if "headGroupSpec" in spec else {}
     templates |= {group["groupName"]: group["template"] for group in spec.get("workerGroupSpecs") or []}
     found: Counter[str] = Counter()
-    for pod in [*around.ray_pods(live, "head"), *around.ray_pods(live, "worker")]:
+    for pod in [*snapshot.ray_pods(live, "head"), *snapshot.ray_pods(live, "worker")]:
         group = labels(pod).get(RAY_GROUP, "")
         made = {container["name"]: container for container in pod["spec"].get("containers", [])}
         for container in templates.get(group, {}).get("spec", {}).get("containers", []):
@@ -97,31 +97,31 @@ def _outdated(live: Manifest, around: Surroundings) -> Sequence[str]:
             if has != wants:
                 found[f"{'the head' if group == 'headgroup' else f'group {group}'}: {has}, its spec says {wants}"] += 1
     return [
-        f"its Pods are older than its spec ({count} of {words}): a Pod that is replaced comes up with the new one; "
+        f"its Pods are older than its spec ({count} of {words}): a replaced Pod gets the new image; "
         "apply --recreate replaces all"
         for words, count in found.items()
     ]
 
 
-def refusals(live: Manifest, around: Surroundings) -> Sequence[Health]:
-    """Pods that the operator could not make, often because a webhook denied them."""
+def refusals(live: Manifest, snapshot: Snapshot) -> Sequence[Health]:
+    """Pods that the operator could not create, often because a webhook denied them."""
     if is_true(live, "ReplicaFailure"):
         said = one_line(condition(live, "ReplicaFailure").get("message"))
-        return [Health(Phase.TROUBLE, f"the operator cannot make or delete Pods: {said}")]
-    if (warning := around.events.last_warning(live)) is not None:
+        return [Health(Phase.TROUBLE, f"the operator cannot create or delete Pods: {said}")]
+    if (warning := snapshot.events.last_warning(live)) is not None:
         return [Health(Phase.TROUBLE, f"the operator says {warning.get('reason')}: {one_line(warning.get('message'))}")]
     return []
 
 
-def read(live: Manifest, around: Surroundings) -> tuple[Health, list[str]]:
-    """A RayCluster that stands alone."""
-    seen = view(live, around)
-    gravest = next(iter(seen.problems), None)
-    verdict = opening(gravest) if gravest else Health(Phase.READY, f"is ready: {seen.count()} up")
+def read(live: Manifest, snapshot: Snapshot) -> tuple[Health, list[str]]:
+    """A RayCluster that belongs to no RayService or RayJob."""
+    seen = view(live, snapshot)
+    worst = next(iter(seen.problems), None)
+    verdict = opening(worst) if worst else Health(Phase.READY, f"is ready: {seen.count()} up")
     return verdict, [*seen.outdated, *seen.lines]
 
 
 def opening(found: Health) -> Health:
-    """The verdict on what the gravest problem keeps from coming up."""
+    """The verdict on something that does not come up because of this problem."""
     words = {Phase.TROUBLE: "does not come up", Phase.WAITING: "waits for capacity"}
     return Health(max(Phase.STARTING, found.phase), f"{words.get(found.phase, 'is starting')}: {found.text}")

@@ -1,26 +1,25 @@
-"""How things stand, as data: what status observes, and what decides which words come first."""
+"""Phases, problems and verdicts of workloads."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """How a workload or a Pod stands. The greater, the more a person should look at it first."""
+    """Phase of a workload or a Pod, ordered by how urgently a person should look at it."""
 
-    DONE = 0  # a job, or a Pod, that ended well
+    DONE = 0  # a job or Pod that succeeded
     READY = 1
-    RUNNING = 2  # a job at work; a Pod whose readiness probe says no
-    STARTING = 3  # or ending
-    WAITING = 4  # for nodes, for quota, or suspended
-    TROUBLE = 5  # will not come right without a change, or may not
+    RUNNING = 2  # a running job; a Pod whose readiness probe fails
+    STARTING = 3  # or terminating
+    WAITING = 4  # for nodes or quota, or suspended
+    TROUBLE = 5  # needs a change, or may
     ABSENT = 6
-    FAILED = 7  # over, and badly
+    FAILED = 7  # for good
 
 
 @dataclass(frozen=True)
 class Health:
-    """How something stands, in words that go on from its name ("is ready", "needs a node with ...") or that are a
-    sentence without its full stop."""
+    """A phase and its text: either a predicate ("is ready", "needs a node with ...") or a sentence without stop."""
 
     phase: Phase
     text: str
@@ -28,7 +27,7 @@ class Health:
 
 @dataclass(frozen=True)
 class WorkloadStatus:
-    """A RayService, RayJob, RayCluster or Job. The verdict is one sentence, the details are lines below it."""
+    """A RayService, RayJob, RayCluster or Job: one sentence of verdict, and lines of details below it."""
 
     phase: Phase
     verdict: str
@@ -37,7 +36,7 @@ class WorkloadStatus:
 
 @dataclass(frozen=True)
 class State:
-    """Of everything that was asked about. Plain objects (Services ...) are among it where they are not there."""
+    """The state of all objects queried. Plain objects (Services ...) are included only if they are missing."""
 
     workloads: tuple[WorkloadStatus, ...]
 
@@ -47,10 +46,10 @@ class State:
 
     @property
     def ready(self) -> bool:
-        """Services serve and jobs have ended well."""
+        """Whether services serve and jobs have succeeded."""
         return self.phase <= Phase.READY
 
     @property
     def failed(self) -> bool:
-        """Waiting longer will not help."""
+        """Whether something has failed for good, so that waiting will not help."""
         return self.phase == Phase.FAILED

@@ -4,8 +4,8 @@ from typing import Any
 
 from kuberay.cluster.status import read
 from kuberay.cluster.status.events import Events
+from kuberay.cluster.status.snapshot import Snapshot
 from kuberay.cluster.status.state import State
-from kuberay.cluster.status.surroundings import Surroundings
 
 Manifest = dict[str, Any]
 
@@ -106,13 +106,13 @@ class Night:
         self.events.append(event | {"lastTimestamp": at})
 
     def state(self, *objects: Manifest) -> State:
-        around = Surroundings(
+        snapshot = Snapshot(
             (self.ray_cluster,),
             tuple(self.pods),
             Events(self.events),
             tuple(self.entries) or None,
         )
-        return State(tuple(read(item, around) for item in objects or [self.service]))
+        return State(tuple(read(item, snapshot) for item in objects or [self.service]))
 
 
 def up() -> Manifest:

@@ -28,4 +28,5 @@ def test_an_interrupted_deletion_is_an_interrupt() -> None:
     with pytest.raises(Interrupted) as caught:
         apply(cluster, [service()], recreate=True)
     assert "Not deleted: RayService llama" in str(caught.value)
-    assert "Under way, perhaps done: the deletion of what is there. Not done: RayService llama" in str(caught.value)
+    done = "In progress, possibly done: deletion of the existing workloads. Not done: RayService llama"
+    assert done in str(caught.value)

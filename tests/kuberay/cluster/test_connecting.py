@@ -116,8 +116,8 @@ def test_a_server_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"", "cannot talk to the cluster at http://127.0.0.1"),
-        (b"HTTP/1.1 503 Unavailable\r\nContent-Length: 0\r\n\r\n", "answered 503 again and again"),
+        (b"", "cannot reach the cluster at http://127.0.0.1"),
+        (b"HTTP/1.1 503 Unavailable\r\nContent-Length: 0\r\n\r\n", "answered 503"),
         (b"HTTP/1.1 407 Proxy\r\nContent-Length: 5\r\n\r\nlogin", "answered 407"),
     ],
 )

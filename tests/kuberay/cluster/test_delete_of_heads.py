@@ -49,7 +49,7 @@ def test_only_a_head_that_leaves_and_has_no_worker(worker: bool, leaving: bool, 
     said: list[str] = []
     wait_until_gone(cluster, [night.service], 60, said.append)
     assert cluster.hurried == hurried
-    assert any("its head goes now" in line for line in said) == bool(hurried)
+    assert any("terminating its head now" in line for line in said) == bool(hurried)
 
 
 def test_a_job_on_a_cluster_that_stays_is_gone_at_once() -> None:

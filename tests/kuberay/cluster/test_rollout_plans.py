@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kuberay.cluster.rollout import Rollout, plan
-from kuberay.cluster.rollout.ownership import as_admitted, settled
+from kuberay.cluster.rollout.ownership import as_admitted, harmless
 from kuberay.cluster.rollout.sameness import differences, same
 from kuberay.cluster.status.state import Phase
 from tests.kuberay.cluster.night import CLUSTER, GROUP, Manifest, Night, group, service
@@ -92,7 +92,7 @@ def test_what_is_not_rolled_out() -> None:
     config = after["spec"]["rayClusterConfig"]
     config["rayVersion"] = "2.61.0"
     config["workerGroupSpecs"][0]["template"]["spec"]["containers"][0] |= {"image": "ray:2.61", "env": []}
-    assert planned(service(), after).said == (
+    assert planned(service(), after).messages == (
         "not rolled out: rayVersion: 2.60.0 -> 2.61.0",
         f"not rolled out: group {GROUP} containers[ray].image: ray:2.60 -> ray:2.61",
         f"not rolled out: group {GROUP} containers[ray].env[A]: there -> not there",
@@ -119,7 +119,7 @@ def test_what_would_stop(asked: dict[str, str], stops: bool) -> None:
     assert bool(planned(before, after).stops) == stops
     after["spec"]["upgradeStrategy"] = {"type": "NewCluster"}
     assert planned(before, after).stops == ()
-    assert "makes a new Ray cluster" in planned(before, after).said[0]
+    assert "starts a new Ray cluster" in planned(before, after).messages[0]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_would_stop(asked: dict[str, str], stops: bool) -> None:
 def test_whose_a_field_is(manager: str, theirs: str, queued: bool, is_disputed: bool) -> None:
     metadata = {"labels": {"kueue.x-k8s.io/queue-name": "q"}} if queued else {}
     live, after = ({"spec": {"x": value}, "metadata": metadata} for value in (theirs, "ours"))
-    assert settled(frozenset({manager}), live, after) == (not is_disputed)
+    assert harmless(frozenset({manager}), live, after) == (not is_disputed)
 
 
 def test_what_admission_wrote_is_kept_and_nothing_else() -> None:

@@ -40,7 +40,7 @@ def told(night: Night, live: Manifest, **more: Any) -> tuple[Phase, str]:
             "prepare has failed (AppFailed: exit 1)",
         ),
         ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, Phase.FAILED, "has failed (STOPPED)"),
-        ({"jobDeploymentStatus": "Retrying", "failed": 2}, Phase.STARTING, "has failed 2 times and is tried again"),
+        ({"jobDeploymentStatus": "Retrying", "failed": 2}, Phase.STARTING, "has failed 2 times and is being retried"),
         ({"jobDeploymentStatus": "ValidationFailed", "message": "bad"}, Phase.FAILED, "refused by the operator: bad"),
     ],
 )
@@ -53,7 +53,7 @@ def test_ray_jobs(status, phase, says):
 @pytest.mark.parametrize(
     ("status", "phase", "says"),
     [
-        ({}, Phase.STARTING, "is applied, and has no Pod yet"),
+        ({}, Phase.STARTING, "is applied, but has no Pod yet"),
         ({"active": 1, "ready": 1}, Phase.RUNNING, "prepare runs (0 of 1 completions)"),
         (
             {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]},
@@ -90,9 +90,9 @@ def test_queued():
     labelled = {"name": "prepare", "uid": "job", "labels": {"kueue.x-k8s.io/queue-name": "tpus"}}
     queued = RAY_JOB | {"metadata": labelled, "spec": {"suspend": True}}
     queued["status"] = {"jobDeploymentStatus": "Suspended"}
-    assert "suspended for queue tpus, and Kueue is not installed in this cluster" in told(night, queued)[1]
+    assert "suspended for queue tpus, but Kueue is not installed in this cluster" in told(night, queued)[1]
     night.entries = [{"metadata": {"name": "other"}, "status": {}}]
-    assert "suspended for queue tpus, and Kueue has not looked at it yet" in told(night, queued)[1]
+    assert "suspended for queue tpus, but Kueue has not processed it yet" in told(night, queued)[1]
     reserved = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for google.com/tpu"}
     owners = {"name": "w", "ownerReferences": [{"uid": "job"}]}
     night.entries = [{"metadata": owners, "status": {"conditions": [reserved]}}]

@@ -52,9 +52,9 @@ CREATING = (waiting("ContainerCreating"), waiting("ContainerCreating"))
     ("slices", "phase", "verdict"),
     [
         ([SERVES, SERVES], Phase.READY, "llama is ready: 2 of 2 slices serve."),
-        ([SERVES, IDLE], Phase.READY, "llama serves, but not with all it has (1 of 2 slices serve): slice 1 of group "),
-        ([SERVES, GONE], Phase.READY, "llama serves, but not with all it has (1 of 2 slices serve): slice 1 of group "),
-        ([SERVES], Phase.READY, "llama serves, but not with all it has (1 of 2 slices serve): slice 1 of group "),
+        ([SERVES, IDLE], Phase.READY, "llama serves at reduced capacity (1 of 2 slices serve): slice 1 of group "),
+        ([SERVES, GONE], Phase.READY, "llama serves at reduced capacity (1 of 2 slices serve): slice 1 of group "),
+        ([SERVES], Phase.READY, "llama serves at reduced capacity (1 of 2 slices serve): slice 1 of group "),
         ([IDLE, IDLE], Phase.STARTING, "llama does not serve (0 of 2 slices serve): slice 0 of group"),
         ([CREATING, CREATING], Phase.STARTING, "llama does not serve (0 of 2 slices serve): slice 0 of group"),
         ([GONE, GONE], Phase.WAITING, "llama does not serve (0 of 2 slices serve): slice 0 of group"),
@@ -79,7 +79,7 @@ def test_a_slice_that_serves_nothing_is_named():
     a_slice(night, 0, *SERVES)
     a_slice(night, 1, *IDLE)
     _, verdict, rest = told(night)
-    assert verdict.endswith("slice 1 of group tpu-v4-2x2x1 runs, and serves nothing: no replica on it answers.")
+    assert verdict.endswith("slice 1 of group tpu-v4-2x2x1 runs but serves nothing: no replica on it answers.")
     assert "slice 0 of group tpu-v4-2x2x1 (tpu-v4-podslice 2x2x1) serves" in rest
 
 
@@ -96,7 +96,7 @@ def test_what_was_applied_last_does_not_serve_yet(application, phase, verdict):
     night = serving(application=application)
     a_slice(night, 0, *SERVES)
     a_slice(night, 1, *SERVES)
-    expected = f"llama serves, but not all is well (2 of 2 slices serve): {verdict}"
+    expected = f"llama serves, but has problems (2 of 2 slices serve): {verdict}"
     assert told(night)[:2] == (phase, expected)
 
 
@@ -107,7 +107,7 @@ def test_a_head_that_is_gone():
     night.head(**waiting("CrashLoopBackOff", restartCount=3, lastState=terminated(1)))
     phase, verdict, _ = told(night)
     assert phase == Phase.TROUBLE
-    assert verdict.startswith("llama serves, but not all is well (2 of 2 slices serve): the head crashes again")
+    assert verdict.startswith("llama serves, but has problems (2 of 2 slices serve): the head keeps crashing")
 
 
 def test_one_application_of_two_has_no_slice():
@@ -117,7 +117,7 @@ def test_one_application_of_two_has_no_slice():
     night.worker(of="tpu-v4-2x2x2", **unscheduled("no room"))
     phase, verdict, _ = told(night)
     assert phase == Phase.WAITING
-    assert verdict.startswith("llama serves, but not all is well (1 of 2 slices serve; nothing of tpu-v4-2x2x2 does)")
+    assert verdict.startswith("llama serves, but has problems (1 of 2 slices serve; none of tpu-v4-2x2x2 does)")
 
 
 def test_slices_wait_for_a_cell_to_publish():
@@ -139,7 +139,7 @@ def test_slices_wait_for_a_cell_to_publish():
     ("processes", "phase", "verdict"),
     [
         ([up(), up()], Phase.READY, "llama is ready: 2 of 2 slices serve."),
-        ([up(), unready()], Phase.READY, "llama serves, but not with all it has (1 of 2 slices serve): worker 1 of"),
+        ([up(), unready()], Phase.READY, "llama serves at reduced capacity (1 of 2 slices serve): worker 1 of"),
         ([unready()] * 2, Phase.STARTING, "llama does not serve (0 of 2 slices serve): worker 0 of group cpu-v4-2x2x1"),
     ],
 )
@@ -179,8 +179,8 @@ def test_nothing_is_asked_for():
     """Scaled to nothing: the next request brings a slice, with a process that waits for it already."""
     night = serving(group(replicas=0, hosts=2), group("cpu-v4-2x2x1", selector={}))
     night.worker(of="cpu-v4-2x2x1", **unready())
-    assert told(night)[:2] == (Phase.READY, "llama is ready: no slices are asked for.")
-    assert told(serving(group(replicas=0)))[1] == "llama is ready: no slices are asked for."
+    assert told(night)[:2] == (Phase.READY, "llama is ready: no slices are requested.")
+    assert told(serving(group(replicas=0)))[1] == "llama is ready: no slices are requested."
 
 
 def test_no_operator():
@@ -194,9 +194,9 @@ def test_pods_up_and_no_application_yet():
     night = Night()
     night.head()
     night.worker()
-    assert "Serve has not been given the applications yet" in told(night)[1]
+    assert "Serve does not have the applications yet" in told(night)[1]
     night.status(False, "RUNNING", said="no endpoints")
-    assert told(night)[1].endswith("and no Pod serves yet (no endpoints).")
+    assert told(night)[1].endswith("but no Pod serves yet (no endpoints).")
     night.status(False, pendingServiceStatus={}, activeServiceStatus={})
     night.worker(**unscheduled())
     assert "waits for capacity" in told(night)[1]
@@ -282,7 +282,7 @@ def test_a_slice_of_which_some_hosts_are_up():
         ),
         (
             waiting("CrashLoopBackOff", restartCount=7, phase="Running", lastState=terminated(137, "OOMKilled")),
-            "crashes again and again (7 restarts): container ray was killed for memory (OOMKilled, exit code 137)",
+            "keeps crashing (7 restarts): container ray was killed for memory (OOMKilled, exit code 137)",
         ),
         (
             waiting("CrashLoopBackOff", restartCount=2, phase="Running", lastState=terminated(1, message="no jax\n")),
@@ -396,7 +396,7 @@ def test_a_change_that_the_operator_has_not_seen():
     night = serving(observedGeneration=0)
     phase, verdict, _ = told(night)
     assert phase == Phase.STARTING
-    assert "has not looked at the change yet" in verdict
+    assert "has not processed the change yet" in verdict
 
 
 def test_suspended_and_deleted():
@@ -435,6 +435,6 @@ def test_slices_that_an_upgraded_operator_forgot() -> None:
             f"{GROUP}-x7k2p"
         )
     _, verdict, rest = told(night)
-    assert f"2 Pods of group {GROUP} are of an older operator" in verdict + rest
+    assert f"2 Pods of group {GROUP} are from an older operator" in verdict + rest
     assert f"'ray.io/cluster={CLUSTER},ray.io/group={GROUP},!ray.io/worker-group-replica-name'" in verdict + rest
     assert f"slice 0 of group {GROUP}" in rest and f"slice 1 of group {GROUP}" not in rest

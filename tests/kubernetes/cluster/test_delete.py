@@ -65,7 +65,7 @@ def test_a_finalizer_that_stays_is_named(control_plane: Cluster, namespace: str,
         if "waits" in line:
             raise KeyboardInterrupt
 
-    with pytest.raises(client.Interrupted, match=r"goes on deleting: ServiceAccount held.*Deleting again is safe"):
+    with pytest.raises(client.Interrupted, match=r"in the cluster: ServiceAccount held.*Deleting again is safe"):
         client.delete(connected, [account], progress=interrupt)
     patch(control_plane, namespace, "serviceaccount", "held", {"metadata": {"finalizers": None}})
     until("it is gone", lambda: connected.get(account) is None)
@@ -78,6 +78,6 @@ def test_one_of_the_same_name_made_since_is_not_ours(control_plane: Cluster, nam
     before = connected.get(account)
     control_plane.kubectl("-n", namespace, "delete", "serviceaccount", "a")
     control_plane.kubectl("-n", namespace, "create", "serviceaccount", "a")
-    with pytest.raises(client.ClusterError, match="changed by someone else"):
+    with pytest.raises(client.ClusterError, match="changed at the same time"):
         connected.delete(before)
     assert live(control_plane, namespace, "serviceaccount", "a")["metadata"]["uid"] != before["metadata"]["uid"]

@@ -43,7 +43,7 @@ def edited(control_plane: Cluster, path: Path, **entries: Any) -> Path:
 @pytest.mark.parametrize(
     ("entries", "says"),
     [
-        ({"server": "https://127.0.0.1:9"}, "cannot talk to the cluster at https://127.0.0.1:9: "),
+        ({"server": "https://127.0.0.1:9"}, "cannot reach the cluster at https://127.0.0.1:9: "),
         ({"token": "old"}, "the cluster does not accept the credentials (401)"),
         ({"certificate-authority": "/etc/ssl/certs/ca-certificates.crt"}, "CERTIFICATE_VERIFY_FAILED"),
     ],
@@ -153,7 +153,7 @@ def test_an_interrupt_says_how_far_it_came(control_plane: Cluster, namespace: st
     with pytest.raises(client.Interrupted) as caught:
         client.apply(connected, objects, say=interrupt)
     assert str(caught.value).startswith(
-        f"Interrupted. Done: ServiceAccount first. Under way, perhaps done: RayService {NAME}. Not done: "
+        f"Interrupted. Done: ServiceAccount first. In progress, possibly done: RayService {NAME}. Not done: "
         "ServiceAccount last. Applying again is safe"
     )
     assert [item.outcome for item in client.apply(connected, objects)] == ["unchanged", "unchanged", "created"]

@@ -172,9 +172,9 @@ def test_another_exposure(control_plane: Cluster, namespace: str, run: RunComman
     ):
         changed = rendered(exposure=exposure) if exposure else objects
         status, out, _ = run("diff", changed)
-        assert status == 1 and f"Service {NAME}-serve-svc: made anew (" in out
+        assert status == 1 and f"Service {NAME}-serve-svc: recreated (" in out
         status, out, _ = run("apply", changed, "--force")
-        assert status == 0 and out.splitlines()[-1] == f"Service {NAME}-serve-svc: made anew"
+        assert status == 0 and out.splitlines()[-1] == f"Service {NAME}-serve-svc: recreated"
         made = live(control_plane, namespace, "service", f"{NAME}-serve-svc")
         assert made["spec"]["type"] == kind
         assert [(item["port"], item["targetPort"]) for item in made["spec"]["ports"]] == [(port, 8000)]

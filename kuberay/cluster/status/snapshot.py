@@ -1,4 +1,4 @@
-"""Everything in a namespace that explains a workload: its Ray clusters, Pods, events, nodes and queue entries."""
+"""A namespace's objects that explain the state of a workload: Ray clusters, Pods, events and Kueue's queue entries."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +11,14 @@ from ray_configs.labels import JOB_NAME, ORIGIN_KIND, ORIGIN_NAME, QUEUE, RAY_CL
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class Snapshot:
     ray_clusters: tuple[Manifest, ...] = ()
     pods: tuple[Manifest, ...] = ()
     events: Events = field(default_factory=lambda: Events(()))
     queue_entries: tuple[Manifest, ...] | None = ()  # Kueue's Workloads; None: Kueue is not installed
 
     def ray_clusters_of(self, live: Manifest) -> list[Manifest]:
-        """Those that the operator made for a RayService or RayJob, or that a RayJob selects; the oldest first."""
+        """Ray clusters that the operator created for a RayService or RayJob, or that a RayJob selects; oldest first."""
         if live["kind"] == "RayCluster":
             return [live]
         selected = (live["spec"].get("clusterSelector") or {}).get(RAY_CLUSTER)
@@ -32,7 +32,7 @@ class Surroundings:
         return sorted(mine, key=lambda item: item["metadata"].get("creationTimestamp") or "")
 
     def ray_pods(self, ray_cluster: Manifest, kind: str) -> list[Manifest]:
-        """The cluster's Pods that are `head` or `worker`."""
+        """The cluster's Pods of a node type, `head` or `worker`."""
         wanted = (ray_cluster["metadata"]["name"], kind)
         return [pod for pod in self.pods if (labels(pod).get(RAY_CLUSTER), labels(pod).get(RAY_NODE_TYPE)) == wanted]
 
@@ -47,13 +47,13 @@ class Surroundings:
         return None
 
 
-def look_around(cluster: Cluster, namespace: str, live: Sequence[Manifest]) -> Surroundings:
-    """Lists what explains these live workloads of one namespace, with a handful of requests however many Pods."""
+def take_snapshot(cluster: Cluster, namespace: str, live: Sequence[Manifest]) -> Snapshot:
+    """Lists the objects for these live workloads of one namespace; the number of requests does not grow with Pods."""
     rays = any(item["kind"].startswith("Ray") for item in live)
     jobs = any(item["kind"] in ("Job", "RayJob") for item in live)
     owners = [label for label, there in ((RAY_CLUSTER, rays), (JOB_NAME, jobs)) if there]
     queued = any(QUEUE in labels(item) for item in live)
-    return Surroundings(
+    return Snapshot(
         tuple(cluster.list("ray.io/v1", "RayCluster", namespace)) if rays else (),
         tuple(pod for label in owners for pod in cluster.list("v1", "Pod", namespace, labels=label)),
         Events(cluster.list("v1", "Event", namespace)),
