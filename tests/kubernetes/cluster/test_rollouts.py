@@ -128,7 +128,7 @@ def test_a_new_cluster_is_left_to_the_operator(control_plane: Cluster, namespace
     run("apply", before)
     name = as_active(control_plane, namespace)
     status, out, _ = run("apply", after)
-    assert status == 0 and f"the operator makes a new Ray cluster beside {name}" in out
+    assert status == 0 and f"the operator starts a new Ray cluster beside {name}" in out
     assert "not rolled out" not in out
     until("a second Ray cluster", lambda: len(there(control_plane, namespace, "rayclusters")) == 2)
 
