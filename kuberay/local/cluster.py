@@ -1,7 +1,7 @@
-"""The emulated cluster: brings its hosts up, and a slice that lost one back as KubeRay does, as a whole.
+"""The emulated cluster: starts the hosts and, like KubeRay, recreates a slice as a whole when it loses one.
 
-Nothing runs by itself here: the one loop in `running` calls `tick` several times a second, from the main thread, for
-Linux ties a child's life to the thread that started it.
+There is no background thread: the loop in `running` calls `tick` several times a second from the main thread, because
+Linux sends a child's parent-death signal when the thread that started it ends.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from kuberay.local.hosts import Host, HostsPlan, LocalSlice
 from kuberay.local.raylet import Raylet, Site
 
 STARTING_AT_ONCE = max(2, os.cpu_count() or 1)
-"""More of them would only wait for one another, and Ray's patience with itself is limited."""
+"""Hosts that start at the same time. More would compete for CPUs and hit Ray's start timeout."""
 RECREATE_DELAY_S = 3
-"""Until a slice's hosts come back; on GKE it is the Pods' scheduling and the image's start, a minute or more."""
+"""Pause before a slice's hosts restart. On GKE, scheduling the Pods and starting the image take a minute or more."""
 NOTICED_S = 60
-"""Within which Ray must have noticed that a slice's hosts are gone; then they are started all the same."""
+"""Longest wait for Ray to notice that a slice's hosts are gone, before they restart regardless."""
 ATTEMPTS = 3
 STOP_TIMEOUT_S = 15
 
@@ -32,7 +32,7 @@ class SlicePhase(StrEnum):
     going = "going"
     """Its hosts are being stopped."""
     gone = "gone"
-    """They are, and it will be recreated."""
+    """Its hosts have stopped; it will be recreated."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class RunningSlice:
     why: str = ""
     """Why it is being recreated."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Starts of a host that failed."""
+    """Failed starts, by host."""
     gone_since: float = 0.0
 
     @property
@@ -58,7 +58,7 @@ class EmulatedCluster:
         """Start the head.
 
         Args:
-            say: hears a sentence about each thing that happens.
+            say: receives a sentence for each event.
         """
         self._plan, self._site, self._ports, self._say = plan, site, ports, say
         container.become_subreaper()
@@ -71,7 +71,7 @@ class EmulatedCluster:
         return self.head.up and all(running.phase is SlicePhase.up for running in self.slices)
 
     def kill(self, wanted: str) -> None:
-        """Let a host die as if its machine had. Raises LocalError."""
+        """Kill a host as if its machine had failed. Raises LocalError if it is unknown or not up."""
         place, host = self._plan.find(wanted)
         running, name = self.slices[place], host.name
         raylet = running.raylets.get(name)
@@ -82,18 +82,18 @@ class EmulatedCluster:
         running.why = f"host {name} was killed"
 
     def tick(self, alive: Callable[[], set[str]]) -> None:
-        """Look after everything once.
+        """Run one pass of the control loop.
 
         Args:
-            alive: names of the hosts that Ray takes to be alive.
+            alive: returns the names of the hosts that Ray considers alive.
 
         Raises:
-            ServiceFailed: the head has ended, or a slice does not come up.
+            ServiceFailed: the head has ended, or a host does not start.
         """
         if not self.head.look():
             if self.head.up or self._head_attempts == ATTEMPTS:
                 raise ServiceFailed(f"Ray's head ended:\n{self.head.last_words()}")
-            self._say(f"Ray's head did not start, and is started again: {self.head.last_words(1)}")
+            self._say(f"Ray's head did not start; retrying: {self.head.last_words(1)}")
             self._head_attempts += 1
             self.head.wait(STOP_TIMEOUT_S)
             self.head = self._start(self.head.host, head=True)
@@ -107,7 +107,7 @@ class EmulatedCluster:
                 self._start_more(running)
 
     def stop(self) -> bool:
-        """Nothing of it is left afterwards; False: a process would not die."""
+        """Stop every process. False if one could not be killed."""
         raylets = self._raylets()
         for raylet in raylets:
             raylet.stop()
@@ -136,27 +136,27 @@ class EmulatedCluster:
                 running.raylets.clear()
                 running.phase, running.gone_since = SlicePhase.gone, time.monotonic()
             case SlicePhase.gone if time.monotonic() - running.gone_since > RECREATE_DELAY_S:
-                # Two of a name in Ray's list of nodes, one of them a ghost, would be news to whoever reserves a slice.
+                # Ray must not list a dead node beside a new one of the same name, which would confuse reservations.
                 names = {host.name for host in running.slice.hosts}
                 if not names & alive() or time.monotonic() - running.gone_since > NOTICED_S:
                     running.phase = SlicePhase.starting
 
     def _try_again(self, running: RunningSlice, failed: Raylet) -> None:
-        """Ray gives itself half a minute to start a node, which a busy machine may not keep to."""
+        """Restart a host. Ray allows half a minute for a node's start, which a busy machine may exceed."""
         name = failed.host.name
         running.failures[name] += 1
         if running.failures[name] == ATTEMPTS:
             raise ServiceFailed(f"host {name} did not start in {ATTEMPTS} attempts:\n{failed.last_words()}")
-        self._say(f"host {name} did not start, and is started again: {failed.last_words(1)}")
+        self._say(f"host {name} did not start; retrying: {failed.last_words(1)}")
         failed.wait(STOP_TIMEOUT_S)
         del running.raylets[name]
 
     def _take_down(self, running: RunningSlice, ended: Raylet) -> None:
         if ended.host.name not in running.why:
             running.why = f"host {ended.host.name} ended"
-        others = len(running.slice.hosts) - 1
-        whole = f"; its slice is recreated whole, the other {others} too" if others else "; it is recreated"
-        self._say(running.why + whole)
+        hosts = len(running.slice.hosts)
+        what = f"its whole slice of {hosts} hosts" if hosts > 1 else "it"
+        self._say(f"{running.why}; {what} is recreated")
         for raylet in running.raylets.values():
             raylet.stop()
         running.phase = SlicePhase.going
@@ -174,9 +174,9 @@ class EmulatedCluster:
         return [self.head, *(raylet for running in self.slices for raylet in running.raylets.values())]
 
     def _end_orphans(self) -> None:
-        """What somebody else's kill of a container left is ours now, and must not live on beside its successor."""
+        """Kill processes inherited from a container that was killed from outside: they must not outlive it."""
         for pid in container.descendants(os.getpid(), frozenset(raylet.pid for raylet in self._raylets())):
             container.kill(pid)
-            # A child of one of them is not ours yet: it comes to us when that one is gone.
+            # A grandchild becomes our child only when its parent is gone.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

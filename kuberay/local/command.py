@@ -11,7 +11,7 @@ from kuberay.source import Placeholders
 
 def local(
     config: Config,
-    port: Annotated[int, typer.Option(min=1024, max=65535, help="Where the service answers, on 127.0.0.1.")] = 8000,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="The service's port on 127.0.0.1.")] = 8000,
     tiny: Annotated[
         bool, typer.Option("--tiny", help="A tiny random model of the same architecture and shards for each model.")
     ] = False,
@@ -26,14 +26,14 @@ def local(
         str | None,
         typer.Option(
             metavar="SLICE:HOST",
-            help="Let a host die: in the run on --port, or, if there is none, in this one once it is ready.",
+            help="Kill a host: in the run on --port or, without one, in this run once it is ready.",
             show_default=False,
         ),
     ] = None,
     project: Project = None,
     bucket: Bucket = None,
 ) -> None:
-    """Run it on this machine as GKE would: a raylet for each host, CPU devices for chips. Ctrl-C leaves nothing.
+    """Run the service here as GKE would: a raylet for each host, CPU devices for chips. Ctrl-C ends everything.
 
     python -m kuberay local ray_configs.catalog.spmd_175b --tiny
     """

@@ -1,11 +1,11 @@
-"""The first process of an emulated host, as in a container: it starts Ray, and when it ends, so does the whole host.
+"""The first process of an emulated host, like a container's init: starts Ray; when it ends, so does the host.
 
     python container.py PARENT COMMAND...
 
-Writes `up` to standard output when COMMAND (`ray start`, which leaves Ray's processes behind and ends) has succeeded.
-Ends when one of those processes does, when it is told to (SIGTERM), or when PARENT is gone, however that came about.
-Whatever a process in the host started, and detached, is found and killed first: Linux hands orphans to this one
-(PR_SET_CHILD_SUBREAPER), so a host without children is empty. It imports little, for there is one for every host.
+Writes `up` to standard output when COMMAND (`ray start`, which starts Ray's processes and exits) has succeeded. Ends
+when one of those processes ends, on SIGTERM, or when PARENT is gone for any reason. First it kills every process of the
+host, detached ones too: it is the subreaper (PR_SET_CHILD_SUBREAPER), so Linux reparents orphans to it. It imports
+little, because there is one for every host.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ STOP = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 def main(parent: int, command: list[str]) -> int:
     become_subreaper()
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before it could be heard of
+    if os.getppid() != parent:  # the parent ended before the signal was set up
         return 1
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP | {signal.SIGCHLD})
     starter = os.posix_spawn(command[0], command, os.environ, setsigmask=[], file_actions=[(os.POSIX_SPAWN_DUP2, 2, 1)])
@@ -48,12 +48,12 @@ def main(parent: int, command: list[str]) -> int:
 
 
 def become_subreaper() -> None:
-    """From now on, a process that loses its parent becomes a child of this one, if it descends from it."""
+    """Make orphaned descendants of this process its children."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> dict[int, list[int]]:
-    """Every process's children."""
+    """Children of each process, by its pid."""
     found = defaultdict(list)
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -67,7 +67,7 @@ def children() -> dict[int, list[int]]:
 
 
 def descendants(root: int, besides: frozenset[int] = frozenset()) -> Iterator[int]:
-    """Every process below `root`, but those in and below `besides`."""
+    """Descendants of `root`, without the subtrees at `besides`."""
     tree = children()
     open_ones = [root]
     while open_ones:
@@ -78,7 +78,7 @@ def descendants(root: int, besides: frozenset[int] = frozenset()) -> Iterator[in
 
 
 def kill_descendants(timeout_s: float = 10) -> bool:
-    """SIGKILL to everything below this process until it has no child left; False: something would not die."""
+    """SIGKILL descendants until this process has no child left. False if some remain after timeout_s."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
@@ -98,7 +98,7 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def _ended() -> Iterator[tuple[int, int]]:
-    """Children that have ended, and their exit statuses."""
+    """Reap children that have ended: (pid, exit status)."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Ray's view of the cluster and the service, by its dashboard's HTTP API, which KubeRay uses too."""
+"""Client of the Ray dashboard's HTTP API, which KubeRay uses too: nodes, applications, deployment."""
 
 import time
 from collections import Counter
@@ -13,7 +13,7 @@ from kuberay.local.hosts import Host
 from ray_configs.labels import NODE_ID
 
 PATIENCE_S = 90
-"""For the dashboard to answer at first: on a busy machine its start takes half a minute."""
+"""Timeout for the dashboard's first answer: on a busy machine it takes half a minute to start."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +32,24 @@ class App:
     status: str
     message: str
     replicas: dict[str, int]
-    """How many are in each state, such as RUNNING; those that stop are left out."""
+    """Number in each state, such as RUNNING, without those that are stopping."""
     wanted: int
     declared: bool
-    """Whether serveConfigV2 has it. KubeRay sees no others, such as the models that a cell publishes."""
+    """Whether it is in serveConfigV2. KubeRay ignores others, such as the models that a cell publishes."""
 
 
 class Dashboard:
     def __init__(self, port: int, token: str | None):
         self.url = f"http://127.0.0.1:{port}"
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        # Whatever proxy the machine's environment names, this is no call for it.
+        # trust_env: ignore proxies in the environment for this local call.
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
 
     def close(self) -> None:
         self._client.close()
 
     def nodes(self) -> dict[str, DashboardNode]:
-        """Live nodes by their hosts' names."""
+        """Live nodes, by host name."""
         reply = self._client.get("/api/v0/nodes", params={"detail": "true", "limit": 10000})
         reply.raise_for_status()
         return {
@@ -59,12 +59,10 @@ class Dashboard:
         }
 
     def deploy(self, serve_config: str, port: int) -> None:
-        """Serve's declarative deployment, as KubeRay does it.
-
-        Only where it listens is the machine's own: on `port` of 127.0.0.1, not for the network around a laptop.
+        """Deploy declaratively, as KubeRay does, but listen only on `port` of 127.0.0.1, not on the laptop's network.
 
         Raises:
-            ServiceFailed: Ray refuses it.
+            ServiceFailed: Serve rejects the config or cannot be reached.
         """
         config = YAML(typ="safe").load(serve_config)
         config["http_options"] = config.get("http_options", {}) | {"host": "127.0.0.1", "port": port}
@@ -79,13 +77,13 @@ class Dashboard:
                     return
                 text = reply.text
                 if reply.is_client_error:
-                    raise ServiceFailed(f"Serve refuses the config: {text}")
+                    raise ServiceFailed(f"Serve rejects the config: {text}")
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"Serve cannot be reached through {self.url}: {text}")
             time.sleep(0.5)
 
     def apps(self) -> list[App]:
-        """Applications, as Serve's controller knows them; none before it has begun."""
+        """Applications known to Serve's controller; none before it has started."""
         reply = self._client.get("/api/serve/applications/")
         reply.raise_for_status()
         found = []
@@ -100,7 +98,7 @@ class Dashboard:
 
 
 def differences(hosts: tuple[Host, ...], nodes: dict[str, DashboardNode]) -> list[str]:
-    """How Ray's view differs from what GKE would give, a line for each label and resource: missing and excess."""
+    """Labels and resources that Ray's nodes lack or have in excess compared with GKE, one line each."""
     expected = {fact for host in hosts for fact in _facts(host.name, host.seen_labels, host.seen_resources)}
     seen = {fact for name, node in nodes.items() for fact in _facts(name, node.labels, node.resources)}
     missing, excess = sorted(expected - seen), sorted(seen - expected)
@@ -108,7 +106,7 @@ def differences(hosts: tuple[Host, ...], nodes: dict[str, DashboardNode]) -> lis
 
 
 def _facts(host: str, labels: dict[str, str], resources: dict[str, float]) -> Iterator[str]:
-    """What is known of a host, but for what every node has in its own way: its id, address and object store."""
+    """A host's labels and resources as text, except those unique to a node: id, address and object store."""
     for name, value in labels.items():
         if name != NODE_ID:
             yield f"{host}: label {name} is {value}"

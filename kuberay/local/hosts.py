@@ -1,8 +1,8 @@
-"""The hosts that a RayService asks for, as KubeRay, GKE's device plugin and the TPU webhook would present them to Ray.
+"""The hosts of a RayService, as KubeRay, GKE's device plugin and the TPU webhook would present them to Ray.
 
-Everything is read from the rendered object: there is no second table that could say something else. What KubeRay and
-the TPU webhook add (parameters of `ray start`, variables) is held against Pods that they made, in
-tests/kubernetes/recorded; TPU_TOPOLOGY and TPU_ACCELERATOR_TYPE are the device plugin's.
+Everything comes from the rendered object; no second table could contradict it. What KubeRay and the TPU webhook add
+(parameters of `ray start`, variables) is tested against recorded Pods in tests/kubernetes/recorded; TPU_TOPOLOGY and
+TPU_ACCELERATOR_TYPE come from the device plugin.
 """
 
 import math
@@ -27,27 +27,27 @@ from ray_configs.labels import (
 
 HEAD_GROUP = "headgroup"
 GCS_PORT = 6379
-"""As KubeRay has it. Here, where all hosts are one machine, another takes its place: see raylet.py."""
+"""KubeRay's. Here all hosts share one machine, so raylet.py replaces it by a free port."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """One Pod: what KubeRay passes to `ray start` in it, and the environment of its container."""
+    """One Pod: its parameters of `ray start` and its container's environment."""
 
     name: str
-    """`tpu-v5e-4x8-1-3`, as the webhook names it: group, slice, host."""
+    """`tpu-v5e-4x8-1-3`, the webhook's name: group, slice, host."""
     group: str
     cpus: int
     memory: int
-    """Bytes, as Ray accounts for them; nothing is set aside on this machine."""
+    """Bytes that Ray counts; nothing is reserved on this machine."""
     chips: int
     labels: Mapping[str, str]
-    """The group's, which KubeRay passes on the command line."""
+    """The group's labels, which KubeRay passes on the command line."""
     env: Mapping[str, str]
 
     @property
     def seen_labels(self) -> dict[str, str]:
-        """All labels that Ray must show for it, node ids aside: the group's, and those that it makes of env."""
+        """All labels that Ray must show for it, except node ids: the group's, and those that Ray derives from env."""
         seen = dict(self.labels) | {NODE_GROUP: self.env["RAY_NODE_TYPE_NAME"]}
         if self.chips:
             seen |= {TPU_SLICE_NAME: self.env["TPU_NAME"], TPU_WORKER_ID: self.env["TPU_WORKER_ID"]}
@@ -55,7 +55,7 @@ class Host:
 
     @property
     def seen_resources(self) -> dict[str, float]:
-        """All resources that Ray must show for it, but those of every node: its address and its object store."""
+        """All resources that Ray must show for it, except the address and the object store that every node has."""
         seen = {"memory": float(self.memory)} | ({"CPU": float(self.cpus)} if self.cpus else {})
         if self.chips:
             seen |= {"TPU": float(self.chips), self.env["TPU_NAME"]: 1.0}
@@ -67,7 +67,7 @@ class Host:
 
 @dataclass(frozen=True)
 class LocalSlice:
-    """One replica of a worker group: KubeRay makes and replaces its hosts together. A CPU worker is one of one host."""
+    """One replica of a worker group, whose hosts KubeRay creates and replaces together. A CPU worker has one host."""
 
     name: str
     """Its TPU_NAME: `tpu-v5e-4x8-1`."""
@@ -75,30 +75,30 @@ class LocalSlice:
 
     @property
     def kind(self) -> str:
-        """What a person calls it."""
+        """Its name in messages."""
         return "slice" if self.hosts[0].chips else "CPU worker"
 
 
 @dataclass(frozen=True)
 class HostsPlan:
-    """The hosts and slices of a Ray cluster that is to be started."""
+    """The hosts and slices of a Ray cluster to start."""
 
     name: str
     head: Host
     slices: tuple[LocalSlice, ...]
     token: bool
-    """Whether KubeRay would guard it with a token."""
+    """Whether KubeRay would turn on token authentication."""
     serve_config: str
-    """serveConfigV2, word for word."""
+    """serveConfigV2, verbatim."""
     absent: tuple[str, ...]
-    """Environment variables that the manifest takes from Secrets, and this machine's environment does not have."""
+    """Environment variables that the manifest takes from Secrets and this machine's environment lacks."""
 
     @property
     def hosts(self) -> tuple[Host, ...]:
         return (self.head, *(host for slice in self.slices for host in slice.hosts))
 
     def find(self, wanted: str) -> tuple[int, Host]:
-        """The slice's place and the host that `1:3` or `tpu-v5e-4x8-1:3` names. Raises LocalError."""
+        """The index of the slice, and the host, that `1:3` or `tpu-v5e-4x8-1:3` names. Raises LocalError."""
         name, _, number = wanted.rpartition(":")
         names = [slice.name for slice in self.slices]
         place = int(name) if name.isdigit() else names.index(name) if name in names else -1
@@ -122,9 +122,9 @@ def plan_of(
 
     Args:
         ray_service: the object, as `render` makes it.
-        address: IP address that all hosts have here.
-        environment: where variables that the manifest takes from Secrets are looked up, by their own name.
-        replicas: slices of each elastic group, as far as its bounds allow; None: as the manifest begins.
+        address: IP address of all hosts.
+        environment: values, by name, of variables that the manifest takes from Secrets.
+        replicas: slices of each elastic group, clamped to its bounds; None: the manifest's initial number.
     """
     spec = ray_service["spec"]["rayClusterConfig"]
     secrets = environment or {}
@@ -144,7 +144,7 @@ def plan_of(
 
 
 def _count(group: Mapping[str, Any], wanted: int | None, elastic: bool) -> int:
-    """Slices to start: there is no autoscaler here, so a group that could wait for requests begins with one."""
+    """Slices to start: at least one, because there is no autoscaler here to add the first."""
     headroom = HEADROOM if elastic and group["numOfHosts"] > 1 else 1
     least, most = max(1, group["replicas"]), max(1, group["maxReplicas"] // headroom)
     return max(least, min(most, wanted if wanted is not None else least))
@@ -156,7 +156,7 @@ def _container(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Reader:
-    """Makes hosts of one RayService's Pod templates."""
+    """Builds the hosts from a RayService's Pod templates."""
 
     def __init__(self, metadata: Mapping[str, Any], elastic: bool, address: str, secrets: Mapping[str, str]):
         self.name, self.elastic = metadata["name"], elastic
@@ -184,7 +184,7 @@ class _Reader:
                     "TPU_DEVICE_PLUGIN_ADDR": f"{self._address}:2112",
                 }
                 if count > 1:
-                    # There, <slice>-<host>.<cluster>-headless; here all hosts are one address.
+                    # On GKE <slice>-<host>.<cluster>-headless; here all hosts have one address.
                     more["TPU_WORKER_HOSTNAMES"] = ",".join([self._address] * count)
             hosts.append(self._host(f"{name}-{index}", group["groupName"], group, more))
         return LocalSlice(name, tuple(hosts))
@@ -217,13 +217,13 @@ class _Reader:
 
 
 def _environment(container: Mapping[str, Any], address: str, secrets: Mapping[str, str]) -> dict[str, str]:
-    """The container's variables; `$(NAME)` in a value is one that came before, as Kubernetes has it."""
+    """The container's variables; as in Kubernetes, `$(NAME)` in a value refers to an earlier one."""
     env: dict[str, str] = {}
     for entry in container.get("env", ()):
         source: Iterable[str] = entry.get("valueFrom", ())
         if "secretKeyRef" in source:
             value = secrets.get(entry["name"])
-        elif "fieldRef" in source:  # the manifest asks for the node's address and nothing else
+        elif "fieldRef" in source:  # manifests use it only for the node's address
             value = address
         else:
             value = re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), entry.get("value", ""))

