@@ -1,4 +1,4 @@
-"""`python -m kuberay check`: the command's options, and how it prints."""
+"""`python -m kuberay check`: options and output."""
 
 from collections.abc import Collection
 from enum import StrEnum
@@ -30,15 +30,15 @@ def check(
     bucket: Bucket = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
     ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="RULE", help="A rule to leave out; several times for more.")
+        list[str] | None, typer.Option("--ignore", metavar="RULE", help="A rule to leave out; may be repeated.")
     ] = None,
     format: Annotated[ReportFormat, typer.Option(help="How findings are printed.")] = ReportFormat.text,
     list_rules: Annotated[bool, typer.Option("--list", help="List the rules.")] = False,
     explain: Annotated[
-        str | None, typer.Option(metavar="RULE", help="Say what a rule is about, and who says so.", show_default=False)
+        str | None, typer.Option(metavar="RULE", help="Explain a rule and name its source.", show_default=False)
     ] = None,
 ) -> None:
-    """Say what KubeRay, GKE or Ray would refuse or silently get wrong, without a cluster.
+    """Find what KubeRay, GKE or Ray would refuse or silently get wrong, without a cluster.
 
     python -m kuberay check some-rayservice.yaml
 
@@ -58,7 +58,7 @@ def check(
         try:
             found += findings_of(read_source(name, Placeholders(project, bucket)), ignore or ())
         except Refusal as refusal:
-            if isinstance(refusal.__cause__, UnreadableYaml) and format is not ReportFormat.text:  # a program reads it
+            if isinstance(refusal.__cause__, UnreadableYaml) and format is not ReportFormat.text:
                 found += findings_of(Source(name, [], beside=(refusal.__cause__,)), ignore or ())
                 continue
             if len(configs) == 1:
@@ -75,14 +75,14 @@ def check(
 
 
 def findings_of(source: Source, ignore: Collection[str] = ()) -> list["Finding"]:
-    """What a check has to say about what was read."""
+    """Checks what was read."""
     from kuberay.check import check as check_objects
 
     return check_objects(source.objects, source.config, source.beside, ignore)
 
 
 def show(found: list["Finding"], format: ReportFormat = ReportFormat.text, err: bool = False) -> None:
-    """Prints findings; text is for people, on a terminal in colours."""
+    """Prints findings; text is coloured on a terminal."""
     from rich.console import Console
 
     from kuberay.check import formats

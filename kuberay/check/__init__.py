@@ -1,5 +1,5 @@
-"""Checks Kubernetes manifests before they are applied: what KubeRay, GKE's TPU webhook, the API server or Ray would
-refuse, and what is accepted and then hangs.
+"""Checks Kubernetes manifests before they are applied: finds what KubeRay, GKE's TPU webhook, the API server or Ray
+would refuse, and what they would accept although it then hangs.
 
     from kuberay.check import check, read_yaml
     for finding in check(read_yaml("service.yaml")):
@@ -26,13 +26,13 @@ __all__ = ["RULES", "Finding", "Rule", "Severity", "UnreadableYaml", "check", "o
 def check(
     objects: Iterable[Any], config: object = None, beside: Iterable[object] = (), ignore: Collection[str] = ()
 ) -> list[Finding]:
-    """What would go wrong with these objects, gravest first within each line.
+    """Returns the findings for these objects by file and line; on one line, the most severe first.
 
-    objects: Kubernetes objects, from `read_yaml` (findings then have lines) or as plain dictionaries. What refers to
-    another object, such as a Job to its headless Service, is looked for among them.
-    config: the typed config that they were rendered from, if they were.
-    beside: what was found instead of objects: files that were skipped, for example.
-    ignore: names of rules that are to say nothing. Comments in the objects' files silence rules too.
+    objects: Kubernetes objects, from `read_yaml` (findings then have lines) or plain dictionaries. A reference to
+    another object, such as a Job's to its headless Service, is resolved among them.
+    config: the typed config that the objects were rendered from, if any.
+    beside: subjects that are not objects, such as skipped files.
+    ignore: names of rules to leave out. Comments in the objects' files silence rules too.
     """
     objects = list(objects)
     subjects = [*beside, *([config, *configured(config)] if isinstance(config, Service) else ())]

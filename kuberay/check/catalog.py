@@ -1,4 +1,4 @@
-"""The rules as people look them up: a list, one of them in full, and the page of all.
+"""The rules as text: a list, one rule in full, and the documentation page.
 
 python -m kuberay.check.catalog > docs/rules.md
 """
@@ -8,33 +8,33 @@ from kuberay.check.rules import RULES, Rule, meant
 _PAGE = """\
 # Rules of `podslice check`
 
-Made from the rules' own docstrings by `python -m kuberay.check.catalog > docs/rules.md`.
+Generated from the rules' docstrings by `python -m kuberay.check.catalog > docs/rules.md`.
 
     python -m kuberay check service.yaml              # errors, warnings and notes, each with its rule in brackets
     python -m kuberay check --list                    # all rules
-    python -m kuberay check --explain tpu-hosts       # one of them, and who says so
-    python -m kuberay check --ignore image-tag ...    # without it
+    python -m kuberay check --explain tpu-hosts       # one rule, with its source
+    python -m kuberay check --ignore image-tag ...    # without this rule
     python -m kuberay check --format github ...       # text, json, sarif or github
 
-A comment silences a rule on its own line, or on the next line that is no comment. It needs a reason:
+A comment silences a rule on its own line, or on the next line that is not a comment. It needs a reason:
 
     image: registry.example/ray:latest  # podslice: ignore image-tag: the registry pins this tag
 """
 
 
 def listing() -> str:
-    """A line for each rule."""
+    """One line per rule."""
     width = max(map(len, RULES))
     return "\n".join(f"{name:{width}}  {rule.summary}" for name, rule in sorted(RULES.items()))
 
 
 def explained(name: str) -> str:
-    """A rule in full."""
+    """One rule in full."""
     return f"{name}\n\n{_body(RULES[name])}"
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that no rule has."""
+    """The error for an unknown rule name."""
     return f"there is no rule {name}: {meant(name, RULES, 'see python -m kuberay check --list')}"
 
 

@@ -1,4 +1,4 @@
-"""Comments in YAML that silence a rule where they stand: `# podslice: ignore RULE: the reason`."""
+"""Comments in YAML that silence a rule for one line: `# podslice: ignore RULE: the reason`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ _COMMENT = re.compile(r"#\s*podslice:\s*ignore\b[\s=:]*(?P<rules>[\w-]+(\s*,\s*[
 
 @dataclass(eq=False)
 class Comment:
-    """One comment, and the line that it is about: its own, or the next one that is none."""
+    """One comment, and the line that it applies to: its own, or the next one that is not a comment."""
 
     where: ClassVar = "comment"
 
@@ -32,7 +32,7 @@ class Comment:
 
 
 def comments_in(text: str, file: str) -> list[Comment]:
-    """The comments of a YAML file's text."""
+    """Comments in the text of a YAML file."""
     lines, found = text.splitlines(), []
     for number, line in enumerate(lines, 1):
         if match := _COMMENT.search(line):
@@ -45,21 +45,21 @@ def comments_in(text: str, file: str) -> list[Comment]:
 
 
 def silenced(findings: Iterable[Finding], objects: Iterable[Any]) -> tuple[list[Finding], list[Comment]]:
-    """The findings that no comment in the objects' files silences, and the comments."""
+    """Returns the findings that no comment silences, and all comments in the objects' files."""
     comments = list(dict.fromkeys(each for item in objects for each in getattr(item, "_comments", ())))
     return [f for f in findings if not any(comment.silences(f) for comment in comments)], comments
 
 
 @rule(Comment, "ignore-comment", "Podslice: comments that silence its rules")
 def ignore_comment(comment: Comment) -> Iterator[Problem]:
-    """A comment that silences names a rule, gives a reason and has something to silence."""
+    """A comment that silences a rule names that rule, gives a reason and matches a finding."""
     if not comment.rules or not comment.reason:
         why = f"names no {'reason' if comment.rules else 'rule'}: it silences nothing"
-        yield warning(comment, why, "write # podslice: ignore RULE: and why it is right here")
+        yield warning(comment, why, "write # podslice: ignore RULE: and the reason")
         return
     for name in comment.rules:
         if name not in RULES:
             instead = meant(name, RULES, "look it up: python -m kuberay check --list")
             yield warning(comment, f"there is no rule {name}: it silences nothing", instead)
         elif name not in comment.used:
-            yield note(comment, f"{name} has nothing to say about line {comment.about}", "take the comment out")
+            yield note(comment, f"{name} finds nothing on line {comment.about}", "remove the comment")

@@ -1,4 +1,4 @@
-"""What a check has to say: one finding for each thing that would go wrong."""
+"""What a check reports: one finding per problem."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ RANK: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2}
 
 
 class Place(Protocol):
-    """What a finding can be about."""
+    """The location of a finding."""
 
     @property
     def where(self) -> str:
@@ -18,7 +18,7 @@ class Place(Protocol):
 
     @property
     def line(self) -> int | None:
-        """Line in the file, from 1; None for what came from no file."""
+        """Line in the file, from 1; None if there is no file."""
 
     @property
     def file(self) -> str | None: ...
@@ -26,7 +26,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Location:
-    """A place that is no value of a YAML file: a file, or a field of a typed config."""
+    """A place other than a value in a YAML file: the file itself, or a field of a typed config."""
 
     where: str
     file: str | None = None
@@ -35,15 +35,14 @@ class Location:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that would go wrong (error), may go wrong or costs more than one expects (warning), or helps to know
-    (note)."""
+    """A problem (error), a likely or costly problem (warning), or something helpful to know (note)."""
 
     rule: str
     severity: Severity
     where: str
-    """As `Place` says it."""
+    """As in `Place`."""
     why: str
-    """What happens at run time, and who refuses or ignores it."""
+    """What happens at run time, and which program refuses or ignores it."""
     instead: str
     """What to write."""
     line: int | None = None
@@ -51,15 +50,15 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """`service.yaml:12`; empty where neither is known."""
+        """`service.yaml:12`; empty if neither is known."""
         return ":".join(str(part) for part in (self.file, self.line) if part is not None)
 
     @property
     def said(self) -> str:
-        """Why, and what to write, in one line."""
+        """`why` and `instead` on one line."""
         return f"{self.why.rstrip('.')}. Instead: {self.instead}"
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """By file, then line, then the gravest first."""
+    """Sorted by file, then line, then severity."""
     return sorted(findings, key=lambda f: (f.file or "", f.line or 0, RANK[f.severity], f.where, f.rule))

@@ -1,4 +1,4 @@
-"""How findings are printed: for people, for editors and logs, and for the programs that show them beside the code."""
+"""Output formats of findings: terminal, plain lines, JSON, SARIF and GitHub annotations."""
 
 import json
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ _STYLE = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def to_lines(findings: Iterable[Finding]) -> list[str]:
-    """A line for each finding, as compilers print them: editors and logs can follow `file:line:`."""
+    """One line per finding, as compilers print them: editors recognize `file:line:`."""
     placed = [(f"{f.place}: " if f.place else "", f) for f in ordered(findings)]
     return [f"{place}{f.severity}: {f.where}: {f.said} [{f.rule}]" for place, f in placed]
 
 
 def to_terminal(findings: Iterable[Finding]) -> "RenderableType":
-    """For a rich console: place and severity on one line, then why, then what to write."""
+    """For a rich console: severity and place on one line, then why, then what to write."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -35,12 +35,12 @@ def to_terminal(findings: Iterable[Finding]) -> "RenderableType":
 
 
 def to_json(findings: Iterable[Finding]) -> str:
-    """A list of objects with the fields of Finding."""
+    """A JSON list of objects with the fields of Finding."""
     return json.dumps([vars(finding) for finding in ordered(findings)], indent=1)
 
 
 def to_github(findings: Iterable[Finding]) -> list[str]:
-    """GitHub Actions' workflow commands, which annotate the lines of a pull request."""
+    """Workflow commands of GitHub Actions, which annotate the lines of a pull request."""
     lines = []
     for f in ordered(findings):
         named = {"file": f.file, "line": f.line, "title": f.rule}

@@ -1,4 +1,4 @@
-"""What rules look at: an object, the Ray cluster in it, the worker groups of that, the Pods and Jobs that follow."""
+"""What rules examine: an object, the RayCluster in it, its worker groups, and its Pods and Jobs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,23 +17,23 @@ class Manifest:
 
     def __init__(self, document: Document, others: list["Manifest"]) -> None:
         self.others = others
-        """All objects that are checked together, this one too."""
+        """All objects that are checked together, including this one."""
         self.node = document.node
         self.metadata, self.spec = self.node["metadata"], self.node["spec"]
         self.name, self.namespace = self.metadata["name"].text, self.metadata["namespace"].text or "default"
         self.kind = self.node["kind"].text or ""
         self.group = (self.node["apiVersion"].text or "").rpartition("/")[0]
-        """`ray.io` of ray.io/v1, empty for core kinds."""
+        """`ray.io` of ray.io/v1; empty for core kinds."""
         self.schema = f"{self.group}/{self.kind}"
-        """`ray.io/RayService`, by which its schema is found."""
+        """Key of its schema, such as `ray.io/RayService`."""
         self.ray = self.group == "ray.io" and self.kind in RAY_KINDS
         jobs = {"RayJob": self.spec, "RayCronJob": self.spec["jobTemplate"]}
         self.ray_job = jobs.get(self.kind) if self.ray else None
-        """The spec of a RayJob, or of those that a RayCronJob makes; None for other kinds."""
+        """The spec of a RayJob, or of the RayJobs that a RayCronJob creates; None for other kinds."""
 
 
 class RayCluster:
-    """The RayCluster that an object is or makes."""
+    """The RayCluster that an object is or creates."""
 
     def __init__(self, manifest: Manifest, node: Node) -> None:
         self.manifest, self.node = manifest, node
@@ -47,7 +47,7 @@ class RayCluster:
 
 
 class Group:
-    """A worker group, each replica of which is `numOfHosts` Pods; or the head, which is one Pod."""
+    """A worker group, where each replica is `numOfHosts` Pods; or the head, which is one Pod."""
 
     def __init__(self, cluster: RayCluster, node: Node, is_head: bool = False) -> None:
         self.cluster, self.node, self.is_head = cluster, node, is_head
@@ -55,15 +55,15 @@ class Group:
         self.title = "the head" if is_head else f"group {self.name}"
         self.params = node["rayStartParams"]
         self.hosts = node["numOfHosts"].number if node["numOfHosts"].present else 1
-        """numOfHosts, 1 where it is left out; None where it is a placeholder or no number."""
+        """numOfHosts, 1 by default; None if it is a placeholder or not a number."""
         self.multi_host = (self.hosts or 1) > 1
         self.least = node["minReplicas"].number or 0
         self.most = node["maxReplicas"].number
-        """maxReplicas; None where it is left out, which means no bound."""
+        """maxReplicas; None if it is missing, which means no bound."""
         self.pod = Pod(cluster.manifest, node["template"], "head" if is_head else "worker", self)
         self.tpu = not is_head and self.pod.asks_tpu
         self.ray: Container | None = self.pod.containers[0] if self.pod.containers else None
-        """The container that runs Ray, which is the first."""
+        """The first container, which runs Ray."""
         self.env = self.ray.env if self.ray else {}
         """Environment of Ray's container."""
 
@@ -78,7 +78,7 @@ class BatchJob:
 
 
 def manifests_of(objects: Iterable[Any]) -> list[Manifest]:
-    """The objects, those inside of `kind: List` one by one."""
+    """The objects, with every `kind: List` expanded."""
     others: list[Manifest] = []
     for value in objects:
         for item in objects_in(value):

@@ -1,4 +1,4 @@
-"""A place in an object: its value, its path and its line, asked for without fear of what is there."""
+"""A value in an object, with its path and line. Lookups never fail, whatever the object holds."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,12 +11,12 @@ _PLACEHOLDER = re.compile(
     r"\$\{?[A-Za-z_]|\{\{|^<[^<>]+>$|^\[\[|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$"
     r"|^(TOPOLOGY|ACCELERATOR|NAME|NAMESPACE|PORT|REPLICAS|IMAGE|VERSION|HOSTS|CHIPS|ZONE|REGION|PROJECT|BUCKET)$"
 )
-"""What a shell, a template or a reader is to fill in: $X, ${X}, {{ x }}, <x>, ACCELERATOR_TYPE."""
+"""Text that a shell, a template or a reader has to fill in: $X, ${X}, {{ x }}, <x>, ACCELERATOR_TYPE."""
 
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """A tree of values: an object, or YAML inside a string of one."""
+    """A tree of values: an object, or the YAML inside one of its strings."""
 
     root: Any
     title: str
@@ -25,7 +25,7 @@ class Document:
     prefix: str = ""
     """Path of the string that this document was parsed from, such as `spec.serveConfigV2`."""
     lines_above: int | None = 0
-    """To add to line numbers; None: every line is `line`."""
+    """Offset of line numbers; None: every value is on `line`."""
     line: int | None = None
 
     @property
@@ -35,7 +35,7 @@ class Document:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A value in a document. A child that does not exist is a Node too, whose value is None."""
+    """A value in a document. A missing child is also a Node, with the value None."""
 
     document: Document
     path: tuple[str | int, ...]
@@ -46,31 +46,31 @@ class Node:
         return Node(self.document, (*self.path, key), value)
 
     def at(self, *keys: str) -> "Node":
-        """Several keys deep."""
+        """The descendant at these keys."""
         node = self
         for key in keys:
             node = node[key]
         return node
 
     def __iter__(self) -> Iterator["Node"]:
-        """Items of a list; nothing for anything else."""
+        """Items of a list; none for any other value."""
         if isinstance(self.value, list):
             for index, item in enumerate(self.value):
                 yield Node(self.document, (*self.path, index), item)
 
     @property
     def fields(self) -> dict[str, "Node"]:
-        """Children of a mapping by key; none for anything else."""
+        """Children of a mapping by key; none for any other value."""
         return {key: self[key] for key in self.value if isinstance(key, str)} if isinstance(self.value, dict) else {}
 
     @property
     def present(self) -> bool:
-        """Whether something was written; Kubernetes takes null for nothing."""
+        """Whether there is a value; Kubernetes treats null as missing."""
         return self.value is not None
 
     @property
     def placeholder(self) -> bool:
-        """Whether the value is yet to be filled in, so that nothing can be said about it."""
+        """Whether the value still has to be filled in, so that it cannot be checked."""
         if isinstance(self.value, str):
             return bool(_PLACEHOLDER.search(self.value))
         # An unquoted {{ x }} is a mapping whose key is a mapping.
@@ -79,18 +79,18 @@ class Node:
 
     @property
     def text(self) -> str | None:
-        """A string, if it is one and no placeholder."""
+        """The value if it is a string and not a placeholder."""
         return str(self.value) if isinstance(self.value, str) and not self.placeholder else None
 
     @property
     def number(self) -> int | None:
-        """An integer, if it is one."""
+        """The value if it is an integer."""
         is_number = isinstance(self.value, int) and not isinstance(self.value, bool)
         return int(self.value) if is_number else None
 
     @property
     def amount(self) -> float:
-        """A number; 0 for anything else."""
+        """The value if it is a number, else 0."""
         return float(self.value) if isinstance(self.value, int | float) and not isinstance(self.value, bool) else 0.0
 
     @property
@@ -115,7 +115,7 @@ class Node:
 
     @property
     def line(self) -> int | None:
-        """Line of the key in the file; of its nearest ancestor where the key is missing."""
+        """Line of the key in the file; of its nearest ancestor if the key is missing."""
         above = self.document.lines_above
         if above is None:
             return self.document.line
@@ -129,7 +129,7 @@ class Node:
 
 
 def repeated(nodes: Iterable[Node]) -> Iterator[Node]:
-    """Those whose text is that of one before."""
+    """Nodes whose text repeats that of an earlier one."""
     seen: set[str] = set()
     for node in nodes:
         if isinstance(node.value, str):
@@ -144,7 +144,7 @@ _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|([KMGTPE]i|
 
 
 def quantity(node: Node) -> float | None:
-    """A Kubernetes quantity such as 8, "500m" or 200Gi, in units; None if there is none, or it is no quantity."""
+    """The number that a Kubernetes quantity such as 8, "500m" or 200Gi stands for; None for anything else."""
     written = isinstance(node.value, str | int | float) and not isinstance(node.value, bool)
     match = _QUANTITY.fullmatch(str(node.value)) if written else None
     if match is None:

@@ -1,4 +1,4 @@
-"""A Pod template, and what it asks of a TPU: the slice that it is a host of, as far as the template says."""
+"""Pod templates, and the TPU slice that a Pod is a host of, as far as its template says."""
 
 import math
 import re
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 GENERATION_OF: dict[str, TpuGeneration] = {
     machine.accelerator: generation for generation in GENERATIONS.values() for machine in generation.machines
 }
-"""GKE's accelerator names to generations."""
+"""Generations by GKE's accelerator names."""
 
 RARE_ACCELERATORS = frozenset({"tpu-v4-lite-device", "tpu-v5-lite-device", "tpu7"})
-"""Accelerators that GKE knows and Podslice's table of generations leaves out: nothing is said about their sizes."""
+"""Accelerators of GKE that are not in Podslice's table of generations: their sizes are not checked."""
 
 
 class Pod:
-    """A Pod template (or a Pod), wherever it was written.
+    """A Pod template, or a Pod.
 
-    role: `head` or `worker` of a RayCluster, `submitter` of a RayJob, `job`, or `workload` for all others.
-    group: of a head or worker.
+    role: `head` or `worker` of a RayCluster, `submitter` of a RayJob, `job`, or `workload` for anything else.
+    group: the group of a head or worker.
     """
 
     def __init__(self, manifest: "Manifest", node: Node, role: str, group: "Group | None" = None) -> None:
@@ -34,27 +34,27 @@ class Pod:
         self.containers = [Container(self, each) for each in self.spec["containers"]]
         self.init_containers = [Container(self, each, init=True) for each in self.spec["initContainers"]]
         self.tpu_containers = [container for container in self.containers if container.asks_tpu]
-        """Containers that ask for chips, by a request or a limit."""
+        """Containers that request chips or have a limit on them."""
         self.asks_tpu = bool(self.tpu_containers)
         self.tolerates_tpu = any(item["key"].text in (TPU, None) for item in self.spec["tolerations"])
-        """Whether the taint of TPU nodes is tolerated, by its key or with all others."""
+        """Whether it tolerates the taint of TPU nodes, by key or because it tolerates every taint."""
         self.accelerator, self.topology = self.spec["nodeSelector"][ACCELERATOR], self.spec["nodeSelector"][TOPOLOGY]
         text = self.topology.text or ""
         self.axes = tuple(map(int, text.split("x"))) if re.fullmatch(r"\d{1,4}(x\d{1,4})+", text) else None
-        """(4, 8) of 4x8; None where no topology is written, or something else."""
+        """(4, 8) for 4x8; None if there is no valid topology."""
         self.topology_chips = math.prod(self.axes) if self.axes else None
         """Chips of the whole slice."""
         self.chips = self._chips()
-        """Chips that the Pod asks for, all containers together; None where that is not known or makes no sense."""
+        """Chips that all containers request together; None if unknown or not a whole number."""
         self.generation = GENERATION_OF.get(self.accelerator.text or "")
         self.machines = self._machines()
-        """Machine types that such a slice can be made of."""
+        """Machine types that such a slice can consist of."""
         self.slice = self._slice()
-        """The slice that the Pod is a host of, if accelerator, topology and chips leave one."""
+        """The slice that the Pod is a host of, if accelerator, topology and chips determine one."""
         self.misfit = bool(self.generation and text and self.slice is None)
-        """Whether no machine makes such a slice, which is a finding of its own: nothing else can be said then."""
+        """Whether no machine type fits the slice. Other rules report that; rules that need the slice skip the Pod."""
         self.hosts = 1
-        """Hosts of the slice, as the webhook reckons them but without its rounding; 1 where that is not known."""
+        """Hosts of the slice, as the webhook computes them but without rounding; 1 if unknown."""
         if not self.misfit and self.chips and self.topology_chips and self.topology_chips % self.chips == 0:
             self.hosts = self.topology_chips // self.chips
 
@@ -82,13 +82,13 @@ class Container:
         self.pod, self.node, self.init = pod, node, init
         self.name = str(node["name"].value)
         self.env = {str(item["name"].value): item["value"] for item in node["env"] if item["name"].present}
-        """Values of its environment variables by name. Most names look like PLACEHOLDERS, so they are not `text`."""
+        """Values of environment variables by name. Names are not read as `text`: most look like PLACEHOLDERS."""
         self.ports = {port["name"].text or "": port["containerPort"] for port in node["ports"]}
-        """containerPorts by name, as the operator sees them."""
+        """containerPorts by name, as the operator indexes them."""
         requested, limit = (node["resources"][part][TPU] for part in ("requests", "limits"))
         asked = [amount for amount in (requested, limit) if amount.present and quantity(amount) != 0]
         self.chips = requested if requested in asked else limit
-        """What it asks for: its request, else its limit, as the webhook counts."""
+        """Requested chips: the request, else the limit, as the webhook counts them."""
         self.asks_tpu = bool(asked)
 
     def __getitem__(self, key: str) -> Node:

@@ -1,4 +1,4 @@
-"""YAML files as objects that remember their lines, and one clear error for a file that is none."""
+"""Reads YAML files into objects that keep their line numbers, with one clear error for an unreadable file."""
 
 import io
 import re
@@ -9,15 +9,15 @@ from typing import Any
 from kuberay.check.comments import comments_in
 
 MOST_BYTES = 4 * 2**20
-"""Larger files are not read: the API server stores no object of more than 1.5 MiB."""
+"""Size limit of a file; the API server stores no object of more than 1.5 MiB."""
 MOST_VALUES = 100_000
-"""Values in one document with its aliases expanded, which a few lines of nested aliases can make explode."""
+"""Limit on the values of one document with its aliases expanded: a few nested aliases can expand to billions."""
 MOST_LEVELS = 200
 _TOO_DEEP = f"nests more than {MOST_LEVELS} levels deep"
 
 
 class UnreadableYaml(ValueError):
-    """A file that cannot be read as Kubernetes YAML; its text is `file:line: why`."""
+    """A file that cannot be read as Kubernetes YAML; the message is `file:line: why; instead`."""
 
     def __init__(self, file: str, line: int | None, why: str, instead: str) -> None:
         self.file, self.line, self.why, self.instead = file, line, why, instead
@@ -25,9 +25,9 @@ class UnreadableYaml(ValueError):
 
 
 def read_yaml(path: str | Path) -> list[Any]:
-    """The objects of a YAML or JSON file, in order, empty documents left out. They know their file and their lines.
+    """Returns the objects of a YAML or JSON file in order, without empty documents. They keep their file and lines.
 
-    Raises UnreadableYaml, a ValueError, for what kubectl could not read either.
+    Raises UnreadableYaml, a ValueError, for a file that kubectl could not read either.
     """
     file = str(path)
     try:
@@ -41,13 +41,13 @@ def read_yaml(path: str | Path) -> list[Any]:
 
 
 def parse_yaml(text: str, file: str) -> list[Any]:
-    """`read_yaml` of text that is at hand already; `file` is the name to report."""
+    """Like `read_yaml`, for text; `file` is the name to report."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     yaml = YAML()
     yaml.preserve_quotes = True  # tells yes from "yes"
-    # kubectl takes tabs before the end of a line, this parser does not; nothing that is checked depends on them.
+    # kubectl accepts tabs at the end of a line, this parser does not; no rule depends on them.
     text = re.sub(r"[ \t]*\t[ \t]*$", "", text, flags=re.MULTILINE)
     comments = comments_in(text, file)
     try:
@@ -69,7 +69,7 @@ def parse_yaml(text: str, file: str) -> list[Any]:
 
 
 def objects_in(value: Any) -> list[Any]:
-    """The object, or those inside of a `kind: List`."""
+    """The object, or the items of a `kind: List`."""
     listed = isinstance(value, dict) and str(value.get("kind", "")).endswith("List")
     return value["items"] if listed and isinstance(value.get("items"), list) else [value]
 
@@ -80,7 +80,7 @@ def file_of(value: Any) -> str | None:
 
 
 def line_of(value: Any, key: Any) -> int | None:
-    """The line, from 1, of a key or item of something that was read from a file."""
+    """The line, from 1, of a key or item of a value that was read from a file."""
     marks = getattr(getattr(value, "lc", None), "data", None)
     return marks[key][0] + 1 if marks and key in marks else None
 
@@ -104,7 +104,7 @@ _TYPES = (
 
 
 def type_name(value: Any) -> str:
-    """YAML's word for the type of a value."""
+    """YAML's name for the type of a value."""
     return next((name for kind, name in _TYPES if isinstance(value, kind)), "value")
 
 
@@ -121,10 +121,10 @@ def _decoded(content: bytes, file: str) -> str:
 
 
 def _explained(error: Any, text: str) -> tuple[int | None, str, str]:
-    """Line, why and what instead, for the mistakes that people make most."""
+    """Line, why and instead, with better messages for the most common mistakes."""
     mark, lines = error.problem_mark or error.context_mark, text.splitlines()
     if mark and error.context_mark and mark.line >= len(lines):
-        mark = error.context_mark  # what was never closed, rather than the end of the file
+        mark = error.context_mark  # the bracket that was never closed, rather than the end of the file
     line = mark.line + 1 if mark else None
     problem = " ".join((error.problem or str(error)).split())
     if key := re.search(r'duplicate key "?([^" ]+)', problem):
@@ -134,7 +134,7 @@ def _explained(error: Any, text: str) -> tuple[int | None, str, str]:
             return number, "is a Helm or Go template, not YAML yet", "render it first (helm template), check the result"
     if any(re.match(r" *\t", row) for row in lines[mark.line :][:1] if mark):
         return line, "indents with a tab, which YAML does not allow", "indent with spaces"
-    return line, f"is not valid YAML: {problem}", "correct the indentation, quotes or colons on this line or above it"
+    return line, f"is not valid YAML: {problem}", "correct the indentation, quotes or colons on this line or above"
 
 
 def _refuse_explosion(document: Any, file: str) -> None:

@@ -1,4 +1,4 @@
-"""The register of rules: what a rule looks at, where it comes from, and how it says what it found."""
+"""The registry of rules: what a rule examines, its source, and how it reports what it finds."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from kuberay.check.findings import RANK, Finding, Place, Severity
 
 
 class Problem(NamedTuple):
-    """What a rule found; the register adds the rule's name to make a Finding of it."""
+    """What a rule yields; the registry adds the rule's name to make a Finding."""
 
     severity: Severity
     place: Place
@@ -26,36 +26,36 @@ class Check:
     """One function of a rule."""
 
     subject: type | UnionType
-    """What it is asked about, once for each: a Manifest, a RayCluster, a Pod ..."""
+    """The class whose instances it examines: Manifest, RayCluster, Pod ..."""
     source: str
-    """Who says so: the program, or the table, that refuses or ignores what it finds."""
+    """The program or document that the requirement comes from."""
     find: Callable[[Any], Iterable[Problem]]
 
     @property
     def about(self) -> str:
-        """Its docstring."""
+        """The function's docstring."""
         return "\n".join(line.strip() for line in (self.find.__doc__ or "").strip().splitlines())
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a person switches off, looks up or cites by name; the name stays when the functions behind it change."""
+    """A rule that people silence, look up or cite by name. The name stays the same when its functions change."""
 
     name: str
     checks: list[Check] = field(default_factory=list)
 
     @property
     def summary(self) -> str:
-        """The first sentences of its functions."""
+        """The first paragraphs of its functions' docstrings."""
         return " ".join(dict.fromkeys(check.about.split("\n\n")[0].replace("\n", " ") for check in self.checks))
 
 
 RULES: dict[str, Rule] = {}
-"""All rules by name, in the order of their files. Every finding is one of a rule here."""
+"""All rules by name, in the order of registration."""
 
 
 def rule(subject: type | UnionType, name: str, source: str) -> Callable[[Any], Any]:
-    """Registers a generator of Problems about `subject` with the rule of this name."""
+    """Registers a generator of Problems about `subject` under the rule of this name."""
 
     def register(find: Callable[[Any], Iterable[Problem]]) -> Callable[[Any], Iterable[Problem]]:
         RULES.setdefault(name, Rule(name)).checks.append(Check(subject, source, find))
@@ -65,7 +65,7 @@ def rule(subject: type | UnionType, name: str, source: str) -> Callable[[Any], A
 
 
 def apply(subjects: Iterable[Any]) -> Iterable[Finding]:
-    """Every rule on every subject that is of its kind."""
+    """Applies every rule to the subjects of its class."""
     for subject in subjects:
         for known in RULES.values():
             for check in known.checks:
@@ -75,7 +75,7 @@ def apply(subjects: Iterable[Any]) -> Iterable[Finding]:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that was probably meant."""
+    """The choice most similar to the word; None if none is close."""
     from difflib import get_close_matches
 
     lower = {choice.lower(): choice for choice in choices}
@@ -84,6 +84,6 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
 
 def meant(word: str, choices: Iterable[str], otherwise: str) -> str:
-    """`write nodeSelector`, or what to do where nothing is near."""
+    """`write nodeSelector`, or `otherwise` if no choice is close."""
     found = nearest(word, choices)
     return f"write {found}" if found else otherwise

@@ -1,4 +1,4 @@
-"""serveConfigV2: the YAML inside a RayService, as a document of its own that knows its lines in the file."""
+"""serveConfigV2: the YAML string inside a RayService, parsed into a document that keeps its lines in the file."""
 
 import io
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from kuberay.check.nodes import Document, Node
 
 
 class ServeConfig:
-    """The Serve config of a RayService; `node` is what it says, `source` the string that says it."""
+    """The Serve config of a RayService; `node` is the parsed config, `source` the string."""
 
     schema = "ServeDeploySchema"
     refused = "Ray Serve refuses the config"
@@ -17,26 +17,26 @@ class ServeConfig:
     def __init__(self, cluster: RayCluster, source: Node, node: Node, unreadable: str = "") -> None:
         self.cluster, self.source, self.node = cluster, source, node
         self.unreadable = unreadable
-        """Why the string is no YAML, if it is none."""
+        """The parser's message if the string is not valid YAML."""
         self.applications = list(node["applications"])
         self.deployments = [each for application in self.applications for each in application["deployments"]]
-        """Of all applications."""
+        """Deployments of all applications."""
         http, grpc = node["http_options"]["port"], node["grpc_options"]["port"]
         self.http_port = http.number if http.present else 8000
-        """Where Serve listens; None where that is yet to be filled in."""
+        """Port that Serve listens on; None if it is a placeholder."""
         serves_grpc = bool(node["grpc_options"]["grpc_servicer_functions"].value)
         self.grpc_port = (grpc.number if grpc.present else 9000) if serves_grpc else None
-        """Where Serve listens for gRPC, if it does."""
+        """Port that Serve listens on for gRPC, if any."""
         self.head_only = node["proxy_location"].value == "HeadOnly"
-        """Whether the head's proxy is the only one."""
+        """Whether only the head runs a proxy."""
 
 
 def serve_config(cluster: RayCluster) -> Iterator[ServeConfig]:
-    """The Serve config of a cluster's RayService; nothing for other kinds, and where it is no string."""
+    """The Serve config of a cluster's RayService; nothing for other kinds, or if it is not a string."""
     source = cluster.manifest.spec["serveConfigV2"]
     if not cluster.service or not isinstance(source.value, str | None):
         return
-    # A literal block starts on the line below its key; other styles do not keep lines.
+    # A literal block starts on the line below its key; other styles lose their line breaks.
     literal = source.line if "Literal" in type(source.value).__name__ else None
     root, unreadable = _parsed(source.value or "")
     outer = source.document
@@ -46,7 +46,7 @@ def serve_config(cluster: RayCluster) -> Iterator[ServeConfig]:
 
 
 def _parsed(text: str) -> tuple[Any, str]:
-    """What the YAML says, or why it is none."""
+    """The parsed YAML, or the parser's message."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 

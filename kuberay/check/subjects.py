@@ -1,4 +1,4 @@
-"""What rules are asked about: an object, and everything in it that some rule may be about."""
+"""The subjects of rules: an object, and the clusters, groups, Pods, containers and Jobs in it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ _POD_TEMPLATES: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def subjects_of(manifest: Manifest) -> Iterator[Any]:
-    """The object itself and everything in it that some rule may be about."""
+    """Yields the object itself, then everything in it that rules examine."""
     yield manifest
     node, kind = manifest.node, manifest.kind
     pods, jobs = [Pod(manifest, node.at(*path), "workload") for path in _POD_TEMPLATES.get(kind, ())], []
@@ -39,7 +39,7 @@ def subjects_of(manifest: Manifest) -> Iterator[Any]:
         jobs.append(BatchJob(manifest, node if kind == "Job" else node.at("spec", "jobTemplate")))
     elif kind == "JobSet":
         jobs += [BatchJob(manifest, each["template"], in_job_set=True) for each in node.at("spec", "replicatedJobs")]
-    yield from (job for job in jobs if job.hosts > 1)  # on one host a Job is like any other
+    yield from (job for job in jobs if job.hosts > 1)  # a Job on one host needs no rules for slices
     for pod in (*pods, *(job.pod for job in jobs)):
         if pod.node.present:
             yield pod

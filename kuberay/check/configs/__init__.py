@@ -1,3 +1,3 @@
-"""What a typed config promises that its manifest cannot show: does the model fit, can it be fetched, who may ask it."""
+"""What a typed config shows and its manifest does not: whether the model fits, can be fetched, and who may use it."""
 
 from kuberay.check.configs import cells, services  # noqa: F401

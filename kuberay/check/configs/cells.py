@@ -1,4 +1,4 @@
-"""What a config's cells need that their manifest cannot show: a place that keeps their state, a host, and admins."""
+"""Cells of a typed config: their durable state, a host for their processes, and admins."""
 
 from collections.abc import Iterator
 
@@ -14,22 +14,22 @@ _CELL = "Podslice: the cell's admin"
 
 @rule(Configured, "cell-without-host", _CELL)
 def cell_without_host(configured: Configured) -> Iterator[Problem]:
-    """The cell's own processes have a worker to run on, without a slice being bought for them."""
+    """A cell's own processes have a worker to run on, so that no slice is bought for them."""
     cell = configured.app.config
     if not isinstance(cell, CellConfig) or cell.slice is None:
         return
     if not any(group.minimum for group in configured.service.worker_groups):
         why = (
             "the cell's own processes always run and need CPUs, but no group keeps a worker: the autoscaler would hold "
-            f"a whole {cell.slice} slice for them, and every call waits until it has come"
+            f"a whole {cell.slice} slice for them, and every call waits until it is there"
         )
-        instead = "min_replicas=1, or another application whose workers are there anyway"
+        instead = "min_replicas=1, or another application that keeps workers"
         yield warning(configured.at("config.min_replicas"), why, instead)
 
 
 @rule(Service, "cell-admins", _CELL)
 def cell_admins(service: Service) -> Iterator[Problem]:
-    """Who may publish in a cell is said."""
+    """A cell with API keys names its admins."""
     open_cells = ", ".join(f"/sax/{cell.name}" for cell in cells_of(service) if not cell.admins)
     if service.api_keys is not None and open_cells:
         why = f"every key may publish and unpublish in {open_cells}, until a client sets the cell's ACL"
@@ -39,7 +39,7 @@ def cell_admins(service: Service) -> Iterator[Problem]:
 
 @rule(Configured, "cell-state", _CELL)
 def cell_state(configured: Configured) -> Iterator[Problem]:
-    """What is published is kept in a bucket, which outlives the Pod and knows one writer."""
+    """A cell's state is in a bucket, which outlives the Pod and can refuse a second writer."""
     cell, service = configured.app.config, configured.service
     if not isinstance(cell, CellConfig) or cell.state_bucket is not None:
         return
@@ -47,31 +47,31 @@ def cell_state(configured: Configured) -> Iterator[Problem]:
     instead = f"state_uri='{bucket}/{cell.name}'" + ("" if service.bucket else ", and Service(bucket=Bucket())")
     say = warning
     if not service.is_mounted(cell.state_uri):
-        why = "is a folder of the Pod and lost with it: another Pod's cell has nothing published"
+        why = "is a folder of the Pod and lost with it: after a restart nothing is published"
     elif service.bucket is not None and service.bucket.read_only:
-        say, why = error, "is in a read-only mount: the cell can keep nothing there, and refuses to publish"
+        say, why = error, "is in a read-only mount: the cell cannot write its state, and refuses to publish"
     else:
-        why = "goes through GCSFuse, which cannot refuse to make a file twice: two cells would overwrite each other"
+        why = "goes through GCSFuse, which cannot refuse to create a file twice: two cells would overwrite each other"
     yield say(configured.at("config.state_uri"), f"{cell.state_uri} {why}", instead)
 
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
 def bucket_permission(configured: Configured) -> Iterator[Problem]:
-    """A cell's state is in a bucket that its service account may write."""
+    """A cell's service account may write the bucket with its state."""
     cell, service = configured.app.config, configured.service
     if not isinstance(cell, CellConfig) or cell.state_bucket is None:
         return
     identity, place = service.service_account, configured.at("config.state_uri")
-    fails = "the cell keeps nothing and refuses to publish"
+    fails = "the cell cannot write its state and refuses to publish"
     if identity is None:
         why = f"the Pods' default service account may write {cell.state_uri} only if someone allowed it; else {fails}"
         instead = f"bucket=Bucket(name={cell.state_bucket!r}, mount=None), which brings a service account that may"
         yield warning(place, why, instead)
     elif service.bucket is not None and service.bucket.name != cell.state_bucket:
         given, kept = f"gs://{service.bucket.name}", f"gs://{cell.state_bucket}"
-        why = f"the service account {identity.service_account} is given rights in {given}, and the state is in {kept}"
-        yield warning(place, why, f"state_uri='{given}/{cell.name}', or a role in {kept} given by hand")
+        why = f"the service account {identity.service_account} is given rights in {given}, but the state is in {kept}"
+        yield warning(place, why, f"state_uri='{given}/{cell.name}', or grant it a role in {kept} yourself")
     elif identity.bucket_role == READ_ONLY:
         place = Location(f"Service/{service.name} identity.bucket_role")
-        why = f"{READ_ONLY} only reads: the state cannot be written to {cell.state_uri}, {fails}"
+        why = f"{READ_ONLY} cannot write to {cell.state_uri}: {fails}"
         yield error(place, why, "bucket_role='roles/storage.objectUser'")

@@ -1,4 +1,4 @@
-"""Services of any application: its model's size and origin, its machines, and who may use it."""
+"""Services of a typed config: the size and origin of models, and who may use them."""
 
 import json
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from ray_configs.service import Application, Service
 
 _CONFIG = "the typed config"
 GATED = ("meta-llama/", "google/gemma", "mistralai/")
-"""Hub ids that start so ask for a licence to be accepted, and then for a token."""
+"""Prefixes of hub ids that need an accepted licence and a token."""
 ROOM_FOR_CACHE = 0.85
-"""Share of the memory that weights may take before there is little left for KV cache and activations."""
+"""Share of memory that weights may take; more leaves little for KV cache and activations."""
 
 
 class Weights(NamedTuple):
-    """Memory that a model's weights take, and where the number comes from."""
+    """Memory that a model's weights take, and how it was computed."""
 
     gib: float
     int8: bool
@@ -30,10 +30,10 @@ class Weights(NamedTuple):
 
 
 def weights(config: EngineConfig) -> Weights | None:
-    """How large all weights are; None: cannot be told.
+    """Size of all weights; None if unknown.
 
-    From the checkpoint's config.json where it is a local folder, else from the size that most names carry (`-8B`):
-    good for finding what obviously does not fit. The exact account needs the compiler.
+    From config.json if the checkpoint is a local folder, else from the size in most names (`-8B`). An estimate that
+    finds what obviously does not fit; exact numbers need the compiler.
     """
     found = parameters(config.model)
     if found is None or config.tiny:
@@ -45,7 +45,7 @@ def weights(config: EngineConfig) -> Weights | None:
 
 
 def _prepared_as_int8(folder: Path) -> bool:
-    """Whether `python -m apps.batch.prepare` has made the weights int8 already."""
+    """Whether `python -m apps.batch.prepare` has already quantized the weights to int8."""
     try:
         return json.loads((folder / "manifest.json").read_text())["quantize_weights"] == "int8"
     except (OSError, ValueError, KeyError, TypeError):
@@ -89,7 +89,7 @@ def model_too_large(configured: Configured) -> Iterator[Problem]:
 
 @rule(Configured, "gated-model", "Hugging Face hub: gated models")
 def gated_model(configured: Configured) -> Iterator[Problem]:
-    """A model whose licence must be accepted is fetched with a token."""
+    """A gated model is fetched with a token."""
     model, service = getattr(configured.app.config, "model", ""), configured.service
     if model.startswith(GATED) and service.hugging_face_token is None:
         why = f"{model} is gated on the Hugging Face hub: without a token the download is refused with 401 or 403"
@@ -99,7 +99,7 @@ def gated_model(configured: Configured) -> Iterator[Problem]:
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
 def bucket_permission(configured: Configured) -> Iterator[Problem]:
-    """A model in a bucket is read by a service account that may."""
+    """A service account may read a model in a bucket."""
     model = getattr(configured.app.config, "model", "")
     if model.startswith("gs://") and configured.service.service_account is None:
         why = f"the Pods' default service account may read {model} only if someone allowed it; else it fails with 403"
@@ -109,13 +109,13 @@ def bucket_permission(configured: Configured) -> Iterator[Problem]:
 
 @rule(Service, "no-api-keys", _CONFIG + ": exposure and api_keys")
 def no_api_keys(service: Service) -> Iterator[Problem]:
-    """Who reaches the service may use it, and publish in its cells, unless it asks for keys."""
+    """An exposed service asks for API keys. Otherwise everyone who reaches it may use it, and publish in its cells."""
     if isinstance(service.exposure, ClusterIP) or service.api_keys is not None:
         return
     public, cells = not service.exposure.internal, cells_of(service)
     reach = "it has an address on the internet" if public else "the whole VPC can"
     does, instead = "use the models", "api_keys=SecretKey(secret=..., key=...)"
-    if cells:  # louder than for a service that only answers: it decides what runs on the slices
+    if cells:  # more severe: whoever publishes decides what runs on the slices
         named = ", ".join(f"/sax/{cell.name}" for cell in cells)
         does = f"publish, change and unpublish the models of {named}, and use them all"
         instead = f"Service({instead}) with entries NAME=KEY in the Secret, and CellConfig(admins=(NAME,))"

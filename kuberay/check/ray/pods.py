@@ -13,7 +13,7 @@ _RAY_IMAGE = re.compile(r"(?:^|/)rayproject/ray(?:-ml|-llm)?:(\d+\.\d+\.\d+)")
 
 @rule(RayCluster, "ray-version", "KubeRay 1.7: rayVersion chooses probes, autoscaler and authentication")
 def ray_version(cluster: RayCluster) -> Iterator[Problem]:
-    """rayVersion is written and is that of the images."""
+    """rayVersion is set, and equals that of the images."""
     node = cluster.node["rayVersion"]
     if node.placeholder:
         return
@@ -24,18 +24,18 @@ def ray_version(cluster: RayCluster) -> Iterator[Problem]:
         yield note(node, why, f"write rayVersion: {tagged[0][2][1] if tagged else 'that of the image'}")
     elif node.text is not None and cluster.ray_version is None:
         yield error(
-            node, f"{node.text!r} is no version: the KubeRay operator cannot compare it", "write it as in 2.60.0"
+            node, f"{node.text!r} is not a version: the KubeRay operator cannot compare it", "write it as in 2.60.0"
         )
     for title, image, match in tagged:
         ray = match[1]
         if cluster.ray_version is not None and version(ray) != cluster.ray_version:
-            why = f"{title} runs Ray {ray}, and the KubeRay operator sets up probes and autoscaler for {node.value}"
+            why = f"{title} runs Ray {ray}, but the KubeRay operator sets up probes and autoscaler for {node.value}"
             yield warning(image, why, f"write rayVersion: {ray}, or change the image")
 
 
 @rule(Container, "image-tag", "Kubernetes: tags move, digests and versions do not")
 def image_tag(container: Container) -> Iterator[Problem]:
-    """An image that changes under its tag gives hosts of one slice different programs."""
+    """Images have fixed tags. Behind a moving tag, hosts of one slice may run different programs."""
     image = container["image"].text
     tag = (image or "").rpartition("/")[2].partition(":")[2]
     if image is not None and "@" not in image and not container.init and tag in ("", "latest", "nightly"):
@@ -47,8 +47,8 @@ def image_tag(container: Container) -> Iterator[Problem]:
 
 @rule(Group, "shared-rights", "KubeRay 1.7: BuildRole, BuildRoleBinding of the autoscaler")
 def rights(group: Group) -> Iterator[Problem]:
-    """The autoscaler's right to change Pods and RayClusters is the head's account's, and not for workers."""
+    """Workers do not share the head's service account, which may change Pods and RayClusters for the autoscaler."""
     account, heads = (each.pod.spec["serviceAccountName"] for each in (group, group.cluster.head))
     if group.cluster.autoscaling and not group.is_head and account.text and account.text == heads.text:
-        why = f"is the head's too, and has the autoscaler's rights: {group.name} may delete Pods and change RayClusters"
-        yield note(account, why, "give the head a service account of its own")
+        why = f"is also the head's and has the autoscaler's rights: {group.name} may delete Pods and change RayClusters"
+        yield note(account, why, "give the head its own service account")

@@ -1,4 +1,4 @@
-"""Applications of Podslice's own: their `args` are read by the same models that the application reads them with."""
+"""Podslice's own applications: their `args` are validated by the config models that the applications use."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ _BUILDERS: dict[str, type[AppConfig]] = {
 
 @rule(ServeConfig, "serve-args", "Podslice: LLMConfig, StableDiffusionConfig, CellConfig")
 def arguments(config: ServeConfig) -> Iterator[Problem]:
-    """What the builder would refuse at its start, with the field that it would name."""
+    """The application's args are valid. Otherwise the builder refuses them at startup."""
     for application in config.applications:
         model, told, args = model_of(application), _read(application), application["args"]
         left_open = any(node.placeholder for node in args.fields.values())
@@ -31,14 +31,14 @@ def arguments(config: ServeConfig) -> Iterator[Problem]:
 
 
 def model_of(application: Node) -> type[AppConfig] | None:
-    """The model that reads an application's args; None for those that are not Podslice's, or not filled in."""
+    """The config model of an application; None if it is not Podslice's, or its args are a placeholder."""
     args = application["args"]
     readable = (isinstance(args.value, dict) or not args.present) and not args.placeholder
     return _BUILDERS.get(application["import_path"].text or "") if readable else None
 
 
 def _read(application: Node) -> AppConfig | ValidationError | None:
-    """The config that the builder makes of an application's args, but for those yet to be filled in; or its refusal."""
+    """The config that the builder makes of an application's args, without placeholders; or its refusal."""
     if (model := model_of(application)) is None:
         return None
     fields = application["args"].fields.items()
@@ -49,7 +49,7 @@ def _read(application: Node) -> AppConfig | ValidationError | None:
 
 
 def _plain(value: Any) -> Any:
-    """Without what a YAML reader adds to its values."""
+    """The value without the YAML parser's own types."""
     if isinstance(value, dict):
         return {str(key): _plain(child) for key, child in value.items()}
     return [_plain(child) for child in value] if isinstance(value, list) else value
@@ -64,7 +64,7 @@ def _refused(args: Node, problem: Any, model: type[AppConfig]) -> Problem:
     if problem["type"] == "extra_forbidden":
         near = nearest(keys[-1], model.model_fields)
         why = f"there is no {keys[-1]} in {model.__name__}: {ends}"
-        return error(node, why, f"write {near}" if near else "take it out")
+        return error(node, why, f"write {near}" if near else "remove it")
     if problem["type"] == "missing":
         return error(node, f"{model.__name__} needs {keys[-1]}: {ends}", f"write {keys[-1]}")
     said = problem["msg"].removeprefix("Value error, ")
@@ -73,23 +73,23 @@ def _refused(args: Node, problem: Any, model: type[AppConfig]) -> Problem:
 
 @rule(ServeConfig, "serve-args", "Podslice: a replica owns a slice, which a worker group must have")
 def slices(config: ServeConfig) -> Iterator[Problem]:
-    """The slice that an application names is one of the worker groups', and there are as many as it keeps."""
+    """Some worker group has the slice that an application names, and enough of them for its replicas."""
     asked: dict[str, list[tuple[Node, AppConfig]]] = {}
     for application in () if tpus_by_hand(config) else config.applications:
         told, args = _read(application), application["args"]
         if isinstance(told, ValidationError) or (told and any(node.placeholder for node in args.fields.values())):
-            return  # not all that is asked for is known
+            return  # not all demands are known
         if told and told.slice:
             asked.setdefault(str(told.slice), []).append((args, told))
     groups = [group for group in config.cluster.groups if group.tpu]
-    unsaid = any(group.pod.slice is None or group.hosts is None for group in groups)  # open, or wrong, as others say
+    unclear = any(group.pod.slice is None or group.hosts is None for group in groups)  # other rules report why
     for wanted, users in asked.items():
         args = users[-1][0]
         counts = [slices_of(group) for group in groups if group.pod.slice and str(group.pod.slice) == wanted]
-        if not counts and not unsaid:
+        if not counts and not unclear:
             offered = ", ".join(sorted({str(group.pod.slice) for group in groups})) or "no TPUs"
-            why = f"no worker group has slices of {wanted} (they have {offered}): the replica waits for ever"
-            instead = "name a slice that a group has, or change the group's selectors, chips and numOfHosts"
+            why = f"no worker group has slices of {wanted} (they have {offered}): the replica waits forever"
+            instead = "name the slice of a group, or change the group's selectors, chips and numOfHosts"
             yield error(args["slice"], why, instead)
         if not counts or None in counts:
             continue
@@ -98,9 +98,9 @@ def slices(config: ServeConfig) -> Iterator[Problem]:
         most = sum(told.max_replicas for _, told in users)
         has = f"the worker groups have {there} slice{'' if there == 1 else 's'} of {wanted}"
         if least > there:
-            why = f"{least} replicas are kept, a slice each, and {has}: the others wait for ever"
+            why = f"{least} replicas are kept, a slice each, and {has}: the others wait forever"
             instead = "raise the group's replicas (and maxReplicas), or lower min_replicas"
             yield error(args["min_replicas"], why, instead)
         elif most > there:
-            why = f"there may be {most} replicas, a slice each, and {has}: the last ones would wait for ever"
+            why = f"there may be {most} replicas, a slice each, and {has}: the last ones would wait forever"
             yield warning(args["max_replicas"], why, "raise the group's maxReplicas, or lower max_replicas")

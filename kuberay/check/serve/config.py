@@ -1,4 +1,4 @@
-"""What Ray Serve refuses in a config, and what it takes and ignores."""
+"""Serve configs that cannot be read, and keys that Ray Serve ignores."""
 
 from collections.abc import Iterator
 
@@ -16,24 +16,22 @@ _RENAMED = {
 
 @rule(ServeConfig, "serve-config", "KubeRay 1.7: serveConfigV2; Ray Serve 2.60: ServeDeploySchema")
 def readable(config: ServeConfig) -> Iterator[Problem]:
-    """serveConfigV2 is a YAML mapping with applications; KubeRay sends it to Serve again and again if it is not."""
+    """serveConfigV2 is a YAML mapping with applications; otherwise KubeRay sends it to Serve again and again."""
     never = "and the RayService never becomes Ready"
     if config.unreadable:
         why = f"is not valid YAML ({config.unreadable}): the KubeRay operator cannot read it, {never}"
         yield error(config.source, why, "correct its indentation or quotes")
     elif not config.applications and not config.source.placeholder and not config.node["applications"].placeholder:
-        why = f"lists no applications: the KubeRay operator waits for one, or Serve answers 400 for ever, {never}"
+        why = f"lists no applications: the KubeRay operator waits for one, or Serve answers 400 forever, {never}"
         yield error(config.source, why, "write at least one application: applications: [{name, import_path}]")
 
 
-@rule(ServeConfig, "serve-keys", "Ray Serve 2.60: schemas that ignore most of what they do not know")
+@rule(ServeConfig, "serve-keys", "Ray Serve 2.60: schemas that ignore most unknown keys")
 def keys(config: ServeConfig) -> Iterator[Problem]:
-    """Serve ignores unknown keys without a word, so a misspelt option keeps its default; some it refuses."""
+    """Every key exists. Serve refuses some unknown keys and silently ignores the rest, so the default stays."""
     for key, child, schema in unknown(config):
-        why = (
-            f"{schema['title']} has no {key}: Ray Serve refuses it, or ignores it without a word, and the default stays"
-        )
+        why = f"{schema['title']} has no {key}: Ray Serve refuses it, or silently ignores it and keeps the default"
         near = _RENAMED.get(key) or nearest(key, schema["properties"])
         homes = [each["title"] for each in types().values() if "title" in each and key in each.get("properties", ())]
-        instead = f"write {near}" if near else f"move it to {homes[0]}" if homes else "take it out"
+        instead = f"write {near}" if near else f"move it to {homes[0]}" if homes else "remove it"
         yield (warning if key in _RENAMED else error)(child, why, instead)

@@ -1,4 +1,4 @@
-"""TPUs that a Serve config asks for, beside those that the worker groups have."""
+"""TPUs that a Serve config requests, compared with those of the worker groups."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from kuberay.check.serve_documents import ServeConfig
 
 
 def _pieces(deployment: Node) -> list[Node]:
-    """TPUs that one replica needs on one host each: those of its bundles, else of its actor."""
+    """TPU requests of one replica, each to be met by a single host: its bundles', else its actor's."""
     actor = deployment["ray_actor_options"]["resources"]["TPU"]
     bundles = [bundle["TPU"] for bundle in deployment["placement_group_bundles"] if bundle["TPU"].present]
     return bundles or ([actor] if actor.present else [])
 
 
 def _chips(config: ServeConfig, bound: str) -> float:
-    """Chips of all replicas: of as many as are written, else as the bound of the autoscaler says; of 1 by default."""
+    """Chips of all replicas: num_replicas of each deployment, else this bound of its autoscaler, else 1."""
     total = 0.0
     for deployment in config.deployments:
         counts = (deployment["num_replicas"].number, deployment["autoscaling_config"][bound].number, 1)
@@ -25,7 +25,7 @@ def _chips(config: ServeConfig, bound: str) -> float:
 
 
 def tpus_by_hand(config: ServeConfig) -> bool:
-    """Whether a group tells Ray of TPUs otherwise than by google.com/tpu, as emulations do: then nothing is counted."""
+    """Whether a group declares TPUs to Ray other than by google.com/tpu, as emulations do; then nothing is counted."""
     return any(
         group.node["resources"]["TPU"].present
         or "TPU" in str(group.params["resources"].value)
@@ -35,7 +35,7 @@ def tpus_by_hand(config: ServeConfig) -> bool:
 
 
 def slices_of(group: Group) -> int | None:
-    """Slices that a group may have; None where that is not known."""
+    """Most slices that a group may have; None if unknown."""
     if group.cluster.autoscaling:
         return group.most
     if group.node["replicas"].placeholder or group.node["minReplicas"].placeholder:
@@ -43,32 +43,32 @@ def slices_of(group: Group) -> int | None:
     return max(group.node["replicas"].number or 0, group.least)
 
 
-@rule(ServeConfig, "serve-tpu", "Ray 2.60: TPU quantities; the scheduler: a piece fits on one host")
+@rule(ServeConfig, "serve-tpu", "Ray 2.60: TPU quantities; its scheduler: a request fits on one host")
 def fits_a_host(config: ServeConfig) -> Iterator[Problem]:
-    """What a replica asks of one host, some host has."""
+    """Some host has as many chips as a replica requests of one host."""
     chips = [group.pod.chips for group in config.cluster.groups if group.tpu]
     largest = float("inf") if None in chips else max((count or 0 for count in chips), default=0)
     for deployment in () if tpus_by_hand(config) else config.deployments:
         actor = deployment["ray_actor_options"]["resources"]["TPU"]
         if actor.amount not in (0, 1, 2, 4, 8):
-            why = f"asks for {actor.value} TPUs: Ray gives out 1, 2, 4 or 8 chips and raises ValueError"
+            why = f"requests {actor.value} TPUs: Ray assigns 1, 2, 4 or 8 chips and raises ValueError"
             yield error(actor, why, "write 1, 2, 4 or 8")
             continue
         piece = next((each for each in _pieces(deployment) if each.amount > largest), None)
         if piece is not None and not chips:
-            why = "asks for TPUs, and no worker group has any: the replica waits for ever"
-            yield error(piece, why, "add a worker group with google.com/tpu, or take TPU out")
+            why = "requests TPUs, but no worker group has any: the replica waits forever"
+            yield error(piece, why, "add a worker group with google.com/tpu, or remove TPU")
         elif piece is not None:
-            why = f"asks for {piece.value} TPUs on one host, and the largest host has {largest}: it waits for ever"
-            instead = f"ask for at most {largest}, or spread the replica over hosts with placement_group_bundles or a "
+            why = f"requests {piece.value} TPUs on one host, but the largest host has {largest}: it waits forever"
+            instead = f"request at most {largest}, or spread the replica over hosts with placement_group_bundles or a "
             yield error(piece, why, instead + "slice reservation")
 
 
-@rule(ServeConfig, "serve-slices", "Ray Serve 2.60: its placement groups know no slices")
+@rule(ServeConfig, "serve-slices", "Ray Serve 2.60: its placement groups ignore slices")
 def stays_on_a_slice(config: ServeConfig) -> Iterator[Problem]:
-    """Bundles of one replica land on hosts of several slices: Serve places them without regard to slices.
+    """Bundles of one replica stay on one slice, although Serve places them without regard to slices.
 
-    ray#61906, #62941, #63101 and #63179 asked for slices in Serve's own placement.
+    ray#61906, #62941, #63101 and #63179 ask for slices in Serve's placement.
     """
     wide = [group for group in config.cluster.groups if group.tpu and group.multi_host and (group.most or 2) > 1]
     for deployment in config.deployments if wide else ():
@@ -76,19 +76,19 @@ def stays_on_a_slice(config: ServeConfig) -> Iterator[Problem]:
         chosen = deployment["placement_group_bundle_label_selector"].present
         if not chosen and sum(bundle["TPU"].amount for bundle in bundles) > max(each.pod.chips or 0 for each in wide):
             why = (
-                "are placed without regard to slices: where the group has several, one replica can get hosts of two, "
-                "which have no fast links to each other, and JAX hangs at its start (ray#63101, ray#63179)"
+                "are placed without regard to slices: if the group has several, one replica can get hosts of two, "
+                "which have no fast links to each other, and JAX hangs at startup (ray#63101, ray#63179)"
             )
             instead = (
-                "let the replica reserve a slice itself (ray.util.tpu.slice_placement_group), or give each slice a "
-                "worker group of its own and select it with placement_group_bundle_label_selector"
+                "let the replica reserve a slice itself (ray.util.tpu.slice_placement_group), or give each slice its "
+                "own worker group and select it with placement_group_bundle_label_selector"
             )
             yield warning(bundles, why, instead)
 
 
 @rule(ServeConfig, "serve-capacity", "Ray Serve 2.60 and the worker groups: replicas times chips")
 def fits_the_groups(config: ServeConfig) -> Iterator[Problem]:
-    """All replicas together fit into the slices that the worker groups may have."""
+    """All replicas fit into the slices that the worker groups may have."""
     groups = [group for group in config.cluster.groups if group.tpu]
     counts = [(slices_of(group), group.hosts, group.pod.chips) for group in groups]
     users = [deployment for deployment in config.deployments if _pieces(deployment)]
@@ -99,8 +99,8 @@ def fits_the_groups(config: ServeConfig) -> Iterator[Problem]:
     place = last["autoscaling_config"]["max_replicas"] if last["autoscaling_config"].present else last["num_replicas"]
     has = f"the worker groups have {chips} at most{'' if config.cluster.autoscaling else ' (autoscaling is off)'}"
     if min(least, most) > chips:
-        why = f"the deployments need {least:g} TPU chips to start, and {has}: some replicas wait for ever"
-        yield error(place, why, "raise maxReplicas (and replicas) of the group, or ask for fewer replicas")
+        why = f"the deployments need {least:g} TPU chips to start, but {has}: some replicas wait forever"
+        yield error(place, why, "raise maxReplicas (and replicas) of the group, or lower the number of replicas")
     elif most > chips:
-        why = f"the deployments may ask for {most:g} TPU chips, and {has}: the last replicas would wait for ever"
+        why = f"the deployments may request {most:g} TPU chips, but {has}: the last replicas would wait forever"
         yield warning(place, why, "raise maxReplicas of the group, or lower max_replicas")

@@ -1,3 +1,3 @@
-"""What the API server says of the structure of any object: fields, types, names, and what is yet to be filled in."""
+"""The structure of any object: fields, types, names, and placeholders."""
 
 from kuberay.check.structure import names, placeholders, schemas  # noqa: F401

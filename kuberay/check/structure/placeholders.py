@@ -1,4 +1,4 @@
-"""Manifests that are still to be filled in: nothing is said about such a value but that it is one."""
+"""Placeholders: values still to be filled in, which no other rule checks."""
 
 from collections.abc import Iterator
 
@@ -10,23 +10,21 @@ _FREE_TEXT = frozenset(
     {"args", "command", "env", "annotations", "data", "stringData", "serveConfigV2", "entrypoint", "runtimeEnvYAML"}
     | {"capabilities"}
 )
-"""Fields whose text may contain $X or UPPER_CASE for reasons of its own."""
-
-
+"""Fields whose text may contain $X or UPPER_CASE that are not placeholders."""
 _GROUPS = frozenset({"", "apps", "batch", "ray.io", "jobset.x-k8s.io", "leaderworkerset.x-k8s.io", "kueue.x-k8s.io"})
-"""API groups whose fields are known well enough to tell a placeholder from what only looks like one."""
+"""API groups in which text that looks like a placeholder is one."""
 
 
 @rule(Manifest, "placeholder", "the author of the manifest")
 def placeholders(manifest: Manifest) -> Iterator[Problem]:
-    """One note about all places that a shell, a template or a reader has to fill in."""
+    """Reports in one note all values that a shell, a template or a reader has to fill in."""
     if not manifest.kind or manifest.group not in _GROUPS:
         return
     found = list(_placeholders(manifest.node))
     if found:
         shown = list(dict.fromkeys(_shown(node) for node in found))
         are = "is" if len(shown) == 1 else "are"
-        why = f"{', '.join(shown)} {are} yet to be filled in; nothing that depends on it was checked"
+        why = f"{', '.join(shown)} {are} still to be filled in; nothing that depends on it was checked"
         yield note(found[0], why, "fill in the values and check again")
 
 

@@ -1,4 +1,4 @@
-"""Batch Jobs on TPU slices: as many Pods as hosts, names to find each other by, and no retry of a single host."""
+"""Batch Jobs on TPU slices: as many Pods as hosts, resolvable names, and no restart of a single host."""
 
 from collections.abc import Iterator
 
@@ -21,16 +21,16 @@ _GIVEN_ID = ("controller-uid", JOB_CONTROLLER)
 
 @rule(BatchJob, "job-restart", "Kubernetes: restartPolicy OnFailure restarts a container in place")
 def restart(job: BatchJob) -> Iterator[Problem]:
-    """Hosts of a slice are started together, not one container again by itself."""
+    """Hosts of a slice restart together, not one container alone."""
     node = job.pod.spec["restartPolicy"]
     if node.value == "OnFailure":
-        why = "restarts one host's container by itself: its peers wait in a collective for a program that starts over"
+        why = "restarts one host's container alone: its peers wait in a collective for a program that starts over"
         yield warning(node, why, "write Never, and retry the whole Job")
 
 
-@rule(BatchJob, "job-hosts", "GKE: a slice runs when all of its hosts do")
+@rule(BatchJob, "job-hosts", "GKE: a slice runs only with all of its hosts")
 def pods_and_hosts(job: BatchJob) -> Iterator[Problem]:
-    """completions and parallelism are the hosts of the slice; the replicas of a JobSet are slices."""
+    """completions and parallelism equal the hosts of the slice; the replicas of a JobSet are slices."""
     hosts, pod = job.hosts, job.pod
     what = f"{pod.topology.value} with {pod.chips} chips a Pod is a slice of {hosts} hosts"
     for node in (job.spec["completions"], job.spec["parallelism"]):
@@ -39,7 +39,7 @@ def pods_and_hosts(job: BatchJob) -> Iterator[Problem]:
             continue
         if count > hosts and count % hosts == 0:
             why = f"{what}, and {count} Pods are {count // hosts} slices: they share one set of worker numbers, so JAX "
-            yield warning(node, why + "takes them for one slice", "make one Job for each slice, or a JobSet")
+            yield warning(node, why + "takes them for one slice", "create one Job for each slice, or a JobSet")
         else:
             why = f"{what}, but {node.path[-1]} is {count}: JAX waits for the missing hosts and hangs"
             slices = "; the replicas of a JobSet are slices" if job.in_job_set else ""
@@ -48,26 +48,26 @@ def pods_and_hosts(job: BatchJob) -> Iterator[Problem]:
 
 @rule(BatchJob, "job-indexed", "Kubernetes: an Indexed Job numbers its Pods; GKE sets TPU_WORKER_ID from that")
 def indexed(job: BatchJob) -> Iterator[Problem]:
-    """Hosts of a slice are numbered, which completionMode Indexed does; a JobSet makes its Jobs Indexed itself."""
+    """completionMode is Indexed, which numbers the hosts of a slice; a JobSet sets that itself."""
     node = job.spec["completionMode"]
     if node.value != "Indexed" and not node.placeholder and (node.present or not job.in_job_set):
-        why = "the hosts of the slice get no numbers: each takes itself for worker 0, and JAX hangs"
+        why = "the hosts of the slice get no numbers: each believes that it is worker 0, and JAX hangs"
         yield error(node, why, "write completionMode: Indexed")
 
 
 @rule(BatchJob, "job-retries", "Kubernetes: backoffLimit, 6 by default")
 def retries(job: BatchJob) -> Iterator[Problem]:
-    """One failed host is replaced while its peers hang in a collective."""
+    """A failed host is not retried alone, while its peers hang in a collective."""
     node = job.spec["backoffLimit"]
     if node.value != 0 and not node.placeholder:
         said = node.value if node.present else "6, the default"
-        why = f"backoffLimit is {said}: a failed host is started again alone, while the others hang"
+        why = f"backoffLimit is {said}: a failed host restarts alone, while the others hang"
         yield warning(node, why, "write backoffLimit: 0, and retry the whole Job")
 
 
 @rule(BatchJob, "job-service", "Kubernetes: a headless Service makes Pod names resolve")
 def headless_service(job: BatchJob) -> Iterator[Problem]:
-    """Hosts of a slice find each other through a headless Service that the Pods name as their subdomain."""
+    """Hosts of a slice find each other through a headless Service, which is the subdomain of their Pods."""
     subdomain, manifest = job.pod.spec["subdomain"], job.manifest
     if job.in_job_set or subdomain.placeholder:
         return
@@ -85,7 +85,7 @@ def headless_service(job: BatchJob) -> Iterator[Problem]:
         address = services[0].spec["clusterIP"]
         if address.value != "None":
             yield error(
-                address, f"is not None, and only a headless Service gives names: {lost}", "write clusterIP: None"
+                address, f"is not None, but only a headless Service gives names: {lost}", "write clusterIP: None"
             )
         yield from _selector(job, services[0].spec["selector"], lost)
 
@@ -103,9 +103,9 @@ def _selector(job: BatchJob, selector: Node, lost: str) -> Iterator[Problem]:
         yield error(selector, f"selects no Pods: {lost}", f"write selector: {{job-name: {name}}}")
 
 
-@rule(BatchJob, "job-slice", "Kubernetes: the scheduler knows no slices; GKE: a node pool is one")
+@rule(BatchJob, "job-slice", "Kubernetes: the scheduler ignores slices; GKE: a node pool is one slice")
 def one_slice(job: BatchJob) -> Iterator[Problem]:
-    """Nothing but an affinity keeps the Pods of a Job on one slice where several are free."""
+    """An affinity keeps the Pods of a Job on one slice if several are free; nothing else does."""
     spec, manifest = job.pod.spec, job.manifest
     templates = [entry.at("template", "metadata") for entry in manifest.spec["replicatedJobs"]]
     annotated = any(
@@ -115,7 +115,7 @@ def one_slice(job: BatchJob) -> Iterator[Problem]:
     placed = {NODE_POOL, DYNAMIC_SLICE, KUEUE_TOPOLOGY} & set(spec["nodeSelector"].fields)
     if (job.in_job_set and annotated) or placed or spec["affinity"].present:
         return
-    why = "nothing keeps the hosts together: where two such slices are free, the Pods may go to both, and JAX hangs"
+    why = "nothing keeps the hosts together: if two such slices are free, the Pods may go to both, and JAX hangs"
     instead = "add a podAffinity to the Pods of this Job (label batch.kubernetes.io/job-name) with topologyKey "
     instead = f"annotate {EXCLUSIVE_TOPOLOGY}: " if job.in_job_set else instead
     yield note(spec["affinity"], why, instead + NODE_POOL)

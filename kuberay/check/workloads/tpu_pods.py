@@ -1,4 +1,4 @@
-"""Pods on TPU hosts: requests, containers, machine sizes, and the workloads that keep a slice together."""
+"""Pods on TPU hosts: their containers, machine sizes and affinity, and the kinds of workloads that fit a slice."""
 
 from collections.abc import Iterator
 
@@ -9,56 +9,56 @@ from kuberay.check.rules import Problem, error, rule, warning
 from ray_configs.labels import TPU
 
 _MEMORY_UNSURE = frozenset({"ct6e-standard-1t"})
-"""Machine types whose memory Google's own tables differ about."""
+"""Machine types whose memory differs between Google's tables."""
 _GIB = 2.0**30
 
 
 @rule(Pod, "tpu-containers", "KubeRay 1.7: RayContainerIndex; GKE TPU webhook: containers only")
 def containers(pod: Pod) -> Iterator[Problem]:
-    """Chips belong to the first container: it is the one that runs Ray."""
+    """Only the first container requests chips: it runs Ray."""
     for container in pod.init_containers:
         if container.asks_tpu:
-            why = "an init container asks for TPU chips: it gets no TPU environment, and runs before all hosts are up"
-            yield warning(container["resources"], why, f"take {TPU} out of the init container")
+            why = "an init container requests TPU chips: it gets no TPU environment, and runs before all hosts are up"
+            yield warning(container["resources"], why, f"remove {TPU} from the init container")
     if pod.role != "worker" or not pod.asks_tpu:
         return
     if not pod.containers[0].asks_tpu:
-        why = "KubeRay runs Ray in the first container, which asks for no chips: Ray's node has no TPU resource"
+        why = "KubeRay runs Ray in the first container, which requests no chips: Ray's node has no TPU resource"
         yield error(pod.tpu_containers[0]["resources"], why, f"write {TPU} on the first container")
     elif len(pod.tpu_containers) > 1 and not (pod.accelerator.text or "").startswith("tpu7x"):
-        why = "a second container asks for chips: Ray counts those of the first alone, and a host has one TPU runtime"
+        why = "a second container requests chips: Ray counts only those of the first, and a host has one TPU runtime"
         yield warning(pod.tpu_containers[1]["resources"], why, f"write {TPU} on the first container only")
 
 
-@rule(Group, "tpu-on-head", "KubeRay 1.7; Ray: the head is no part of a slice")
+@rule(Group, "tpu-on-head", "KubeRay 1.7; Ray: the head is not part of a slice")
 def head(group: Group) -> Iterator[Problem]:
-    """The head Pod keeps no chips: they would belong to no worker group's slice."""
+    """The head Pod requests no chips, which would belong to no worker group's slice."""
     if group.is_head and group.pod.asks_tpu:
-        why = "the head Pod asks for TPU chips: it holds a TPU host of its own, which is part of no group's slice"
-        instead = f"take {TPU} out of the head and put it on a worker group"
+        why = "the head Pod requests TPU chips: it occupies a TPU host that is not part of any group's slice"
+        instead = f"move {TPU} from the head to a worker group"
         yield warning(group.pod.tpu_containers[0]["resources"], why, instead)
 
 
 @rule(Pod, "machine-size", "Compute Engine's machine types")
 def machine_size(pod: Pod) -> Iterator[Problem]:
-    """CPU and memory requests fit beside what GKE keeps for itself on the machine."""
+    """CPU and memory requests fit on the machine beside what GKE reserves."""
     if pod.slice is None:
         return
     machine = pod.slice.machine
     cpu, cpus = _requested(pod, "cpu")
     memory, size = _requested(pod, "memory")
-    keeps = "of which GKE keeps some, so no node fits and the Pod stays Pending"
+    keeps = "of which GKE reserves some, so no node fits and the Pod stays Pending"
     if cpu is not None and cpus >= machine.vcpus:
-        why = f"the Pod asks for {cpus:g} CPUs: a {machine.name} has {machine.vcpus} vCPUs, {keeps}"
-        yield error(cpu, why, f"ask for at most {int(machine.vcpus * 0.98)}")
+        why = f"the Pod requests {cpus:g} CPUs: a {machine.name} has {machine.vcpus} vCPUs, {keeps}"
+        yield error(cpu, why, f"request at most {int(machine.vcpus * 0.98)}")
     if memory is not None and size / _GIB >= machine.memory_gb and machine.name not in _MEMORY_UNSURE:
-        asks = f"the Pod asks for {size / _GIB:.4g} GiB of memory"
-        why = f"{asks}: a {machine.name} has {machine.memory_gb} GB, {keeps}"
-        yield error(memory, why, f"ask for at most {int(machine.memory_gb * 0.93)}Gi")
+        requests = f"the Pod requests {size / _GIB:.4g} GiB of memory"
+        why = f"{requests}: a {machine.name} has {machine.memory_gb} GB, {keeps}"
+        yield error(memory, why, f"request at most {int(machine.memory_gb * 0.93)}Gi")
 
 
 def _requested(pod: Pod, resource: str) -> tuple[Node | None, float]:
-    """What all containers ask for together, and the largest part of it."""
+    """The largest request of a container, and the sum of all containers' requests."""
     asked = []
     for container in pod.containers:
         requested, limited = (container["resources"][part][resource] for part in ("requests", "limits"))
@@ -69,25 +69,25 @@ def _requested(pod: Pod, resource: str) -> tuple[Node | None, float]:
 
 @rule(Group, "tpu-affinity", "GKE TPU webhook: injectAffinity")
 def affinity(group: Group) -> Iterator[Problem]:
-    """On slices of several hosts the webhook replaces the Pod's affinity with its own, which keeps a slice together."""
+    """Pods of multi-host slices have no affinity: the webhook replaces it with one that keeps a slice together."""
     node = group.pod.spec["affinity"]
     if node.present and group.tpu and group.multi_host:
-        why = "is lost: the GKE TPU webhook replaces the affinity of Pods on slices of several hosts with its own"
+        why = "is lost: the GKE TPU webhook replaces the affinity of Pods on multi-host slices with its own"
         yield warning(node, why, "use nodeSelector, which is kept")
 
 
 @rule(Container, "privileged", "GKE Autopilot")
 def privileged(container: Container) -> Iterator[Problem]:
-    """TPU Pods need no privileges on GKE any more."""
+    """TPU Pods on GKE need no privileges."""
     node = container["securityContext"]["privileged"]
     if node.true and container.asks_tpu and not container.init:
         why = "the container is root on the node: GKE Autopilot refuses it, and TPUs have not needed it since GKE 1.28"
-        yield warning(node, why, "take privileged out")
+        yield warning(node, why, "remove privileged")
 
 
 @rule(Pod, "tpu-workload", "Kubernetes: Pods of a Deployment have no stable names")
 def workload(pod: Pod) -> Iterator[Problem]:
-    """Hosts of one slice find each other by stable names, which only some kinds give."""
+    """Hosts of one slice find each other by stable names, which only some kinds provide."""
     kind, spec, hosts = pod.manifest.kind, pod.manifest.spec, pod.hosts
     if hosts < 2 or pod.role != "workload":
         return
@@ -97,8 +97,8 @@ def workload(pod: Pod) -> Iterator[Problem]:
         instead = "use an Indexed Job, a JobSet, a LeaderWorkerSet or a RayService, or a topology of one host"
         yield error(pod.topology, why, instead)
     elif kind == "StatefulSet" and size.number is not None and size.number % hosts:
-        yield error(size, f"{size.number} replicas are no whole slices {waits}", f"write a multiple of {hosts}")
+        yield error(size, f"{size.number} replicas are not whole slices {waits}", f"write a multiple of {hosts}")
     elif kind == "LeaderWorkerSet":
         size, leads = spec["leaderWorkerTemplate"]["size"], spec["leaderWorkerTemplate"]["leaderTemplate"].present
         if size.number is not None and size.number % hosts and not (leads and (size.number - 1) % hosts == 0):
-            yield error(size, f"a group of {size.number} Pods is no whole slice {waits}", f"write size: {hosts}")
+            yield error(size, f"a group of {size.number} Pods is not a whole slice {waits}", f"write size: {hosts}")

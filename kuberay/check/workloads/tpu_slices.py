@@ -1,4 +1,4 @@
-"""TPU slices: accelerator, topology, chips and hosts must describe a slice that GKE sells and Ray can place."""
+"""TPU slices: accelerator, topology, chips and hosts describe a slice that GKE sells and Ray can place."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ _OTHER_NAMES = {
     for machine in generation.machines
     for name in (machine.name, generation.name, generation.ray_name)
 }
-"""Names of machine types and generations, which people write where the accelerator belongs."""
+"""Accelerators by machine type and generation, whose names people write instead."""
 
 
 @rule(Pod, "tpu-accelerator", _GKE)
@@ -36,7 +36,7 @@ def accelerator(pod: Pod) -> Iterator[Problem]:
         return
     translated, choices = _OTHER_NAMES.get(name.lower()), [*GENERATION_OF, *RARE_ACCELERATORS]
     otherwise = meant(name, choices, f"write one of {', '.join(GENERATION_OF)}")
-    why = f"GKE labels no node with the accelerator {name}: the Pod stays Pending for ever"
+    why = f"GKE labels no node with the accelerator {name}: the Pod stays Pending forever"
     yield error(node, why, f"write {translated}" if translated else otherwise)
 
 
@@ -47,46 +47,46 @@ def topology(pod: Pod) -> Iterator[Problem]:
     if not node.present or node.placeholder:
         return
     if pod.axes is None:
-        why = f"{node.value!r} is no topology: no GKE node has such a label, and the GKE TPU webhook cannot read it"
+        why = f"{node.value!r} is not a topology: no GKE node has such a label, and the GKE TPU webhook cannot read it"
         yield error(node, why, "write chips along each axis, such as 2x4 or 2x2x1")
     elif pod.generation is not None and not pod.machines:
         sold, turned = pod.generation.topologies, "x".join(map(str, sorted(pod.axes)))
         likely = turned if turned in sold else nearest(str(node.value), sold)
         first = f"write {likely}, or another of" if likely else "write one of"
         more = " and larger ones" if len(sold) > 12 else ""
-        why = f"GKE sells no {pod.accelerator.value} slice of {node.value}: the Pod stays Pending for ever"
+        why = f"GKE sells no {pod.accelerator.value} slice of {node.value}: the Pod stays Pending forever"
         yield error(node, why, f"{first} {', '.join(sold[:12])}{more}")
 
 
 @rule(Pod, "tpu-chips", _GKE)
 def chips(pod: Pod) -> Iterator[Problem]:
-    """Chips per Pod are those of one machine, of which the slice is made."""
+    """A Pod requests all chips of one machine of the slice."""
     if not pod.asks_tpu or any(container.chips.placeholder for container in pod.tpu_containers):
         return
     node, total, so = pod.tpu_containers[0].chips, pod.topology_chips or 0, "no node fits and the Pod stays Pending"
     sizes = " or ".join(str(machine.chips) for machine in pod.machines)
     if pod.chips is None:
-        why = f"{node.value!r} is no whole number of chips: the API server refuses the Pod"
+        why = f"{node.value!r} is not a whole number of chips: the API server refuses the Pod"
         yield error(node, why, f"write {TPU} as 1, 4 or 8")
     elif pod.chips not in (1, 4, 8):
         why = f"no TPU machine type has {pod.chips} chips, so {so}"
         if total % pod.chips:
-            why += f"; nor do {total} chips divide by it: the GKE TPU webhook rounds down to {total // pod.chips} hosts"
-        yield error(node, why, f"ask for {sizes or '1, 4 or 8'}, all chips of a host")
+            why += f"; nor is {total} divisible by it: the GKE TPU webhook rounds down to {total // pod.chips} hosts"
+        yield error(node, why, f"request {sizes or '1, 4 or 8'}, all chips of a host")
     elif pod.machines and pod.slice is None:
         partial = len(pod.machines) == 1 and total == pod.machines[0].chips and pod.chips < total
         idle = partial and pod.group is None
         if idle:
-            so = "chips are left idle, and the runtime may refuse part of a host"
+            so = "some chips stay idle, and the runtime may refuse part of a host"
         elif partial:
-            so = "the GKE TPU webhook takes every Pod for a host of its own, and JAX waits for hosts that are none"
+            so = "the GKE TPU webhook takes every Pod for a separate host, and JAX waits for hosts that do not exist"
         why = f"a host of {pod.accelerator.value} {pod.topology.value} has {sizes} chips, not {pod.chips}: {so}"
-        yield (warning if idle else error)(node, why, f"ask for {sizes}, or choose another topology")
+        yield (warning if idle else error)(node, why, f"request {sizes}, or choose another topology")
 
 
 @rule(Group, "tpu-hosts", "GKE TPU webhook: checkWorkersMatchTopology")
 def hosts(group: Group) -> Iterator[Problem]:
-    """numOfHosts is the chips of the topology by the chips of a host; the webhook refuses the RayCluster otherwise."""
+    """numOfHosts is the topology's chips divided by a host's; otherwise the webhook refuses the RayCluster."""
     pod, node, total = group.pod, group.node["numOfHosts"], group.pod.topology_chips
     if not group.tpu or pod.chips not in (1, 4, 8) or group.hosts is None or total is None or pod.misfit:
         return
@@ -105,17 +105,17 @@ def hosts(group: Group) -> Iterator[Problem]:
     yield error(node, why, f"write numOfHosts: {wanted}{other}{counted}")
 
 
-@rule(Group, "tpu-2x4", "Ray 2.60: chips per host of 2x4")
+@rule(Group, "tpu-2x4", "Ray 2.60: chips per host in 2x4")
 def ambiguous(group: Group) -> Iterator[Problem]:
-    """2x4 is sold as one host of eight chips and as two of four; Ray takes it for the first."""
+    """Where 2x4 is sold as one host of 8 chips and as two of 4, Ray assumes one host."""
     if group.tpu and len(group.pod.machines) > 1 and group.pod.chips == 4 and group.hosts == 2:
-        why = "is two hosts of 4 chips here; Ray takes 2x4 for one host of 8 unless it is told, and waits for that"
+        why = "is two hosts of 4 chips here; by default Ray takes 2x4 for one host of 8, and waits for that"
         yield note(group.pod.topology, why, "pass chips_per_vm=4 where the slice is reserved (ray.util.tpu)")
 
 
 @rule(Pod, "tpu-selectors", "GKE TPU webhook; GKE Autopilot; Ray 2.60's autoscaler")
 def selectors(pod: Pod) -> Iterator[Problem]:
-    """A Pod with chips says which accelerator and which topology, unless something else chooses its nodes."""
+    """A Pod with chips selects accelerator and topology, unless something else chooses its nodes."""
     worker = pod.role == "worker"
     chosen = (
         bool({COMPUTE_CLASS, NODE_POOL} & set(pod.spec["nodeSelector"].fields))
@@ -125,29 +125,27 @@ def selectors(pod: Pod) -> Iterator[Problem]:
     if not pod.asks_tpu:
         unmeant = worker or (not pod.tolerates_tpu and pod.role not in ("head", "submitter"))
         if pod.topology.present and unmeant and pod.containers:
-            why = f"selects TPU nodes, but no container asks for {TPU}: these nodes are tainted, the Pod stays Pending"
-            yield warning(pod.topology, why, f"write {TPU} under resources.limits, or take the selectors out")
+            why = f"selects TPU nodes, but no container requests {TPU}: these nodes are tainted, the Pod stays Pending"
+            yield warning(pod.topology, why, f"write {TPU} under resources.limits, or remove the selectors")
         return
     if not worker and chosen:
         return
-    asks, autopilot = (
-        "asks for TPU chips without the node selector",
-        "GKE Autopilot refuses the Pod, and Standard takes",
-    )
+    requests = "requests TPU chips without the node selector"
+    autopilot = "GKE Autopilot refuses the Pod, and Standard takes"
     if not pod.topology.present:
         so = "the GKE TPU webhook refuses the Pod" if worker else f"{autopilot} any TPU node with free chips"
         say = error if worker else warning
-        yield say(pod.topology, f"{asks} {TOPOLOGY}: {so}", f"write {TOPOLOGY}: the slice's, such as 2x4")
+        yield say(pod.topology, f"{requests} {TOPOLOGY}: {so}", f"write {TOPOLOGY}: the slice's, such as 2x4")
     if not pod.accelerator.present:
         ray = ", and Ray's autoscaler does not know the slice's head resource" if worker else ""
         say = error if worker and not chosen else warning
         instead = f"write {ACCELERATOR}: one of {', '.join(GENERATION_OF)}"
-        yield say(pod.accelerator, f"{asks} {ACCELERATOR}: {autopilot} any generation{ray}", instead)
+        yield say(pod.accelerator, f"{requests} {ACCELERATOR}: {autopilot} any generation{ray}", instead)
 
 
 @rule(Group, "ray-topology", "Ray 2.60: VALID_TPU_TOPOLOGY; its autoscaler's map of accelerators")
 def ray_topology(group: Group) -> Iterator[Problem]:
-    """Ray reserves slices of the topologies that it knows, and scales the accelerators that it knows."""
+    """Ray knows the topology, which it needs to reserve the slice, and the accelerator, which it needs to scale it."""
     slice, instead = group.pod.slice, "choose another slice for Ray, or run the workload as a Kubernetes Job"
     if group.tpu and group.pod.accelerator.text == "tpu7":
         why = "Ray 2.60 knows no generation tpu7: it cannot label or reserve its slices"
@@ -162,12 +160,12 @@ def ray_topology(group: Group) -> Iterator[Problem]:
 
 @rule(Pod, "tpu-capacity", "GKE: what Spot, flex-start and reservations sell")
 def capacity(pod: Pod) -> Iterator[Problem]:
-    """A node is bought one way, and flex-start does not sell every machine."""
+    """A Pod selects one kind of capacity, and flex-start offers its machine type."""
     selector = pod.spec["nodeSelector"]
     ways = {key: selector[key] for key in (SPOT, FLEX_START, RESERVATION)}
     chosen = {key: way for key, way in ways.items() if way.value not in (None, "false", False)}
     if len(chosen) > 1:
-        why = f"selects nodes with {' and '.join(chosen)}: no node is bought both ways, the Pod stays Pending"
+        why = f"selects nodes with {' and '.join(chosen)}: no node has both, the Pod stays Pending"
         yield error(list(chosen.values())[-1], why, "keep one of them")
     if FLEX_START in chosen and pod.generation is not None:
         machine = pod.slice.machine if pod.slice else pod.generation.multi_host_machine

@@ -55,7 +55,7 @@ STATE_COMPLAINTS = {
     "in a bucket that may only be read": (
         {},
         {"identity": Identity(bucket_role="roles/storage.objectViewer")},
-        ("error", "bucket-permission", "only reads", "bucket_role='roles/storage.objectUser'"),
+        ("error", "bucket-permission", "cannot write to", "bucket_role='roles/storage.objectUser'"),
     ),
 }
 

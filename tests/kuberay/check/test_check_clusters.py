@@ -28,8 +28,8 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
     [
         ([("metadata name", "r" * 42)], "name-multi-host", "error", ["-headless", "shorten it to 41"]),
         ([("apiVersion", "ray.io/v1alpha1")], "object", "warning", ["older than numOfHosts", "drops"]),
-        ([("apiVersion", "ray.io/v2")], "object", "error", ["no version", "ray.io/v1"]),
-        ([(f"{BOX} ports 0 name", "a-name-of-18-chars")], "wrong-value", "error", ["no port name", "at most 15"]),
+        ([("apiVersion", "ray.io/v2")], "object", "error", ["not a version", "ray.io/v1"]),
+        ([(f"{BOX} ports 0 name", "a-name-of-18-chars")], "wrong-value", "error", ["not a port name", "at most 15"]),
         (
             [(f"{GROUP} replicas", REMOVED), (f"{GROUP} minReplicas", 0)],
             "replicas",
@@ -45,7 +45,7 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
             ["1 TPUs", "has 4"],
         ),
         ([("spec rayVersion", "2.59.0")], "ray-version", "warning", ["runs Ray 2.60.0", "rayVersion: 2.60.0"]),
-        ([("spec rayVersion", "latest")], "ray-version", "error", ["no version"]),
+        ([("spec rayVersion", "latest")], "ray-version", "error", ["not a version"]),
         ([(f"{BOX} image", "rayproject/ray:latest")], "image-tag", "warning", ["latest moves", "digest"]),
         ([(f"{BOX} image", "ghcr.io/me/ray")], "image-tag", "warning", ["latest"]),
         ([("spec authOptions", {})], "auth", "warning", ["does not turn authentication on", "mode: token"]),

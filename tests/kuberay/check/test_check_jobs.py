@@ -69,7 +69,7 @@ def test_a_spoilt_indexed_job(changes: list[Change], rule: str, severity: str, w
     [
         ((f"{POD} {TOPOLOGY}", REMOVED), "tpu-selectors", "warning", "Autopilot"),
         ((f"{POD} {TOPOLOGY}", "2x4"), "job-indexed", "error", "no numbers"),
-        ((f"{POD} nodeSelector cloud.google.com/gke-spot", "true"), "tpu-capacity", "error", "bought both ways"),
+        ((f"{POD} nodeSelector cloud.google.com/gke-spot", "true"), "tpu-capacity", "error", "no node has both"),
     ],
 )
 def test_a_spoilt_job(change: Change, rule: str, severity: str, word: str) -> None:
@@ -147,7 +147,7 @@ def test_a_leader_worker_set_is_one_slice() -> None:
 
 def test_part_of_a_host_is_a_warning_outside_of_ray() -> None:
     part = [(f"{BOX} resources {part} google.com/tpu", 1) for part in ("limits", "requests")]
-    expect(changed(good.deployment(), *part), "tpu-chips", "warning", "chips are left idle")
+    expect(changed(good.deployment(), *part), "tpu-chips", "warning", "some chips stay idle")
 
 
 def test_unknown_kinds_pass() -> None:

@@ -33,7 +33,7 @@ def asks(port: int | str, path: str = "/-/healthz") -> Change:
     ("changes", "rule", "severity", "words"),
     [
         ([(f"{HEAD} ports 1 name", "http")], "serve-port", "error", ["never becomes Ready", "8000, name: serve"]),
-        ([options("port: 9000")], "serve-port", "error", ["listens on 9000, and the head has its port serve on 8000"]),
+        ([options("port: 9000")], "serve-port", "error", ["listens on 9000, but the head has its port serve on 8000"]),
         (
             [options("port: 9000"), (f"{HEAD} ports 1 containerPort", 9000)],
             "serve-port",
@@ -44,23 +44,23 @@ def asks(port: int | str, path: str = "/-/healthz") -> Change:
             [(f"{HEAD} ports 1 containerPort", 8001)],
             "serve-port",
             "error",
-            ["Serve listens on 8000, and the head has its port serve on 8001"],
+            ["Serve listens on 8000, but the head has its port serve on 8001"],
         ),
         (
             [options("port: 9000"), *[(f"{box} ports 1 containerPort", 9000) for box in (HEAD, BOX)], asks(8000)],
             "serve-port",
             "error",
-            ["asks for Serve's health on 8000, and Serve listens on 9000"],
+            ["probes Serve on 8000, but Serve listens on 9000"],
         ),
-        ([options("host: 127.0.0.1")], "serve-host", "error", ["every request from outside is refused", "0.0.0.0"]),
+        ([options("host: 127.0.0.1")], "serve-host", "error", ["refuses every request from outside", "0.0.0.0"]),
         ([own_service(name="http", port=8888)], "serve-service", "warning", ["drops 8888", "8000 (serve)"]),
         ([own_service(port=8888)], "serve-service", "warning", ["drops 8888", "write name: serve"]),
-        ([own_service(name="serve", port=8888)], "serve-service", "error", ["leads to 8888, for it has no targetPort"]),
+        ([own_service(name="serve", port=8888)], "serve-service", "error", ["leads to 8888, as it has no targetPort"]),
         (
             [own_service(name="serve", port=8888, targetPort=8080)],
             "serve-service",
             "error",
-            ["leads to 8080, and Serve listens on 8000", "write targetPort: 8000"],
+            ["leads to 8080, but Serve listens on 8000", "write targetPort: 8000"],
         ),
         (
             [own_service(name="serve", port=8888, targetPort="http")],

@@ -18,14 +18,14 @@ def from_secret(**reference: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "rule", "words"),
     [
-        (f"{POD} restartPolicy", "never", "wrong-value", ["'never' is none of", "write Never"]),
+        (f"{POD} restartPolicy", "never", "wrong-value", ["'never' is not one of", "write Never"]),
         (f"{POD} dnsPolicy", "ClusterFirstHostNet", "wrong-value", ["write ClusterFirstWithHostNet"]),
         (f"{POD} terminationGracePeriodSeconds", -30, "wrong-value", ["is negative"]),
         (f"{BOX} imagePullPolicy", "IfNotPresents", "wrong-value", ["write IfNotPresent"]),
-        (f"{BOX} ports 0 protocol", "HTTP", "wrong-value", ["none of TCP, UDP, SCTP"]),
-        (f"{BOX} ports 0 containerPort", 82650, "wrong-value", ["82650 is no port"]),
-        (f"{POD} nodeSelector pool", "large tpus", "wrong-value", ["'large tpus' is no label value"]),
-        (f"{POD} tolerations 0 operator", "Exist", "wrong-value", ["'Exist' is none of", "write Exists"]),
+        (f"{BOX} ports 0 protocol", "HTTP", "wrong-value", ["not one of TCP, UDP, SCTP"]),
+        (f"{BOX} ports 0 containerPort", 82650, "wrong-value", ["82650 is not a port"]),
+        (f"{POD} nodeSelector pool", "large tpus", "wrong-value", ["'large tpus' is not a label value"]),
+        (f"{POD} tolerations 0 operator", "Exist", "wrong-value", ["'Exist' is not one of", "write Exists"]),
         (f"{POD} tolerations 0 effect", "NoScheduling", "wrong-value", ["write NoSchedule"]),
         (f"{BOX} env 0", from_secret(name="hub", key=""), "wrong-value", ["is empty", "write key"]),
         (f"{BOX} env 0", from_secret(key="token"), "missing-field", ["name is required"]),
@@ -33,11 +33,11 @@ def from_secret(**reference: str) -> dict[str, Any]:
             f"{BOX} env 0",
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIp"}}},
             "wrong-value",
-            ["'status.podIp' is no field", "write status.podIP"],
+            ["'status.podIp' is not a field", "write status.podIP"],
         ),
         (f"{BOX} resources requests memory", "1ki", "wrong-type", ["a quantity such as 4"]),
         (f"{BOX} livenessProbe", {"exec": {"command": ["true"]}, "periodSeconds": -1}, "wrong-value", ["is negative"]),
-        (f"{BOX} livenessProbe", {"tcpSocket": {"port": 0}}, "wrong-value", ["0 is no port"]),
+        (f"{BOX} livenessProbe", {"tcpSocket": {"port": 0}}, "wrong-value", ["0 is not a port"]),
     ],
 )
 def test_a_spoilt_pod(path: str, value: Any, rule: str, words: list[str]) -> None:
