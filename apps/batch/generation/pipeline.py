@@ -90,7 +90,7 @@ def answers(
     context.execution_options.preserve_order = False
     context.execution_no_progress_timeout_s = -1  # a slice or a long answer may take long
     context.enable_progress_bars = context.print_on_execution_start = False
-    left = sum(item.span.lines if item.missing is None else len(item.missing) for item in todo)
+    left = sum(len(item.missing) for item in todo)
     # No more than each replica can use: a few lines do not need 32 threads.
     open_chunks = min(config.max_batch_size, math.ceil(left / replicas))
     reading = LinesSource(source, todo, chunk_lines(left, replicas, open_chunks))

@@ -12,9 +12,10 @@ from pydantic import field_validator
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
-from apps.llm.batches.records import BatchStore
+from apps.llm.batches.files import Files
+from apps.llm.batches.records import BatchStore, Records
 from apps.llm.batches.storage import FILE, new_id, refusal
-from apps.llm.batches.upload import FORM_BYTES, FileWriter, Form, check_length, too_large
+from apps.llm.batches.upload import FORM_BYTES, Form, check_length, opened_in_thread, too_large
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
 from apps.serving.ingress.bodies import Body, Metadata
 from apps.serving.ingress.openai_errors import OpenAIError, parsed
@@ -111,10 +112,7 @@ def batches_router(
     @router.get("/v1/files", openapi_extra=query(files_query))
     async def list_files(request: Request) -> Any:
         """Lists the key's files, newest first."""
-        store, owner, purpose = required(), _owner(request), request.query_params.get("purpose")
-        find = partial(store.files.several, owner)
-        ids = partial(store.files.newest_first, owner)
-        return await _page(request, ids, find, MOST_FILES, MOST_FILES, {"purpose": purpose} if purpose else {})
+        return await _page(request, required().files, MOST_FILES, MOST_FILES, request.query_params.get("purpose"))
 
     @router.get("/v1/files/{id}")
     async def get_file(request: Request, id: str) -> Any:
@@ -168,9 +166,7 @@ def batches_router(
     @router.get("/v1/batches", openapi_extra=query(batches_query))
     async def list_batches(request: Request) -> Any:
         """Lists the key's batches, newest first."""
-        store, owner = required(), _owner(request)
-        find = partial(store.records.several, owner)
-        return await _page(request, partial(store.records.newest_first, owner), find, FEW_BATCHES, MOST_BATCHES)
+        return await _page(request, required().records, FEW_BATCHES, MOST_BATCHES)
 
     @router.get("/v1/batches/{id}")
     async def get_batch(request: Request, id: str) -> Any:
@@ -196,14 +192,15 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
     most, owner, id_ = store.limits.file_bytes, _owner(request), new_id(FILE)
     reading = Form(request.headers.get("content-type", ""))
     check_length(request.headers, most)
-    size = 0
+    received = size = 0
     try:
-        async with FileWriter.to(partial(store.files.writing, owner, id_)) as writer:
+        async with opened_in_thread(partial(store.files.writing, owner, id_)) as write:
             async for data in request.stream():
-                size += len(data)
+                received += len(data)
                 for piece in reading.feed(data):
-                    await writer.write(piece)
-                if writer.size > most or size > most + FORM_BYTES:
+                    await write(piece)
+                    size += len(piece)
+                if size > most or received > most + FORM_BYTES:
                     raise too_large(most)
             name = reading.finish()
             purpose = reading.fields.get("purpose")
@@ -220,32 +217,25 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
     except Exception as error:  # an object store's own errors have no type in common
         log.exception("an upload failed")
         raise refusal(error) from error
-    return await stored(store.files.add, owner, id_, writer.size, name, purpose)
+    return await stored(store.files.add, owner, id_, size, name, purpose)
 
 
 async def _page(
-    request: Request,
-    ids: Callable[[], list[str]],
-    find: Callable[[list[str]], Sequence[dict[str, Any] | None]],
-    usual: int,
-    most: int,
-    only: dict[str, str] | None = None,
+    request: Request, listed: Files | Records, usual: int, most: int, purpose: str | None = None
 ) -> dict[str, Any]:
     """One page of a listing, with OpenAI's `limit`, `order` and `after`.
 
     Args:
-        ids: returns the ids of all items, newest first.
-        find: returns the items with these ids.
         usual, most: default and maximum of `limit`.
-        only: lists only the items whose fields have these values.
+        purpose: lists only files with this purpose.
     """
-    given = request.query_params
+    given, owner = request.query_params, _owner(request)
     limit, order, after = given.get("limit", str(usual)), given.get("order", "desc"), given.get("after")
     if not re.fullmatch("[0-9]{1,9}", limit) or not 1 <= int(limit) <= most:
         raise OpenAIError(400, f"limit: must be a number from 1 to {most:,}", "limit", "invalid_value")
     if order not in ("asc", "desc"):
         raise OpenAIError(400, "order: must be asc or desc", "order", "invalid_value")
-    left = await stored(ids)
+    left = await stored(listed.newest_first, owner)
     if order == "asc":
         left.reverse()
     if after is not None:
@@ -254,8 +244,8 @@ async def _page(
     wanted = int(limit) + 1  # one more, to know whether there is a next page
     while left and len(found) < wanted:
         some, left = left[:wanted], left[wanted:]
-        for one in await stored(find, some):
-            if one is not None and all(one[field] == value for field, value in (only or {}).items()):
+        for one in await stored(listed.several, owner, some):
+            if one is not None and (not purpose or one["purpose"] == purpose):
                 found.append(one)
     data = found[: int(limit)]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}

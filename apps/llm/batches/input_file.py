@@ -74,25 +74,20 @@ def scan(url: str) -> InputFile:
 
 @dataclass(frozen=True)
 class Todo:
-    """A span, and the indices in it of the lines still to be answered; None for all of them."""
+    """A span, and the indices in it of the lines still to be answered."""
 
     span: Span
-    missing: np.ndarray | None
+    missing: np.ndarray
 
     def chunks(self, source: InputFile, lines: int) -> Iterator[tuple[np.ndarray, list[bytes]]]:
         """(indices in the file, texts) of the missing lines, up to `lines` at a time."""
         texts = source.span(self.span)
-        wanted = np.arange(self.span.lines) if self.missing is None else self.missing
-        for at in range(0, len(wanted), lines):
-            part = wanted[at : at + lines]
+        for at in range(0, len(self.missing), lines):
+            part = self.missing[at : at + lines]
             yield part + self.span.first, [texts[i] for i in part]
 
 
 def missing(source: InputFile, done: np.ndarray) -> list[Todo]:
     """The spans with unanswered lines, in file order. `done`: bool [lines]."""
-    left = []
-    for span in source.spans:
-        wanted = np.flatnonzero(~done[span.first : span.first + span.lines])
-        if len(wanted):
-            left.append(Todo(span, None if len(wanted) == span.lines else wanted))
-    return left
+    left = (Todo(span, np.flatnonzero(~done[span.first : span.first + span.lines])) for span in source.spans)
+    return [todo for todo in left if len(todo.missing)]

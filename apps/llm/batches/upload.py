@@ -4,9 +4,10 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from functools import partial
 from typing import IO, Any, TypeVar
 
 from python_multipart.exceptions import FormParserError
@@ -124,38 +125,26 @@ class Form:
         self._ended = True
 
 
-class FileWriter:
-    """Writes to an open file in its own thread, in order."""
+@asynccontextmanager
+async def opened_in_thread(
+    file: Callable[[], AbstractContextManager[IO[bytes]]],
+) -> AsyncIterator[Callable[[bytes], Awaitable[object]]]:
+    """Opens a file; yields its `write`, in a thread. Closes the file after the last write, however the block ends."""
+    pool, stack = ThreadPoolExecutor(1, "podslice-upload"), ExitStack()
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "podslice-upload")
-        self._file: IO[bytes] | None = None
-        self.size = 0
-
-    async def write(self, piece: bytes) -> None:
-        assert self._file is not None
-        self.size += len(piece)
-        await self._in_thread(self._file.write, piece)
-
-    @classmethod
-    @asynccontextmanager
-    async def to(cls, opened: Callable[[], AbstractContextManager[IO[bytes]]]) -> "AsyncIterator[FileWriter]":
-        """A writer to the file that `opened` opens; closes it after the last write, however the block ends."""
-        writer, stack = cls(), ExitStack()
-        try:
-            writer._file = await writer._in_thread(lambda: stack.enter_context(opened()))
-            yield writer
-        except BaseException as error:
-            await writer._in_thread(stack.__exit__, type(error), error, error.__traceback__)
-            raise
-        else:
-            await writer._in_thread(stack.close)
-        finally:
-            writer._pool.shutdown(wait=False)
-
-    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+    async def run(call: Callable[..., T], *arguments: Any) -> T:
         # Shielded: a call handed to the thread completes, in order, even if the client disconnects.
-        return await asyncio.shield(asyncio.wrap_future(self._pool.submit(call, *arguments)))
+        return await asyncio.shield(asyncio.wrap_future(pool.submit(call, *arguments)))
+
+    try:
+        yield partial(run, (await run(lambda: stack.enter_context(file()))).write)
+    except BaseException as error:
+        await run(stack.__exit__, type(error), error, error.__traceback__)
+        raise
+    else:
+        await run(stack.close)
+    finally:
+        pool.shutdown(wait=False)
 
 
 def too_large(most: int) -> OpenAIError:

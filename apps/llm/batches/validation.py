@@ -33,17 +33,14 @@ def validate(source: InputFile, most_lines: int, endpoint: str, model: str) -> N
         raise BatchFailed(batch_error("too_many_lines", message, None, "input_file_id"))
     seen: dict[str, int] = {}
     errors: list[dict[str, Any]] = []
-    bad = 0
     for span in source.spans:
         for number, text in enumerate(source.span(span), span.first + 1):
             try:
                 _check(text, number, endpoint, model, seen)
             except OpenAIError as error:
-                bad += 1
-                if bad <= MOST_ERRORS:
-                    errors.append(batch_error(error.code, error.message, number, error.param))
-    if bad > MOST_ERRORS:
-        errors.append(batch_error("more_errors", f"{bad - MOST_ERRORS} more lines are bad"))
+                errors.append(batch_error(error.code, error.message, number, error.param))
+    if len(errors) > MOST_ERRORS:
+        errors[MOST_ERRORS:] = [batch_error("more_errors", f"{len(errors) - MOST_ERRORS} more lines are bad")]
     if errors:
         raise BatchFailed(*errors)
 
