@@ -1,4 +1,4 @@
-"""Files and batches over HTTP, with a stand-in for the model: it counts what it is asked, and answers when it may."""
+"""Files and batches over HTTP, with a stand-in for the model that counts requests and answers when the test lets it."""
 
 import asyncio
 import json
@@ -34,19 +34,19 @@ Answer = Callable[[dict[str, Any]], Awaitable[Response]]
 
 @dataclass
 class StandIn:
-    """A model of four places. A prompt `n` is answered with 400 if it begins with `bad`."""
+    """A model with four slots. It answers 400 to prompts that begin with `bad`."""
 
     name: str = MODEL
     places: int = 4
     asked: Counter[str] = field(default_factory=Counter)
-    """How often each prompt was asked."""
+    """Number of requests for each prompt."""
     may_answer: asyncio.Semaphore | None = None
-    """One for each answer; None: as many as are asked."""
+    """Acquired for each answer; None if answers need no permission."""
     running: int = 0
     most: int = 0
-    """Requests at the same time, at most."""
+    """Highest number of concurrent requests so far."""
     refusals: int = 0
-    """So many more requests find the queue full."""
+    """Number of further requests to refuse with a full queue."""
 
     def stats(self) -> Any:
         return SimpleNamespace(running=self.running, waiting=0)
@@ -89,7 +89,7 @@ def kept_in(folder: Path | str, limits: Limits = LIMITS) -> BatchStore:
 
 @contextmanager
 def http_server(app: Any) -> Iterator[str]:
-    """Base URL of an application, lifespan and all."""
+    """Base URL of a running application, with its lifespan."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -107,7 +107,7 @@ def http_server(app: Any) -> Iterator[str]:
 def batch_server(
     folder: Path | str, model: StandIn | None = None, keys: tuple[str, ...] = (), limits: Limits = LIMITS
 ) -> Iterator[openai.OpenAI]:
-    """A client of a replica on that state."""
+    """A client of a replica that uses this storage."""
     with http_server(app_of(kept_in(folder, limits), model or StandIn(), keys)) as url:
         yield client_of(url, keys[0].partition("=")[2] if keys else "none")
 
@@ -117,7 +117,7 @@ def client_of(url: str, key: str = "none") -> openai.OpenAI:
 
 
 def lines(*prompts: str, url: str = "/v1/completions", **body: Any) -> bytes:
-    """A batch's file: line i has the custom_id `line-i`."""
+    """An input file: line i has the custom_id `line-i`."""
     requests = (
         {"custom_id": f"line-{i}", "method": "POST", "url": url, "body": {"prompt": prompt, **body}}
         for i, prompt in enumerate(prompts)
@@ -126,13 +126,13 @@ def lines(*prompts: str, url: str = "/v1/completions", **body: Any) -> bytes:
 
 
 def begin(client: openai.OpenAI, content: bytes, endpoint: str = "/v1/completions", window: str = "24h") -> Any:
-    """A batch of that file."""
+    """Uploads the file and creates a batch of it."""
     file = client.files.create(file=("in.jsonl", content), purpose="batch")
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window)  # type: ignore
 
 
 def ended(client: openai.OpenAI, batch: Any, timeout_s: float = 60) -> Any:
-    """The batch when it has ended."""
+    """Waits for the batch to end; returns it."""
     return until(client, batch, lambda now: now.status in ("completed", "failed", "expired", "cancelled"), timeout_s)
 
 
@@ -145,5 +145,5 @@ def until(client: openai.OpenAI, batch: Any, condition: Callable[[Any], bool], t
 
 
 def answers(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    """What an output or error file has, line by line."""
+    """The lines of an output or error file."""
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()] if file_id else []

@@ -1,6 +1,6 @@
-"""Random bodies to every route: an answer that says what is wrong, never a failure of the server.
+"""Random bodies to every route: each gets an answer or an error that explains it, never a server failure.
 
-python -m tests.llm.batches.test_batches_fuzz 10000 [SEED]    # as many to each route; a seed is printed
+python -m tests.llm.batches.test_batches_fuzz 10000 [SEED]    # requests to each route; prints the seed
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Fuzz:
         return self.chance.choice([*JSON_VALUES, *WORDS, *self.ids, *ENDPOINTS])
 
     def mangled(self, data: bytes) -> bytes:
-        """Some bytes changed, cut out or doubled."""
+        """The text with some bytes changed, removed or doubled."""
         data = bytearray(data)
         for _ in range(self.chance.choice((0, 1, 1, 2, 10))):
             at, size = self.chance.randrange(len(data) + 1), self.chance.randrange(1, 30)
@@ -63,7 +63,7 @@ class Fuzz:
         return bytes(data)
 
     def body(self, fields: dict[str, Any]) -> bytes:
-        """A JSON object that is almost right."""
+        """A nearly valid JSON object."""
         for _ in range(self.chance.choice((0, 1, 1, 2))):
             fields = fields | {self.chance.choice([*fields, "x"]): self.value()}
         data = json.dumps(fields).encode()
@@ -82,7 +82,7 @@ class Fuzz:
             return await client.post("/v1/files", content=data, headers=headers)
         if route == "POST /v1/batches":
             right = {"input_file_id": chance.choice(self.ids), "endpoint": ENDPOINTS[0], "completion_window": "24h"}
-            # Most values are no metadata, and would keep all but a few requests from what is checked after it.
+            # Most values are invalid metadata, which would keep most requests from later checks.
             right |= {"metadata": self.value()} if chance.random() < 0.3 else {}
             return await client.post("/v1/batches", content=self.body(right))
         if route == "line":
@@ -119,7 +119,7 @@ class Fuzz:
                             await client.post(f"/v1/batches/{answer.json()['id']}/cancel")
 
 
-SEED = 20261123  # a suite that draws anew fails now and then on what nobody changed; new draws are the command's
+SEED = 20261123  # fixed, so that failures come only from changes; the command above draws new bodies
 ENDED = ("completed", "failed", "cancelled", "expired")
 
 

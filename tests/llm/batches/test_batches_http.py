@@ -37,8 +37,9 @@ def test_a_life(tmp_path: Path) -> None:
         about = client.files.retrieve(done.output_file_id)
         assert about.purpose == "batch_output" and about.filename == f"{batch.id}_output.jsonl"
         assert about.bytes == len(client.files.content(done.output_file_id).content)
+        # Ended batches are no longer polled.
+        until(client, batch, lambda _: not list((tmp_path / "open").iterdir()))
     assert set(model.asked.values()) == {1} and model.most <= model.places
-    assert not list((tmp_path / "open").iterdir()), "what has ended is not looked at any more"
     left = sorted(path.name for path in (tmp_path / "keys/default/batches" / batch.id).iterdir())
     assert left == ["batch.json", "end.json"]
 
@@ -151,7 +152,7 @@ def test_lists_have_pages(tmp_path: Path) -> None:
         newest_first = [batch.id for batch in reversed(batches)]
         page = client.batches.list(limit=2)
         assert [batch.id for batch in page.data] == newest_first[:2] and page.has_more
-        assert [batch.id for batch in client.batches.list(limit=2)] == newest_first, "the client turns the pages"
+        assert [batch.id for batch in client.batches.list(limit=2)] == newest_first, "the client fetches all pages"
         files = [file.id for file in client.files.list(purpose="batch", limit=2)]
         assert files == [batch.input_file_id for batch in reversed(batches)]
         assert [file.id for file in client.files.list(purpose="batch", order="asc")] == files[::-1]

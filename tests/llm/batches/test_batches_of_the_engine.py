@@ -67,12 +67,12 @@ def test_clients_come_first(server: Any, tmp_path: Path) -> None:
         wait_until(lambda: server.engine.stats().waiting >= 2, 60)
 
         def asked() -> bool:
-            client.completions.create(model=MODEL, prompt="now", max_tokens=3)  # not refused, though the queue is full
+            client.completions.create(model=MODEL, prompt="now", max_tokens=3)  # accepted although the queue is full
             return server.engine.stats().preemptions > before
 
         wait_until(asked, 60)
         now = client.batches.retrieve(batch.id)
-        assert now.status == "in_progress" and now.request_counts.completed < 60, "they did not wait for its end"
+        assert now.status == "in_progress" and now.request_counts.completed < 60, "they did not wait for the batch"
         client.batches.cancel(batch.id)
         assert ended(client, batch).status == "cancelled"
     wait_until(lambda: server.engine.stats().running == 0, 60)
@@ -88,10 +88,10 @@ def test_a_killed_replica_goes_on_where_it_was(ray_cluster: str, serve_url: str,
     arguments = ("--name", "batches", "--route-prefix", "/batches", "apps.llm:build", *options)
     done = serve_cli("run", "--non-blocking", "--address", ray_cluster, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines, tokens = 100, 400  # many times what an engine answers between two looks
+    lines, tokens = 100, 400  # far more than the engine answers between two polls
 
     def replica() -> int | None:
-        """Its process id."""
+        """The replica's process id."""
         actors = ray.util.list_named_actors(all_namespaces=True)
         names = [actor["name"] for actor in actors if actor["name"].startswith("SERVE_REPLICA::batches#")]
         if len(names) != 1:
@@ -100,7 +100,7 @@ def test_a_killed_replica_goes_on_where_it_was(ray_cluster: str, serve_url: str,
         return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
 
     def patiently(ask: Any) -> Any:
-        """While there is no replica, Serve answers for it."""
+        """Retries while there is no replica and Serve itself answers."""
         try:
             return ask()
         except openai.APIStatusError as error:
@@ -129,7 +129,7 @@ def test_a_killed_replica_goes_on_where_it_was(ray_cluster: str, serve_url: str,
         from ray import serve
 
         serve.delete("batches")
-    assert saved < set(output), "what was answered is kept as it was, and not asked again"
+    assert saved < set(output), "saved answers are unchanged and not computed again"
     assert [json.loads(line)["custom_id"] for line in output] == [str(i) for i in range(lines)]
 
 

@@ -1,4 +1,4 @@
-"""Several replicas, and replicas that die: each line has one answer, and what is answered is not asked again."""
+"""Several replicas, some of which die: each line gets one answer, and saved answers are not computed again."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ def begin(
 async def until(condition: Callable[[], Any], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not await asyncio.to_thread(condition):
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         await asyncio.sleep(0.02)
 
 
@@ -56,7 +56,7 @@ def output(kept: BatchStore, id_: str) -> list[bytes]:
 
 
 async def die(replica: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stops without a word, as when it is killed."""
+    """Stops the replica abruptly, as a kill would."""
     with monkeypatch.context() as dead:
         dead.setattr(Lease, "release", lambda lease: None)
         for name in ("save", "clear"):
@@ -76,7 +76,7 @@ async def life_and_death(kept: BatchStore, monkeypatch: pytest.MonkeyPatch, wait
     assert {"lease.json", "progress.json"} < saved
     async with Runner(kept).running(second, second):
         await asyncio.sleep(0.5)
-        assert not second.asked, "the other one lives and holds the lease"
+        assert not second.asked, "the first replica lives and holds the lease"
         await die(dying, monkeypatch)
         if not waits:
             kept.storage.remove(kept.records.path("default", id_, "lease.json"))  # as when its time had passed
@@ -95,7 +95,7 @@ def test_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     from gcsfs.extended_gcsfs import BucketType, ExtendedGcsFileSystem
 
     async def plain(*_: object) -> BucketType:
-        """Without credentials gcsfs asks anew before each call, for some tenths of a second."""
+        """Without credentials, gcsfs looks for them before each call, which takes some tenths of a second."""
         return BucketType.NON_HIERARCHICAL
 
     monkeypatch.setattr(ExtendedGcsFileSystem, "_get_bucket_type", plain)
@@ -137,7 +137,7 @@ def test_a_replica_that_is_stopped_lets_go_at_once(tmp_path: Path) -> None:
             await until(lambda: has_ended(kept, id_))
 
     asyncio.run(run())
-    assert sum(second.asked.values()) == 5, "what was answered was saved at the end"
+    assert sum(second.asked.values()) == 5, "answers were saved at shutdown"
 
 
 def test_a_server_of_another_model_leaves_a_batch_alone_until_it_expires(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_what_a_kill_between_two_files_leaves_is_cleared_away(tmp_path: Path) ->
     kept, model = kept_in(tmp_path), StandIn()
     id_ = begin(kept, "a")
     opened = kept.records.open()[0]
-    kept.records.end(opened, {"status": "cancelled"})  # and killed before the rest was removed
+    kept.records.end(opened, {"status": "cancelled"})  # as if killed before the working files were removed
     orphan = kept.storage.path("open", f"batch_{'0' * 28}.json")
     kept.storage.write(orphan, {"owner": "default", "model": "stand-in", "expires_at": opened.expires_at})
 

@@ -1,4 +1,4 @@
-"""Uploads and downloads: forms as clients write them, and everything that can go wrong with one."""
+"""Uploads and downloads: forms of several clients, bad forms, full disks, disconnects."""
 
 import asyncio
 import contextlib
@@ -65,13 +65,13 @@ def test_a_file(tmp_path: Path) -> None:
 
 def test_forms(tmp_path: Path) -> None:
     app = app_of(kept_in(tmp_path), StandIn())
-    assert post(app, form(FILE, PURPOSE)).json()["bytes"] == len(FILE[2]), "whichever comes first"
+    assert post(app, form(FILE, PURPOSE)).json()["bytes"] == len(FILE[2]), "in either order"
 
     async def dribble() -> AsyncIterator[bytes]:
         for byte in form(PURPOSE, FILE):
             yield bytes([byte])
 
-    assert post(app, dribble()).json()["filename"] == "in.jsonl", "however it is cut"
+    assert post(app, dribble()).json()["filename"] == "in.jsonl", "however the body is split"
     kept = left(tmp_path)
     for content, said in (
         (form(FILE), "purpose: must be batch"),
@@ -133,7 +133,7 @@ def test_a_large_file_is_never_in_memory(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Further bytes cannot be written, as on a full disk."""
+    """Limits the size of files, to simulate a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -146,7 +146,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_a_full_disk(tmp_path: Path) -> None:
     app = app_of(kept_in(tmp_path), StandIn())
-    for size in (100_000, 10):  # no room for the content; none for what is known of it
+    for size in (100_000, 10):  # no room for the content; no room for the metadata
         with files_of_at_most(size):
             refused = post(app, form(PURPOSE, ("file", "f", b"x" * 200_000 if size > 10 else b"x")))
         assert refused.status_code == 507 and refused.json()["error"]["code"] == "insufficient_storage"
@@ -172,7 +172,7 @@ def test_answers_wait_for_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monkey
         batch = begin(client, lines(*map(str, range(12))))
         while failed < 3:
             completed = client.batches.retrieve(batch.id).request_counts.completed
-            assert completed == 0 or failed == 3, "none is counted before it is saved"
+            assert completed == 0 or failed == 3, "answers count only once they are saved"
         for _ in range(4):
             model.may_answer.release()
         done = ended(client, batch)
@@ -183,7 +183,7 @@ def test_a_client_that_leaves_in_mid_upload(tmp_path: Path) -> None:
     app = app_of(kept_in(tmp_path), StandIn())
 
     async def upload(leave: str) -> list[dict[str, Any]]:
-        """Says what was sent back, after the client has closed its connection or the server has cancelled the call."""
+        """The messages sent after the client has disconnected or the server has cancelled the call."""
         begun, sent = asyncio.Event(), []
         body = iter([form(PURPOSE, FILE, end="")[:-20], b"x" * 1000])
 
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_in_mid_upload(tmp_path: Path) -> None:
         call = asyncio.create_task(app(scope, receive, send))
         await begun.wait()
         if leave == "cancel":
-            assert left(tmp_path), "some of it is there already"
+            assert left(tmp_path), "part of the file is written"
             call.cancel()
         await asyncio.gather(call, return_exceptions=True)
         return sent
@@ -231,7 +231,7 @@ def test_what_killed_uploads_left_is_removed(tmp_path: Path) -> None:
     for name in (f"file-{'0' * 28}.jsonl", f"file-{'0' * 28}.jsonl.partial", f"file-{'f' * 28}.jsonl"):
         (folder / name).write_text("x")
     assert kept.files.tidy() == 2
-    assert left(tmp_path) == sorted([*whole, f"file-{'f' * 28}.jsonl"]), "not what may still be written"
+    assert left(tmp_path) == sorted([*whole, f"file-{'f' * 28}.jsonl"]), "files that may still be in use stay"
 
 
 def test_a_server_without_storage_says_so() -> None:

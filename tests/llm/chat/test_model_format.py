@@ -1,4 +1,4 @@
-"""What is found in a chat template, and what of a request fits it."""
+"""Formats detected from chat templates, and requests checked against them."""
 
 import json
 from typing import Any
@@ -56,7 +56,7 @@ def test_the_config_knows_better() -> None:
     assert ModelFormat.of(template, "none").calls is None
     assert ModelFormat.of(template, "auto", "none").reasoning is None
     assert ModelFormat.of("{{ message }}", "auto", "mistral").marks == ("[THINK]", "[/THINK]")
-    assert ModelFormat.of("{{ message }}", "hermes").calls is None  # no place for tools
+    assert ModelFormat.of("{{ message }}", "hermes").calls is None  # does not support tools
 
 
 def test_special_tokens_are_shown_where_they_mean_something() -> None:
@@ -85,7 +85,7 @@ def test_ids_of_calls_are_as_mistrals_templates_take_them() -> None:
     ids = [call["id"] for call in calls["tool_calls"]]
     assert ids == [first["tool_call_id"], second["tool_call_id"]] and ids[1] == "abcdefgh9"
     assert len(ids[0]) == 9 and ids[0].isalnum()
-    assert conversation.messages[1]["tool_call_id"] == "call_0123456789"  # the conversation itself is as it was
+    assert conversation.messages[1]["tool_call_id"] == "call_0123456789"  # the conversation itself is unchanged
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", "7", '"{}"', "[" * 100_000])

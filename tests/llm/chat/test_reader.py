@@ -1,4 +1,4 @@
-"""Answers taken apart: the same events however the text is cut, every call found, no text lost."""
+"""Parsing of answers: the same events however the text is split, every call found, no text lost."""
 
 import json
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def what_a_model_writes_is_understood(
 
 
 def what_was_told_stays_true_where_an_answer_is_cut_short(family: str, called: list[Call], length: int) -> None:
-    """Names in order, arguments as far as they came."""
+    """Names in order, arguments as far as received."""
     answer = FAMILIES[family].write(called)
     whole = understood(pieces_of(reader(family), [answer]))
     short = understood(pieces_of(reader(family), [answer[:length]]))

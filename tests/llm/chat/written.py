@@ -1,4 +1,4 @@
-"""Answers as models of each family write them, for the tests that read them again."""
+"""Answers as each model family writes them, for the tests that parse them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from apps.llm.chat.formats.pythonic import Pythonic
 from apps.llm.chat.reader import AnswerReader
 
 Call = tuple[str, dict[str, Any]]
-"""A tool's name and its arguments."""
+"""A call: the tool's name and arguments."""
 
 
 def gemma_value(value: Any, quote: str) -> str:
@@ -45,7 +45,7 @@ def python_call(call: Call) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """A format, and how a model writes calls in it."""
+    """A call format, and how a model writes it."""
 
     calls: CallFormat
     write: Callable[[Sequence[Call]], str]
@@ -95,7 +95,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def pieces_of(reader: AnswerReader, pieces: Sequence[str]) -> list[ChatEvent]:
-    """All events, neighbours of one kind joined."""
+    """All events, with consecutive pieces of one kind joined."""
     events = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
     whole: list[ChatEvent] = []
     for event in events:
@@ -108,7 +108,7 @@ def pieces_of(reader: AnswerReader, pieces: Sequence[str]) -> list[ChatEvent]:
 
 @dataclass
 class Understood:
-    """What a client would make of the events."""
+    """The answer that a client would build from the events."""
 
     text: str = ""
     reasoning: str = ""
@@ -119,7 +119,7 @@ class Understood:
 
 
 def understood(events: Sequence[ChatEvent]) -> Understood:
-    """Fails where the events are not in an order that a dialect can write."""
+    """Asserts that a dialect can write the events in this order."""
     found = Understood(calls=[])
     within = False
     for event in events:

@@ -1,4 +1,4 @@
-"""Anthropic's streams: order and indices of blocks, and the same message as the whole answer."""
+"""Anthropic's streams: order and indices of blocks, and the same message as without streaming."""
 
 import json
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def writer(context: int = 1000, plain: bool = False) -> MessageWriter:
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop", stopped_by: Any = None) -> list[list[Output]]:
-    """One step for each piece, and one that ends the answer."""
+    """One step per piece, and a last one that ends the answer."""
     return [[Output(0, piece, (7,))] for piece in pieces] + [[Output(0, "", (1,), (), reason, stopped_by)]]
 
 
@@ -42,7 +42,7 @@ def streamed(writer: MessageWriter, steps: Sequence[list[Output]]) -> list[dict[
 
 
 def collected(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The message as the official client makes it of a stream; checks the order of events."""
+    """The message that the official client builds from a stream; checks the order of events."""
     message: Any = None
     buffers: dict[int, bytes] = {}
     open_, blocks = None, 0
@@ -61,7 +61,7 @@ def collected(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def comparable(message: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs from answer to answer."""
+    """The message without ids, which differ between answers."""
     blocks = [{k: v for k, v in block.items() if k not in ("id", "signature")} for block in message["content"]]
     names = ("stop_reason", "stop_sequence", "role", "type", "model", "usage")
     return {"content": blocks, **{name: message[name] for name in names}}
@@ -133,7 +133,7 @@ def test_an_answer_of_nothing() -> None:
 
 
 def test_silence_is_broken_by_a_ping(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = CALL.partition(" ")[0]  # may be the beginning of a call: nothing of it is shown
+    held = CALL.partition(" ")[0]  # a possible call: not shown yet
     quiet = writer()
     assert quiet.events([Output(0, "", (7,))]) and not quiet.events([Output(0, held, (7,))])
     monkeypatch.setattr(anthropic_answers, "PING_S", -1)

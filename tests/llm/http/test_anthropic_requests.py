@@ -1,4 +1,4 @@
-"""Anthropic's messages as chat templates get them."""
+"""Anthropic's messages, converted for chat templates."""
 
 import json
 from typing import Any

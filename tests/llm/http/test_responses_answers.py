@@ -1,4 +1,4 @@
-"""The streams of responses: order and numbers of events, and the same response as the whole answer."""
+"""Streams of responses: order and numbers of events, and the same response as without streaming."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def writer(plain: bool = False) -> ResponseWriter:
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop") -> list[list[Output]]:
-    """One step for each piece, and one that ends the answer."""
+    """One step per piece, and a last one that ends the answer."""
     return [[Output(0, piece, (7,))] for piece in pieces] + [[Output(0, "", (1,), (), reason)]]
 
 
@@ -41,7 +41,7 @@ def streamed(writer: ResponseWriter, steps: Sequence[list[Output]]) -> list[dict
 
 
 def parsed(text: bytes) -> list[dict[str, Any]]:
-    """Checks each event against the official client's type of it."""
+    """Checks each event against the official client's types."""
     events = []
     for event in text.decode().removesuffix("\n\n").split("\n\n"):
         name, data = event.split("\n")
@@ -52,7 +52,7 @@ def parsed(text: bytes) -> list[dict[str, Any]]:
 
 
 def collected(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The response that the official client makes of a stream's events; checks their order."""
+    """The response that the official client builds from a stream's events; checks their order."""
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
@@ -72,7 +72,7 @@ def collected(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def comparable(response: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs from answer to answer."""
+    """The response without ids and times, which differ between answers."""
     Response.model_validate(response)
     output = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in response["output"]]
     return response | {"id": "", "created_at": 0, "completed_at": 0, "output": output}

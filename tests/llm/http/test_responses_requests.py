@@ -1,4 +1,4 @@
-"""The input of a response as chat templates get it, and as it is kept."""
+"""The input of a response, converted for chat templates and as stored."""
 
 import json
 from typing import Any

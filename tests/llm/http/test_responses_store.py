@@ -1,4 +1,4 @@
-"""Responses in a replica's memory: bounded in number and bytes, and each caller's own."""
+"""Responses stored in a replica's memory: limits on number and bytes, separation of callers."""
 
 from apps.llm.http.responses.store import KeptResponse, ResponseStore
 

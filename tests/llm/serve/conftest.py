@@ -36,7 +36,7 @@ def stats(llm_url: str) -> Callable[[], dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A tiny random model that has tools and thinks, as Qwen3 does; without Ray."""
+    """A tiny random model with tools and reasoning, as Qwen3 has; without Ray."""
     folder = chat_models.save(tmp_path_factory.mktemp("chat"), "qwen3")
     sizes = {"dtype": "float32", "pages": 128, "page_size": 16, "max_model_len": 512}
     with local_server(model=str(folder), **sizes) as server:
@@ -45,7 +45,7 @@ def chat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServe
 
 @pytest.fixture
 def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Gives the model another chat template."""
+    """Changes the model's chat template."""
 
     def change(name: str) -> None:
         template = chat_models.TEMPLATES[name]
@@ -57,7 +57,7 @@ def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams have an event for each token, also where a busy machine lets the server read several at once."""
+    """Makes streams send an event for each token, even if a busy machine lets the server read several at once."""
     batches = EngineStream.batches
 
     async def one_by_one(stream: EngineStream) -> AsyncIterator[list[Output]]:

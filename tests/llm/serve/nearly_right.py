@@ -1,4 +1,4 @@
-"""Bodies that are nearly right, for hypothesis."""
+"""Hypothesis strategies for nearly valid bodies."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ anything = st.recursive(
 
 
 def fields(known: dict[str, st.SearchStrategy[Any]], needed: tuple[str, ...] = ()) -> st.SearchStrategy[Any]:
-    """An object that is nearly right: each of its fields may be missing or may be anything."""
+    """A nearly valid object: each field may be missing or have any value."""
     wild = {name: strategy | anything for name, strategy in known.items() if name not in needed}
     return st.fixed_dictionaries({name: known[name] for name in needed}, optional=wild)
 

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 REPOSITORY = Path(__file__).parents[3]
-SMALL = {"max_batch_size": 4, "max_step_tokens": 64}  # few programs to compile, and the same ones everywhere
+SMALL = {"max_batch_size": 4, "max_step_tokens": 64}  # few programs to compile, the same in all tests
 MODEL = "podslice-demo"
 
 
@@ -49,7 +49,7 @@ def served(app: Any) -> Iterator[str]:
 
 @contextmanager
 def local_server(**config: Any) -> Iterator[LocalServer]:
-    """The application without Ray around it: for what needs a hand on the engine."""
+    """The application without Ray, for tests that need access to the engine."""
     from apps.llm.engine import Engine
     from apps.llm.engine_model import EngineModel
     from apps.llm.http.app import http_app
@@ -66,7 +66,7 @@ def local_server(**config: Any) -> Iterator[LocalServer]:
 
 @contextmanager
 def held(engine: Any) -> Iterator[None]:
-    """No step begins within the block: what runs does not end, and what waits goes on waiting."""
+    """Holds the engine's steps within the block: running requests do not end, waiting ones keep waiting."""
     executor, go = engine.loops[0].executor, threading.Event()
     launch = executor.launch
 

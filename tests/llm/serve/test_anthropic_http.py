@@ -23,7 +23,7 @@ WEATHER = {
 }
 TOOL = {"name": "get_weather", "description": "Forecast.", "input_schema": WEATHER}
 ONE_CALL = {"type": "any", "disable_parallel_tool_use": True}
-GREEDY: Any = {"extra_body": {"temperature": 0}}  # there is no seed, and a random model may draw anything
+GREEDY: Any = {"extra_body": {"temperature": 0}}  # without a seed, sampling could return anything
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_tools_over_two_turns(client: anthropic.Anthropic) -> None:
 def test_tokens_are_counted_as_they_are_used(client: anthropic.Anthropic) -> None:
     thinking: Any = {"type": "enabled", "budget_tokens": 1024}
     for i, more in enumerate(({}, {"tool_choice": {"type": "any"}}, {"thinking": thinking})):
-        more |= {"tools": [TOOL | {"name": f"{i}_weather"}]}  # the prompt's beginning: nothing of it is cached
+        more |= {"tools": [TOOL | {"name": f"{i}_weather"}]}  # changes the prompt's beginning, so nothing is cached
         counted = client.messages.count_tokens(model=MODEL, messages=HELLO, **more).input_tokens
         first, again = (ask(client, max_tokens=1, **more).usage for _ in range(2))
         for usage in (first, again):
@@ -100,8 +100,8 @@ def test_thinking_is_asked_for(client: anthropic.Anthropic, change_template: Cal
         client.messages.count_tokens(model=MODEL, messages=HELLO, thinking=thinking).input_tokens
         for thinking in ({"type": "enabled", "budget_tokens": 1024}, anthropic.omit, {"type": "disabled"})
     )
-    assert off == not_asked > asked  # an empty thought in the prompt
-    change_template("thinking")  # its prompt opens the reasoning
+    assert off == not_asked > asked  # the prompt has empty reasoning
+    change_template("thinking")  # its prompt has the opening mark of the reasoning
     message = ask(client, max_tokens=12)
     assert [block.type for block in message.content] == ["thinking"] and message.content[0].signature
     again = [*HELLO, {"role": "assistant", "content": message.content}, *HELLO]

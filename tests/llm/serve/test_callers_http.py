@@ -1,4 +1,4 @@
-"""Callers with weights and limits, as HTTP shows them: refusals in each dialect's form, and metrics by name."""
+"""Callers' weights and limits over HTTP: refusals in each dialect's format, and metrics by caller."""
 
 import asyncio
 from collections import Counter
@@ -37,7 +37,7 @@ def server():
 
 
 def asked(server: Any, requests: list[tuple[str, dict[str, Any]]], key: str | None, address: str) -> list[Any]:
-    """The answers, all asked at a time, of one with this key at this address."""
+    """Sends all requests at once, with this key and from this address; returns the answers."""
     app = http_app(server.model, KEYS if key else {})
     headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -55,7 +55,7 @@ def test_a_limit_is_named_with_the_time_to_come_again(server):
     for path, body in PATHS.items():
         (reply,) = asked(server, [(path, body)], "key-a", "1")
         assert reply.status_code == 429, path
-        assert 60 <= int(reply.headers["retry-after"]) <= 600, path  # 270 tokens too many, at 30 a minute
+        assert 60 <= int(reply.headers["retry-after"]) <= 600, path  # 270 tokens over the limit, at 30 a minute
         assert "alice has used up its token limit (tokens_per_minute 30)" in reply.text, path
         assert "key-a" not in reply.text
     (reply,) = asked(server, [("/v1/chat/completions", HELLO)], "key-a", "1")
@@ -78,7 +78,7 @@ def test_a_limit_of_requests_at_a_time(server, key):
     name = "bob" if key else "anonymous"
     wait_until(lambda: server.engine.callers()[name].requests == 0)
     assert asked(server, [("/v1/completions", short)], key, "10.0.0.1")[0].status_code == 200
-    inputs = {"input": [f"text {i}" for i in range(5)]}  # which wait for each other
+    inputs = {"input": [f"text {i}" for i in range(5)]}  # each waits for the one before
     assert asked(server, [("/v1/embeddings", inputs)], key, "10.0.0.1")[0].status_code == 200
 
 

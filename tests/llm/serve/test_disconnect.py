@@ -1,4 +1,4 @@
-"""A client that leaves frees its request, streamed or not, however its packets came."""
+"""A client that disconnects frees its request, streamed or not, however its packets were split."""
 
 import json
 import socket
@@ -14,7 +14,7 @@ MESSAGE = {
     "model": "podslice-demo",
     "max_tokens": 900,
     "messages": [{"role": "user", "content": "x"}],
-    "output_config": {"format": {"type": "json_schema", "schema": FORMAT}},  # long: there is no ignore_eos
+    "output_config": {"format": {"type": "json_schema", "schema": FORMAT}},  # a long answer, as there is no ignore_eos
 }
 LONG = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True}
 # JetStream's and Saxml's bodies have no ignore_eos. Greedily answered, this goes on and on; sampled, as Saxml's is
@@ -27,12 +27,12 @@ Stats = Callable[[], dict[str, Any]]
 
 
 def work_of(stats: dict[str, Any]) -> int:
-    """Everything that anybody has been answered with since the start."""
+    """Tokens and vectors computed since the start."""
     return stats["generated_tokens"] + stats["scored_tokens"] + stats["embeddings"]
 
 
 def work_after_leaving(url: str, stats: Stats, path: str, body: dict, split: bool) -> int:
-    """Sends a request, waits until it runs, closes the connection; what was still done when nothing runs any more."""
+    """Sends a request, closes the connection while it runs, waits until it has ended; returns the work done."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     before, deadline = stats(), time.monotonic() + 120
@@ -41,7 +41,7 @@ def work_after_leaving(url: str, stats: Stats, path: str, body: dict, split: boo
         if split:
             time.sleep(0.05)
         connection.sendall(content)
-        # Where this process stands still meanwhile, all of it may have run unseen.
+        # If this process stalls, the whole request may have run unseen.
         while not (now := stats())["running"] and now["steps"] == before["steps"]:
             assert time.monotonic() < deadline, "never seen running"
     while (now := stats())["running"] or now["waiting"]:
@@ -67,7 +67,7 @@ def work_after_leaving(url: str, stats: Stats, path: str, body: dict, split: boo
     ids=["stream", "whole", "many", "messages stream", "messages", "jetstream", "saxml", "embeddings", "score"],
 )
 def test_leaving_frees_the_request(llm_url: str, stats: Stats, path: str, extra: dict, whole: int, split: bool) -> None:
-    # Nobody knows how much a busy machine does before it hears of it; once in a few tries it is not all.
+    # A busy machine may finish the request before it notices the disconnect, but not in every try.
     done = [whole]
     while done[-1] >= whole and len(done) < 6:
         done.append(work_after_leaving(llm_url, stats, path, LONG | extra, split))

@@ -1,4 +1,4 @@
-"""JetStream's HTTP face: the tutorial's own command, and each reply to the letter."""
+"""JetStream's HTTP API: the tutorial's own command, and each reply byte for byte."""
 
 import json
 import subprocess
@@ -34,7 +34,7 @@ def test_every_field_has_its_default(llm_url):
 
 
 def test_a_stream_is_json_objects_one_after_the_other(llm_url):
-    body = {"prompt": "ha" * 30, "max_tokens": 200}  # a long answer: of a short one all may come at once
+    body = {"prompt": "ha" * 30, "max_tokens": 200}  # long, because a short answer may arrive all at once
     whole = httpx.post(f"{llm_url}/generate", json=body).json()["response"]
     reply = httpx.post(f"{llm_url}/generate", json=body | {"stream": True})
     assert reply.headers["content-type"].startswith("application/json")

@@ -58,7 +58,7 @@ def test_chat_streams_the_same_text(client):
 
 
 def test_a_stream_comes_in_pieces(client):
-    """A long one: where the machine is busy, a few tokens may come at once."""
+    """A long stream, because on a busy machine several tokens may arrive at once."""
     endless = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
     assert len(list(complete(client, stream=True, **endless))) > 10
 
@@ -103,7 +103,7 @@ def test_seed_and_n(client):
 
 def test_stop_strings(client):
     text = greedy(client).choices[0].message.content
-    stop = text[len(text) // 2 :][:3]  # begins and ends within tokens, wherever they are
+    stop = text[len(text) // 2 :][:3]  # likely not at token boundaries
     stopped = greedy(client, stop=[stop, "never said"])
     assert stopped.choices[0].message.content == text.split(stop)[0]
     assert stopped.choices[0].finish_reason == "stop" and stopped.choices[0].stop_reason == stop
@@ -160,7 +160,7 @@ def test_json_schema(client):
         answer = greedy(client, response_format=form, seed=seed, max_tokens=60).choices[0]
         if answer.finish_reason == "stop":
             assert set(json.loads(answer.message.content)) == {"days", "sure"}
-        else:  # a small model may count on and on; what there is must still fit
+        else:  # a small model may never stop counting; its answer must still be a valid beginning
             assert answer.message.content.lstrip().startswith("{")
     anything = greedy(client, response_format={"type": "json_object"}, max_tokens=20).choices[0].message.content
     assert anything.lstrip().startswith("{")

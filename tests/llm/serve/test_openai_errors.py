@@ -1,4 +1,4 @@
-"""Refusals in OpenAI's own form: the status, and the field that must change."""
+"""Refusals in OpenAI's format: the status, and the field to change."""
 
 import httpx
 import openai
@@ -89,7 +89,7 @@ def test_an_unknown_model(client, llm_url):
     assert refused.value.code == "model_not_found" and refused.value.param == "model"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-none")
-    # The one model that is served needs no name.
+    # The model's name is optional.
     assert httpx.post(f"{llm_url}/v1/completions", json={"prompt": "x", "max_tokens": 1}).json()["model"] == MODEL
 
 

@@ -1,4 +1,4 @@
-"""A full queue, an engine that fails, and API keys: without Ray, with a hand on the engine."""
+"""A full queue, an engine that fails, and API keys, without Ray."""
 
 import asyncio
 import json
@@ -112,9 +112,9 @@ def test_keys(server):
         reply = ask(refused, "/v1/messages")
         assert reply.status_code == 401 and reply.json()["error"]["type"] == "authentication_error"
         assert reply.json()["type"] == "error" and reply.json()["request_id"] == reply.headers["request-id"]
-    assert ask("right", "/v1/messages", "x-api-key").status_code == 405  # a GET, by one who may
+    assert ask("right", "/v1/messages", "x-api-key").status_code == 405  # a GET, with a valid key
     assert ask("wrong", "/v1/messages", "x-api-key").status_code == 401
-    assert ask(None, "/generate").status_code == 401  # not even which methods there are
+    assert ask(None, "/generate").status_code == 401  # without a key, not even the methods are revealed
     assert ask(None, "/healthcheck").status_code == ask(None, "/health").status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""What evaluation harnesses ask: an echoed prompt's log probabilities, as lm-eval reads them, and vLLM's own fields."""
+"""Evaluation harnesses' requests: log probabilities of an echoed prompt, as lm-eval reads them, and vLLM's fields."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def test_loglikelihoods_as_lm_eval_reads_them(server: LocalServer) -> None:
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     for choice, prompt in zip(choices, PROMPTS, strict=True):
         told = choice["logprobs"]
-        assert {len(told[name]) for name in told} == {len(prompt) + 1}  # with the one that is generated
+        assert {len(told[name]) for name in told} == {len(prompt) + 1}  # and the generated one
         assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
         assert told["text_offset"] == sorted(told["text_offset"])
         assert choice["text"].startswith(server.engine.tokenizer.decode(prompt))

@@ -1,4 +1,4 @@
-"""Saxml's HTTP face: the tutorials' own command, both generations' replies, and scores."""
+"""Saxml's HTTP API: the tutorials' own command, the replies of both proxy versions, and scores."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 MODEL = "podslice-demo"
-LAUGH = "ha" * 30  # goes on and on
+LAUGH = "ha" * 30  # an endless answer
 QUERY = "How many days are in a week?"
 TUTORIAL = """curl --request POST \\
 --header "Content-type: application/json" \\
@@ -50,7 +50,7 @@ def test_with_extra_inputs_the_list_alone(llm_url, client):
 
 
 def test_a_stream_is_an_event_for_each_step(llm_url):
-    long = GREEDY | {"per_example_max_decode_steps": 200}  # of a short one a busy machine may send all at once
+    long = GREEDY | {"per_example_max_decode_steps": 200}  # long, because a short answer may arrive all at once
     ((text, score),) = generate(llm_url, query=LAUGH, extra_inputs=long).json()
     reply = generate(llm_url, query=LAUGH, extra_inputs=long, stream=True)
     assert reply.headers["content-type"].startswith("text/event-stream")
@@ -98,7 +98,7 @@ def test_scores(llm_url, client):
     assert reply["model"] == MODEL and len(reply["token_log_probs"]) == 3
     assert reply["scores"] == [pytest.approx(sum(logprobs)) for logprobs in reply["token_log_probs"]]
     alone = httpx.post(url, json={"prefix": QUERY, "suffix": answers[0]}, timeout=60).json()
-    assert alone["scores"] == pytest.approx(reply["scores"][:1], abs=0.1)  # bfloat16, in another company
+    assert alone["scores"] == pytest.approx(reply["scores"][:1], abs=0.1)  # bfloat16, in a different batch
     ((text, _),) = generate(llm_url, query=QUERY, extra_inputs=GREEDY | {"per_example_max_decode_steps": 6}).json()
     own = httpx.post(url, json={"prefix": QUERY, "suffix": text}, timeout=60).json()["scores"][0]
     assert own > min(reply["scores"]), "what it says itself is not the least likely"

@@ -27,7 +27,7 @@ WEATHER = {
 }
 
 
-QUICK = {"chat_template_kwargs": {"enable_thinking": False}}  # a random model may think for ever
+QUICK = {"chat_template_kwargs": {"enable_thinking": False}}  # a random model may reason forever
 
 
 def tool(name: str = "get_weather", parameters: Any = WEATHER, **more: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def client(chat_server: LocalServer) -> Iterator[openai.OpenAI]:
 
 def ask(client: openai.OpenAI, messages: Any = HELLO, **fields: Any) -> Any:
     fields = {"tools": [tool()], "tool_choice": "required", "max_tokens": 250, "seed": 1, "extra_body": QUICK} | fields
-    fields = {"logit_bias": {1: 5}} | fields  # a few calls at most before the end of sequence
+    fields = {"logit_bias": {1: 5}} | fields  # at most a few calls before the end of sequence
     return client.chat.completions.create(model=MODEL, messages=messages, **fields)
 
 
@@ -104,7 +104,7 @@ def test_the_clients_own_stream_parses_strict_arguments(client: openai.OpenAI) -
 
 
 def test_text_comes_before_a_strict_call_in_one_stream(client: openai.OpenAI, chat_server: LocalServer) -> None:
-    """Whether to call is the model's choice, which a bias makes likely after a few tokens."""
+    """With `auto` the model chooses whether to call; a bias makes a call likely after a few tokens."""
     mark = chat_server.engine.tokenizer.fast.token_to_id("<tool_call>")
     fields: Any = {"tools": [tool(strict=True)], "tool_choice": "auto", "parallel_tool_calls": False}
     both = 0
@@ -134,9 +134,9 @@ def test_reasoning_is_apart_from_the_content(client: openai.OpenAI, change_templ
     thinks, quick, switched = (
         ask(client, **fields, extra_body=extra) for extra in ({}, {"reasoning_effort": "none"}, QUICK)
     )
-    assert quick.usage.prompt_tokens > thinks.usage.prompt_tokens  # an empty thought in the prompt
+    assert quick.usage.prompt_tokens > thinks.usage.prompt_tokens  # the prompt has empty reasoning
     assert quick.choices[0].message.content == switched.choices[0].message.content
-    change_template("thinking")  # its prompt opens the reasoning
+    change_template("thinking")  # its prompt has the opening mark of the reasoning
     message = ask(client, **fields, extra_body={}).choices[0].message
     assert message.content == "" and message.reasoning_content
     deltas = [chunk.choices[0].delta for chunk in ask(client, **fields, extra_body={}, stream=True)]
@@ -202,7 +202,7 @@ def test_a_bad_body_names_the_field(chat_server: LocalServer, fields: dict[str, 
     assert (error["param"], error["type"]) == (param, "invalid_request_error") and error["message"], error
 
 
-@pytest.mark.parametrize(("template", "says"), [("none", "no place for them"), ("unknown", "tool_call_format")])
+@pytest.mark.parametrize(("template", "says"), [("none", "does not support tools"), ("unknown", "tool_call_format")])
 def test_a_model_that_cannot_be_offered_tools(
     chat_server: LocalServer, change_template: Callable[[str], None], template: str, says: str
 ) -> None:

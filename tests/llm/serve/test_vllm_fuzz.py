@@ -1,6 +1,6 @@
-"""Random bodies to vLLM's endpoints, over a real engine: an answer or what is wrong, never a failure of the server.
+"""Random bodies to vLLM's endpoints, over a real engine: an answer or a clear error, never a server failure.
 
-python -m tests.llm.serve.test_vllm_fuzz 10000 [SEED]    # as many to each route; a seed is printed
+python -m tests.llm.serve.test_vllm_fuzz 10000 [SEED]    # requests to each route; prints the seed
 """
 
 import json
@@ -18,10 +18,10 @@ import pytest
 from tests.llm.engine import chat_models
 from tests.llm.serve.serving import MODEL, LocalServer, local_server
 
-SEED = 20261123  # a suite that draws anew fails now and then on what nobody changed; new draws are the command's
+SEED = 20261123  # fixed, so that failures come only from changes; the command above draws new bodies
 CHAT = [{"role": "user", "content": "Rain in Lyon?"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-RIGHT: dict[str, dict[str, list[Any]]] = {  # route -> field -> values that it takes
+RIGHT: dict[str, dict[str, list[Any]]] = {  # route -> field -> valid values
     "/tokenize": {
         "model": [MODEL],
         "prompt": ["", "Rain in Lyon?", "<s></s><tool_call>", "é\u4fa8\U0001f327\ufffd\0", "x " * 2000],
@@ -56,7 +56,7 @@ class Fuzz:
         self.statuses: Counter[tuple[str, int]] = Counter()
 
     def body(self, route: str) -> bytes:
-        """A JSON object that is right, or almost."""
+        """A valid or nearly valid JSON object."""
         chance, right = self.chance, RIGHT[route]
         needed = NEEDED[route] if route != "/tokenize" else (chance.choice(NEEDED[route]),)
         names = [name for name in right if name in needed or (name not in NEEDED[route] and chance.random() < 0.3)]
@@ -67,7 +67,7 @@ class Fuzz:
             if chance.random() < 0.1:
                 del fields[name]
         data = json.dumps(fields).encode()
-        if chance.random() < 0.05:  # no JSON, or another body
+        if chance.random() < 0.05:  # not JSON, or another route's body
             at = chance.randrange(len(data))
             data = data[:at] + chance.choice((b"", b"\xff", b"NaN", b"]")) + data[at + 1 :]
         return data
@@ -77,7 +77,7 @@ class Fuzz:
         return self.chance.choice([*WRONG, *WRONG, *kept])
 
     def altered(self, value: Any) -> Any:
-        """The value with something else somewhere in it."""
+        """The value with a random part replaced."""
         if isinstance(value, list) and value:
             at = self.chance.randrange(len(value))
             return [*value[:at], self.altered(value[at]), *value[at + 1 :]]
@@ -103,7 +103,7 @@ class Fuzz:
 
 
 def read(route: str, body: dict[str, Any], reply: httpx.Response) -> None:
-    """What holds of every answer."""
+    """Checks that hold for every answer."""
     told = json.loads(reply.content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON: {body}"))
     if route == "/tokenize":
         assert told["count"] == len(told["tokens"])

@@ -1,4 +1,4 @@
-"""What the tests of responses ask for, and how."""
+"""Requests that the tests of responses share."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ ONE_CALL: dict[str, Any] = {
     "tool_choice": "required",
     "parallel_tool_calls": False,
     "max_output_tokens": 200,
-    "temperature": 0,  # there is no seed, and a random model may draw anything
-    "reasoning": {"effort": "none"},  # a random model may think for ever
+    "temperature": 0,  # without a seed, sampling could return anything
+    "reasoning": {"effort": "none"},  # a random model may reason forever
 }
 HEADERS = {"x-api-key": "a-key"}
 KEPT = 3
-"""Responses that the server of `keeping` keeps."""
+"""Number of responses that the server of `keeping` stores."""
 
 
 def client_of(url: str, key: str = "a-key") -> openai.OpenAI:

@@ -1,4 +1,4 @@
-"""An application over the tiny model that keeps responses, and clients of it."""
+"""An application over the tiny model that stores responses, and its clients."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from tests.llm.serve.serving import LocalServer, served
 
 @pytest.fixture(scope="session")
 def keeping(chat_server: LocalServer) -> Iterator[str]:
-    """URL of an application over the same model that keeps responses, for two callers."""
+    """URL of an application over the same model that stores responses, for two callers."""
     keys = principals(["alice=a-key", "alice=a-second-key", "bob=b-key"])
     with served(http_app(chat_server.model, keys, stored_responses=KEPT)) as url:
         yield url

@@ -1,4 +1,4 @@
-"""Responses that a server keeps: continued, listed, deleted, and their caller's alone."""
+"""Stored responses: continued, listed, deleted, and private to their caller."""
 
 import openai
 import pytest
@@ -7,7 +7,7 @@ from tests.llm.serve.responses.asking import KEPT, ONE_CALL, QUESTION, TOOL, ask
 
 
 def test_a_kept_response_is_continued(client: openai.OpenAI) -> None:
-    """By its id alone, with the same answer as the whole conversation has."""
+    """Continuing by id gives the same answer as sending the whole conversation."""
     called = ask(client, **ONE_CALL)
     (call,) = called.output
     result = {"type": "function_call_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "no"}]}

@@ -1,4 +1,4 @@
-"""Bad bodies name their field, and none brings the server down."""
+"""Errors for bad bodies name the field, and no body causes a server failure."""
 
 import json
 from collections import Counter
@@ -97,7 +97,7 @@ def test_what_would_be_no_json_is_refused(chat_server: LocalServer, number: str)
 
 
 def right(known: dict[str, st.SearchStrategy[Any]], needed: tuple[str, ...] = ()) -> st.SearchStrategy[Any]:
-    """An object with some of its fields, none of them wrong by itself."""
+    """An object with some of its fields, each valid by itself."""
     optional = {name: strategy for name, strategy in known.items() if name not in needed}
     return st.fixed_dictionaries({name: known[name] for name in needed}, optional=optional)
 
@@ -164,7 +164,7 @@ bodies = st.one_of(
 
 
 class Trials:
-    """Sends bodies; counts what they are answered with."""
+    """Sends bodies; counts the statuses of the answers."""
 
     def __init__(self, http: httpx.Client):
         self.http, self.last = http, ""
@@ -199,7 +199,7 @@ class Trials:
 
 
 def try_bodies(url: str, count: int) -> Counter[int]:
-    """How many were answered with each status. The bodies are right, wrong in one place, or wrong in many."""
+    """Number of answers by status. Bodies are valid, wrong in one place, or wrong in many."""
     with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as http:
         trials = Trials(http)
         settings(max_examples=count)(given(bodies)(trials.no_body_is_too_bad))()
@@ -209,7 +209,7 @@ def try_bodies(url: str, count: int) -> Counter[int]:
 @pytest.mark.slow
 def test_no_body_is_too_bad(keeping: str) -> None:
     answers = try_bodies(keeping, 200)
-    assert answers[200] > 5 and answers[400] > 5, answers  # else they are all alike
+    assert answers[200] > 5 and answers[400] > 5, answers  # otherwise the bodies are too uniform
 
 
 @pytest.mark.slow

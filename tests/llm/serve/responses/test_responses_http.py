@@ -102,8 +102,8 @@ def test_an_answer_in_json(stateless: openai.OpenAI) -> None:
 
 def test_reasoning_is_an_item_of_its_own(client: openai.OpenAI, change_template: Callable[[str], None]) -> None:
     thinks, quick = (ask(client, reasoning={"effort": effort}).usage.input_tokens for effort in ("high", "none"))
-    assert quick > thinks  # an empty thought in the prompt
-    change_template("thinking")  # its prompt opens the reasoning
+    assert quick > thinks  # the prompt has empty reasoning
+    change_template("thinking")  # its prompt has the opening mark of the reasoning
     events = list(ask(client, stream=True))
     kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
