@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.ports import SERVE_PORTS, free_port
+from tests.ports import free_port, serve_ports
 
 # Read when Ray is imported. Ray 2.60 guards a new local cluster with a token that it writes into the home directory.
 os.environ["RAY_AUTH_MODE"] = "disabled"
@@ -43,8 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """Address of a Ray cluster on this machine, with this process connected. Logical CPUs are plenty."""
-    for name in SERVE_PORTS:
-        os.environ[name] = str(free_port())
+    os.environ |= serve_ports()
     import ray
 
     from apps.serving.ingress.direct_ingress import prefer_direct_ingress

@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from tests.ports import free_port
 
 KILLS = 5
 REPOSITORY = Path(__file__).parents[2]
@@ -44,12 +45,6 @@ def cluster(state: Path, port: int) -> Iterator[Callable[[], None]]:
     finally:
         kill()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.chaos

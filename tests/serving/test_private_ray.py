@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import SERVE_PORTS, free_port
+from tests.ports import serve_ports
 
 pytestmark = pytest.mark.slow
 
@@ -15,6 +15,6 @@ pytestmark = pytest.mark.slow
 def test_each_use() -> None:
     cases = Path(__file__).with_name("private_ray_cases.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
-    environment = os.environ | {name: str(free_port()) for name in SERVE_PORTS}
+    environment = os.environ | serve_ports()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

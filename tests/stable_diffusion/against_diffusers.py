@@ -8,7 +8,6 @@ what HTTP, Serve and PNG add to a picture at concurrency 1: the client's time le
 
 import argparse
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import httpx
 sys.path.append(str(Path(__file__).parents[2]))
 
 from ray_configs.stable_diffusion import StableDiffusionConfig
+from tests.ports import free_port, serve_ports
 
 CONFIG = StableDiffusionConfig.demo()
 PROMPTS = [
@@ -32,8 +32,7 @@ PROMPTS = [
 def served(port: int) -> None:
     """The application behind Serve, until this process is told to end."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    for name in ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT"):
-        os.environ[f"RAY_SERVE_{name}"] = str(free_port())
+    os.environ |= serve_ports()
     from apps.stable_diffusion import app  # before Ray starts: it asks for direct ingress
 
     import ray  # isort: skip
@@ -46,12 +45,6 @@ def served(port: int) -> None:
     sys.stdin.read()
     serve.shutdown()
     ray.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def diffusers_pipeline() -> Callable[[list[str]], None]:

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -24,6 +23,7 @@ from tests.kubernetes.clusters import Cluster
 from tests.kubernetes.harness import building
 from tests.kubernetes.harness.namespace import NODE_ADDRESS
 from tests.kubernetes.harness.webhook import Webhook
+from tests.ports import free_port
 
 SERVICE_CIDR = "10.96.0.0/16"
 API_SERVER_CLUSTER_IP = "10.96.0.1"
@@ -265,13 +265,6 @@ def wait_until(what: str, true: Callable[[], bool], alive: Callable[[], None]) -
             pass
         time.sleep(0.2)
     raise PlaneError(f"{what} was not there after {START_S} s")
-
-
-def free_port() -> int:
-    """A port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def make_authority(folder: Path) -> None:

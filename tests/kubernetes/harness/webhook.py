@@ -13,6 +13,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from tests.ports import free_port
+
 if TYPE_CHECKING:
     from tests.kubernetes.harness.plane import ControlPlane
 
@@ -37,7 +39,7 @@ class Webhook:
         self._indices = PodIndices()
 
     def start(self) -> None:
-        from tests.kubernetes.harness.plane import free_port, make_certificate
+        from tests.kubernetes.harness.plane import make_certificate
 
         pki = self._plane.pki
         make_certificate(pki, "webhook", names=["localhost"], addresses=["127.0.0.1"])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.llm.client_libraries import decisive
 from tests.llm.serve.serving import REPOSITORY
-from tests.ports import SERVE_PORTS, free_port
+from tests.ports import free_port, serve_ports
 
 ENVIRONMENT = REPOSITORY / ".venv-clients"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -39,7 +39,7 @@ def served_url(clients: Path, checkpoint: Path) -> Iterator[str]:
     port = free_port()
     options = {"model": checkpoint, "model_id": NAME, "max_model_len": 2048} | SIZES
     command = [sys.executable, "-m", "podslice", "serve", "--port", str(port)]
-    alone = os.environ | {"RAY_ADDRESS": "local"} | {name: str(free_port()) for name in SERVE_PORTS}
+    alone = os.environ | {"RAY_ADDRESS": "local"} | serve_ports()
     server = subprocess.Popen(
         [*command, *(f"{name}={value}" for name, value in options.items())],
         cwd=REPOSITORY,

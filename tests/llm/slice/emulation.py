@@ -28,7 +28,7 @@ from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from ray_configs.labels import TPU_SLICE_NAME, TPU_WORKER_ID
 from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
-from tests.ports import SERVE_PORTS, free_port
+from tests.ports import free_port, serve_ports
 
 TOPOLOGIES = {2: "2x4", 4: "4x4", 8: "4x8"}  # v5e, by hosts
 
@@ -51,8 +51,7 @@ class Emulation:
     def __init__(self, count: int, hosts: int, devices: int):
         self.kind = TpuSlice("v5e", TOPOLOGIES[hosts], "4t" if hosts == 2 else None)
         # Beside another Serve of this machine. HAProxy and the replicas' own servers, as `serve run` would have them.
-        for name in SERVE_PORTS:
-            os.environ[name] = str(free_port())
+        os.environ |= serve_ports()
         prefer_direct_ingress()
         self.cluster = Cluster(
             initialize_head=True,

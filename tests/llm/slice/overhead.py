@@ -30,7 +30,8 @@ from apps.llm.engine.parallel.wire import NO_DP_RANK, Listener, MessageKind, mes
 from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
 from ray_configs.llm import EngineConfig
-from tests.llm.slice.processes import Processes, free_port
+from tests.llm.slice.processes import Processes
+from tests.ports import free_port
 
 STEPS = 400
 DEVICE_S = 0.004  # of a decode step on a TPU, about

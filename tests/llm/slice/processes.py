@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +13,9 @@ from apps.llm.engine.parallel.lockstep import LockstepExecutor, SliceWorkers
 from apps.llm.engine.parallel.wire import Listener
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).parents[3]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Processes:
