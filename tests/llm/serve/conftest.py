@@ -1,4 +1,4 @@
-"""The demo model, deployed for all tests of this folder."""
+"""The demo model, deployed for all tests of this folder and those under it."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any

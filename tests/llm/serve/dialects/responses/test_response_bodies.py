@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.llm.serve.nearly_right import anything, fields, schemas, texts
-from tests.llm.serve.responses.asking import HEADERS, QUESTION, TOOL, WEATHER
+from tests.llm.serve.dialects.nearly_right import anything, fields, schemas, texts
+from tests.llm.serve.dialects.responses.asking import HEADERS, QUESTION, TOOL, WEATHER
 from tests.llm.serve.serving import MODEL, LocalServer
 
 

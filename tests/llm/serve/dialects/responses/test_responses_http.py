@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from apps.llm.api import EngineStopped, Output
 from apps.llm.engine_model import EngineStream
-from tests.llm.serve.responses.asking import ONE_CALL, QUESTION, TOOL, WEATHER, ask
+from tests.llm.serve.dialects.responses.asking import ONE_CALL, QUESTION, TOOL, WEATHER, ask
 from tests.llm.serve.serving import MODEL
 
 

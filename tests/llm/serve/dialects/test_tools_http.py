@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tests.llm.serve.nearly_right import anything, fields, schemas, texts
+from tests.llm.serve.dialects.nearly_right import anything, fields, schemas, texts
 from tests.llm.serve.serving import MODEL, LocalServer
 
 HELLO = [{"role": "user", "content": "Rain in Lyon?"}]

@@ -1,6 +1,6 @@
 """Random bodies to vLLM's endpoints, over a real engine: an answer or a clear error, never a server failure.
 
-python -m tests.llm.serve.test_vllm_fuzz 10000 [SEED]    # requests to each route; prints the seed
+python -m tests.llm.serve.dialects.test_vllm_fuzz 10000 [SEED]    # requests to each route; prints the seed
 """
 
 import json

@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from tests.llm.serve.responses.asking import KEPT, ONE_CALL, QUESTION, TOOL, ask, client_of
+from tests.llm.serve.dialects.responses.asking import KEPT, ONE_CALL, QUESTION, TOOL, ask, client_of
 
 
 def test_a_kept_response_is_continued(client: openai.OpenAI) -> None:
