@@ -25,9 +25,9 @@ from apps.serving import private_ray
 from apps.serving.progress import Event, reason, tell
 from podslice.served import Serving, read
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Time between two status checks during the start."""
-LOOK_LATER_S = 3.0
+POLL_LATER_S = 3.0
 """Time between two status checks after it."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -65,7 +65,7 @@ def _serve(serving: Serving, targets: list[serve.RunTarget]) -> None:
     # The proxies start in parallel with the replicas; requests need both.
     threading.Thread(target=_start_serve, args=[serving], daemon=True).start()
     while not private_ray.controller_runs():
-        time.sleep(LOOK_S / 4)
+        time.sleep(POLL_S / 4)
     tell({"stage": "starting the replicas"})
     serve.run_many(targets, wait_for_applications_running=False)
     told: Event = {}
@@ -73,11 +73,11 @@ def _serve(serving: Serving, targets: list[serve.RunTarget]) -> None:
         if (event := _trouble(apps)) != told:
             tell(event)
             told = event
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     tell({"port": private_ray.http_port()})
     ill: set[str] = set()
     while True:
-        time.sleep(LOOK_LATER_S)
+        time.sleep(POLL_LATER_S)
         for served, app in zip(serving.applications, _status(serving)):
             if _runs(app) == (served.name in ill):
                 ill ^= {served.name}

@@ -22,7 +22,7 @@ from podslice.served import Serving
 from podslice.server_process import Server
 from ray_configs.cell import CellConfig
 
-LOOK_S = 0.05
+POLL_S = 0.05
 ANSWER_S = 60
 """Time that applications have to answer once all replicas are ready."""
 TAIL = 15
@@ -89,7 +89,7 @@ class Supervisor:
                     shown.show(event)
                 if server.ended:
                     raise ServerFailed(_last_words(server) + self._see_logs())
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             return None
         except ServerFailed:
             if self._joined:
@@ -109,7 +109,7 @@ class Supervisor:
                     raise ServerFailed(
                         f"all replicas are ready, but nothing answers at {app.url(port)}{self._see_logs()}"
                     )
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
         return port
 
     def _say_ready(self, port: int, seconds: float) -> None:
@@ -125,14 +125,14 @@ class Supervisor:
                     print(f"{event.get('app') or 'podslice'}: {what}{self._see_logs()}", file=sys.stderr, flush=True)
             if server.ended:
                 raise ServerFailed(_last_words(server) + self._see_logs())
-            time.sleep(4 * LOOK_S)
+            time.sleep(4 * POLL_S)
 
     def _shut_down(self, server: Server) -> None:
         before = self._stops
         print("stopping; Ctrl-C again does not wait for open requests", file=sys.stderr, flush=True)
         server.interrupt()
         while not server.ended and self._stops == before:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _see_logs(self) -> str:
         return f" (logs: {self._logs})" if self._logs else ""

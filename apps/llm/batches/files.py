@@ -10,7 +10,7 @@ from apps.serving.files import writing
 from apps.serving.ingress.openai_errors import OpenAIError
 
 ABOUT, CONTENT = ".json", ".jsonl"
-LEFT_OVER_S = 24 * 3600
+LEFTOVER_S = 24 * 3600
 """Content older than this without metadata is what a killed upload left."""
 
 File = dict[str, Any]
@@ -83,7 +83,7 @@ class Files:
             names = set(self._storage.names("keys", owner, "files"))
             for name in names:
                 id_ = name.partition(".")[0]
-                if is_id(id_) and id_ + ABOUT not in names and age_s(id_) > LEFT_OVER_S:
+                if is_id(id_) and id_ + ABOUT not in names and age_s(id_) > LEFTOVER_S:
                     self._storage.remove(self._storage.path("keys", owner, "files", name))
                     removed += 1
         return removed

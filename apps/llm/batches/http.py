@@ -26,10 +26,10 @@ log = logging.getLogger("podslice")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MOST_FILES, MOST_BATCHES, FEW_BATCHES = 10_000, 100, 20
+MAX_FILES, MAX_BATCHES, DEFAULT_BATCHES = 10_000, 100, 20
 """Items on one page of a listing: the most files, the most batches, and the default for batches."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-MOST_WINDOW_S = 30 * SECONDS["d"]
+MAX_WINDOW_S = 30 * SECONDS["d"]
 OFF = (
     "This server keeps no files: set `batches` in its config to a folder or bucket, such as batches=gs://bucket/batches"
 )
@@ -54,7 +54,7 @@ class BatchBody(Body):
     @field_validator("completion_window")
     @classmethod
     def _is_duration(cls, value: str) -> str:
-        if not 0 < window_s(value) <= MOST_WINDOW_S:
+        if not 0 < window_s(value) <= MAX_WINDOW_S:
             raise ValueError("must be 24h, or another number of s, m, h or d up to 30d")
         return value
 
@@ -107,12 +107,12 @@ def batches_router(
         return await _uploaded(required(), request)
 
     listing = {"after": {"type": "string"}, "order": {"enum": ["asc", "desc"], "type": "string"}}
-    files_query = {"purpose": {"type": "string"}, "limit": {"type": "integer", "maximum": MOST_FILES}, **listing}
+    files_query = {"purpose": {"type": "string"}, "limit": {"type": "integer", "maximum": MAX_FILES}, **listing}
 
     @router.get("/v1/files", openapi_extra=query(files_query))
     async def list_files(request: Request) -> Any:
         """Lists the key's files, newest first."""
-        return await _page(request, required().files, MOST_FILES, MOST_FILES, request.query_params.get("purpose"))
+        return await _page(request, required().files, MAX_FILES, MAX_FILES, request.query_params.get("purpose"))
 
     @router.get("/v1/files/{id}")
     async def get_file(request: Request, id: str) -> Any:
@@ -161,12 +161,12 @@ def batches_router(
         on_change()
         return batch
 
-    batches_query = {"limit": {"type": "integer", "maximum": MOST_BATCHES}, "after": {"type": "string"}}
+    batches_query = {"limit": {"type": "integer", "maximum": MAX_BATCHES}, "after": {"type": "string"}}
 
     @router.get("/v1/batches", openapi_extra=query(batches_query))
     async def list_batches(request: Request) -> Any:
         """Lists the key's batches, newest first."""
-        return await _page(request, required().records, FEW_BATCHES, MOST_BATCHES)
+        return await _page(request, required().records, DEFAULT_BATCHES, MAX_BATCHES)
 
     @router.get("/v1/batches/{id}")
     async def get_batch(request: Request, id: str) -> Any:

@@ -20,7 +20,7 @@ from apps.serving.ingress.openai_errors import OpenAIError
 
 LEASE_S, RENEW_S = 20.0, 4.0
 """Time after which a lease that was not renewed expires; time between two renewals."""
-LEFT_OVER_S = 60.0
+LEFTOVER_S = 60.0
 """A marker older than this without a batch is what a killed request left."""
 PARTS = ("batch", "progress", "cancel", "end")
 KEPT = ("batch.json", "cancel.json", "end.json")
@@ -129,9 +129,9 @@ class Records:
                 self._storage.remove(self.path(opened.owner, opened.id, name))
         self._storage.remove(self._marker(opened.id))
 
-    def is_left_over(self, opened: OpenBatch) -> bool:
+    def is_leftover(self, opened: OpenBatch) -> bool:
         """Whether a marker without a batch is a killed request's, not one still being recorded."""
-        return age_s(opened.id) > LEFT_OVER_S
+        return age_s(opened.id) > LEFTOVER_S
 
     def lease(self, opened: OpenBatch, me: Holder) -> Lease:
         return Lease(self._storage.fs, self.path(opened.owner, opened.id, "lease.json"), me, LEASE_S)

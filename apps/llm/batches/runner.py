@@ -20,11 +20,11 @@ from apps.serving.files import Holder, Lease, me
 
 log = logging.getLogger("podslice")
 
-LOOK_S = 3.0
+POLL_S = 3.0
 """Time between two polls for batches without a holder."""
-DOUBT_S = 0.3
+CONFIRM_S = 0.3
 """Time between taking a lease and checking whether another replica took it at the same moment."""
-AT_ONCE = 8
+MAX_WORKING = 8
 """Batches that one replica works on at a time; they share the engine."""
 TIDY_S = 3600.0
 
@@ -54,7 +54,7 @@ class Runner:
         Args:
             app: the application that serves the model, without the API key check.
         """
-        tasks = [asyncio.create_task(self._look_forever(Asker(app, model))), asyncio.create_task(self._tidy_forever())]
+        tasks = [asyncio.create_task(self._poll_forever(Asker(app, model))), asyncio.create_task(self._tidy_forever())]
         try:
             yield
         finally:
@@ -63,23 +63,23 @@ class Runner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look_forever(self, asker: Asker) -> None:
+    async def _poll_forever(self, asker: Asker) -> None:
         while True:
             took, woken = False, self._woken
             try:
-                took = await self._look(asker)
+                took = await self._poll(asker)
             except Exception:  # an object store's own errors have no type in common
                 log.exception("polling for batches failed; trying again")
-            await _until(woken, DOUBT_S if took else LOOK_S)
+            await _until(woken, CONFIRM_S if took else POLL_S)
 
-    async def _look(self, asker: Asker) -> bool:
+    async def _poll(self, asker: Asker) -> bool:
         """Takes the oldest batch without a holder; returns whether there was one."""
         found = await asyncio.to_thread(self._store.records.open)
         ids = {opened.id for opened in found}
         self._leases = {id_: lease for id_, lease in self._leases.items() if id_ in ids}
         for opened in found:
             mine = opened.model == asker.model.name or opened.expires_at < time.time()
-            if opened.id in self._working or len(self._working) >= AT_ONCE or not mine:
+            if opened.id in self._working or len(self._working) >= MAX_WORKING or not mine:
                 continue
             lease = self._leases.setdefault(opened.id, self._store.records.lease(opened, self._me))
             if await asyncio.to_thread(lease.renew):
@@ -92,10 +92,10 @@ class Runner:
     async def _hold(self, opened: OpenBatch, lease: Lease, asker: Asker) -> None:
         """Works on a batch while its lease is held."""
         try:
-            await asyncio.sleep(DOUBT_S)
+            await asyncio.sleep(CONFIRM_S)
             if not await asyncio.to_thread(lease.renew):
                 return
-            work = await self._opened(opened, asker)
+            work = await self._work_on(opened, asker)
             if work is not None:
                 await self._watch(opened, lease, work)
         except Exception:
@@ -104,11 +104,11 @@ class Runner:
         finally:
             await asyncio.shield(asyncio.to_thread(lease.release))
 
-    async def _opened(self, opened: OpenBatch, asker: Asker) -> BatchWork | None:
+    async def _work_on(self, opened: OpenBatch, asker: Asker) -> BatchWork | None:
         """The batch's work; None if it has ended or was never recorded, and is now closed."""
         records = self._store.records
         batch, progress = await asyncio.to_thread(records.read, opened)
-        if await asyncio.to_thread(records.ending, opened) or (batch is None and records.is_left_over(opened)):
+        if await asyncio.to_thread(records.ending, opened) or (batch is None and records.is_leftover(opened)):
             await asyncio.to_thread(records.close, opened)
         elif batch is not None:
             return BatchWork(self._store, asker, opened, batch, progress, self._writer)

@@ -7,7 +7,7 @@ from apps.llm.batches.lines import check_model, check_not_streamed, json_object,
 from apps.serving.ingress.bodies import MAX_BYTES
 from apps.serving.ingress.openai_errors import OpenAIError
 
-MOST_ERRORS = 100
+MAX_ERRORS = 100
 """Bad lines that are reported one by one; the others are only counted."""
 
 
@@ -39,8 +39,8 @@ def validate(source: InputFile, most_lines: int, endpoint: str, model: str) -> N
                 _check(text, number, endpoint, model, seen)
             except OpenAIError as error:
                 errors.append(batch_error(error.code, error.message, number, error.param))
-    if len(errors) > MOST_ERRORS:
-        errors[MOST_ERRORS:] = [batch_error("more_errors", f"{len(errors) - MOST_ERRORS} more lines are bad")]
+    if len(errors) > MAX_ERRORS:
+        errors[MAX_ERRORS:] = [batch_error("more_errors", f"{len(errors) - MAX_ERRORS} more lines are bad")]
     if errors:
         raise BatchFailed(*errors)
 

@@ -26,12 +26,12 @@ log = logging.getLogger("podslice")
 
 Ending = Literal["completed", "cancelled", "expired", "failed"]
 
-SAVED_S = {True: (0.5, 5.0), False: (2.0, 10.0)}
+SAVE_PERIOD_S = {True: (0.5, 5.0), False: (2.0, 10.0)}
 """Minimum and maximum time between two parts, by whether the storage is local; bounds the work that a kill loses."""
 TICK_S = 0.1
 STORAGE_PAUSE_S = 5.0
 """Time before a failed save is retried; no new requests start meanwhile."""
-MOST_STARTS = 5
+MAX_STARTS = 5
 """Starts without a saved answer after which a batch fails: it may be what kills the replicas."""
 
 
@@ -95,7 +95,7 @@ class BatchWork:
                 batch_error("input_file_gone", f"{input_id} was deleted", None, "input_file_id")
             ) from None
         fs, folder = self._store.storage.fs, self._store.records.path(owner, self._opened.id)
-        parts = Parts(fs, folder, self._source.lines, SAVED_S[is_local(fs)], self._writer)
+        parts = Parts(fs, folder, self._source.lines, SAVE_PERIOD_S[is_local(fs)], self._writer)
         try:
             await asyncio.to_thread(parts.load)
         except PartDamaged as error:
@@ -112,8 +112,8 @@ class BatchWork:
         await self._open()
         assert self._source is not None and self._parts is not None
         starts = self._progress.get("starts", 0) + 1
-        if starts > MOST_STARTS:
-            message = f"the server died {MOST_STARTS} times in a row while working on this batch, answering no line"
+        if starts > MAX_STARTS:
+            message = f"the server died {MAX_STARTS} times in a row while working on this batch, answering no line"
             raise BatchFailed(batch_error("server_ended", message))
         first = {} if self._is_validated else {"in_progress_at": int(time.time())}
         await self._write_progress(status="in_progress", starts=starts, request_counts=self._counts(), **first)

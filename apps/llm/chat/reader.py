@@ -91,7 +91,7 @@ class AnswerReader:
         self.at_mark = False
         while char is not END:
             if char != mark[0]:
-                self._show(kind, char)
+                self._emit_text(kind, char)
                 char = yield
                 continue
             found = 0
@@ -102,7 +102,7 @@ class AnswerReader:
                 self.at_mark = True
                 return char
             for held in mark[:found]:
-                self._show(kind, held)
+                self._emit_text(kind, held)
         return END
 
     def attempt(self, mark: str, char: str, machine: Callable[["AnswerReader", str], Machine]) -> Machine:
@@ -116,7 +116,7 @@ class AnswerReader:
                 self.end()
             else:
                 for held in "".join(self._seen).removesuffix(char):
-                    self._show(TextPiece, held)
+                    self._emit_text(TextPiece, held)
         self._seen = None
         return char
 
@@ -131,7 +131,7 @@ class AnswerReader:
 
     def piece(self, text: str) -> None:
         """Emits a piece of the call's arguments."""
-        self._say(ArgumentsPiece, text)
+        self._emit(ArgumentsPiece, text)
 
     def end(self) -> None:
         """Ends the call."""
@@ -154,12 +154,12 @@ class AnswerReader:
         if self._reasoning is not None:
             held, char = yield from self._reason(char, self._reasoning)
         chars = [*held, char]
-        said = self._said(chars[0])
-        next(said)
+        body = self._body(chars[0])
+        next(body)
         for char in chars[1:]:
-            self._send(said, char)
+            self._send(body, char)
         while True:
-            said.send((yield))
+            body.send((yield))
 
     def _reason(self, char: str, marks: ReasoningMarks) -> Generator[None, str, tuple[str, str]]:
         """Reads the reasoning, if the answer begins with it; returns (characters read if not, next character)."""
@@ -179,32 +179,32 @@ class AnswerReader:
         self._space, self._leading = "", True
         return "", char
 
-    def _said(self, char: str) -> Machine:
+    def _body(self, char: str) -> Machine:
         """Reads text and calls; waits forever after the answer's end."""
         try:
             if self._calls is not None:
                 char = yield from self._calls.read(self, char)
             while char is not END:
-                self._show(TextPiece, char)
+                self._emit_text(TextPiece, char)
                 char = yield
         except ExtraCall:
             self._seen, self._space, char = None, "", "more"
             while char is not END:
                 char = yield
         if self._space:
-            self._say(TextPiece, self._space)
+            self._emit(TextPiece, self._space)
         while True:
             yield
 
-    def _show(self, kind: type[TextPiece | ReasoningPiece], char: str) -> None:
+    def _emit_text(self, kind: type[TextPiece | ReasoningPiece], char: str) -> None:
         """Emits text, without white space next to reasoning or calls."""
         if not char.isspace():
-            self._say(kind, self._space + char)
+            self._emit(kind, self._space + char)
             self._space, self._leading = "", False
         elif not self._leading:
             self._space += char
 
-    def _say(self, kind: type[TextPiece | ReasoningPiece | ArgumentsPiece], text: str) -> None:
+    def _emit(self, kind: type[TextPiece | ReasoningPiece | ArgumentsPiece], text: str) -> None:
         if kind is not self._kind:
             self._close_run()
             self._kind = kind

@@ -41,16 +41,16 @@ class MessageWriter(BlockWriter):
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model, self._context = model, context
         self._end: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
-        self._told_s = 0.0
+        self._sent_s = 0.0
 
     def events(self, outputs: list[Output]) -> bytes:
-        start = [] if self._told_s else [{"type": "message_start", "message": self.whole()}]
+        start = [] if self._sent_s else [{"type": "message_start", "message": self.whole()}]
         news = start + self.take(outputs)
         now = time.monotonic()
-        if not news and now - self._told_s > PING_S:
+        if not news and now - self._sent_s > PING_S:
             news = [{"type": "ping"}]
         if news:
-            self._told_s = now
+            self._sent_s = now
         return _written(news)
 
     def last(self) -> bytes:

@@ -133,7 +133,7 @@ def test_random_bodies(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
-    runner.DOUBT_S = 0.0
+    runner.CONFIRM_S = 0.0
     print(f"seed {seed}")
     with tempfile.TemporaryDirectory() as folder:
         fuzz = Fuzz(seed, folder)

@@ -19,8 +19,8 @@ from tests.llm.batches.serving import StandIn, kept_in, lines
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "LOOK_S", 0.1)
-    monkeypatch.setattr(work, "SAVED_S", {True: (0.0, 0.1), False: (0.0, 0.1)})
+    monkeypatch.setattr(runner, "POLL_S", 0.1)
+    monkeypatch.setattr(work, "SAVE_PERIOD_S", {True: (0.0, 0.1), False: (0.0, 0.1)})
 
 
 def begin(
@@ -110,7 +110,7 @@ def test_in_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_replicas_share_batches_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "DOUBT_S", 0.3)
+    monkeypatch.setattr(runner, "CONFIRM_S", 0.3)
     kept, one, other = kept_in(tmp_path), StandIn(), StandIn()
     ids = [begin(kept, *(f"{batch}-{i}" for i in range(30))) for batch in range(4)]
 
@@ -160,7 +160,7 @@ def test_a_batch_that_kills_every_replica_is_given_up(tmp_path: Path, monkeypatc
     id_ = begin(kept, "poison")
 
     async def run() -> None:
-        for round in range(work.MOST_STARTS):
+        for round in range(work.MAX_STARTS):
             replica = Runner(kept).running(model, model)
             await replica.__aenter__()
             await until(lambda round=round: model.asked["poison"] > round)
@@ -172,7 +172,7 @@ def test_a_batch_that_kills_every_replica_is_given_up(tmp_path: Path, monkeypatc
     asyncio.run(run())
     batch = kept.records.get("default", id_)
     assert batch["status"] == "failed" and batch["errors"]["data"][0]["code"] == "server_ended"
-    assert model.asked["poison"] == work.MOST_STARTS
+    assert model.asked["poison"] == work.MAX_STARTS
 
 
 def test_what_a_kill_between_two_files_leaves_is_cleared_away(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_items_become_turns() -> None:
 def test_kept_items_are_the_clients_own_types_and_read_as_before() -> None:
     items = [said("user", "a"), {"role": "assistant", "content": "b"}, THOUGHT, SUMMARY, call("1"), result("1")]
     asked = body(items)
-    kept = [item.kept() for item in asked.items()]
+    kept = [item.stored() for item in asked.items()]
     for item in kept:
         TypeAdapter(ResponseItem).validate_python(item)
     assert kept[2]["id"] == "rs_1" and len({item["id"] for item in kept}) == len(kept)
@@ -77,7 +77,7 @@ def test_kept_items_are_the_clients_own_types_and_read_as_before() -> None:
 
 
 def test_instructions_are_not_part_of_what_is_continued() -> None:
-    earlier = ITEMS.validate_python([item.kept() for item in body("a", instructions="Old.").items()])
+    earlier = ITEMS.validate_python([item.stored() for item in body("a", instructions="Old.").items()])
     messages = body("b", instructions="New.").request(earlier).messages
     assert [message["content"] for message in messages] == ["New.", "a\n\nb"]
 

@@ -1,10 +1,10 @@
 """Responses stored in a replica's memory: limits on number and bytes, separation of callers."""
 
-from apps.llm.http.responses.store import KeptResponse, ResponseStore
+from apps.llm.http.responses.store import ResponseStore, StoredResponse
 
 
-def kept(size: int = 10, owner: str | None = "alice") -> KeptResponse:
-    return KeptResponse(owner, b"r" * (size - 4), b"item")
+def kept(size: int = 10, owner: str | None = "alice") -> StoredResponse:
+    return StoredResponse(owner, b"r" * (size - 4), b"item")
 
 
 def test_the_oldest_make_room() -> None:

@@ -43,7 +43,7 @@ class MessageItem(Body):
     role: Literal["user", "assistant", "system", "developer"]
     content: Texts
 
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         """The item as stored, with its content as a list."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         parts = [ItemTextPart(type=kind, text=self.content)] if isinstance(self.content, str) else self.content
@@ -58,7 +58,7 @@ class CallItem(Body):
     name: str
     arguments: str
 
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         return self.model_dump() | {"id": self.id or new_id("fc"), "status": "completed"}
 
 
@@ -68,7 +68,7 @@ class ResultItem(Body):
     call_id: str
     output: Texts
 
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         return self.model_dump() | {"id": self.id or new_id("fco"), "status": "completed"}
 
 
@@ -78,7 +78,7 @@ class ReasoningItem(Body):
     content: list[ReasoningPart] | None = None
     summary: list[ReasoningPart] | None = None
 
-    def kept(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
         return self.model_dump() | {"id": self.id or new_id("rs"), "summary": self.model_dump()["summary"] or []}
 
     def thought(self) -> str:

@@ -12,7 +12,7 @@ from apps.llm.http.answering import answered
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.items import ITEMS
 from apps.llm.http.responses.requests import NAMES, UNIONS, ResponseBody
-from apps.llm.http.responses.store import KeptResponse, ResponseStore
+from apps.llm.http.responses.store import ResponseStore, StoredResponse
 from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
 from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import Body
@@ -21,7 +21,7 @@ from apps.serving.ingress.openapi import STREAMED, json_body, query
 
 PATH = "/v1/responses"
 ONE = PATH + "/{response_id}"
-NONE_KEPT = "this server stores no responses (stored_responses is 0); send the whole conversation as input"
+NOTHING_STORED = "this server stores no responses (stored_responses is 0); send the whole conversation as input"
 
 
 class Page(Body):
@@ -43,20 +43,20 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
         check_name(model, body.model)
         owner = _owner(request)
         if body.store and not store.most:
-            raise OpenAIError(400, f"store must be false: {NONE_KEPT}", "store", "invalid_value")
+            raise OpenAIError(400, f"store must be false: {NOTHING_STORED}", "store", "invalid_value")
         before = _earlier(store, body.previous_response_id, owner)
         earlier = ITEMS.validate_python(before)
-        kept = bool(store.most) and body.store is not False
+        stored = bool(store.most) and body.store is not False
 
         def keep(writer: ResponseWriter) -> None:
-            if kept:
-                items = before + [item.kept() for item in body.items()]
-                store.put(writer.id, KeptResponse(owner, _json(writer.whole()), _json(items)))
+            if stored:
+                items = before + [item.stored() for item in body.items()]
+                store.put(writer.id, StoredResponse(owner, _json(writer.whole()), _json(items)))
 
         with refusing(NAMES):
             prompt, turn = await model.chat(body.request(earlier))
             stream = await model.submit(turn.constrained(body.params()), prompt)
-            writer = ResponseWriter(model.name, body.repeated() | {"store": kept}, stream, turn.reader(), keep)
+            writer = ResponseWriter(model.name, body.repeated() | {"store": stored}, stream, turn.reader(), keep)
             return await answered(stream, writer, bool(body.stream))
 
     @router.get(ONE)
@@ -92,25 +92,25 @@ def _earlier(store: ResponseStore, response_id: str | None, owner: str | None) -
         return []
     field = "previous_response_id"
     if not store.most:
-        raise OpenAIError(400, f"{field} cannot be given: {NONE_KEPT}", field, "invalid_value")
-    kept = store.get(response_id, owner)
-    if kept is None:
+        raise OpenAIError(400, f"{field} cannot be given: {NOTHING_STORED}", field, "invalid_value")
+    stored = store.get(response_id, owner)
+    if stored is None:
         raise OpenAIError(400, f"{field}: {_missing(store, response_id)}", field, "previous_response_not_found")
-    return [*json.loads(kept.items), *json.loads(kept.response)["output"]]
+    return [*json.loads(stored.items), *json.loads(stored.response)["output"]]
 
 
-def _found(store: ResponseStore, response_id: str, request: Request) -> KeptResponse:
+def _found(store: ResponseStore, response_id: str, request: Request) -> StoredResponse:
     """The caller's stored response. Raises OpenAIError."""
-    kept = store.get(response_id, _owner(request))
-    if kept is None:
+    stored = store.get(response_id, _owner(request))
+    if stored is None:
         raise OpenAIError(404, _missing(store, response_id), "response_id", "response_not_found")
-    return kept
+    return stored
 
 
 def _missing(store: ResponseStore, response_id: str) -> str:
     """The error message; the same for another caller's response as for one that does not exist."""
     if not store.most:
-        return f"There is no response {response_id!r}: {NONE_KEPT}."
+        return f"There is no response {response_id!r}: {NOTHING_STORED}."
     return (
         f"There is no response {response_id!r} here. Each replica keeps its last {store.most} in memory, for the API "
         "key that created them: it may be too old, deleted, on another replica or from before a restart."

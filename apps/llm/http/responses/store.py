@@ -7,7 +7,7 @@ MAX_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class KeptResponse:
+class StoredResponse:
     """One response.
 
     Args:
@@ -36,24 +36,24 @@ class ResponseStore:
     def __init__(self, most: int, most_bytes: int = MAX_BYTES):
         self.most, self._most_bytes = most, most_bytes
         self.bytes = 0
-        self._kept: dict[str, KeptResponse] = {}  # by id, oldest first
+        self._stored: dict[str, StoredResponse] = {}  # by id, oldest first
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._stored)
 
-    def put(self, response_id: str, kept: KeptResponse) -> None:
+    def put(self, response_id: str, stored: StoredResponse) -> None:
         """Stores a response, evicting the oldest ones as needed."""
-        if kept.size > self._most_bytes:
+        if stored.size > self._most_bytes:
             return
-        self._kept[response_id] = kept
-        self.bytes += kept.size
-        while len(self._kept) > self.most or self.bytes > self._most_bytes:
-            self._drop(next(iter(self._kept)))
+        self._stored[response_id] = stored
+        self.bytes += stored.size
+        while len(self._stored) > self.most or self.bytes > self._most_bytes:
+            self._drop(next(iter(self._stored)))
 
-    def get(self, response_id: str, owner: str | None) -> KeptResponse | None:
+    def get(self, response_id: str, owner: str | None) -> StoredResponse | None:
         """The response; None if there is none with this id, or it belongs to another owner."""
-        kept = self._kept.get(response_id)
-        return kept if kept is not None and kept.owner == owner else None
+        stored = self._stored.get(response_id)
+        return stored if stored is not None and stored.owner == owner else None
 
     def delete(self, response_id: str, owner: str | None) -> bool:
         """Deletes a response; returns whether there was one. Responses that continue it hold a copy of its items."""
@@ -63,4 +63,4 @@ class ResponseStore:
         return True
 
     def _drop(self, response_id: str) -> None:
-        self.bytes -= self._kept.pop(response_id).size
+        self.bytes -= self._stored.pop(response_id).size
