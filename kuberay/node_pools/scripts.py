@@ -8,13 +8,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, is_zone, pools, region
 from kuberay.node_pools.setting import (
+    REGISTRY_LOCATION,
     REPOSITORY,
     apis,
     cpu_nodes,
     kind,
     kubernetes_accounts,
     own_images,
-    registry_location,
     reservation_path,
 )
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
@@ -23,7 +23,6 @@ from ray_configs.capacity import (
     NEWER_KUEUE_VERSION,
     WHY_NO_NEWER_KUEUE,
     FlexStart,
-    OnDemand,
     Queued,
     Reservation,
     Spot,
@@ -65,32 +64,21 @@ def _script(template: str, config: Service | Job) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"quote": lambda value: quote(str(value)), "comment": _comment}
-    planned = pools(config)
-    least, reason = minimum_version(config)
+    environment.globals |= {function.__name__: function for function in _FOR_TEMPLATES}
     return environment.get_template(template).render(
+        REGISTRY_LOCATION=REGISTRY_LOCATION,
         REPOSITORY=REPOSITORY,
         KUEUE_VERSION=KUEUE_VERSION,
         NEWER_KUEUE_VERSION=NEWER_KUEUE_VERSION,
         WHY_NO_NEWER_KUEUE=WHY_NO_NEWER_KUEUE,
         OPERATOR_MARKS=OPERATOR_MARKS,
-        about=about,
         account=config.service_account,
-        apis=apis(planned),
         cloud=config.cloud,
         config=config,
-        cpu_nodes=cpu_nodes(config),
-        create_flags=create_flags,
         images=own_images(config),
-        kind=kind(config),
-        kubernetes_accounts=kubernetes_accounts(config),
-        least=least,
-        planned=planned,
+        planned=pools(config),
         queued=any(isinstance(group.capacity, Queued) for group in config.worker_groups),
-        reason=reason,
         region=region(config),
-        registry=registry_location(),
-        secrets=_secrets(config),
-        zonal=is_zone(config.cloud.location),
     )
 
 
@@ -100,7 +88,7 @@ def _comment(text: str) -> str:
     return textwrap.fill(words, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
 
 
-def _secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
+def secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
     """By name of the Secret: each key in it, the variable with its value, and how a person is asked for it."""
     wanted = (
         (config.hugging_face_token, "HF_TOKEN", "Hugging Face token"),
@@ -138,18 +126,19 @@ def create_flags(pool: Pool) -> list[str]:
     flags.append(f"--num-nodes={pool.nodes}")
     if pool.autoscaled:
         flags += ["--enable-autoscaling", f"--min-nodes={pool.nodes}", f"--max-nodes={pool.max_nodes}"]
-    # What the Dynamic Workload Scheduler asks for: any zone's stock, no reservation, no repair by replacement.
-    scheduled = ["--location-policy=ANY", "--reservation-affinity=none", "--no-enable-autorepair"]
-    match pool.capacity:
-        case OnDemand():
-            return [*flags, "--reservation-affinity=none"]
-        case Spot():
-            return [*flags, "--spot", "--reservation-affinity=none"]
-        case Reservation() as reservation:
-            path = quote(reservation_path(reservation))
-            return [*flags, "--reservation-affinity=specific", f"--reservation={path}"]
-        case FlexStart(max_run_hours=hours):
-            return [*flags, "--flex-start", *scheduled, f"--max-run-duration={hours * 3600}s"]
-        case Queued(max_run_hours=hours):
-            queued = ["--flex-start", "--enable-queued-provisioning"]
-            return [*flags, *queued, *scheduled, f"--max-run-duration={hours * 3600}s"]
+    capacity = pool.capacity
+    if isinstance(capacity, Reservation):
+        return [*flags, "--reservation-affinity=specific", f"--reservation={quote(reservation_path(capacity))}"]
+    flags.append("--reservation-affinity=none")
+    if isinstance(capacity, Spot):
+        flags.append("--spot")
+    if isinstance(capacity, Queued):
+        flags.append("--enable-queued-provisioning")
+    if isinstance(capacity, FlexStart | Queued):
+        # The Dynamic Workload Scheduler requires these: any zone's stock, and no repair by replacement.
+        flags += ["--flex-start", "--location-policy=ANY", "--no-enable-autorepair"]
+        flags.append(f"--max-run-duration={capacity.max_run_hours * 3600}s")
+    return flags
+
+
+_FOR_TEMPLATES = (about, apis, cpu_nodes, create_flags, is_zone, kind, kubernetes_accounts, minimum_version, secrets)

@@ -9,6 +9,8 @@ from ray_configs.job import Job
 from ray_configs.service import Service
 
 REPOSITORY = "podslice"
+REGISTRY_LOCATION = REGISTRY.removesuffix("-docker.pkg.dev")
+"""`us` for us-docker.pkg.dev."""
 SPARE_CPU_NODES = 4
 """Nodes that the default pool may grow to for Ray heads, operators and gateways."""
 
@@ -48,8 +50,3 @@ def own_images(config: Service | Job) -> list[str]:
     )
     found = {match[1] for group in config.worker_groups if (match := own.fullmatch(group.image))}
     return [f'"{REGISTRY}/${{PROJECT_ID}}/{REPOSITORY}/{image}"' for image in sorted(found)]
-
-
-def registry_location() -> str:
-    """`us` of us-docker.pkg.dev."""
-    return REGISTRY.removesuffix("-docker.pkg.dev")

@@ -9,13 +9,13 @@ from typing import Any
 
 from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, is_zone, pools, region
 from kuberay.node_pools.setting import (
+    REGISTRY_LOCATION,
     REPOSITORY,
     apis,
     cpu_nodes,
     kind,
     kubernetes_accounts,
     own_images,
-    registry_location,
     reservation_path,
 )
 from kuberay.node_pools.versions import refuse_old_version
@@ -199,7 +199,7 @@ def _identity(config: Service | Job) -> Resources:
 def _repository(config: Service | Job) -> Resources:
     if not own_images(config):
         return {}
-    where = {"location": registry_location()}
+    where = {"location": REGISTRY_LOCATION}
     account = "serviceAccount:${data.google_project.project.number}-compute@developer.gserviceaccount.com"
     reads = {
         "//": "The nodes' account has that right by itself only in older projects.",
