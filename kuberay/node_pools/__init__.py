@@ -1,7 +1,7 @@
-"""What a config needs on Google Cloud before its manifests can run: `python -m kuberay node-pools CONFIG`.
+"""The Google Cloud resources that a config needs: `python -m kuberay node-pools CONFIG`.
 
-`pools` plans the TPU node pools. `scripts` fills bash scripts to read and run, with the node pools and everything
-around them; `terraform` writes a main.tf.json.
+`pools` plans the node pools. `scripts` writes bash scripts that create or delete them with everything else that the
+config needs; `terraform` writes a main.tf.json.
 """
 
 from kuberay.node_pools.pools import Pool, pools

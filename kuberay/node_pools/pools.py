@@ -1,8 +1,8 @@
-"""Plans the node pools of a config, beside the default one.
+"""Plans the node pools of a config, besides the default one.
 
-A pool of slices of several hosts is one slice, created and scaled as a whole: so many slices, so many pools. Hosts that
-are a slice each share a pool, which the autoscaler grows and shrinks one by one. Pods without TPUs run in the default
-pool, unless their machines are bought in a special way. Several zones get the slices dealt in turn.
+Each multi-host slice is a node pool, created and scaled as a whole. Single-host slices share a pool, which the
+autoscaler scales host by host. Pods without TPUs run in the default pool, unless they need other capacity than
+on-demand, or larger disks. Several zones get slices in turn.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ from ray_configs.service import Service
 from ray_configs.tpu import TpuSlice
 
 MAX_NAME = 40
-"""Characters that GKE allows in the name of a cluster or node pool."""
+"""GKE's limit on the characters in the name of a cluster or node pool."""
 
 DEFAULT_DISK_GB = 100
-"""GKE's boot disk."""
+"""GKE's default boot disk."""
 DAEMONS_GB = 2
-"""Scratch that GKE's own Pods on a node ask for."""
+"""Ephemeral storage that GKE's own Pods on a node request."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One node pool. Those with TPUs are in one zone: there, nodes "per zone", as GKE counts, are simply nodes."""
+    """One node pool. A TPU pool is in one zone, so GKE's numbers of nodes per zone are its numbers of nodes."""
 
     name: str
     slice: TpuSlice | None
@@ -36,13 +36,13 @@ class Pool:
     zone: str | None
     """None: the cluster's own zone."""
     nodes: int
-    """Nodes when it is made, and the fewest that the autoscaler leaves."""
+    """Initial nodes, and the autoscaler's minimum."""
     max_nodes: int
-    """Nodes that the autoscaler may reach; equal to `nodes`: no autoscaling."""
+    """The autoscaler's maximum; equal to `nodes` without autoscaling."""
     disk_gb: int
-    """Boot disk, as gcloud counts."""
+    """Size of the boot disk, as gcloud takes it."""
     workload_policy: str | None
-    """Compute Engine's policy that places the hosts of a slice, where the generation needs one."""
+    """Compute Engine's policy that places the hosts of a slice, if the generation needs one."""
 
     @property
     def autoscaled(self) -> bool:
@@ -50,14 +50,14 @@ class Pool:
 
     @property
     def topology(self) -> str | None:
-        """What GKE must be told. A single host's follows from its machine type, and a policy has its own."""
+        """The topology to pass to GKE; None if it follows from the machine type (single host) or from the policy."""
         if self.slice is None or self.slice.single_host or self.workload_policy:
             return None
         return self.slice.topology
 
 
 def pools(config: Service | Job) -> tuple[Pool, ...]:
-    """The node pools of a config, in its groups' order. Raises ConfigError where the cloud's fields do not fit."""
+    """The node pools of a config, in the order of its groups. Raises ConfigError if fields of `cloud` do not fit."""
     refuse_unfit_cloud(config)
     return tuple(
         pool
@@ -67,13 +67,13 @@ def pools(config: Service | Job) -> tuple[Pool, ...]:
 
 
 def in_default_pool(group: WorkerGroup) -> bool:
-    """Whether its Pods run where Ray heads do. More scratch than that pool's disks leave takes a pool of its own."""
+    """Whether its Pods run with the Ray heads. More scratch than that pool's disks offer needs a separate pool."""
     small = disk_gb(group.scratch_gb) == DEFAULT_DISK_GB
     return group.slice is None and isinstance(group.capacity, OnDemand) and small
 
 
 def disk_gb(scratch_gb: int) -> int:
-    """The boot disk of a node on which a Pod may fill so much of it: in steps of 20, at least GKE's own default."""
+    """Boot disk of a node whose Pod may use `scratch_gb`: in steps of 20, at least GKE's default."""
     size = DEFAULT_DISK_GB
     while _left_on(size) < scratch_gb + DAEMONS_GB:
         size += 20
@@ -81,7 +81,7 @@ def disk_gb(scratch_gb: int) -> int:
 
 
 def _left_on(disk: int) -> float:
-    """What GKE leaves Pods of a boot disk, 10^9 bytes: less 10 % for eviction, and what the system and images take.
+    """Allocatable storage of a boot disk, 10^9 bytes: without 10 % for eviction, and GKE's share for system and images.
 
     https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes#local_ephemeral_storage_reservation
     """
@@ -91,18 +91,18 @@ def _left_on(disk: int) -> float:
 
 
 def is_zone(location: str) -> bool:
-    """us-west4-a, as against the region us-west4: a zone's last part ends in a letter."""
+    """Whether it is a zone such as us-west4-a, which ends in a letter, not a region such as us-west4."""
     return location[-1:].isalpha()
 
 
 def region(config: Service | Job) -> str:
-    """The region of the cluster, where its bucket and its workload policies go too."""
+    """The region of the cluster, its bucket and its workload policies."""
     location = config.cloud.location
     return location.rpartition("-")[0] if is_zone(location) else location
 
 
 def refuse_unfit_cloud(config: Service | Job) -> None:
-    """Raises ConfigError for what gcloud would only refuse after minutes."""
+    """Raises ConfigError for what gcloud would refuse only after minutes."""
     cloud = config.cloud
     if not cloud.zones and not is_zone(cloud.location) and any(group.slice for group in config.worker_groups):
         raise ConfigError(
@@ -142,12 +142,12 @@ def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> li
 
 
 def _share(slices: int, zone: int, zones: int) -> int:
-    """How many of the slices a zone gets when they are dealt to the zones in turn."""
+    """How many slices a zone gets if the zones take slices in turn."""
     return (slices - zone + zones - 1) // zones
 
 
 def _shortened(base: str, suffix: str = "") -> str:
-    """The name, or as much of it as GKE allows with a hash of the whole: two long names stay two."""
+    """The name, shortened to GKE's limit with a hash, which keeps long names distinct."""
     room = MAX_NAME - len(suffix)
     if len(base) > room:
         base = base[: room - 7].rstrip("-") + "-" + hashlib.sha256(base.encode()).hexdigest()[:6]

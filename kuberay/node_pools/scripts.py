@@ -34,20 +34,20 @@ _RAY_SERVICE = '{.spec.versions[?(@.name=="v1")].schema.openAPIV3Schema.properti
 OPERATOR_MARKS = (
     f"jsonpath={_RAY_SERVICE}.managedBy.type}}/{_RAY_SERVICE}.rayClusterConfig.properties.historyServerOptions.type}}"
 )
-"""What the CRD of RayServices tells of KubeRay's version: `/` before 1.6, `string/` for 1.6, then `string/object`."""
+"""kubectl output format that shows KubeRay's version: `/` before 1.6, `string/` for 1.6, then `string/object`."""
 
 
 def commands(config: Service | Job) -> str:
-    """A bash script. Run again, it makes what is still missing and leaves the rest as it is.
+    """A bash script that creates everything. Run again, it creates only what is missing.
 
-    Raises ConfigError where the config cannot be had on Google Cloud.
+    Raises ConfigError if Google Cloud cannot provide what the config asks for.
     """
     refuse_old_version(config)
     return _script("create.sh.jinja", config)
 
 
 def teardown(config: Service | Job) -> str:
-    """A bash script that deletes what costs most first, and what others may share only when it is unused.
+    """A bash script that deletes it all, the most expensive first, but not what other configs still share.
 
     gcloud asks before each deletion; CLOUDSDK_CORE_DISABLE_PROMPTS=1 answers yes.
     """
@@ -55,7 +55,7 @@ def teardown(config: Service | Job) -> str:
 
 
 def _script(template: str, config: Service | Job) -> str:
-    """Values of the config go through `quote`: they are literal text, whatever is in them."""
+    """Fills in a template, which passes values of the config through `quote`: to bash they are literal text."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -83,13 +83,13 @@ def _script(template: str, config: Service | Job) -> str:
 
 
 def _comment(text: str) -> str:
-    """`text` must come from this project: a line break in it would end the comment."""
+    """Wraps text as a bash comment. The text must not come from the config."""
     words = " ".join(text.split())
     return textwrap.fill(words, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
 
 
 def secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
-    """By name of the Secret: each key in it, the variable with its value, and how a person is asked for it."""
+    """By name of the Secret: each key, the environment variable with its value, and the prompt for it."""
     wanted = (
         (config.hugging_face_token, "HF_TOKEN", "Hugging Face token"),
         (getattr(config, "api_keys", None), "PODSLICE_API_KEYS", "API keys, KEY or NAME=KEY, comma-separated"),
@@ -114,7 +114,7 @@ def about(pool: Pool) -> str:
 
 
 def create_flags(pool: Pool) -> list[str]:
-    """All but the cluster's. With --tpu-topology GKE places the hosts compactly by itself, as a torus needs."""
+    """Flags besides the cluster's. --tpu-topology also makes GKE place the hosts compactly, as a torus needs."""
     flags = [f"--node-locations={quote(pool.zone)}"] if pool.zone else []
     flags.append(f"--machine-type={quote(pool.machine_type)}")
     if pool.disk_gb > DEFAULT_DISK_GB:
@@ -135,7 +135,7 @@ def create_flags(pool: Pool) -> list[str]:
     if isinstance(capacity, Queued):
         flags.append("--enable-queued-provisioning")
     if isinstance(capacity, FlexStart | Queued):
-        # The Dynamic Workload Scheduler requires these: any zone's stock, and no repair by replacement.
+        # The Dynamic Workload Scheduler requires these: capacity of any zone, and no repair by replacement.
         flags += ["--flex-start", "--location-policy=ANY", "--no-enable-autorepair"]
         flags.append(f"--max-run-duration={capacity.max_run_hours * 3600}s")
     return flags

@@ -1,4 +1,4 @@
-"""What the scripts and Terraform share of a config: its accounts, images and services, and how they are called."""
+"""What scripts and Terraform share: a config's accounts, images and Google Cloud services."""
 
 import re
 
@@ -12,11 +12,11 @@ REPOSITORY = "podslice"
 REGISTRY_LOCATION = REGISTRY.removesuffix("-docker.pkg.dev")
 """`us` for us-docker.pkg.dev."""
 SPARE_CPU_NODES = 4
-"""Nodes that the default pool may grow to for Ray heads, operators and gateways."""
+"""Nodes of the default pool for Ray heads, operators and gateways, at most."""
 
 
 def apis(planned: tuple[Pool, ...]) -> list[str]:
-    """Google Cloud's services that a project must have turned on, without their .googleapis.com."""
+    """Google Cloud services that the project must enable, without .googleapis.com."""
     tpus = any(pool.slice for pool in planned)
     return ["container", "compute", "iam", "storage", "artifactregistry", "cloudbuild", *(["tpu"] if tpus else [])]
 
@@ -26,7 +26,7 @@ def kind(config: Service | Job) -> str:
 
 
 def reservation_path(reservation: Reservation) -> str:
-    """Its name, or its path where another project shares it."""
+    """The name of a reservation, or its path if another project shares it."""
     if reservation.project is None:
         return reservation.name
     return f"projects/{reservation.project}/reservations/{reservation.name}"
@@ -39,12 +39,12 @@ def kubernetes_accounts(config: Service | Job) -> list[str]:
 
 
 def cpu_nodes(config: Service | Job) -> int:
-    """The most nodes of the default pool: each Pod without a TPU may need one of its own."""
+    """Maximum nodes of the default pool: each Pod without a TPU may need one."""
     return SPARE_CPU_NODES + sum(group.maximum for group in config.worker_groups if in_default_pool(group))
 
 
 def own_images(config: Service | Job) -> list[str]:
-    """Words of a script for the images that the project's own build makes: its names, at its version."""
+    """The config's images that `gcloud builds` makes from this repository, as words of a bash script."""
     own = re.compile(
         re.escape(f"{REGISTRY}/{config.cloud.project}/{REPOSITORY}/") + rf"([a-z-]+:{re.escape(PODSLICE_VERSION)})"
     )

@@ -1,7 +1,7 @@
-"""The same as create.sh.jinja, for Google's Terraform provider: cluster, node pools, bucket, rights, repository.
+"""create.sh.jinja for Google's Terraform provider: cluster, node pools, bucket, permissions, image repository.
 
-It is in Terraform's JSON syntax: `node-pools CONFIG --format terraform > main.tf.json`. Not there: the Kubernetes
-Secrets, whose values would be in Terraform's state, Kueue, and the image build. The bash script has those.
+The output is Terraform's JSON syntax: `node-pools CONFIG --format terraform > main.tf.json`. Only the bash script has
+Kubernetes Secrets, whose values would end up in Terraform's state, Kueue, and the image build.
 """
 
 import json
@@ -29,7 +29,7 @@ Resources = dict[str, dict[str, Body]]
 
 
 class Expression(str):
-    """A string in which ${...} is a reference."""
+    """A string in which ${...} is a Terraform expression."""
 
 
 PROVIDER = {"google": {"source": "hashicorp/google", "version": ">= 7.0"}}
@@ -40,7 +40,7 @@ AFTER_APIS = {"depends_on": ["google_project_service.apis"]}
 
 
 def terraform(config: Service | Job) -> str:
-    """A main.tf.json. Raises ConfigError as `commands` does."""
+    """The text of a main.tf.json. Raises ConfigError as `commands` does."""
     planned = pools(config)
     refuse_old_version(config)
     services = {"for_each": _each(apis(planned)), "service": Expression("${each.value}.googleapis.com")}
@@ -68,7 +68,7 @@ def terraform(config: Service | Job) -> str:
 
 
 def literal(value: Any) -> Any:
-    """The value with every string that is no Expression meaning exactly itself."""
+    """The value with every string escaped to be literal, except an Expression."""
     match value:
         case Expression():
             return str(value)

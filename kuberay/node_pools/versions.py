@@ -8,9 +8,9 @@ from ray_configs.loading import ConfigError
 from ray_configs.service import Service
 
 RAY_OPERATOR = "1.30.0-gke.1747000"
-"""First with the Ray operator add-on. v4, v5e and v5p came before it."""
+"""First version with the Ray operator add-on; it also has v4, v5e and v5p."""
 FLEX_START = "1.33.0-gke.1712000"
-"""First that flex-starts TPUs, queued or not."""
+"""First version with flex-start of TPUs, queued or not."""
 GENERATIONS = {
     "v3": "1.31.0",
     "v6e": "1.31.2-gke.1115000",
@@ -19,7 +19,7 @@ GENERATIONS = {
 
 
 def minimum_version(config: Service | Job) -> tuple[str, str]:
-    """The lowest GKE version that will do, and what needs it."""
+    """The lowest GKE version that suffices, and what requires it."""
     needs = {"the Ray operator add-on": RAY_OPERATOR}
     for group in config.worker_groups:
         if group.slice and group.slice.generation in GENERATIONS:
@@ -31,7 +31,7 @@ def minimum_version(config: Service | Job) -> tuple[str, str]:
 
 
 def refuse_old_version(config: Service | Job) -> None:
-    """Raises ConfigError where the version asked for is too old. `1.34` means the newest 1.34, and `latest` is left."""
+    """Raises ConfigError if cluster_version is too old. `1.34` means the newest 1.34; `latest` passes."""
     asked = config.cloud.cluster_version
     if asked is None or not (numbers := _numbers(asked)):
         return
@@ -41,6 +41,6 @@ def refuse_old_version(config: Service | Job) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """`1.34.0-gke.2201000` -> (1, 34, 0, 2201000), as many as are given."""
+    """`1.34.0-gke.2201000` -> (1, 34, 0, 2201000); `1.34` -> (1, 34)."""
     found = re.match(r"(\d+)(?:\.(\d+)(?:\.(\d+)(?:-gke\.(\d+))?)?)?", version)
     return tuple(int(part) for part in found.groups() if part is not None) if found else ()
