@@ -133,17 +133,13 @@ def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> li
 
     if not slice.single_host:
         return [pool(i, zones[i % len(zones)], slice.hosts if i < minimum else 0, slice.hosts) for i in range(maximum)]
-    shares = [(_share(minimum, i, len(zones)), _share(maximum, i, len(zones))) for i in range(len(zones))]
+    # The zones take slices in turn.
+    shares = [(len(range(i, minimum, len(zones))), len(range(i, maximum, len(zones)))) for i in range(len(zones))]
     return [
         pool(i if len(zones) > 1 else None, zone, least, most)
         for i, (zone, (least, most)) in enumerate(zip(zones, shares))
         if most
     ]
-
-
-def _share(slices: int, zone: int, zones: int) -> int:
-    """How many slices a zone gets if the zones take slices in turn."""
-    return (slices - zone + zones - 1) // zones
 
 
 def _shortened(base: str, suffix: str = "") -> str:
