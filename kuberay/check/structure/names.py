@@ -20,9 +20,6 @@ def kind_and_version(manifest: Manifest) -> Iterator[Problem]:
     elif version.value == "ray.io/v1alpha1":
         why = "v1alpha1 is older than numOfHosts, labels, authOptions and others: the API server drops those fields"
         yield warning(version, why, "write apiVersion: ray.io/v1")
-    elif manifest.group == "ray.io" and version.value != "ray.io/v1":
-        why = f"{version.value} is not a version that KubeRay serves: the API server refuses the object"
-        yield error(version, why, "write apiVersion: ray.io/v1")
 
 
 @rule(Manifest, "duplicate-object", "kubectl apply")

@@ -28,7 +28,6 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
     [
         ([("metadata name", "r" * 42)], "name-multi-host", "error", ["-headless", "shorten it to 41"]),
         ([("apiVersion", "ray.io/v1alpha1")], "object", "warning", ["older than numOfHosts", "drops"]),
-        ([("apiVersion", "ray.io/v2")], "object", "error", ["not a version", "ray.io/v1"]),
         ([(f"{BOX} ports 0 name", "a-name-of-18-chars")], "wrong-value", "error", ["not a port name", "at most 15"]),
         (
             [(f"{GROUP} replicas", REMOVED), (f"{GROUP} minReplicas", 0)],
