@@ -1,7 +1,7 @@
-"""Configs to Kubernetes objects: `render(config)` makes them, `to_yaml(objects)` writes them.
+"""Renders configs to Kubernetes objects: `render(config)` creates them, `to_yaml(objects)` writes them.
 
 Objects are plain dicts, as the Kubernetes API takes them, in the order in which to apply them. A key may carry a
-comment (see notes.py) for whoever reads the YAML. The same config always gives the same bytes.
+comment for readers of the YAML (see notes.py). The same config always renders to the same bytes.
 """
 
 from typing import Any
@@ -17,5 +17,5 @@ __all__ = ["render", "serve_config", "to_yaml"]
 
 
 def render(config: Service | Job) -> list[dict[str, Any]]:
-    """All objects of the config, each after those that it refers to."""
+    """All objects of the config, each after the objects that it refers to."""
     return service_objects(config) if isinstance(config, Service) else job_objects(config)

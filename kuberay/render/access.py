@@ -1,4 +1,4 @@
-"""Service accounts of a config's Pods, and the ways in for its clients."""
+"""Service accounts of a config's Pods, and the load balancers and gateways of its service."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def service_accounts(config: Config) -> list[dict[str, Any]]:
         return []
     email = f"{identity.service_account}@{config.cloud.project}.iam.gserviceaccount.com"
     annotations = {GCP_SERVICE_ACCOUNT: email}
-    # Several configs of a namespace may share it: no instance label.
+    # No instance label, as several configs in a namespace may share it.
     shared = {
         "name": identity.service_account,
         "namespace": config.namespace,
@@ -28,13 +28,13 @@ def service_accounts(config: Config) -> list[dict[str, Any]]:
     found = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": shared}]
     if isinstance(config, Service) and config.head_account:
         own = metadata(config, config.head_account)
-        own[noted("annotations", "For the head alone: its autoscaler may change Pods and RayClusters.")] = annotations
+        own[noted("annotations", "Only for the head: its autoscaler may change Pods and RayClusters.")] = annotations
         found.append({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": own})
     return found
 
 
 def serve_service(exposure: LoadBalancer) -> dict[str, Any]:
-    """The Service from which KubeRay makes NAME-serve-svc, in place of a ClusterIP on port 8000."""
+    """The template of KubeRay's NAME-serve-svc, which is a ClusterIP on port 8000 by default."""
     service: dict[str, Any] = {
         "spec": {
             "type": "LoadBalancer",
@@ -72,7 +72,7 @@ def gateway_objects(service: Service, exposure: Gateway) -> list[dict[str, Any]]
         },
         "networking.gke.io/v1": {
             "HealthCheckPolicy": {"default": {"config": health}, "targetRef": target},
-            # A long answer streams for minutes; the load balancer's own limit is 30 seconds.
+            # A long answer streams for minutes; the load balancer's default limit is 30 seconds.
             "GCPBackendPolicy": {"default": {"timeoutSec": 3600}, "targetRef": target},
         },
     }

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: how much of a service node drains may take at once."""
+"""PodDisruptionBudgets: how many Pods of a service node drains may evict at once."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ HEAD_GROUP = "headgroup"
 
 
 def disruption_budgets(service: Service) -> list[dict[str, Any]]:
-    """One for the head and one for each group of slices; no Pod is in two, which would make it undrainable.
+    """One budget for the head and one for each group of slices. A Pod in two budgets could not be evicted at all.
 
-    Ray's Pods belong to an object without a scale, so Kubernetes supports only `minAvailable` for them.
+    Ray's Pods belong to an object without a scale subresource, so Kubernetes supports only `minAvailable` for them.
     """
     allowed = service.disruption_budget
     if allowed is None:
         return []
     budgets = []
     if service.gcs_fault_tolerance is None:
-        why = "Its loss ends every replica: without gcs_fault_tolerance no drain may take it."
+        why = "Its loss ends every replica: without gcs_fault_tolerance no drain may evict it."
         budgets.append(_budget(service, "head", [HEAD_GROUP], 1, why))
     for group in service.worker_groups:
         if group.leads is not None:  # counted with the slices that they lead
@@ -33,7 +33,7 @@ def disruption_budgets(service: Service) -> list[dict[str, Any]]:
             least = group.minimum - allowed + 1
             why = (
                 f"Of {group.minimum} processes that lead slices. Hosts of a slice are never Ready, and may be evicted "
-                f"while at least so many of those are: {allowed} slice{'s' * (allowed > 1)} at a time."
+                f"while at least this many processes are Ready: {allowed} slice{'s' * (allowed > 1)} at a time."
             )
         if least > 0:
             budgets.append(_budget(service, group.name, [group.name, *processes], least, why))

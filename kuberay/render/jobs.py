@@ -38,21 +38,21 @@ def job_objects(job: Job) -> list[dict[str, Any]]:
 def _ray_job(job: Job) -> dict[str, Any]:
     spec: dict[str, Any] = {"entrypoint": shlex.join(job.command)}
     if not isinstance(job.capacity, FlexStart | Queued):
-        # With those, the time would run while the job still waits for machines, which have an end of their own.
+        # With those, the deadline would count while the job waits for machines, which have their own time limit.
         spec["activeDeadlineSeconds"] = int(job.max_run_hours * 3600)
     spec |= {
         "backoffLimit": job.retries,
-        noted("shutdownAfterJobFinishes", "The slices go back at once; the RayJob stays, with its status."): True,
+        noted("shutdownAfterJobFinishes", "Releases the slices at once; the RayJob stays, with its status."): True,
         "rayClusterSpec": ray_cluster_spec(job, job.container_image, elastic=False),
     }
     return kubernetes_object("ray.io/v1", "RayJob", metadata(job, **queue_labels(job)), spec)
 
 
 def _headless_service(job: Job) -> dict[str, Any]:
-    """A headless Service: gives each host of the slice a name that the others can resolve."""
+    """A headless Service, which gives each host of the slice a name that the others can resolve."""
     spec = {
         "clusterIP": "None",
-        noted("publishNotReadyAddresses", "Hosts look each other up before any of them is ready."): True,
+        noted("publishNotReadyAddresses", "Hosts resolve each other's names before any of them is ready."): True,
         "selector": {"job-name": job.name},
     }
     return kubernetes_object("v1", "Service", metadata(job), spec)
@@ -67,7 +67,7 @@ def _batch_job(job: Job) -> dict[str, Any]:
         )
         spec["parallelism"] = job.hosts
         spec["completionMode"] = "Indexed"
-        spec[noted("backoffLimit", "One host alone cannot start again: the others wait for the one that died.")] = 0
+        spec[noted("backoffLimit", "A single host cannot restart: the others wait for the one that died.")] = 0
     else:
         spec["backoffLimit"] = job.retries
     spec["ttlSecondsAfterFinished"] = int(job.keep_hours * 3600)
@@ -76,7 +76,7 @@ def _batch_job(job: Job) -> dict[str, Any]:
 
 
 def _one_slice(job: Job) -> dict[str, Any]:
-    """GKE's webhook does this for Ray's Pods alone."""
+    """Affinity that keeps the job on one slice. GKE's webhook adds it only to Ray's Pods."""
     label, here = JOB_NAME, {"topologyKey": NODE_POOL}
     others = [
         [
@@ -106,7 +106,7 @@ def _template(job: Job, several: bool) -> dict[str, Any]:
         requests = {"cpu": str(job.cpus), "memory": gigabytes(memory_gb), "ephemeral-storage": scratch}
     container: dict[str, Any] = {"name": "job", "image": job.container_image, "command": list(job.command)}
     if several:
-        container[noted("ports", "By which the hosts of a slice talk, and their runtime's metrics.")] = [
+        container[noted("ports", "Communication between the hosts of a slice, and their runtime's metrics.")] = [
             port("tpu", 8471),
             port("tpu-metrics", 8431),
         ]
@@ -116,7 +116,7 @@ def _template(job: Job, several: bool) -> dict[str, Any]:
     spec: dict[str, Any] = {"restartPolicy": "Never" if several else "OnFailure"}
     if several:
         spec["subdomain"] = job.name
-        why = "One node pool is one slice: all hosts go to the same one, and no other job's host or slice's with them."
+        why = "A node pool is one slice: all hosts run in the same pool, and no other workload of a slice runs there."
         spec[noted("affinity", why)] = _one_slice(job)
     seconds = int(job.max_run_hours * 3600)
     spec[noted("activeDeadlineSeconds", "Counts from the Pod's start, not while it waits for machines.")] = seconds

@@ -1,6 +1,6 @@
 """Queued provisioning: Kueue holds a workload back until GKE has all its machines at once.
 
-The queue's objects are the same whichever config renders them, so several configs can share one queue.
+Every config renders the same objects for a queue, so several configs can share one.
 """
 
 from typing import Any
@@ -13,23 +13,23 @@ from ray_configs.labels import MAX_RUN_DURATION, PROVISIONING_REQUEST, QUEUE, QU
 from ray_configs.service import Service
 
 ANY, ANY_MEMORY = "1G", "1000000000Gi"
-"""Quotas that never bind: the limit is which machines GKE can get."""
+"""Quotas that are never reached: the limit is what GKE can provide."""
 
 
 def queued(config: Config) -> Queued | None:
-    """The queue that the config waits in; None if it waits in none."""
+    """The config's queued capacity; None if it is not queued."""
     return next((g.capacity for g in config.worker_groups if isinstance(g.capacity, Queued)), None)
 
 
 def queue_labels(config: Config) -> dict[str, dict[str, str]]:
-    """Labels and annotations that put the workload into its queue; empty where there is none."""
+    """Labels and annotations that put the workload into its queue; empty if it has none."""
     capacity = queued(config)
     if capacity is None:
         return {}
     annotations = {MAX_RUN_DURATION: str(capacity.max_run_hours * 3600)}
     name = QUEUE
     if isinstance(config, Service):
-        name = noted(name, f"Needs Kueue {KUEUE_VERSION} or an older one: {WHY_NO_NEWER_KUEUE}.")
+        name = noted(name, f"Needs Kueue {KUEUE_VERSION} or older: {WHY_NO_NEWER_KUEUE}.")
     return {"labels": {name: capacity.queue}, "annotations": annotations}
 
 

@@ -1,4 +1,4 @@
-"""The files that `render` writes: who made them and what to fill in, then the objects."""
+"""The files that `render` writes: a header with their source and open placeholders, then the objects."""
 
 import sys
 from pathlib import Path

@@ -8,14 +8,14 @@ from kuberay.render.ray.pods import INSTANCE_LABEL, Config
 from ray_configs.service import Service
 
 METRICS_PORT = 8080
-"""The metrics port of every Ray node, as KubeRay sets it; it calls it `metrics`."""
+"""The metrics port of every Ray node, as KubeRay sets it, under the name `metrics`."""
 GOOGLE, OPERATOR = "monitoring.googleapis.com/v1", "monitoring.coreos.com/v1"
 BOARD_LABEL = {"grafana_dashboard": "1"}
-"""By which the sidecar in Grafana's Helm charts finds boards."""
+"""The label by which the sidecar of Grafana's Helm charts finds boards."""
 
 
 def pod_monitoring(config: Config) -> list[dict[str, Any]]:
-    """Scrapes every Ray Pod of the config; the job is named for it."""
+    """Scrapes every Ray Pod of the config, whose name is that of the Prometheus job."""
     if not config.observability.pod_monitoring:
         return []
     pods = {"matchLabels": {INSTANCE_LABEL: config.name}}
@@ -29,7 +29,7 @@ def pod_monitoring(config: Config) -> list[dict[str, Any]]:
 
 
 def boards_and_alerts(service: Service) -> list[dict[str, Any]]:
-    """A ConfigMap for each board, and the rules, as far as the config asks for them."""
+    """A ConfigMap for each board, and the alerting rules, if the config asks for them."""
     wanted, objects = service.observability, []
     for name, board in boards(service).items() if wanted.dashboards else ():
         about = metadata(service, f"{service.name}-board-{name}", labels=BOARD_LABEL)

@@ -1,8 +1,8 @@
-"""Comments in manifests, written beside the value that they explain."""
+"""Comments in manifests, attached to the key that they explain."""
 
 
 class Noted(str):
-    """A key that says why its value is what it is: equal to the bare key for everyone but the YAML writer."""
+    """A key with a comment on its value. Only the YAML writer sees the comment; the key equals a plain string."""
 
     __slots__ = ("why",)
 

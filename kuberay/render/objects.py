@@ -1,4 +1,4 @@
-"""What every Kubernetes object has: its kind, and metadata that say whose it is."""
+"""The parts that all Kubernetes objects share: kind, and metadata that name the config."""
 
 from typing import Any
 

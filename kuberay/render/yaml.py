@@ -1,4 +1,4 @@
-"""Writes objects as YAML that people read: comments above the keys that carry them, long texts as blocks."""
+"""Writes objects as readable YAML: comments above their keys, long texts as blocks."""
 
 import io
 import textwrap
@@ -17,7 +17,7 @@ WIDTH = 112
 def to_yaml(objects: list[dict[str, Any]], header: str = "") -> str:
     """One document for each object. `header` becomes comment lines at the top."""
     yaml = YAML()
-    yaml.width = 4096  # ours are the line breaks
+    yaml.width = 4096  # no line breaks besides ours
     yaml.indent(mapping=2, sequence=2, offset=0)
     yaml.representer.ignore_aliases = lambda _: True
     texts = []
@@ -30,7 +30,7 @@ def to_yaml(objects: list[dict[str, Any]], header: str = "") -> str:
 
 
 def _commented(value: Any, indent: int) -> Any:
-    """The same value in ruamel's own types, which can hold comments; `indent` is the column of its keys."""
+    """The value in ruamel's types, which can hold comments; `indent` is the column of its keys."""
     if isinstance(value, Mapping):
         result = CommentedMap()
         for key, inner in value.items():
@@ -40,11 +40,11 @@ def _commented(value: Any, indent: int) -> Any:
                 result.yaml_set_comment_before_after_key(str(key), before="\n".join(lines), indent=indent)
         return result
     if isinstance(value, list | tuple):
-        return CommentedSeq(_commented(inner, indent) for inner in value)  # dashes stand in their key's column
+        return CommentedSeq(_commented(inner, indent) for inner in value)  # dashes are in their key's column
     if isinstance(value, str):
         if "\n" in value:
             return LiteralScalarString(value)
-        # What YAML would otherwise read as something else; double quotes, as Kubernetes' own examples have them.
+        # Quotes text that YAML would read as another type; double quotes, as in Kubernetes' examples.
         return DoubleQuotedScalarString(value) if _needs_quotes(value) else str(value)
     return value
 

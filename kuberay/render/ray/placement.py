@@ -1,4 +1,4 @@
-"""Which nodes a Pod may run on: the slice's selectors and what each kind of capacity adds to them."""
+"""The nodes that a Pod may run on: the slice's selectors, and what each kind of capacity adds."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from ray_configs.labels import FLEX_START, QUEUED, RESERVATION, RESERVATION_PROJ
 from ray_configs.tpu import TpuSlice
 
 TAINTS: dict[type[Kind], str] = {Spot: SPOT, Queued: QUEUED}
-"""Of the nodes of a kind of capacity."""
+"""Taint of the nodes of a kind of capacity."""
 
 
 def node_selector(slice: TpuSlice | None, capacity: Capacity) -> dict[str, str]:
-    """Labels that the node must have. What is queued needs none: Kueue pins its Pods to the nodes that it got."""
+    """Labels that the node must have. Queued capacity adds none: Kueue pins the Pods to the nodes that it gets."""
     labels = slice.node_selectors if slice else {}
     match capacity:
         case Spot():

@@ -14,7 +14,7 @@ from ray_configs.tpu import TpuSlice
 Config = Service | Job
 
 SHARE_OF_MACHINE = 0.8
-"""Share of a TPU machine's CPUs and memory that its one Pod requests; the rest is the kubelet's and the daemons'."""
+"""Share of a TPU machine's CPUs and memory that its one Pod requests; the rest is for the kubelet and daemons."""
 SHARED_MEMORY = 0.35
 """Share of a Pod's memory for /dev/shm: Ray's object store takes 0.3, and falls back to disk if that does not fit."""
 INSTANCE_LABEL = "app.kubernetes.io/instance"
@@ -26,7 +26,7 @@ TO_STOP_S = 30
 
 
 def megabytes(number: int) -> str:
-    """`number` times 10^6 bytes as Kubernetes spells it when it writes an object back: 1000 of them are `1G`."""
+    """`number` times 10^6 bytes as Kubernetes normalizes it: 1000 give `1G`."""
     suffixes = "MGTP"
     while number % 1000 == 0 and len(suffixes) > 1:
         number, suffixes = number // 1000, suffixes[1:]
@@ -34,7 +34,7 @@ def megabytes(number: int) -> str:
 
 
 def gigabytes(number: int) -> str:
-    """`number` times 10^9 bytes, likewise."""
+    """`number` times 10^9 bytes, normalized likewise."""
     return megabytes(number * 1000)
 
 
@@ -90,16 +90,16 @@ def bucket_volume(bucket: Bucket) -> dict[str, Any]:
             **_read_only(bucket),
             "volumeAttributes": {
                 "bucketName": bucket.name,
-                noted(
-                    "mountOptions", "Folders without an object of their own show; the image's user owns the files."
-                ): (f"implicit-dirs,uid={RAY_USER},gid={RAY_GROUP}"),
+                noted("mountOptions", "Shows folders that have no object; the image's user owns the files."): (
+                    f"implicit-dirs,uid={RAY_USER},gid={RAY_GROUP}"
+                ),
             },
         },
     }
 
 
 def _read_only(bucket: Bucket) -> dict[str, bool]:
-    """Said only where it is so: the operator drops a `readOnly: false` when it writes the object back."""
+    """`readOnly` only if true: the operator drops a `readOnly: false` when it writes the object back."""
     return {"readOnly": True} if bucket.read_only else {}
 
 
@@ -109,22 +109,22 @@ def secret(name: str, entry: SecretKey) -> dict[str, Any]:
 
 
 def secret_source(entry: SecretKey) -> dict[str, Any]:
-    """Where Kubernetes finds a value that is in a Secret."""
+    """The source of a value in a Secret."""
     return {"secretKeyRef": {"name": entry.secret, "key": entry.key}}
 
 
 def plain(env: dict[str, str]) -> list[dict[str, Any]]:
-    """Variables with values of their own. An empty one is left out, as when the operator writes the object back."""
+    """Variables with literal values. Empty values are left out, as when the operator writes the object back."""
     return [{"name": name, "value": value} if value else {"name": name} for name, value in env.items()]
 
 
 def port(name: str, number: int) -> dict[str, Any]:
-    """A port of a container, with the protocol that Kubernetes would add."""
+    """A port of a container, with the default protocol that Kubernetes would add."""
     return {"containerPort": number, "name": name, "protocol": "TCP"}
 
 
 def secrets(config: Config) -> list[dict[str, Any]]:
-    """Environment variables from Secrets: for the Pods that load models and answer requests."""
+    """Environment variables from Secrets, for the Pods that load models and answer requests."""
     env = []
     if config.hugging_face_token:
         env.append(secret("HF_TOKEN", config.hugging_face_token))
@@ -143,12 +143,12 @@ def pod_template(
 ) -> dict[str, Any]:
     """A template of one container, with the volumes, identity and placement that the config asks for.
 
-    `group` None: a Pod without chips, on any ordinary node. `memory_gb` is the container's.
-    `account` is its Kubernetes service account; None: the config's own, if it has one.
+    `group` is None for a Pod without chips, on any ordinary node. `memory_gb` is the container's memory.
+    `account` is its Kubernetes service account; None for the config's, if it has one.
     """
     volumes = [shared_memory(memory_gb)]
     mounts: list[dict[str, Any]] = [{"name": "dshm", "mountPath": "/dev/shm"}]
-    # The Pod cannot be moved: the cluster autoscaler must not empty its node to save money.
+    # The cluster autoscaler must not evict the Pod to empty its node.
     annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     if config.bucket and config.bucket.mount:
         annotations[GCS_FUSE] = "true"
@@ -181,7 +181,7 @@ def pod_template(
 
 
 def host_address(slice: TpuSlice | None) -> list[dict[str, Any]]:
-    """What libtpu needs on v6e across hosts: the node's address, for its link controller."""
+    """The node's address, which libtpu's link controller needs on multi-host v6e slices."""
     if slice is None or slice.hosts == 1 or slice.generation != "v6e":
         return []
     return [
@@ -191,5 +191,5 @@ def host_address(slice: TpuSlice | None) -> list[dict[str, Any]]:
 
 
 def slice_ports() -> list[dict[str, Any]]:
-    """Ports by which hosts of a slice, and several slices, find each other."""
+    """Ports for communication within a slice and between slices."""
     return [port("tpu", 8471), port("mxla", 8081)]

@@ -23,7 +23,7 @@ from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEP
 from ray_configs.service import GcsFaultTolerance, Service
 
 IDLE_TIMEOUT_S = 300
-"""Idle seconds before the autoscaler releases a slice; a new one takes minutes to come."""
+"""Idle seconds before the autoscaler releases a slice; a new one takes minutes to start."""
 NEVER_S = 10 * 365 * 86_400
 """Idle seconds of a group that the autoscaler must not scale down."""
 HEADROOM = 2
@@ -33,25 +33,23 @@ AUTOSCALER_ENV = [
         "name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S",
         noted(
             "value",
-            "A week for a Pod to wait for capacity. After Ray's hour the autoscaler would throw it away, and its place "
-            "in the queue with it.",
+            "A week for a Pod to wait for capacity. After Ray's default of an hour the autoscaler would delete it, and "
+            "it would lose its place in the queue.",
         ): str(7 * 86_400),
     },
     {
         "name": "AUTOSCALER_MAX_CONCURRENT_LAUNCHES",
-        noted("value", "Hosts asked for at once. Ray's 10 are part of a large slice, which is never made."): "10000",
+        noted("value", "Hosts requested at once. With Ray's default, 10, a larger slice never starts."): "10000",
     },
 ]
 HAPROXY_THREADS = "4"
 BEGIN_TO_DRAIN_S = 5
-"""Seconds until a replica on a draining node, or whose slice is draining, has been told to stop."""
+"""Seconds until a replica on a draining node or slice has been told to stop."""
 
 
 def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str, Any]:
     """A RayClusterSpec: for a RayService or a RayJob."""
-    spec: dict[str, Any] = {
-        noted("rayVersion", "KubeRay decides by it which probes and autoscaler the images can do."): config.ray_version
-    }
+    spec: dict[str, Any] = {noted("rayVersion", "KubeRay chooses probes and autoscaler by it."): config.ray_version}
     if config.observability.dashboard_auth == "token":
         spec[noted("authOptions", "Whoever reaches an open dashboard can run code here. The token is in a Secret.")] = {
             "mode": "token"
@@ -61,7 +59,7 @@ def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str
     spec["enableInTreeAutoscaling"] = elastic
     if elastic:
         spec["autoscalerOptions"] = {
-            noted("version", "Said, not left to default: v1 counts the hosts of a slice as single nodes."): "v2",
+            noted("version", "Not left to the default: v1 counts the hosts of a slice as single nodes."): "v2",
             "idleTimeoutSeconds": IDLE_TIMEOUT_S,
             "resources": quantities({"cpu": "500m", "memory": "1G"}),
             "env": AUTOSCALER_ENV,
@@ -72,7 +70,7 @@ def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str
 
 
 def _gcs_fault_tolerance(redis: GcsFaultTolerance) -> dict[str, Any]:
-    why = "Keeps what the head knows. Each cluster has a part of it for itself, which goes with the cluster."
+    why = "Keeps the head's state. Each cluster has its own keys there, which are deleted with the cluster."
     options: dict[str, Any] = {noted("redisAddress", why): redis.redis_address}
     if password := redis.redis_password:
         options["redisPassword"] = {"valueFrom": secret_source(password)}
@@ -86,7 +84,7 @@ def _environment(config: Config) -> list[dict[str, Any]]:
         ingress = DIRECT_INGRESS | {"RAY_SERVE_HAPROXY_NBTHREAD": HAPROXY_THREADS}
         if config.spans_hosts:
             ingress[GROUPS_LABELLED] = "1"
-        # Told to stop, a node first hands its replicas over, and waits for them: they, too, are given their full time.
+        # A node that is told to stop first drains its replicas and waits for them: give them their full time.
         drain_s = config.drain_s + BEGIN_TO_DRAIN_S
         ingress["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = str(drain_s)
         if drain_s > int(ingress[HARD_STOP]):
@@ -109,7 +107,7 @@ def _head(config: Config, image: str) -> dict[str, Any]:
     }
     account = config.head_account if isinstance(config, Service) else None
     return {
-        "rayStartParams": {noted("num-cpus", "No replica or task runs beside the cluster's brain."): "0"},
+        "rayStartParams": {noted("num-cpus", "No replica or task runs on the head, which controls the cluster."): "0"},
         "template": pod_template(config, container, None, config.head.memory_gb, account),
     }
 
@@ -122,8 +120,8 @@ def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str
         ports += slice_ports()
     if ports:
         container["ports"] = ports
-    # No readinessProbe: KubeRay's own asks for a Serve proxy, and alone keeps hosts without one out of the Service.
-    # Such hosts stay NotReady, which stops nothing else.
+    # No readinessProbe: KubeRay's own checks for a Serve proxy, which keeps hosts without one out of the Service. Such
+    # hosts stay NotReady, which has no other effect.
     kept = any(other.name == group.leads and other.minimum == other.maximum for other in config.worker_groups)
     container["env"] = _environment(config) + secrets(config) + host_address(group.slice)
     container["env"] += plain({SLICES_KEPT: "1"} if kept else {})
@@ -138,42 +136,42 @@ def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str
         why = f"{slice.topology} = {slice.chips} chips, {slice.chips_per_host} on each {slice.machine_type}."
         spec[noted("numOfHosts", why)] = slice.hosts
     spec |= _bounds(group, elastic)
-    why = "The operator adds it when it writes the object back; missing here, it would own the whole list of groups."
+    why = "The operator adds it on writing the object back; otherwise it would own the whole list of groups."
     spec[noted("scaleStrategy", why)] = {}
     if group.slice is not None:
-        spec[noted("labels", "Alike on all hosts; Ray adds each host's own tpu-worker-id and tpu-slice-name.")] = (
+        spec[noted("labels", "The same on all hosts; Ray adds each host's tpu-worker-id and tpu-slice-name.")] = (
             group.slice.ray_labels
         )
     elif isinstance(config, Service) and config.spans_hosts:
-        spec[noted("labels", "Serve's processes ask for their group by it.")] = {GROUP_LABEL: group.name}
+        spec[noted("labels", "Serve's processes select their group by it.")] = {GROUP_LABEL: group.name}
     spec["rayStartParams"] = {}
     if service and group.hosts > 1:
-        why = "Chips only: replicas' processes run on CPU Pods of their own, so that no slice's end is another's."
+        why = "Chips only: replicas' processes run on separate CPU Pods, so that the loss of a slice affects no other."
         spec["rayStartParams"] = {noted("num-cpus", why): "0"}
     spec["template"] = pod_template(config, container, group, worker_memory_gb(group))
     return spec
 
 
 def _bounds(group: WorkerGroup, elastic: bool) -> dict[str, Any]:
-    """Replicas of the group: now, at least and at most.
+    """The group's `replicas`, `minReplicas` and `maxReplicas`.
 
-    When a slice of several hosts loses one, the operator removes the others and makes a new slice when all are gone.
-    Meanwhile the autoscaler counts fewer hosts than there will be: above minReplicas it would add a slice. Then it may
-    count more, as hosts of the old slice can still be known to Ray: above maxReplicas it would take hosts from the new
-    slice, whereupon the operator throws all of it away. So neither bound may ever be reached. What is asked for is
-    bounded by Serve, which has no more replicas than its own max_replicas.
+    When a multi-host slice loses a host, the operator removes the others and creates a new slice when all are gone.
+    Meanwhile the autoscaler counts too few hosts: below minReplicas it would add a slice. Then it may count too many,
+    as Ray can still know hosts of the old slice: above maxReplicas it would remove hosts of the new slice, whereupon
+    the operator deletes all of it. So neither bound may ever be reached. Serve bounds the demand, as it has at most
+    max_replicas.
     """
     if not elastic or group.hosts == 1:
         return {"replicas": group.minimum, "minReplicas": group.minimum, "maxReplicas": group.maximum}
     bounds: dict[str, Any] = {
         "replicas": group.minimum,
-        noted("minReplicas", "Kept by their users. The autoscaler would replace a lost slice beside the operator."): 0,
+        noted("minReplicas", "Their users keep them. Else autoscaler and operator both replace a lost slice."): 0,
         noted(
             "maxReplicas",
-            f"{group.maximum} by Serve's max_replicas, twice that here: while a slice is replaced, the autoscaler may "
-            "count it twice, and above this it would take the new one apart.",
+            f"Twice Serve's max_replicas, {group.maximum}: while a slice is replaced, the autoscaler may count it "
+            "twice, and above maxReplicas it would remove hosts of the new one.",
         ): HEADROOM * group.maximum,
     }
     if group.minimum == group.maximum:
-        bounds[noted("idleTimeoutSeconds", "Never: it is there whether it is used or not.")] = NEVER_S
+        bounds[noted("idleTimeoutSeconds", "Never scaled down, whether it is used or not.")] = NEVER_S
     return bounds

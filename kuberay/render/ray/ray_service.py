@@ -17,7 +17,7 @@ from ray_configs.upgrade import Incremental, NewCluster
 
 
 def service_objects(service: Service) -> list[dict[str, Any]]:
-    """ServiceAccounts, queues, RayService, monitoring, budgets and Gateway, as far as the config asks for them."""
+    """The RayService, and ServiceAccounts, queues, monitoring, budgets and Gateway if the config asks for them."""
     objects = [*service_accounts(service), *queue_objects(service), _ray_service(service), *pod_monitoring(service)]
     objects += [*boards_and_alerts(service), *disruption_budgets(service)]
     if isinstance(service.exposure, Gateway):
@@ -27,7 +27,7 @@ def service_objects(service: Service) -> list[dict[str, Any]]:
 
 def _ray_service(service: Service) -> dict[str, Any]:
     spec: dict[str, Any] = {
-        noted("serveConfigV2", "Changed, it is deployed in place: Serve replaces replicas one by one."): to_yaml(
+        noted("serveConfigV2", "A change is deployed in place: Serve replaces replicas one by one."): to_yaml(
             [serve_config(service)]
         ),
         "upgradeStrategy": _upgrade_strategy(service.upgrade),
@@ -42,18 +42,18 @@ def _upgrade_strategy(upgrade: NewCluster | Incremental | None) -> dict[str, Any
     """How a change of rayClusterConfig is rolled out."""
     if upgrade is None:
         why = (
-            "A change of rayClusterConfig is not rolled out by itself: another cluster would need every slice twice, "
-            "and wait for ever for chips that there are once. `python -m kuberay apply --recreate` rolls it out with a "
+            "A change of rayClusterConfig is not rolled out by default: a second cluster would need every slice again "
+            "and wait forever for chips that exist once. `python -m kuberay apply --recreate` rolls it out with a "
             "pause; `upgrade` in the config does without one."
         )
         return {noted("type", why): "None"}
     if isinstance(upgrade, NewCluster):
         why = (
-            "A change of rayClusterConfig makes a second cluster, which needs every slice once more; requests move "
-            "over when it serves."
+            "A change of rayClusterConfig creates a second cluster, which needs every slice again; requests move to it "
+            "when it serves."
         )
         return {noted("type", why): "NewCluster"}
-    why = "A change of rayClusterConfig makes a second cluster, which takes over requests and slices step by step."
+    why = "A change of rayClusterConfig creates a second cluster, which takes over requests and slices step by step."
     return {
         noted("type", why): "NewClusterWithIncrementalUpgrade",
         "clusterUpgradeOptions": {

@@ -1,4 +1,4 @@
-"""Serve's own config: the applications, each with its config's dump as `args`."""
+"""The Serve config: the applications, each with its config as `args`."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ SERVE_PORT = 8000
 
 
 def serve_config(service: Service) -> dict[str, Any]:
-    """What `serve run`, `serve deploy` and a RayService's serveConfigV2 take.
+    """The config for `serve run`, `serve deploy` and a RayService's serveConfigV2.
 
-    `args` hold what the config says and no defaults; the typed builder at `import_path` reads them back.
+    `args` hold the fields that the config sets, without defaults; the typed builder at `import_path` reads them back.
     """
     return {
         "proxy_location": "EveryNode",

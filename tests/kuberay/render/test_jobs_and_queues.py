@@ -38,7 +38,7 @@ def test_a_queued_service_says_which_kueue_starts_it() -> None:
         text for text in to_yaml(render(service(capacity=Queued(), replicas=(1, 1)))).split("---") if "RayS" in text
     ]
     before = " ".join(line.strip("# ") for line in written.partition("kueue.x-k8s.io/queue-name")[0].splitlines()[-5:])
-    assert "Needs Kueue 0.16.9 or an older one" in before and "kueue#11264" in before and "1.6.2" in before
+    assert "Needs Kueue 0.16.9 or older" in before and "kueue#11264" in before and "1.6.2" in before
 
 
 def test_a_queued_service_of_changing_size_is_refused() -> None:
