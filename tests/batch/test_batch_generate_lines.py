@@ -94,7 +94,7 @@ def test_scan_finds_every_line(tmp_path: Path, lines: int, end: str) -> None:
 
     done = np.zeros(source.lines, bool)
     done[::3] = True
-    left = {i: text for todo in missing(source, done) for part in todo.chunks(source, 10) for i, text in zip(*part)}
+    left = {i: text for todo in missing(source, done) for i, text in todo.lines(source)}
     assert {i: text.decode() for i, text in left.items()} == {i: t for i, t in enumerate(texts) if i % 3}
 
 

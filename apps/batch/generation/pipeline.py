@@ -70,8 +70,10 @@ class LinesSource(Datasource):
 
         def read() -> Iterator[pa.Table]:
             for span in todo:
-                for indices, texts in span.chunks(source, lines):
-                    numbers = pa.array([indices.tolist()], pa.list_(pa.int64()))
+                left = span.lines(source)
+                for at in range(0, len(left), lines):
+                    indices, texts = zip(*left[at : at + lines])
+                    numbers = pa.array([indices], pa.list_(pa.int64()))
                     yield pa.table({"indices": numbers, "lines": pa.array([texts], pa.list_(pa.binary()))})
 
         return ReadTask(read, BlockMetadata(num_rows=None, size_bytes=None, input_files=None, exec_stats=None))

@@ -203,7 +203,7 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
                 if size > most or received > most + FORM_BYTES:
                     raise too_large(most)
             name = reading.finish()
-            purpose = reading.fields.get("purpose")
+            purpose = reading.fields.get("purpose", b"").decode("utf-8", "replace")
             if purpose != "batch":
                 message = f"purpose: must be batch, not {purpose!r}"
                 raise OpenAIError(400, message, "purpose", "invalid_value")

@@ -6,7 +6,6 @@ again when their turn comes.
 
 import hashlib
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import fsspec
@@ -79,12 +78,10 @@ class Todo:
     span: Span
     missing: np.ndarray
 
-    def chunks(self, source: InputFile, lines: int) -> Iterator[tuple[np.ndarray, list[bytes]]]:
-        """(indices in the file, texts) of the missing lines, up to `lines` at a time."""
+    def lines(self, source: InputFile) -> list[tuple[int, bytes]]:
+        """(index in the file, text) of each missing line."""
         texts = source.span(self.span)
-        for at in range(0, len(self.missing), lines):
-            part = self.missing[at : at + lines]
-            yield part + self.span.first, [texts[i] for i in part]
+        return [(self.span.first + i, texts[i]) for i in self.missing.tolist()]
 
 
 def missing(source: InputFile, done: np.ndarray) -> list[Todo]:

@@ -44,11 +44,10 @@ class Outputs:
                 (self._good if is_good else self._bad).write(stack, line)
             if expired and parts and source:
                 for todo in missing(source, parts.done):
-                    for indices, texts in todo.chunks(source, source.lines):
-                        for index, text in zip(indices, texts):
-                            name, custom_id = line_name(self._opened, int(index)), json_object(text)["custom_id"]
-                            error = unanswered(name, custom_id, "batch_expired", EXPIRED)
-                            self._bad.write(stack, dump(error).encode() + b"\n")
+                    for index, text in todo.lines(source):
+                        name, custom_id = line_name(self._opened, index), json_object(text)["custom_id"]
+                        error = unanswered(name, custom_id, "batch_expired", EXPIRED)
+                        self._bad.write(stack, dump(error).encode() + b"\n")
         found = {}
         for kind, id_, output in zip(("output", "error"), self._ids, (self._good, self._bad)):
             if output.lines:

@@ -36,20 +36,19 @@ class Form:
         if kind != b"multipart/form-data" or not boundary:
             message = "The request must be multipart/form-data with a file and a purpose."
             raise OpenAIError(400, message, None, "invalid_content_type")
-        self.fields: dict[str, str] = {}
+        self.fields: dict[str, bytes] = {}
         self.filename: str | None = None
         """The file's name; None until its part has begun."""
         self._file: list[bytes] = []
         self._parts, self._ended = 0, False
         self._header, self._value, self._disposition = b"", b"", b""
-        self._field: tuple[str, bytearray] | None = None
+        self._field: str | None = None
         try:
             self._parser = MultipartParser(
                 boundary,
                 {
                     "on_part_begin": self._begin,
                     "on_part_data": self._data,
-                    "on_part_end": self._end,
                     "on_header_field": self._header_name,
                     "on_header_value": self._header_value,
                     "on_header_end": self._header_end,
@@ -100,7 +99,8 @@ class Form:
         if name is None:
             raise _unreadable("a part has no name")
         if b"filename" not in options:
-            self._field = (name.decode("utf-8", "replace"), bytearray())
+            self._field = name.decode("utf-8", "replace")
+            self.fields[self._field] = b""
             return
         self._field = None
         if name != b"file" or self.filename is not None:
@@ -108,18 +108,13 @@ class Form:
         self.filename = options[b"filename"].decode("utf-8", "replace")
 
     def _data(self, data: bytes, start: int, end: int) -> None:
-        if self._field is None:
+        name = self._field
+        if name is None:
             self._file.append(data[start:end])
             return
-        name, value = self._field
-        if len(value) + end - start > MAX_FIELD_BYTES:
+        if len(self.fields[name]) + end - start > MAX_FIELD_BYTES:
             raise OpenAIError(400, f"{name}: larger than {MAX_FIELD_BYTES // 2**10} KiB", name, "invalid_value")
-        value += data[start:end]
-
-    def _end(self) -> None:
-        if self._field is not None:
-            name, value = self._field
-            self.fields[name] = value.decode("utf-8", "replace")
+        self.fields[name] += data[start:end]
 
     def _whole(self) -> None:
         self._ended = True

@@ -128,13 +128,11 @@ class BatchWork:
     async def _ask_all(self, source: InputFile, parts: Parts) -> None:
         async with asyncio.TaskGroup() as group:
             for todo in missing(source, parts.done):
-                chunks = await asyncio.to_thread(lambda todo=todo: list(todo.chunks(source, source.lines)))
-                for indices, texts in chunks:
-                    for index, text in zip(indices, texts):
-                        await self._storage_works.wait()
-                        await self._asker.places.acquire()
-                        asked = group.create_task(self._ask(parts, int(index), text))
-                        asked.add_done_callback(lambda _: self._asker.places.release())
+                for index, text in await asyncio.to_thread(todo.lines, source):
+                    await self._storage_works.wait()
+                    await self._asker.places.acquire()
+                    asked = group.create_task(self._ask(parts, index, text))
+                    asked.add_done_callback(lambda _: self._asker.places.release())
 
     async def _ask(self, parts: Parts, index: int, text: bytes) -> None:
         line = json_object(text)
