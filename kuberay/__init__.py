@@ -2,6 +2,6 @@
 
 
 class Refusal(Exception):
-    """The command cannot be carried out; the text says why. Commands print it and exit with `status`."""
+    """The command cannot run; the text says why. The command line prints it and exits with `status`."""
 
     status = 2

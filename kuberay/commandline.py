@@ -1,6 +1,6 @@
-"""The command line. Each command reads a config (or YAML), does one thing, and says what it did.
+"""The command line of `python -m kuberay`. Each command reads a config or YAML.
 
-Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 2 the command could not be carried out.
+Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 2 the command could not run.
 """
 
 import sys
@@ -20,7 +20,7 @@ from ray_configs.loading import ConfigError, catalog
 app = typer.Typer(
     help="From one Python config to GKE: render, check and apply.\n\n"
     "CONFIG is a module such as ray_configs.catalog.llama3_8b_v5e, a file such as my_service.py (CONFIG:NAME picks one "
-    "of several in it), or, where a cluster or a check is concerned, YAML that is there already. "
+    "of several in it) or, for `check` and the commands that need a cluster, any YAML. "
     "`python -m kuberay catalog` lists the ready ones.",
     no_args_is_help=True,
     add_completion=False,
@@ -66,7 +66,7 @@ def render(
 
     placeholders = Placeholders(project, bucket)
     texts = {}
-    for config in configs:  # all of them, before the first is written
+    for config in configs:  # render all before writing the first
         source = read_config(config, placeholders)
         texts[config] = _serve_config(source) if serve_config else manifest(config, source.objects)
     if output is None:
@@ -90,9 +90,9 @@ def node_pools(
     format: Annotated[
         NodePoolFormat, typer.Option(help="A script of gcloud commands, or a main.tf.json for Terraform.")
     ] = NodePoolFormat.gcloud,
-    delete: Annotated[bool, typer.Option("--delete", help="The commands that take it all down again.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="The commands that delete all of it.")] = False,
 ) -> None:
-    """Print the commands that make the cluster, its node pools, bucket and permissions.
+    """Print the commands that create the cluster, its node pools, bucket and permissions.
 
     python -m kuberay node-pools ray_configs.catalog.spmd_175b --project my-project > create.sh
     """
@@ -102,7 +102,7 @@ def node_pools(
     assert filled is not None  # read_config has refused YAML
     if format is NodePoolFormat.terraform:
         if delete:
-            raise Refusal("Terraform takes down what it made: terraform destroy")
+            raise Refusal("Terraform deletes what it created: run terraform destroy")
         text = terraform(filled)
     else:
         text = (teardown if delete else commands)(filled)
@@ -119,14 +119,14 @@ def apply(
     project: Project = None,
     bucket: Bucket = None,
     dry_run: Annotated[
-        str, typer.Option("--dry-run", help="server: let the cluster check everything and change nothing.")
+        str, typer.Option("--dry-run", help="server: have the cluster check everything, and change nothing.")
     ] = "none",
-    force: Annotated[bool, typer.Option("--force", help="Apply what `check` calls an error.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Apply despite errors that `check` finds.")] = False,
     force_conflicts: Annotated[
-        bool, typer.Option("--force-conflicts", help="Take over fields that someone else has set.")
+        bool, typer.Option("--force-conflicts", help="Take over fields that other managers have set.")
     ] = False,
     recreate: Annotated[
-        bool, typer.Option("--recreate", help="Delete what runs and make it anew: away for minutes, all rolled out.")
+        bool, typer.Option("--recreate", help="Delete and recreate: rolls everything out, with minutes of downtime.")
     ] = False,
     context: Context = None,
     namespace: Namespace = None,
@@ -134,7 +134,7 @@ def apply(
 ) -> None:
     """Check, then apply to the cluster (server-side apply, field manager podslice). Applying twice changes nothing.
 
-    Of a running service, what is rolled out and what is not is said first. Exit status 1, and nothing changed, where
+    For a running service, says first what will and will not be rolled out. Exit status 1, with nothing changed, if
     the change would stop it.
     """
     from kuberay import cluster
@@ -184,13 +184,13 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until Ctrl-C.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Follow until it is ready (or a job has ended).")] = False,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds after which --wait gives up; default: never.", show_default=False)
+        float | None, typer.Option(help="Seconds until --wait gives up; default: never.", show_default=False)
     ] = None,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Say in words how it is: which slice waits for which node pool, which replica is loading.
+    """Show the status in words: which slice waits for which node pool, which replica is loading.
 
     Exit status 1 if it is not ready.
     """
@@ -214,12 +214,12 @@ def delete(
     config: Config,
     wait: Annotated[bool, typer.Option(help="Wait until everything is gone.")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 600,
-    force: Annotated[bool, typer.Option("--force", help="Delete also what podslice did not apply.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also delete what podslice did not apply.")] = False,
     context: Context = None,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Delete from the cluster what the config rendered. Node pools stay: `node-pools --delete` names their commands."""
+    """Delete the rendered objects from the cluster. Node pools stay: `node-pools --delete` prints their commands."""
     from kuberay import cluster
 
     objects = read_source(config, Placeholders()).each()
@@ -228,7 +228,7 @@ def delete(
 
 
 def main(commands: typer.Typer = app, name: str = "python -m kuberay") -> None:
-    """Runs one of `commands`. What a person can mend is said in one line, without a traceback."""
+    """Run one of `commands`. Errors that the user can fix are printed without a traceback."""
     try:
         commands(prog_name=name, standalone_mode=True)
     except (Refusal, ConfigError) as refusal:

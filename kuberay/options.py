@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they refuse bad ones."""
+"""Options shared by several commands, and reading their CONFIG argument."""
 
 from typing import Annotated
 
@@ -11,21 +11,21 @@ from ray_configs.loading import ConfigError
 Config = Annotated[str, typer.Argument(help="Module or file of a config; see above.", show_default=False)]
 Project = Annotated[
     str | None,
-    typer.Option(help="Put in for PROJECT_ID.", envvar="PODSLICE_PROJECT", show_default=False),
+    typer.Option(help="Replaces PROJECT_ID.", envvar="PODSLICE_PROJECT", show_default=False),
 ]
 Bucket = Annotated[
     str | None,
-    typer.Option(help="Put in for BUCKET_NAME (no gs://).", envvar="PODSLICE_BUCKET", show_default=False),
+    typer.Option(help="Replaces BUCKET_NAME (without gs://).", envvar="PODSLICE_BUCKET", show_default=False),
 ]
 Context = Annotated[str | None, typer.Option(help="kubectl context; default: the current one.", show_default=False)]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="For objects that name none.", show_default=False)
+    str | None, typer.Option("--namespace", "-n", help="For objects without a namespace.", show_default=False)
 ]
 Kubeconfig = Annotated[str | None, typer.Option(help="Default: $KUBECONFIG or ~/.kube/config.", show_default=False)]
 
 
 def read_source(source: str, placeholders: Placeholders) -> Source:
-    """Raises Refusal with what is wrong with it."""
+    """Read a config or manifests. Raises Refusal if that fails."""
     try:
         return read(source, placeholders)
     except (ConfigError, ValueError) as error:
@@ -33,8 +33,8 @@ def read_source(source: str, placeholders: Placeholders) -> Source:
 
 
 def read_config(source: str, placeholders: Placeholders) -> Source:
-    """A source that must be a typed config."""
+    """Like `read_source`, for a typed config only."""
     found = read_source(source, placeholders)
     if found.config is None:
-        raise Refusal(f"{source} is YAML already; this command needs a Python config")
+        raise Refusal(f"{source} is YAML; this command needs a Python config")
     return found

@@ -1,4 +1,4 @@
-"""Shows a cluster's state while it changes: redrawn in place on a terminal, new lines elsewhere."""
+"""Shows a changing state: redrawn in place on a terminal, as new lines elsewhere."""
 
 import time
 from types import TracebackType
@@ -9,7 +9,7 @@ from rich.text import Text
 
 
 class StatusDisplay:
-    """`with StatusDisplay() as display: display.show(lines)`, as often as there is something new."""
+    """`with StatusDisplay() as display: display.show(lines)`, as often as needed."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -31,7 +31,7 @@ class StatusDisplay:
         if self._live:
             self._live.update(Text("\n".join(lines)), refresh=True)
         else:
-            # In a log each line says when; what was said before is not said again.
+            # In a log each line has a timestamp, and only new lines are printed.
             stamp = time.strftime("%H:%M:%S ") if self._last else ""
             for line in lines:
                 if line not in self._last:

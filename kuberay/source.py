@@ -15,13 +15,13 @@ Objects = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Placeholders:
-    """Values for what a config leaves open; None leaves the placeholder."""
+    """Values of a config's placeholders; None keeps the placeholder."""
 
     project: str | None = None
     bucket: str | None = None
 
     def fill_config(self, config: Service | Job) -> Service | Job:
-        """The same config with its project and bucket named, where they were not: in what applications are told too."""
+        """The config with project and bucket filled in, in its applications' fields too."""
         update: dict[str, Any] = {}
         if self.project and config.cloud.project == PROJECT_PLACEHOLDER:
             update["cloud"] = config.cloud.model_copy(update={"project": self.project})
@@ -36,7 +36,7 @@ class Placeholders:
         return app.model_copy(update={"config": app.config.model_copy(update=filled)})
 
     def fill(self, value: Any) -> Any:
-        """The same value with the placeholders in its strings replaced. Keys, and comments on them, stay."""
+        """The value with the placeholders in its strings replaced. Keys, which may carry comments, stay."""
         if isinstance(value, dict):
             return {key: self.fill(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -54,18 +54,18 @@ YAML_SUFFIXES = (".yaml", ".yml", ".json")
 
 @dataclass(frozen=True)
 class Source:
-    """Objects in the order to apply them, and the config that they come from, if they do; placeholders filled in."""
+    """Objects in the order to apply them, and the config they come from, if any; placeholders are filled in."""
 
     name: str
     objects: Objects
     config: Service | Job | None = None
     beside: tuple[object, ...] = ()
-    """What there was instead of objects, for `check` to tell: files that were skipped, or that hold nothing."""
+    """For `check` to report: files that were skipped or contain nothing."""
 
     def each(self) -> Objects:
-        """The objects, and those inside of a `kind: List` one by one, as the API server takes them.
+        """The objects, with each `kind: List` replaced by its items.
 
-        Raises ray_configs.loading.ConfigError for what has no kind or no name.
+        Raises ray_configs.loading.ConfigError for an object without kind or name.
         """
         from kuberay.check.reading import objects_in
 
@@ -73,17 +73,17 @@ class Source:
         for item in found:
             named = isinstance(item, dict) and isinstance(item.get("metadata"), dict) and item["metadata"].get("name")
             if not (named and item.get("apiVersion") and item.get("kind")):
-                raise ConfigError(f"{self.name} holds what is no object: each has apiVersion, kind and metadata.name")
+                raise ConfigError(f"{self.name}: every object needs apiVersion, kind and metadata.name")
         return found
 
     def open_placeholders(self) -> list[str]:
-        """Placeholders that are still in the objects, such as PROJECT_ID."""
+        """Placeholders left in the objects, such as PROJECT_ID."""
         text = repr(self.objects)
         return [name for name in (PROJECT_PLACEHOLDER, BUCKET_PLACEHOLDER) if name in text]
 
 
 def read(source: str, placeholders: Placeholders = LEFT_OPEN) -> Source:
-    """A config by module path or .py file, or manifests by .yaml file, folder of them, or `-` for standard input.
+    """Read a config (module path or .py file) or manifests (.yaml file, folder, or `-` for standard input).
 
     Raises ray_configs.loading.ConfigError, or ValueError with file and line for YAML that cannot be read.
     """
@@ -109,6 +109,6 @@ def _manifests(source: str, path: Path, placeholders: Placeholders) -> Source:
     beside = {file: found for file in files if (found := skipped(file))}
     objects = [item for file in files if file not in beside for item in read_yaml(file)]
     empty = () if objects or beside else (Empty(source),)
-    # As they were read, objects know their lines, which findings name; filled in, they are plain ones.
+    # Unfilled objects keep their line numbers, which findings name; filling makes plain dicts.
     objects = objects if placeholders == LEFT_OPEN else placeholders.fill(objects)
     return Source(source, objects, beside=(*beside.values(), *empty))

@@ -1,11 +1,11 @@
-"""What to look at and when to be woken: Grafana's boards and Prometheus' rules of one service.
+"""Grafana dashboards and Prometheus alerting rules of a service.
 
-    boards(service)            # name -> dashboard JSON, of the applications that the service has
-    alert_groups(service)      # groups of alerting rules, as both kinds of rule object take them
+    boards(service)            # name -> dashboard JSON, for the service's applications
+    alert_groups(service)      # groups of alerting rules, in the format of both kinds of rule object
 
-`panels` holds the boards as tables of PromQL, `grafana` makes JSON of them, `alerts` holds the rules. What they query
-is what the applications, Ray and Serve export on the metrics port of every Ray Pod. `kuberay/render/monitoring.py`
-makes Kubernetes objects of it.
+`panels` defines the boards as tables of PromQL, `grafana` writes their JSON, `alerts` has the rules. They query the
+metrics of the applications, Ray and Serve on every Ray Pod. `kuberay/render/monitoring.py` wraps both in Kubernetes
+objects.
 """
 
 from kuberay.observability.alerts import alert_groups

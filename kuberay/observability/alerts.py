@@ -1,4 +1,4 @@
-"""Alerting rules: a value, the bound that it must keep, and what whoever is called should look at."""
+"""Alerting rules: a value, its threshold, and what the person on call should look at."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,17 @@ INTERVAL_S = 30
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule that fires while `value` is above `bound` and has been so for a while."""
+    """A rule that fires once `value` has been above `bound` for `minutes`."""
 
     name: str
     value: str
-    """PromQL, with @ as in the boards."""
+    """PromQL, with @ as in `panels`."""
     minutes: int
     severity: str
-    """critical: requests fail now. warning: they will, or are slow."""
+    """critical: requests fail. warning: they will, or are slow."""
     summary: str
     description: str
-    """NAME is the service's; {{ $labels.X }} are the value's own labels."""
+    """NAME becomes the service's name; {{ $labels.X }} are labels of the value."""
     bound: float = 0
 
 
@@ -52,9 +52,9 @@ SERVICE = (
         5,
         "critical",
         "No metrics of NAME's Ray head",
-        "The head is gone, or nobody scrapes it; without it no replica is replaced, and none of the other alerts can "
-        "be relied on. `kubectl get pods -l app.kubernetes.io/instance=NAME`: a head that is Pending or restarts says "
-        "why in `kubectl describe`. If it runs: is the PodMonitoring (or PodMonitor) NAME there, and its target up?",
+        "The head is gone or not scraped. Without it no replica is replaced, and the other alerts cannot be relied "
+        "on. `kubectl get pods -l app.kubernetes.io/instance=NAME`; for a head that is Pending or restarts, `kubectl "
+        "describe` says why. If it runs: does the PodMonitoring (or PodMonitor) NAME exist, and is its target up?",
     ),
     Alert(
         "PodsliceNoAnswers",
@@ -63,8 +63,8 @@ SERVICE = (
         "critical",
         "{{ $labels.application }} of NAME has no healthy replica: requests hang",
         "{{ $labels.deployment }} wants {{ $value }}. `podslice status` says whether they wait for a slice (capacity, "
-        "quota, a node pool at its limit) or fail while they load, with the last exception; for a cell's model GET "
-        "/listcell has it. After a lost host the slice must come back and the model load: minutes.",
+        "quota, a node pool at its limit) or fail while they load, with the last exception; for a cell's "
+        "model see GET /listcell. After a lost host the slice must come back and load the model, which takes minutes.",
     ),
     Alert(
         "PodsliceReplicasMissing",
@@ -72,15 +72,15 @@ SERVICE = (
         20,
         "warning",
         "{{ $labels.application }} of NAME lacks {{ $value }} of its replicas",
-        "For 20 minutes fewer replicas of {{ $labels.deployment }} have been healthy than are wanted. `podslice "
-        "status` says whether they wait for a slice or fail. If slices are not to be had, lower max_replicas.",
+        "For 20 minutes {{ $labels.deployment }} has had fewer healthy replicas than it wants. `podslice status` says "
+        "whether they wait for a slice or fail. If no slices are available, lower max_replicas.",
     ),
     Alert(
         "PodsliceServerErrors",
         share_of_answers("5.."),
         5,
         "critical",
-        "{{ $value | humanizePercentage }} of {{ $labels.application }}'s answers are errors of NAME",
+        "{{ $value | humanizePercentage }} of the answers of {{ $labels.application }} of NAME are errors",
         "503: Serve's queue is full, or a cell's model is not loaded; see the board `slices and replicas`. 500: the "
         "replica's log has the exception (`kubectl logs`, Cloud Logging). A lost host fails its slice's open requests "
         "once; then NAME recovers by itself.",
@@ -92,8 +92,8 @@ SERVICE = (
         5,
         "warning",
         "{{ $labels.application }} of NAME refuses {{ $value | humanizePercentage }} of its requests",
-        "Its queue is full (429 with Retry-After). Raise max_replicas if there are slices to be had, or max_batch_size "
-        "if the KV cache has room; max_waiting only makes the queue longer. Or one client sends far too much.",
+        "Its queue is full (429 with Retry-After). Raise max_replicas if slices are available, or max_batch_size if "
+        "the KV cache has room; max_waiting only lengthens the queue. Or a single client sends far too much.",
         bound=0.05,
     ),
 )
@@ -103,8 +103,8 @@ COMPILES = Alert(
     0,
     "warning",
     "{{ $labels.model }} of NAME compiled a program while it served",
-    "Requests waited for the compiler, up to minutes. It is a defect: every shape should be compiled before a replica "
-    "is ready. The replica's log has it; please report that with the config.",
+    "Requests waited for the compiler, up to minutes. This is a bug: every shape should be compiled before a replica "
+    "is ready. The replica's log names the program; please report it with the config.",
 )
 LANGUAGE = (
     Alert(
@@ -113,8 +113,8 @@ LANGUAGE = (
         5,
         "warning",
         "Requests of {{ $labels.application }} of NAME always wait for a slot",
-        "For 10 minutes a replica's queue has never been empty, so time to first token is mostly waiting. Look at the "
-        "board `language models`: with KV cache to spare raise max_batch_size, else max_replicas.",
+        "A replica's queue has not been empty for 10 minutes, so time to first token is mostly queueing. See the board "
+        "`language models`: if the KV cache has room, raise max_batch_size, else max_replicas.",
     ),
     Alert(
         "PodsliceKVCacheFull",
@@ -122,9 +122,9 @@ LANGUAGE = (
         f" and on (application) {by_application('rate', 'ray_podslice_preemptions_total@')} > 0",
         5,
         "warning",
-        "{{ $labels.application }} of NAME computes sequences again: its KV cache is full",
-        "Sequences give up their pages and are computed again later. Set quantize_kv_cache int8 (twice the tokens), a "
-        "lower max_batch_size or max_model_len, or more chips for each replica; `python -m apps.plan` shows what fits.",
+        "{{ $labels.application }} of NAME preempts sequences: its KV cache is full",
+        "Preempted sequences lose their pages and are recomputed later. Set quantize_kv_cache int8 (twice the tokens), "
+        "a lower max_batch_size or max_model_len, or more chips per replica; `podslice plan` shows what fits.",
         bound=0.9,
     ),
 )
@@ -133,9 +133,9 @@ PICTURES = Alert(
     waiting("pictures"),
     5,
     "warning",
-    "Pictures of {{ $labels.application }} of NAME always wait for a place",
-    "For 10 minutes a replica's queue has never been empty. Raise max_replicas, or max_batch_size where a step of a "
-    "larger batch is hardly slower (the board `pictures` has both).",
+    "Pictures of {{ $labels.application }} of NAME always wait for a place in a batch",
+    "A replica's queue has not been empty for 10 minutes. Raise max_replicas, or max_batch_size if a step of a larger "
+    "batch is hardly slower (the board `pictures` shows both).",
 )
 
 
@@ -147,14 +147,14 @@ def slow_first_token(seconds: float) -> Alert:
         10,
         "warning",
         "{{ $labels.application }} of NAME takes {{ $value | humanizeDuration }} to the first token (p95)",
-        f"The bound is ttft_p95_s in the config's observability, {seconds:g} s. If sequences wait (board `language "
-        "models`), there are too few slots or replicas; if none do, prompts are very long, or a program was compiled.",
+        f"The threshold is ttft_p95_s in the config's observability, {seconds:g} s. If sequences wait (board `language "
+        "models`), there are too few slots or replicas; if not, prompts are very long, or a program was compiled.",
         bound=seconds,
     )
 
 
 def hosts_missing(group: WorkerGroup) -> Alert:
-    """Of a group of slices: a slice that lacks some of its hosts, by its name, or slices of which there is none."""
+    """The alert on a group of slices: a slice, by name, lacks hosts, or whole slices are missing."""
     there = f'count by (Name) (ray_resources@{{Name=~"{group.name}-[0-9]+",State="AVAILABLE"}})'
     gone = f"{group.hosts} * ({group.minimum} - (count({there}) or vector(0)))"
     return Alert(
@@ -163,14 +163,14 @@ def hosts_missing(group: WorkerGroup) -> Alert:
         10,
         "critical",
         f"Slices {group.name} of NAME lack {{{{ $value }}}} hosts",
-        "The operator recreates a slice whole when one of its hosts is lost; after 10 minutes that has not worked. "
+        "The operator recreates a whole slice when it loses a host; after 10 minutes that has not worked. "
         f"`kubectl get pods -l ray.io/group={group.name}`: Pending means no machine (preempted Spot, capacity, quota; "
         "`kubectl describe` says which), CrashLoopBackOff a host that does not start.",
     )
 
 
 def alerts(service: Service) -> list[Alert]:
-    """All that the service's applications can need."""
+    """The alerts that apply to the service's applications."""
     kinds = {type(app.config) for app in service.applications}
     found = [*SERVICE, COMPILES]
     if kinds & {LLMConfig, CellConfig}:
@@ -181,7 +181,7 @@ def alerts(service: Service) -> list[Alert]:
 
 
 def alert_groups(service: Service) -> list[dict[str, Any]]:
-    """The `groups` of a Rules or PrometheusRule."""
+    """The `groups` of a Rules or PrometheusRule object."""
     rules = [
         {
             "alert": alert.name,

@@ -1,4 +1,4 @@
-"""Dashboards as Grafana's JSON: charts two abreast, and choices of data source, cluster and application above them."""
+"""Dashboards as Grafana's JSON: two columns of charts under variables for data source, cluster and application."""
 
 import json
 from hashlib import sha256
@@ -8,22 +8,22 @@ from kuberay.observability.panels import Board, Panel, boards_of, of_service, pi
 from ray_configs.service import Service
 
 SCHEMA = 39
-"""Of Grafana 10 and 11; later ones read it too."""
+"""Of Grafana 10 and 11; later versions read it too."""
 WIDTH, HEIGHT = 12, 8
-"""Of a chart, in Grafana's grid of 24 columns."""
+"""Size of a chart in Grafana's grid, which has 24 columns."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def boards(service: Service) -> dict[str, str]:
-    """Dashboards as JSON, by their names."""
+    """Dashboards as JSON, by name."""
     return {board.name: json.dumps(dashboard(service, board), indent=1) + "\n" for board in boards_of(service)}
 
 
 def dashboard(service: Service, board: Board) -> dict[str, Any]:
-    """One dashboard. Its uid is the service's, so that rendering again replaces it, links to it included."""
+    """One dashboard. Its uid depends on service and board alone, so rendering again replaces it and links survive."""
     identity = f"{service.namespace}/{service.name}/{board.name}"
     labels = [*of_service(service), 'cluster=~"$cluster"']
-    # A Prometheus of one cluster has no such label, which .* matches too.
+    # A Prometheus of one cluster has no cluster label; .* matches that too.
     choices = [_choice("cluster", picked("label_values(up@, cluster)", *labels[:2])) | {"allValue": ".*"}]
     if board.by_application:
         known = picked(f"label_values({board.by_application}@, application)", *labels)
@@ -44,7 +44,7 @@ def dashboard(service: Service, board: Board) -> dict[str, Any]:
 
 
 def _choice(name: str, query: str) -> dict[str, Any]:
-    """A list above the charts, with everything chosen to begin with."""
+    """A variable of the dashboard; initially all values are selected."""
     return {
         "name": name,
         "type": "query",

@@ -1,7 +1,7 @@
 """The boards' panels as tables: a title, a unit, and a PromQL expression for each line.
 
-In an expression @ stands for the labels that pick the board's series; `@{state="USED"}` adds one. Alerts have it too.
-The interval of a rate is Grafana's own, which follows the zoom and the time between two scrapes.
+In an expression, here and in `alerts`, @ stands for the matchers of the board's series; `@{state="USED"}` adds one.
+Rates use Grafana's $__rate_interval, which follows the zoom and the scrape interval.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Panel:
 
     title: str
     unit: str
-    """Grafana's name of it; `suffix:` puts any text behind the number."""
+    """Grafana's name of the unit; `suffix:TEXT` appends any text."""
     lines: dict[str, str]
-    """PromQL by the line's name, in which {{label}} is the series' own."""
+    """PromQL by the line's name, in which {{label}} is a label of the series."""
     about: str = ""
-    """What a reader should know of it."""
+    """Description for the reader."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Board:
     title: str
     panels: tuple[Panel, ...]
     by_application: str = ""
-    """A metric of each application that the reader can choose from; empty: the board is of them all."""
+    """A metric whose applications the reader can choose from; empty: the board has no such choice."""
 
 
 def of_service(service: Service) -> tuple[str, str]:
-    """Matchers of all its series: PodMonitoring and PodMonitor alike name the job for the service."""
+    """Matchers of all its series: both PodMonitoring and PodMonitor use the service's name as job."""
     return f'namespace="{service.namespace}"', f'job="{service.name}"'
 
 
 def picked(expression: str, *matchers: str) -> str:
-    """The expression with matchers such as `job="llm"` where it has an @."""
+    """The expression with each @ replaced by matchers such as `job="llm"`."""
     inside = ",".join(matchers)
     return expression.replace("@{", f"{{{inside},").replace("@", f"{{{inside}}}")
 
@@ -52,12 +52,12 @@ def rate(metric: str, by: str = "application") -> str:
 
 
 def gauges(metrics: dict[str, str], labels: str = "", by: str = "application") -> dict[str, str]:
-    """Sums by application (or more) of gauges: line -> metric."""
+    """Gauges (line -> metric), summed by application or the labels in `by`."""
     return {_line(name, by): f"sum by ({by}) (ray_{metric}@{labels})" for name, metric in metrics.items()}
 
 
 def rates(metrics: dict[str, str], labels: str = "", by: str = "application") -> dict[str, str]:
-    """Likewise of counters, for each second."""
+    """Counters (line -> metric), as rates per second, summed likewise."""
     return {_line(name, by): rate(f"{metric}_total@{labels}", by) for name, metric in metrics.items()}
 
 
@@ -67,7 +67,7 @@ def quantiles(histogram: str, *percent: int) -> dict[str, str]:
 
 
 def each(metric: str) -> dict[str, str]:
-    """Every replica's own."""
+    """The metric of each replica."""
     return {_line("", "application, replica"): f"ray_{metric}@"}
 
 
@@ -77,7 +77,7 @@ def _line(name: str, by: str) -> str:
 
 def answers(labels: str = "") -> Panel:
     lines = rates({"": "serve_num_http_requests"}, labels, "application, status_code")
-    about = "As they leave the service; 499 is a client that left. A cell's models answer through the cell."
+    about = "As sent by the service; 499: the client left. A cell's models answer through the cell."
     return Panel("Answers by status", "reqps", lines, about)
 
 
@@ -92,23 +92,23 @@ BOTH = (
         "Before and in the replicas",
         "short",
         gauges({"queued": "serve_deployment_queued_queries", "in replicas": "serve_replica_processing_queries"}),
-        "Serve's view: requests without a replica yet, and those that a replica has, streams included.",
+        "Serve's view: requests not yet assigned to a replica, and those in replicas, streams included.",
     ),
     Panel(
         "Programs compiled after ready",
         "short",
         each("podslice_compiles_after_ready"),
-        "A defect if not 0: requests waited for the compiler.",
+        "A bug if not 0: requests waited for the compiler.",
     ),
 )
 LANGUAGE = (
-    Panel("Sequences", "short", gauges(SEQUENCES), "What waits for long has too few slots, KV pages or replicas."),
+    Panel("Sequences", "short", gauges(SEQUENCES), "A long queue means too few slots, KV pages or replicas."),
     ANSWERS,
     Panel(
         "Tokens",
         "suffix: tokens/s",
         rates({"in": "podslice_prompt_tokens", "out": "podslice_generated_tokens"}),
-        "In: prompt tokens computed, without those found in the prefix cache.",
+        "In: prompt tokens computed, without prefix cache hits.",
     ),
     Panel("Time to first token", "s", quantiles("time_to_first_token_s", 50, 95, 99)),
     Panel("Time per output token", "s", quantiles("time_per_output_token_s", 50, 95, 99)),
@@ -127,7 +127,7 @@ LANGUAGE = (
         "Preemptions",
         "suffix: /s",
         rates({"": "podslice_preemptions"}),
-        "Sequences that gave up their KV pages and are computed again: the cache is too small for the load.",
+        "Sequences that lost their KV pages and are recomputed: the cache is too small for the load.",
     ),
     Panel("Steps", "suffix: /s", rates({"": "podslice_engine_steps"})),
     Panel(
@@ -157,7 +157,7 @@ PICTURES = (
     Panel("Denoising step of a batch", "s", quantiles("denoising_step_s", 50, 95)),
     Panel("Pictures denoised together", "short", quantiles("picture_batch_size", 50, 95)),
     Panel("Denoising steps", "suffix: /s", rates({"": "podslice_denoising_steps"})),
-    Panel("Work ahead", "s", each("podslice_pictures_seconds_ahead"), "About how long what runs and waits will take."),
+    Panel("Work ahead", "s", each("podslice_pictures_seconds_ahead"), "Estimated time for all running and waiting."),
     *BOTH,
 )
 CELL = (
@@ -184,7 +184,7 @@ PODS = (
         "Replicas",
         "short",
         gauges(REPLICAS, by="application, deployment"),
-        "What is wanted and not healthy starts, waits for a slice, or fails: `podslice status` says which.",
+        "Replicas wanted but not healthy start, wait for a slice, or fail: `podslice status` says which.",
     ),
     Panel(
         "Status of deployments",
@@ -199,7 +199,7 @@ PODS = (
         "Ray nodes alive",
         "short",
         {"{{RayNodeType}}": "count by (RayNodeType) (ray_node_mem_total@)"},
-        "Each host of a slice is one, each CPU Pod, and the head.",
+        "Each host of a slice, each CPU Pod and the head is one.",
     ),
     Panel("CPUs in use", "percent", {"{{instance}}": "ray_node_cpu_utilization@"}),
     Panel("Memory in use", "percentunit", {"{{instance}}": "ray_node_mem_used@ / ray_node_mem_total@"}),
@@ -209,13 +209,13 @@ SLICES = (
         "Hosts of each slice",
         "short",
         {"{{Name}}": 'count by (Name) (ray_resources@{Name=~"tpu-.+",State="AVAILABLE"})'},
-        "A slice that loses one is recreated whole.",
+        "A slice that loses a host is recreated as a whole.",
     ),
     Panel(
         "Chips",
         "short",
         {"{{State}}": 'sum by (State) (ray_resources@{Name="TPU"})'},
-        "Those in use belong to a replica, whether or not it computes.",
+        "Those in use belong to a replica, busy or idle.",
     ),
     Panel(
         "Chips at work",
@@ -225,7 +225,7 @@ SLICES = (
             "TensorCores": "avg by (TpuType) (ray_tpu_tensorcore_utilization@)",
             "HBM bandwidth": "avg by (TpuType) (ray_tpu_memory_bandwidth_utilization@)",
         },
-        "From GKE's device plugin, by way of Ray.",
+        "From GKE's device plugin, through Ray.",
     ),
     Panel(
         "HBM in use",
@@ -249,12 +249,12 @@ AUTOSCALER = (
 
 
 def boards_of(service: Service) -> list[Board]:
-    """Those whose applications the service has."""
+    """The boards that apply to the service's applications."""
     kinds = {type(app.config) for app in service.applications}
     cells = "|".join(app.serve_name for app in service.applications if isinstance(app.config, CellConfig))
     found = []
     if kinds & {LLMConfig, CellConfig}:
-        # What a cell publishes answers through the cell, and has no answers of its own to count.
+        # Published models answer through the cell, so they have no answers of their own to count.
         panels = LANGUAGE if LLMConfig in kinds else tuple(panel for panel in LANGUAGE if panel is not ANSWERS)
         found.append(Board("language-models", "language models", panels, "ray_podslice_requests_running"))
     if StableDiffusionConfig in kinds:

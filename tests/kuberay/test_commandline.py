@@ -267,4 +267,4 @@ def test_what_is_no_object_is_said(run, tmp_path: Path, text: str) -> None:
     file.write_text(text)
     for command in ("status", "delete", "diff"):
         status, _, err = run(command, str(file))
-        assert status == 2 and "holds what is no object" in err
+        assert status == 2 and "every object needs apiVersion, kind and metadata.name" in err
