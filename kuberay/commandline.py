@@ -4,9 +4,8 @@ Exit status: 0 done; 1 the answer is no (errors found, differences, not ready); 
 """
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,11 +26,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-class NodePoolFormat(StrEnum):
-    gcloud = "gcloud"
-    terraform = "terraform"
 
 
 @app.command("catalog")
@@ -88,8 +82,9 @@ def node_pools(
     project: Project = None,
     bucket: Bucket = None,
     format: Annotated[
-        NodePoolFormat, typer.Option(help="A script of gcloud commands, or a main.tf.json for Terraform.")
-    ] = NodePoolFormat.gcloud,
+        Literal["gcloud", "terraform"],
+        typer.Option(help="A script of gcloud commands, or a main.tf.json for Terraform."),
+    ] = "gcloud",
     delete: Annotated[bool, typer.Option("--delete", help="The commands that delete all of it.")] = False,
 ) -> None:
     """Print the commands that create the cluster, its node pools, bucket and permissions.
@@ -100,7 +95,7 @@ def node_pools(
 
     filled = read_config(config, Placeholders(project, bucket)).config
     assert filled is not None  # read_config has refused YAML
-    if format is NodePoolFormat.terraform:
+    if format == "terraform":
         if delete:
             raise Refusal("Terraform deletes what it created: run terraform destroy")
         text = terraform(filled)
@@ -119,7 +114,8 @@ def apply(
     project: Project = None,
     bucket: Bucket = None,
     dry_run: Annotated[
-        str, typer.Option("--dry-run", help="server: have the cluster check everything, and change nothing.")
+        Literal["none", "server"],
+        typer.Option("--dry-run", help="server: have the cluster check everything, and change nothing."),
     ] = "none",
     force: Annotated[bool, typer.Option("--force", help="Apply despite errors that `check` finds.")] = False,
     force_conflicts: Annotated[
@@ -139,8 +135,6 @@ def apply(
     """
     from kuberay import cluster
 
-    if dry_run not in ("none", "server"):
-        raise Refusal(f"--dry-run={dry_run} is not known: server, or leave it out")
     source = read_source(config, Placeholders(project, bucket))
     if (open_ones := source.open_placeholders()) and not force:
         options = {"PROJECT_ID": "--project", "BUCKET_NAME": "--bucket"}

@@ -14,7 +14,7 @@ from kuberay.cluster.apply import apply
 from kuberay.cluster.connection import Cluster
 from kuberay.cluster.delete import delete
 from kuberay.cluster.diff import diff
-from kuberay.cluster.errors import ClusterError, Interrupted, WouldStop
+from kuberay.cluster.errors import ClusterError, Interrupted
 from kuberay.cluster.status import describe, observe, watch
 from kuberay.cluster.status.state import State
 
@@ -23,7 +23,6 @@ __all__ = [
     "ClusterError",
     "Interrupted",
     "State",
-    "WouldStop",
     "apply",
     "delete",
     "describe",

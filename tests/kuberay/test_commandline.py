@@ -153,7 +153,7 @@ def test_node_pools(run):
         (("render", LOCAL, "--projekt", "x"), ["--projekt"]),
         (("apply", LOCAL), ["PROJECT_ID", "--project"]),
         (("apply", "ray_configs.catalog.gemma_7b_it_v5e", "--project", "p"), ["BUCKET_NAME", "--bucket"]),
-        (("apply", LOCAL, "--project", "p", "--dry-run=client"), ["--dry-run=client"]),
+        (("apply", LOCAL, "--project", "p", "--dry-run=client"), ["--dry-run", "client"]),
     ],
 )
 def test_mistakes_are_said_in_a_line_or_two(run, arguments, words):
