@@ -23,19 +23,23 @@ MESSAGE_LINES = 15
 
 
 def read(live: Manifest, snapshot: Snapshot) -> tuple[Health, list[str]]:
-    status = live.get("status") or {}
     needs = _ready_hosts_needed(live)
     seen = [ray_cluster.view(item, snapshot, needs) for item in snapshot.ray_clusters_of(live)]
     views = {view.name: view for view in seen}
-    active, pending = sides = [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
-    verdict = _starting(live, active, pending, views, snapshot) or _serving(live, active, pending, views)
+    verdict = _starting(live, views, snapshot) or _serving(live, views)
     details = behind = _behind(live, seen)
     if verdict.phase == Phase.READY and behind:
         more = f" (and {len(behind) - 1} more)" if len(behind) > 1 else ""
         verdict = Health(Phase.READY, f"{verdict.text}; {behind[0]}{more}")
         details = behind if more else []
-    details = details + [line for side in sides for line in _application_lines(side)]
+    details = details + [line for side in _sides(live) for line in _application_lines(side)]
     return verdict, details + [line for view in seen for line in view.lines]
+
+
+def _sides(live: Manifest) -> list[dict[str, Any]]:
+    """The status of the active and of the pending Ray cluster; empty where there is none."""
+    status = live.get("status") or {}
+    return [status.get(side) or {} for side in ("activeServiceStatus", "pendingServiceStatus")]
 
 
 def _behind(live: Manifest, seen: list[RayClusterView]) -> list[str]:
@@ -48,32 +52,25 @@ def _behind(live: Manifest, seen: list[RayClusterView]) -> list[str]:
     return lines + [line for view in seen for line in view.outdated]
 
 
-def _starting(
-    live: Manifest,
-    active: dict[str, Any],
-    pending: dict[str, Any],
-    views: dict[str, RayClusterView],
-    snapshot: Snapshot,
-) -> Health | None:
+def _starting(live: Manifest, views: dict[str, RayClusterView], snapshot: Snapshot) -> Health | None:
     """The verdict on a service that is starting or has failed; None for one that the operator calls Ready."""
     status, serving = live.get("status") or {}, condition(live, "Ready")
     said = one_line(serving.get("message"))
     if serving.get("reason") == "InitializingTimeout":
-        text = f"took too long to start, and the operator gave up: {said}. Delete it and apply it again"
-        return Health(Phase.FAILED, text)
+        return Health(Phase.FAILED, f"took too long to start: {said}. The operator gave up: apply it with --recreate")
     if serving.get("reason") == "ValidationFailed":
         return Health(Phase.FAILED, f"was refused by the operator: {said}")
     if not status and not views:
         refused = ray_cluster.refusals(live, snapshot)
         return opening(refused[0]) if refused else UNSEEN
     if not (serving.get("status") == "True" or (not serving and status.get("serviceStatus") == "Running")):
+        active, pending = _sides(live)
         side = pending if pending.get("rayClusterName") in views else active
         side = side or {"rayClusterName": next(reversed(views), "")}
         if (found := _gravest(side, views)) is not None:
             return opening(found)
         if not side.get("applicationStatuses"):
-            text = "is starting: its Pods are up, but Serve does not have the applications yet"
-            return Health(Phase.STARTING, text)
+            return Health(Phase.STARTING, "is starting: its Pods are up, but Serve does not have the applications yet")
         why = said or "the operator does not say why"
         return Health(Phase.STARTING, f"is starting: its Pods and applications run, but no Pod serves yet ({why})")
     # Only here: the operator does not update observedGeneration while a service starts.
@@ -82,21 +79,18 @@ def _starting(
     return None
 
 
-def _serving(
-    live: Manifest, active: dict[str, Any], pending: dict[str, Any], views: dict[str, RayClusterView]
-) -> Health:
+def _serving(live: Manifest, views: dict[str, RayClusterView]) -> Health:
     """Whether it really serves: the operator calls it Ready as soon as anything listens, even the head's proxy."""
+    active, pending = _sides(live)
     view = views.get(active.get("rayClusterName", ""))
     counts = _counts(live, view) if view is not None else {}
     served = _served(live, list(counts.values()))
     for kind, what in (("RollbackInProgress", "rolled back"), ("UpgradeInProgress", "upgraded")):
         if is_true(live, kind):
-            reason = _gravest(pending, views)
             routed = pending.get("trafficRoutedPercent")
             share = f", {routed} % of the traffic goes to the new cluster" if routed is not None else ""
-            new = opening(reason) if reason is not None else None
-            why = f": the new cluster {new.text}" if new else ""
-            return Health(new.phase if new else Phase.STARTING, f"serves ({served}) and is being {what}{share}{why}")
+            new = opening(reason) if (reason := _gravest(pending, views)) else Health(Phase.STARTING, "is starting")
+            return Health(new.phase, f"serves ({served}) and is being {what}{share}: the new cluster {new.text}")
     requested = [group for group, count in counts.items() if count.requested]
     idle = [group for group in requested if not counts[group].working]
     nothing = bool(requested) and idle == requested
@@ -105,9 +99,8 @@ def _serving(
     if view is not None and (head := view.head.problem()) is not None:
         grave.append(head)
     lacks = view.problems if view is not None else []
-    found = max([*lacks, *grave], key=lambda item: item.phase, default=None)
-    why = f": {found.text}" if found is not None else ""
-    phase = max(Phase.STARTING, found.phase) if found is not None else Phase.STARTING
+    found = max([*lacks, *grave], key=lambda item: item.phase, default=Health(Phase.STARTING, ""))
+    phase, why = max(Phase.STARTING, found.phase), f": {found.text}" if found.text else ""
     if nothing:
         return Health(phase, f"does not serve ({served}){why}")
     if idle or grave:
