@@ -75,6 +75,14 @@ def _line(name: str, by: str) -> str:
     return " ".join([name, *(f"{{{{{label}}}}}" for label in by.split(", "))]).strip()
 
 
+def counts(title: str, metrics: dict[str, str], about: str = "", by: str = "application", labels: str = "") -> Panel:
+    return Panel(title, "short", gauges(metrics, labels, by), about)
+
+
+def per_second(title: str, metrics: dict[str, str], about: str = "", by: str = "application") -> Panel:
+    return Panel(title, "suffix: /s", rates(metrics, by=by), about)
+
+
 def answers(labels: str = "") -> Panel:
     lines = rates({"": "serve_num_http_requests"}, labels, "application, status_code")
     about = "As sent by the service; 499: the client left. A cell's models answer through the cell."
@@ -87,22 +95,21 @@ MODELS = '{application=~"sax[.].+"}'
 SEQUENCES = {"running": "podslice_requests_running", "waiting": "podslice_requests_waiting"}
 REPLICAS = {"wanted": "serve_autoscaling_target_replicas", "healthy": "serve_deployment_replica_healthy"}
 HITS, COMPUTED = rate("podslice_prefix_hit_tokens_total@"), rate("podslice_prompt_tokens_total@")
+ENDED = {
+    "finished": "podslice_pictures",
+    "client left": "podslice_pictures_aborted",
+    "failed": "podslice_pictures_failed",
+}
 BOTH = (
-    Panel(
+    counts(
         "Before and in the replicas",
-        "short",
-        gauges({"queued": "serve_deployment_queued_queries", "in replicas": "serve_replica_processing_queries"}),
+        {"queued": "serve_deployment_queued_queries", "in replicas": "serve_replica_processing_queries"},
         "Serve's view: requests not yet assigned to a replica, and those in replicas, streams included.",
     ),
-    Panel(
-        "Programs compiled after ready",
-        "short",
-        each("podslice_compiles_after_ready"),
-        "A bug if not 0: requests waited for the compiler.",
-    ),
+    Panel("Programs compiled after ready", "short", each("podslice_compiles_after_ready"), "A bug: requests waited."),
 )
 LANGUAGE = (
-    Panel("Sequences", "short", gauges(SEQUENCES), "A long queue means too few slots, KV pages or replicas."),
+    counts("Sequences", SEQUENCES, "A long queue means too few slots, KV pages or replicas."),
     ANSWERS,
     Panel(
         "Tokens",
@@ -123,40 +130,22 @@ LANGUAGE = (
         "suffix: tokens/s",
         rates({"guessed": "podslice_drafted_tokens", "right": "podslice_accepted_tokens"}),
     ),
-    Panel(
-        "Preemptions",
-        "suffix: /s",
-        rates({"": "podslice_preemptions"}),
-        "Sequences that lost their KV pages and are recomputed: the cache is too small for the load.",
-    ),
-    Panel("Steps", "suffix: /s", rates({"": "podslice_engine_steps"})),
-    Panel(
+    per_second("Preemptions", {"": "podslice_preemptions"}, "Sequences recomputed: the KV cache is too small."),
+    per_second("Steps", {"": "podslice_engine_steps"}),
+    per_second(
         "Scores and embeddings",
-        "suffix: /s",
-        rates({"tokens scored": "podslice_scored_tokens", "prompts embedded": "podslice_embeddings"}),
+        {"tokens scored": "podslice_scored_tokens", "prompts embedded": "podslice_embeddings"},
     ),
     *BOTH,
 )
 PICTURES = (
-    Panel(
-        "Pictures", "short", gauges({"running": "podslice_pictures_running", "waiting": "podslice_pictures_waiting"})
-    ),
+    counts("Pictures", {"running": "podslice_pictures_running", "waiting": "podslice_pictures_waiting"}),
     ANSWERS,
-    Panel(
-        "Pictures ended",
-        "suffix: /s",
-        rates(
-            {
-                "finished": "podslice_pictures",
-                "client left": "podslice_pictures_aborted",
-                "failed": "podslice_pictures_failed",
-            }
-        ),
-    ),
+    per_second("Pictures ended", ENDED),
     Panel("From request to picture", "s", quantiles("picture_s", 50, 95, 99)),
     Panel("Denoising step of a batch", "s", quantiles("denoising_step_s", 50, 95)),
     Panel("Pictures denoised together", "short", quantiles("picture_batch_size", 50, 95)),
-    Panel("Denoising steps", "suffix: /s", rates({"": "podslice_denoising_steps"})),
+    per_second("Denoising steps", {"": "podslice_denoising_steps"}),
     Panel("Work ahead", "s", each("podslice_pictures_seconds_ahead"), "Estimated time for all running and waiting."),
     *BOTH,
 )
@@ -170,8 +159,8 @@ CELL = (
         },
         "GET /listcell says why a model is not loaded.",
     ),
-    Panel("Replicas of each model", "short", gauges(REPLICAS, MODELS)),
-    Panel("Sequences of each model", "short", gauges(SEQUENCES, MODELS)),
+    counts("Replicas of each model", REPLICAS, labels=MODELS),
+    counts("Sequences of each model", SEQUENCES, labels=MODELS),
     Panel("Tokens out, by model", "suffix: tokens/s", rates({"": "podslice_generated_tokens"}, MODELS)),
     Panel(
         "Answers begun, by model",
@@ -179,22 +168,16 @@ CELL = (
         {"{{application}}": rate(f"podslice_time_to_first_token_s_count@{MODELS}")},
     ),
 )
+DEPLOYMENT = "application, deployment"
 PODS = (
-    Panel(
-        "Replicas",
-        "short",
-        gauges(REPLICAS, by="application, deployment"),
-        "Replicas wanted but not healthy start, wait for a slice, or fail: `podslice status` says which.",
-    ),
-    Panel(
+    counts("Replicas", REPLICAS, "If fewer are healthy than wanted, `podslice status` says why.", DEPLOYMENT),
+    counts(
         "Status of deployments",
-        "short",
-        gauges({"": "serve_deployment_status"}, by="application, deployment"),
+        {"": "serve_deployment_status"},
         "1 failed, 2 unhealthy, 3 updating, 4 upscaling, 5 downscaling, 6 healthy.",
+        DEPLOYMENT,
     ),
-    Panel(
-        "Health checks failed", "suffix: /s", rates({"": "serve_health_check_failures"}, by="application, deployment")
-    ),
+    per_second("Health checks failed", {"": "serve_health_check_failures"}, by=DEPLOYMENT),
     Panel(
         "Ray nodes alive",
         "short",
@@ -234,16 +217,15 @@ SLICES = (
     ),
 )
 AUTOSCALER = (
-    Panel(
+    counts(
         "Ray nodes, as the autoscaler counts them",
-        "short",
-        gauges({state: f"cluster_{state}_nodes" for state in ("active", "idle", "pending", "failed")}, by="node_type"),
+        {state: f"cluster_{state}_nodes" for state in ("active", "idle", "pending", "failed")},
         "Pending for long: no capacity, or the node pool is at its limit.",
+        "node_type",
     ),
-    Panel(
+    counts(
         "What Serve's autoscaler decides",
-        "short",
-        gauges({"replicas": "serve_autoscaling_desired_replicas", "requests": "serve_autoscaling_total_requests"}),
+        {"replicas": "serve_autoscaling_desired_replicas", "requests": "serve_autoscaling_total_requests"},
     ),
 )
 
