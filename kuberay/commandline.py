@@ -143,10 +143,10 @@ def apply(
             + " ".join(f"{options[name]} YOUR_{name}" for name in open_ones)
         )
     found = findings_of(source)
-    grave = [finding for finding in found if finding.severity == "error"]
+    errors = [finding for finding in found if finding.severity == "error"]
     show(found, err=True)
-    if grave and not force:
-        raise Refusal(f"not applied: {len(grave)} error{'' if len(grave) == 1 else 's'} above (--force applies anyway)")
+    if errors and not force:
+        raise Refusal(f"not applied: {len(errors)} error{'s' * (len(errors) > 1)} above (--force applies anyway)")
     objects = source.each()
     connected = cluster.Cluster.connect(context, namespace, kubeconfig)
     cluster.apply(connected, objects, dry_run == "server", force_conflicts, recreate, say=typer.echo)

@@ -68,7 +68,7 @@ def wait_until_gone(
     """Blocks until the objects and their Ray clusters' Pods are gone. Raises ClusterError after timeout_s."""
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     left = {live["metadata"]["uid"]: live for live in deleted}
-    said: dict[str, str] = {}
+    reported: dict[str, str] = {}
     hastened: set[str] = set()
     while True:
         for uid, live in list(left.items()):
@@ -85,13 +85,13 @@ def wait_until_gone(
             left[uid] = now or live
             waits = _what_holds(now) if now else [f"Pod {pod['metadata']['name']}" for pod in pods]
             holds = f"waits for {', '.join(waits) or 'the cluster'}"
-            if said.get(uid) != holds:
-                said[uid] = holds
+            if reported.get(uid) != holds:
+                reported[uid] = holds
                 progress(f"{name}: {holds}")
         if not left:
             return
         if time.monotonic() > deadline:
-            reasons = "; ".join(f"{title(live)} {said[uid]}" for uid, live in left.items())
+            reasons = "; ".join(f"{title(live)} {reported[uid]}" for uid, live in left.items())
             raise ClusterError(
                 f"Not gone after {timeout_s:g} s: {reasons}. Deletion continues in the cluster. A finalizer that stays "
                 "usually means that its controller is not running: is the operator up?"

@@ -72,7 +72,7 @@ def _answered(error: ApiException, doing: str, server: str, login: str) -> Clust
     status: dict[str, Any] = {}  # stays empty if a proxy answered instead of the API server
     with suppress(ValueError, TypeError):
         status |= json.loads(error.body)
-    said = status.get("message") or error.reason or "no reason given"
+    message = status.get("message") or error.reason or "no reason given"
     details = status.get("details") or {}
     match error.status:
         case 401:
@@ -80,9 +80,9 @@ def _answered(error: ApiException, doing: str, server: str, login: str) -> Clust
                 f"{doing}: the cluster does not accept the credentials (401). They may have expired: "
                 f"`gcloud auth login`, then {login}."
             )
-        case 403 if not re.search(r"denied (the )?request", said, re.IGNORECASE):  # a webhook's denial is below
+        case 403 if not re.search(r"denied (the )?request", message, re.IGNORECASE):  # a webhook's denial is below
             return Refused(
-                f"{doing}: not allowed (403): {said}. Ask for a role that allows it, e.g. roles/container.developer, "
+                f"{doing}: not allowed (403): {message}. Ask for a role that may, e.g. roles/container.developer, "
                 "or choose another --context."
             )
         case 404 if details.get("kind") == "namespaces":
@@ -90,33 +90,33 @@ def _answered(error: ApiException, doing: str, server: str, login: str) -> Clust
             advice = f"Create it (`kubectl create namespace {name}`) or choose another --namespace."
             return Absent(f"{doing}: there is no namespace {name}. {advice}", name)
         case 404:
-            return Absent(f"{doing}: {said}")
+            return Absent(f"{doing}: {message}")
         case 409:
-            return _conflict(said, details.get("causes", []), doing)
-        case 422 if "immutable" in said:
-            return Immutable(f"{doing}: {said}. It cannot be changed, only deleted and recreated: --recreate.")
+            return _conflict(message, details.get("causes", []), doing)
+        case 422 if "immutable" in message:
+            return Immutable(f"{doing}: {message}. It cannot be changed, only deleted and recreated: --recreate.")
         case 400 | 403 | 422:
-            return Refused(f"{doing}: the cluster rejected it ({error.status}): {said}")
-        case 500 if "field not declared in schema" in said:
-            field = said.rsplit("): ", 1)[-1].removesuffix(": field not declared in schema").lstrip(".")
+            return Refused(f"{doing}: the cluster rejected it ({error.status}): {message}")
+        case 500 if "field not declared in schema" in message:
+            field = message.rsplit("): ", 1)[-1].removesuffix(": field not declared in schema").lstrip(".")
             return Refused(
                 f"{doing}: the cluster's version of this kind has no field {field}. Is it misspelt? If not, the "
                 "installed operator is older than the field: upgrade it and its CRDs."
             )
         case code:
             return ClusterError(
-                f"{doing}: {server} answered {code}: {said}. Try again in a minute; if that fails too, look at the "
+                f"{doing}: {server} answered {code}: {message}. Try again in a minute; if that fails too, look at the "
                 "cluster's page in the console."
             )
 
 
-def _conflict(said: str, causes: list[dict[str, Any]], doing: str) -> Conflict:
+def _conflict(message: str, causes: list[dict[str, Any]], doing: str) -> Conflict:
     owners: dict[str, list[str]] = {}
     for cause in causes:
         if found := re.search(r'conflict with "([^"]+)"', cause.get("message", "")):
             owners.setdefault(found[1], []).append(cause.get("field", "").lstrip("."))
     if not owners:
-        return Conflict(f"{doing}: it changed at the same time ({said}). Run the command again.")
+        return Conflict(f"{doing}: it changed at the same time ({message}). Run the command again.")
     fields = "".join(f"\n  {manager} owns {', '.join(names)}" for manager, names in owners.items())
     advice = "Put their values into the config, or overwrite them and take over these fields: --force-conflicts."
     return Conflict(f"{doing}: other field managers have set other values:{fields}\n{advice}", frozenset(owners))

@@ -90,8 +90,8 @@ class Raylet:
 
     def last_words(self, lines: int = TAIL) -> str:
         """The last lines of its start log, without those of the container process."""
-        said = self.log.read_text(errors="replace").splitlines()
-        return "\n".join([line for line in said if line and not line.startswith("podslice:")][-lines:])
+        written = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in written if line and not line.startswith("podslice:")][-lines:])
 
 
 def ray_start(host: Host, site: Site, head: bool) -> list[str]:

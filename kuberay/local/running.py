@@ -77,7 +77,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
     if wishes.kill_host:
         plan.find(wishes.kill_host)  # report a mistake now, not after minutes
-    for sentence in (*scaled.said, *_differences_of(plan, scaled.service)):
+    for sentence in (*scaled.notes, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
     ports = free_ports(wishes.port)

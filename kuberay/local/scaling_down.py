@@ -25,69 +25,69 @@ class Scaled:
     """The smaller service, and sentences on how it differs from its config."""
 
     service: Service
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | None = None) -> Scaled:
     """Raises LocalError if no slice has that many hosts, or the smaller service is not valid."""
-    said: list[str] = []
-    applications = [_application(service, app, tiny, hosts_per_slice, said) for app in service.applications]
+    notes: list[str] = []
+    applications = [_application(service, app, tiny, hosts_per_slice, notes) for app in service.applications]
     fields = {name: getattr(service, name) for name in service.model_fields_set} | {"applications": applications}
     try:
-        return Scaled(Service(**fields), tuple(said))
+        return Scaled(Service(**fields), tuple(notes))
     except ValidationError as error:  # slices that differed may now have the same shape
         raise LocalError(f"scaled down, {service.name} is not a valid service:\n{explained(error)}") from error
 
 
 def _application(
-    service: Service, app: Application, tiny: bool, hosts_per_slice: int | None, said: list[str]
+    service: Service, app: Application, tiny: bool, hosts_per_slice: int | None, notes: list[str]
 ) -> Application:
     config, update = app.config, dict[str, Any]()
     slice = config.slice
     if slice is not None and hosts_per_slice is not None and slice.hosts > hosts_per_slice:
         smaller = _with_hosts(slice, hosts_per_slice)
         update["slice"] = smaller
-        said.append(
+        notes.append(
             f"{app.serve_name}: slices of {smaller} ({smaller.hosts} hosts, {smaller.chips} chips) "
             f"instead of {slice} ({slice.hosts} hosts, {slice.chips} chips)"
         )
     if isinstance(config, LLMConfig) and tiny:
-        update |= _tiny_llm(app, config, said)
+        update |= _tiny_llm(app, config, notes)
     elif isinstance(config, StableDiffusionConfig) and tiny:
-        update |= _demo_pictures(app, config, said)
+        update |= _demo_pictures(app, config, notes)
     elif isinstance(config, CellConfig):
-        update |= _cell(service, app, config, tiny, said)
+        update |= _cell(service, app, config, tiny, notes)
     return app.model_copy(update={"config": config.model_copy(update=update)})
 
 
-def _tiny_llm(app: Application, config: LLMConfig, said: list[str]) -> dict[str, Any]:
+def _tiny_llm(app: Application, config: LLMConfig, notes: list[str]) -> dict[str, Any]:
     small = config.as_tiny()
     update = {name: value for name, value in small if value != getattr(config, name)}
     sizes = ", ".join(f"{name} {value}" for name, value in update.items() if name.startswith("max_"))
-    said.append(
+    notes.append(
         f"{app.serve_name}: a tiny random model of the same architecture and sharding instead of "
         f"{config.model}{', with ' + sizes if sizes else ''}"
     )
     return update
 
 
-def _demo_pictures(app: Application, config: StableDiffusionConfig, said: list[str]) -> dict[str, Any]:
+def _demo_pictures(app: Application, config: StableDiffusionConfig, notes: list[str]) -> dict[str, Any]:
     demo = StableDiffusionConfig.demo()
-    said.append(f"{app.serve_name}: the demo model at {', '.join(demo.sizes)} instead of {config.model}")
+    notes.append(f"{app.serve_name}: the demo model at {', '.join(demo.sizes)} instead of {config.model}")
     return {name: getattr(demo, name) for name in demo.model_fields_set} | {"model_id": config.served_name}
 
 
-def _cell(service: Service, app: Application, config: CellConfig, tiny: bool, said: list[str]) -> dict[str, Any]:
+def _cell(service: Service, app: Application, config: CellConfig, tiny: bool, notes: list[str]) -> dict[str, Any]:
     update: dict[str, Any] = {}
     if tiny and not config.tiny:
         update["tiny"] = True
-        said.append(
+        notes.append(
             f"{app.serve_name}: published models are served as tiny random ones of the same architecture and sharding; "
             "of a checkpoint only config and tokenizer are read, if they can be reached"
         )
     if config.state_bucket is not None or service.is_mounted(config.state_uri):
         update["state_uri"] = f"{STATE}/{service.name}-{config.name}"
-        said.append(
+        notes.append(
             f"{app.serve_name}: published models are kept in {update['state_uri']} instead of {config.state_uri} "
             f"and served again by the next run of {service.name} here; remove that folder to start with none"
         )

@@ -115,8 +115,8 @@ def _numbers(cluster: Manifest, asked: Manifest) -> list[RolloutStep]:
             path = f"/spec/workerGroupSpecs/{index}"
             patch.append({"op": "test", "path": f"{path}/groupName", "value": group["groupName"]})
             patch += [{"op": "add", "path": f"{path}/{field}", "value": value} for field, value in changed.items()]
-            told = ", ".join(f"{field} {group.get(field) or 0} -> {value}" for field, value in changed.items())
-            words.append(f"group {group['groupName']}: {told}")
+            text = ", ".join(f"{field} {group.get(field) or 0} -> {value}" for field, value in changed.items())
+            words.append(f"group {group['groupName']}: {text}")
     name = f"RayCluster {cluster['metadata']['name']}"
     return [RolloutStep(name, "; ".join(words), cluster, tuple(patch))] if patch else []
 

@@ -29,17 +29,17 @@ def capacity(pod: Manifest, events: Events) -> str:
     """Why there is no node, as the autoscaler and the scheduler report it."""
     scheduler = events.last(pod, "FailedScheduling") or condition(pod, "PodScheduled")
     # Cut the scheduler's text on preempting other Pods, which never frees a TPU slice.
-    said = re.sub(r"\.? *preemption: .*", "", one_line(scheduler.get("message"))).rstrip(".")
-    return "; ".join(filter(None, (_autoscaler(pod, events), said))) or "no reason given yet"
+    message = re.sub(r"\.? *preemption: .*", "", one_line(scheduler.get("message"))).rstrip(".")
+    return "; ".join(filter(None, (_autoscaler(pod, events), message))) or "no reason given yet"
 
 
 def _autoscaler(pod: Manifest, events: Events) -> str:
     event = events.last(pod, "TriggeredScaleUp", "NotTriggerScaleUp", "FailedScaleUp")
     if event is None:
         return ""
-    said = one_line(event.get("message"))
+    message = one_line(event.get("message"))
     if event["reason"] == "TriggeredScaleUp":
-        sizes = re.search(r"(\d+)->(\d+)", said)
+        sizes = re.search(r"(\d+)->(\d+)", message)
         return f"the autoscaler is adding nodes{f' ({sizes[1]} -> {sizes[2]})' if sizes else ''}"
-    why = " (no capacity or no quota; it will try again)" if "in backoff after failed scale-up" in said else ""
-    return f"the autoscaler cannot add nodes: {said}{why}"
+    why = " (no capacity or no quota; it will try again)" if "in backoff after failed scale-up" in message else ""
+    return f"the autoscaler cannot add nodes: {message}{why}"

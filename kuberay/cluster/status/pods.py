@@ -55,7 +55,7 @@ def _container_trouble(container: Manifest) -> str:
         times = container.get("restartCount", 0)
         return f"keeps crashing ({times} restarts): container {container['name']} {ending(last)}"
     if reason not in STARTING:
-        return f"cannot start container {container['name']}: {_told(reason, waiting)}"
+        return f"cannot start container {container['name']}: {_with_message(reason, waiting)}"
     ended = container.get("state", {}).get("terminated") or {}
     if ended and ended.get("exitCode") != 0:
         return f"crashed: container {container['name']} {ending(ended)}"
@@ -68,10 +68,10 @@ def ending(terminated: Manifest) -> str:
     words = f"ended with exit code {code}{f' ({reason})' if reason not in ('', 'Error', 'Completed') else ''}"
     if reason == "OOMKilled":
         words = f"was killed for memory (OOMKilled, exit code {code}): raise its memory limit"
-    return _told(words, terminated)
+    return _with_message(words, terminated)
 
 
-def _told(words: str, state: Manifest) -> str:
+def _with_message(words: str, state: Manifest) -> str:
     """The words, with the state's own message if there is one."""
     return ": ".join(filter(None, (words, one_line(state.get("message")))))
 
@@ -85,9 +85,9 @@ def _failed(pod: Manifest) -> str:
     ]
     disrupted = condition(pod, "DisruptionTarget")
     if is_true(pod, "DisruptionTarget"):
-        ended.insert(0, f"its node was taken away ({_told(disrupted.get('reason', ''), disrupted)})")
+        ended.insert(0, f"its node was taken away ({_with_message(disrupted.get('reason', ''), disrupted)})")
     elif status.get("reason"):
-        ended.insert(0, _told(status["reason"], status))
+        ended.insert(0, _with_message(status["reason"], status))
     return f"failed: {'; '.join(ended) or 'no reason given'}"
 
 

@@ -39,7 +39,7 @@ def _queued(live: Manifest, snapshot: Snapshot) -> str:
         )
         return f"queue {queue} has reserved quota and waits for admission checks: {checks}"
     reserved, evicted = condition(entry, "QuotaReserved"), condition(entry, "Evicted")
-    said, waits = one_line(reserved.get("message")), since(reserved.get("lastTransitionTime"))
+    message, waits = one_line(reserved.get("message")), since(reserved.get("lastTransitionTime"))
     if is_true(entry, "Evicted"):
-        said = f"it was evicted ({evicted.get('reason')}: {one_line(evicted.get('message'))}); {said}"
-    return f"queue {queue} has not admitted it{waits}: {said or 'no reason given'}"
+        message = f"it was evicted ({evicted.get('reason')}: {one_line(evicted.get('message'))}); {message}"
+    return f"queue {queue} has not admitted it{waits}: {message or 'no reason given'}"

@@ -106,8 +106,8 @@ def _outdated(live: Manifest, snapshot: Snapshot) -> Sequence[str]:
 def refusals(live: Manifest, snapshot: Snapshot) -> Sequence[Health]:
     """Pods that the operator could not create, often because a webhook denied them."""
     if is_true(live, "ReplicaFailure"):
-        said = one_line(condition(live, "ReplicaFailure").get("message"))
-        return [Health(Phase.TROUBLE, f"the operator cannot create or delete Pods: {said}")]
+        message = one_line(condition(live, "ReplicaFailure").get("message"))
+        return [Health(Phase.TROUBLE, f"the operator cannot create or delete Pods: {message}")]
     if (warning := snapshot.events.last_warning(live)) is not None:
         return [Health(Phase.TROUBLE, f"the operator says {warning.get('reason')}: {one_line(warning.get('message'))}")]
     return []

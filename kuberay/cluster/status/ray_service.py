@@ -55,11 +55,11 @@ def _behind(live: Manifest, seen: list[RayClusterView]) -> list[str]:
 def _starting(live: Manifest, views: dict[str, RayClusterView], snapshot: Snapshot) -> Health | None:
     """The verdict on a service that is starting or has failed; None for one that the operator calls Ready."""
     status, serving = live.get("status") or {}, condition(live, "Ready")
-    said = one_line(serving.get("message"))
+    message = one_line(serving.get("message"))
     if serving.get("reason") == "InitializingTimeout":
-        return Health(Phase.FAILED, f"took too long to start: {said}. The operator gave up: apply it with --recreate")
+        return Health(Phase.FAILED, f"took too long to start: {message}. The operator gave up: apply with --recreate")
     if serving.get("reason") == "ValidationFailed":
-        return Health(Phase.FAILED, f"was refused by the operator: {said}")
+        return Health(Phase.FAILED, f"was refused by the operator: {message}")
     if not status and not views:
         refused = ray_cluster.refusals(live, snapshot)
         return opening(refused[0]) if refused else UNSEEN
@@ -67,11 +67,11 @@ def _starting(live: Manifest, views: dict[str, RayClusterView], snapshot: Snapsh
         active, pending = _sides(live)
         side = pending if pending.get("rayClusterName") in views else active
         side = side or {"rayClusterName": next(reversed(views), "")}
-        if (found := _gravest(side, views)) is not None:
+        if (found := _worst(side, views)) is not None:
             return opening(found)
         if not side.get("applicationStatuses"):
             return Health(Phase.STARTING, "is starting: its Pods are up, but Serve does not have the applications yet")
-        why = said or "the operator does not say why"
+        why = message or "the operator does not say why"
         return Health(Phase.STARTING, f"is starting: its Pods and applications run, but no Pod serves yet ({why})")
     # Only here: the operator does not update observedGeneration while a service starts.
     if status.get("observedGeneration", live["metadata"]["generation"]) < live["metadata"]["generation"]:
@@ -89,21 +89,21 @@ def _serving(live: Manifest, views: dict[str, RayClusterView]) -> Health:
         if is_true(live, kind):
             routed = pending.get("trafficRoutedPercent")
             share = f", {routed} % of the traffic goes to the new cluster" if routed is not None else ""
-            new = opening(reason) if (reason := _gravest(pending, views)) else Health(Phase.STARTING, "is starting")
+            new = opening(reason) if (reason := _worst(pending, views)) else Health(Phase.STARTING, "is starting")
             return Health(new.phase, f"serves ({served}) and is being {what}{share}: the new cluster {new.text}")
     requested = [group for group, count in counts.items() if count.requested]
     idle = [group for group in requested if not counts[group].working]
     nothing = bool(requested) and idle == requested
     # A missing slice reduces capacity; a faulty application or head makes the service not ready.
-    grave = _application_problems(active, scaling=nothing)
+    faults = _application_problems(active, scaling=nothing)
     if view is not None and (head := view.head.problem()) is not None:
-        grave.append(head)
+        faults.append(head)
     lacks = view.problems if view is not None else []
-    found = max([*lacks, *grave], key=lambda item: item.phase, default=Health(Phase.STARTING, ""))
+    found = max([*lacks, *faults], key=lambda item: item.phase, default=Health(Phase.STARTING, ""))
     phase, why = max(Phase.STARTING, found.phase), f": {found.text}" if found.text else ""
     if nothing:
         return Health(phase, f"does not serve ({served}){why}")
-    if idle or grave:
+    if idle or faults:
         only = f"; none of {', '.join(idle)} does" if idle else ""
         return Health(phase, f"serves, but has problems ({served}{only}){why}")
     if any(count.working < count.requested for count in counts.values()):
@@ -156,7 +156,7 @@ def _served(live: Manifest, counts: list[Count]) -> str:
     return f"{total} {'are up for what the cell publishes' if cells else 'serve'}"
 
 
-def _gravest(side: dict[str, Any], views: dict[str, RayClusterView]) -> Health | None:
+def _worst(side: dict[str, Any], views: dict[str, RayClusterView]) -> Health | None:
     """The problem in the worst phase; within a phase Pods come first, because applications need them."""
     view = views.get(side.get("rayClusterName", ""))
     if view is None and side.get("rayClusterName"):
@@ -192,9 +192,9 @@ def _words(state: dict[str, Any]) -> str:
     """The status and one line of its message: the last of a traceback, else the first, without full stop."""
     status = state.get("status") or "RUNNING"
     lines = (state.get("message") or "").strip().splitlines()
-    said = one_line(lines[-1 if "Traceback" in lines[0] else 0]).rstrip(".") if lines else ""
-    said = said or ("a replica is loading" if status == "DEPLOYING" else "")
-    return f"{status}: {said}" if said else status
+    message = one_line(lines[-1 if "Traceback" in lines[0] else 0]).rstrip(".") if lines else ""
+    message = message or ("a replica is loading" if status == "DEPLOYING" else "")
+    return f"{status}: {message}" if message else status
 
 
 def _application_lines(side: dict[str, Any]) -> list[str]:

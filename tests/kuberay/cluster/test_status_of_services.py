@@ -383,7 +383,10 @@ def test_an_upgrade_that_waits():
 
 @pytest.mark.parametrize(
     ("reason", "says"),
-    [("InitializingTimeout", "The operator gave up: apply it with --recreate"), ("ValidationFailed", "was refused by the operator: bad")],
+    [
+        ("InitializingTimeout", "The operator gave up: apply with --recreate"),
+        ("ValidationFailed", "was refused by the operator: bad"),
+    ],
 )
 def test_given_up(reason, says):
     night = Night()

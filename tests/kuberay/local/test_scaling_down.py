@@ -22,7 +22,7 @@ def one(**config: object) -> Service:
 def test_nothing_changes_unasked():
     service = one(slice="v5e:4x8", max_batch_size=16)
     scaled = scale_down(service)
-    assert scaled.service == service and scaled.said == ()
+    assert scaled.service == service and scaled.notes == ()
 
 
 def test_tiny_keeps_the_slice_and_lowers_the_sizes():
@@ -30,7 +30,7 @@ def test_tiny_keeps_the_slice_and_lowers_the_sizes():
     config = scaled.service.applications[0].config
     assert config.tiny and str(config.slice) == "v5e:4x8" and config.min_replicas == 2
     assert (config.max_batch_size, config.max_step_tokens, config.max_model_len) == (8, 8, 256)
-    (sentence,) = scaled.said
+    (sentence,) = scaled.notes
     assert "lm_cloud.LmCloudSpmd175B32Test" in sentence and "max_batch_size 8" in sentence
     assert "max_model_len" not in sentence  # the config's own is small enough
 
@@ -41,7 +41,7 @@ def test_tiny_pictures_are_the_demo_models():
     assert (config.model, config.sizes, config.dtype) == (DEMO_MODEL, ("64x64",), "float32")
     assert str(config.slice) == "v4:2x2x1" and config.max_batch_size == 16
     assert config.served_name == "stable-diffusion-v1-4"  # requests need not change
-    assert scaled.said == ("stable-diffusion: the demo model at 64x64 instead of CompVis/stable-diffusion-v1-4",)
+    assert scaled.notes == ("stable-diffusion: the demo model at 64x64 instead of CompVis/stable-diffusion-v1-4",)
 
 
 def a_cell(bucket: Bucket | None = None, **config: object) -> Service:
@@ -62,16 +62,16 @@ def test_a_cells_state_stays_on_this_machine(state_uri, bucket, kept, tiny):
     scaled = scale_down(a_cell(bucket, name="prod", state_uri=state_uri), tiny=tiny)
     config = scaled.service.applications[0].config
     assert (config.state_uri, config.tiny) == (kept, tiny)
-    told = [sentence for sentence in scaled.said if f"kept in {kept} instead of {state_uri}" in sentence]
+    told = [sentence for sentence in scaled.notes if f"kept in {kept} instead of {state_uri}" in sentence]
     assert len(told) == (kept != state_uri)
 
 
 def test_a_tiny_cell_says_what_that_means():
-    (sentence,) = scale_down(a_cell(slice="v5e:4x8"), tiny=True).said
+    (sentence,) = scale_down(a_cell(slice="v5e:4x8"), tiny=True).notes
     assert sentence.startswith("cell: published models are served as tiny random ones")
     scaled = scale_down(a_cell(slice="v5e:4x8", tiny=True), tiny=True, hosts_per_slice=2)
     assert str(scaled.service.applications[0].config.slice) == "v5e:2x4:4t"
-    assert scaled.said == ("cell: slices of v5e:2x4:4t (2 hosts, 8 chips) instead of v5e:4x8 (8 hosts, 32 chips)",)
+    assert scaled.notes == ("cell: slices of v5e:2x4:4t (2 hosts, 8 chips) instead of v5e:4x8 (8 hosts, 32 chips)",)
 
 
 def test_the_whole_graph_fits_on_a_laptop():
@@ -108,7 +108,7 @@ def test_fewer_hosts(slice, hosts, smaller):
     scaled = scale_down(one(slice=slice), hosts_per_slice=hosts)
     (application,) = scaled.service.applications
     assert str(application.config.slice) == smaller
-    assert bool(scaled.said) == (slice != smaller)
+    assert bool(scaled.notes) == (slice != smaller)
     assert scaled.service.worker_groups[0].slice == application.config.slice  # what is rendered follows
 
 
