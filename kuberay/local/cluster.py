@@ -44,8 +44,6 @@ class RunningSlice:
     phase: SlicePhase = SlicePhase.starting
     why: str = ""
     """Why it is being recreated."""
-    failures: Counter[str] = field(default_factory=Counter)
-    """Failed starts, by host."""
     gone_since: float = 0.0
 
     @property
@@ -63,7 +61,8 @@ class EmulatedCluster:
         self._plan, self._site, self._ports, self._say = plan, site, ports, say
         container.become_subreaper()
         self.slices = [RunningSlice(slice) for slice in plan.slices]
-        self._head_attempts = 1
+        self._failures: Counter[str] = Counter()
+        """Failed starts, by host."""
         self.head = self._start(plan.head, head=True)
 
     @property
@@ -91,11 +90,9 @@ class EmulatedCluster:
             ServiceFailed: the head has ended, or a host does not start.
         """
         if not self.head.look():
-            if self.head.up or self._head_attempts == ATTEMPTS:
+            if self.head.up:
                 raise ServiceFailed(f"Ray's head ended:\n{self.head.last_words()}")
-            self._say(f"Ray's head did not start; retrying: {self.head.last_words(1)}")
-            self._head_attempts += 1
-            self.head.wait(STOP_TIMEOUT_S)
+            self._note_failed_start(self.head)
             self.head = self._start(self.head.host, head=True)
         self._end_orphans()
         if not self.head.up:
@@ -123,10 +120,12 @@ class EmulatedCluster:
                     if raylet.up:
                         self._take_down(running, raylet)
                         break
-                    self._try_again(running, raylet)
+                    self._note_failed_start(raylet)
+                    del running.raylets[raylet.host.name]
             case SlicePhase.starting if running.up == len(running.slice.hosts):
                 running.phase = SlicePhase.up
-                running.failures.clear()
+                for name in running.raylets:
+                    del self._failures[name]
                 if running.why:
                     self._say(f"{running.slice.kind} {running.slice.name} is up again")
                     running.why = ""
@@ -141,15 +140,14 @@ class EmulatedCluster:
                 if not names & alive() or time.monotonic() - running.gone_since > NOTICED_S:
                     running.phase = SlicePhase.starting
 
-    def _try_again(self, running: RunningSlice, failed: Raylet) -> None:
-        """Restart a host. Ray allows half a minute for a node's start, which a busy machine may exceed."""
+    def _note_failed_start(self, failed: Raylet) -> None:
+        """Allow ATTEMPTS starts: Ray gives a node half a minute to start, which a busy machine may exceed."""
         name = failed.host.name
-        running.failures[name] += 1
-        if running.failures[name] == ATTEMPTS:
+        self._failures[name] += 1
+        if self._failures[name] == ATTEMPTS:
             raise ServiceFailed(f"host {name} did not start in {ATTEMPTS} attempts:\n{failed.last_words()}")
         self._say(f"host {name} did not start; retrying: {failed.last_words(1)}")
         failed.wait(STOP_TIMEOUT_S)
-        del running.raylets[name]
 
     def _take_down(self, running: RunningSlice, ended: Raylet) -> None:
         if ended.host.name not in running.why:

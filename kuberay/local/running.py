@@ -207,16 +207,12 @@ def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
         yield "no HAProxy: Ray has none for this machine, so Serve's own proxy answers"
     if service.bucket and service.bucket.mount:
         yield f"left out: the bucket at {service.bucket.mount}"
-    slices = [slice for slice in plan.slices if slice.hosts[0].chips]
-    workers = len(plan.slices) - len(slices)
-    what = [_count(workers, "CPU worker")] if workers else []
-    if slices:
-        hosts = sum(len(slice.hosts) for slice in slices)
-        chips = sum(host.chips for host in plan.hosts)
-        what = [_count(len(slices), "slice"), _count(hosts, "host"), f"{chips} JAX CPU devices for chips", *what]
+    chips = sum(host.chips for host in plan.hosts)
+    what = f" with {chips} JAX CPU devices for chips" if chips else ""
     needed = HEAD_GB + (len(plan.hosts) - 1) * HOST_GB
     there = psutil.virtual_memory().available / 1e9
-    yield f"starting {', '.join(what)}; takes about {needed:.0f} GB of memory besides the models' weights"
+    hosts = f"a head and {_count(len(plan.hosts) - 1, 'host')}{what}"
+    yield f"starting {hosts}; takes about {needed:.0f} GB of memory besides the models' weights"
     if there < needed:
         yield f"WARNING: only {there:.1f} GB are available; fewer hosts need less: --hosts-per-slice"
 

@@ -69,7 +69,7 @@ def test_too_little_memory_is_said(monkeypatch):
     monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=3.2e9))
     said = " ".join(running._differences_of(plan, service))
     assert (
-        "2 slices, 16 hosts, 64 JAX CPU devices for chips, 2 CPU workers;" in said
+        "a head and 18 hosts with 64 JAX CPU devices for chips;" in said
         and "WARNING: only 3.2 GB are available" in said
     )
     monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=300e9))
