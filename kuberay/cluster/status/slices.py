@@ -57,7 +57,7 @@ class Slice:
         """Why this slice does not work, or None."""
         if self.works or all(host.phase == Phase.DONE for host in self.hosts):
             return None
-        if self.idle:  # a lower phase than that of its unready hosts
+        if self.idle:  # less urgent than any other problem
             return Health(Phase.RUNNING, f"{self._title} {IDLE}")
         worst = max(host.phase for host in self.hosts)
         return Health(max(Phase.STARTING, worst), f"{self._title} {self._words(worst)}")
