@@ -99,7 +99,7 @@ def gated_model(configured: Configured) -> Iterator[Problem]:
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
 def bucket_permission(configured: Configured) -> Iterator[Problem]:
-    """A service account may read a model in a bucket."""
+    """A model in a bucket is read by a service account with permission."""
     model = getattr(configured.app.config, "model", "")
     if model.startswith("gs://") and configured.service.service_account is None:
         why = f"the Pods' default service account may read {model} only if someone allowed it; else it fails with 403"

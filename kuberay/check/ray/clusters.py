@@ -53,7 +53,7 @@ def tpu_labels(group: Group) -> Iterator[Problem]:
 
 @rule(RayCluster, "auth", "KubeRay 1.7: authOptions (kuberay#2586)")
 def authentication(cluster: RayCluster) -> Iterator[Problem]:
-    """Only `mode: token` turns token authentication on; it is not the default, although the CRD says so."""
+    """Only `mode: token` turns token authentication on. It is not the default, although the CRD says so."""
     options = cluster.node["authOptions"]
     if options.present and not options["mode"].present:
         why = "does not turn authentication on: the KubeRay operator acts only on mode: token (kuberay#2586)"

@@ -57,7 +57,7 @@ def multi_host(group: Group) -> Iterator[Problem]:
 
 @rule(Group, "autoscaler-patience", "Ray 2.60: autoscaler/v2, allocate_status_timeout_s; GKE: flex-start, Spot, queues")
 def patience(group: Group) -> Iterator[Problem]:
-    """Ray's autoscaler waits longer than its default hour for scarce machines; after that it deletes their Pods."""
+    """Ray's autoscaler waits long enough for scarce machines. By default it deletes their Pods after an hour."""
     cluster, spec = group.cluster, group.pod.spec
     chosen = {*spec["nodeSelector"].fields, *(item["key"].text for item in spec["tolerations"])}
     way = next((way for key, way in _SCARCE.items() if key in chosen), None)
@@ -69,7 +69,7 @@ def patience(group: Group) -> Iterator[Problem]:
 
 @rule(Group, "autoscaler-launches", "Ray 2.60: AUTOSCALER_MAX_CONCURRENT_LAUNCHES; its KubeRay provider")
 def launches(group: Group) -> Iterator[Problem]:
-    """The autoscaler requests all hosts of a slice at once. By default it requests ten, which is no slice of more."""
+    """The autoscaler requests all hosts of a slice at once. Its default, ten at a time, never starts a larger slice."""
     hosts, cluster = group.hosts or 1, group.cluster
     grows = group.most is None or group.most > max(group.least, group.node["replicas"].number or 0)
     if group.tpu and cluster.autoscaling and hosts > 10 and grows and not _is_set(cluster, _LAUNCHES):

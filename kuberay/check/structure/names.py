@@ -35,7 +35,7 @@ def duplicate_object(manifest: Manifest) -> Iterator[Problem]:
 
 @rule(RayCluster, "name-multi-host", "GKE TPU webhook: generateHeadlessServiceName; KubeRay 1.7: headless service")
 def multi_host_name(cluster: RayCluster) -> Iterator[Problem]:
-    """The webhook keeps only the last 50 characters of `<cluster>-headless`, KubeRay keeps all (ai-on-gke PR#972)."""
+    """`<cluster>-headless` has at most 50 characters: the webhook drops more, KubeRay does not (ai-on-gke PR#972)."""
     manifest, name = cluster.manifest, cluster.manifest.name or ""
     most = _LONGEST[manifest.kind]
     if len(name) > most and any(group.tpu and group.multi_host for group in cluster.groups):

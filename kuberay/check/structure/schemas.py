@@ -38,7 +38,7 @@ _WANTED = {
 
 @rule(Manifest, "unknown-field", _API)
 def unknown_field(manifest: Manifest) -> Iterator[Problem]:
-    """Every field exists. kubectl refuses an unknown one; without kubectl the API server drops it silently."""
+    """Every field exists. kubectl refuses an unknown one; without its validation the API server drops it."""
     for key, child, schema in unknown(manifest):
         why = f"there is no field {key} here: kubectl refuses it, or the API server drops it silently"
         near = nearest(key, schema["properties"])
