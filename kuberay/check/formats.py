@@ -70,7 +70,4 @@ def _result(finding: Finding) -> dict[str, Any]:
 
 
 def _escaped(value: object, more: str = "") -> str:
-    text = str(value).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    for character in more:
-        text = text.replace(character, f"%{ord(character):02X}")
-    return text
+    return str(value).translate({ord(character): f"%{ord(character):02X}" for character in "%\r\n" + more})

@@ -40,7 +40,7 @@ class RayCluster:
         self.service = manifest.kind == "RayService"
         self.upgrade = manifest.spec["upgradeStrategy"]
         self.ray_version = version(node["rayVersion"].text)
-        self.autoscaling = node["enableInTreeAutoscaling"].true
+        self.autoscaling = node["enableInTreeAutoscaling"].value is True
         self.head = Group(self, node["headGroupSpec"], is_head=True)
         self.groups = [Group(self, each) for each in node["workerGroupSpecs"]]
         self.all_groups = [self.head, *self.groups]

@@ -94,10 +94,6 @@ class Node:
         return float(self.value) if isinstance(self.value, int | float) and not isinstance(self.value, bool) else 0.0
 
     @property
-    def true(self) -> bool:
-        return self.value is True
-
-    @property
     def where(self) -> str:
         """`RayService/llama3-8b spec.rayClusterConfig.workerGroupSpecs[0].numOfHosts`."""
         dotted = ""

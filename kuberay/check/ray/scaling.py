@@ -84,7 +84,7 @@ def leftover(manifest: Manifest) -> Iterator[Problem]:
     spec = manifest.ray_job
     if spec is None or TPU not in str(spec["rayClusterSpec"]["workerGroupSpecs"].value):
         return
-    if not spec["shutdownAfterJobFinishes"].true and not spec["deletionStrategy"].present:
+    if spec["shutdownAfterJobFinishes"].value is not True and not spec["deletionStrategy"].present:
         why = "is not true: when the job has finished, its RayCluster stays, and you keep paying for the TPUs"
         yield warning(spec["shutdownAfterJobFinishes"], why, "write shutdownAfterJobFinishes: true")
 

@@ -58,7 +58,7 @@ def readiness(config: ServeConfig) -> Iterator[Problem]:
 def endpoints(config: ServeConfig) -> Iterator[Problem]:
     """A service whose only proxy is on the head does not exclude the head."""
     exclude = config.cluster.manifest.spec["excludeHeadPodFromServeSvc"]
-    if exclude.true and config.head_only:
+    if exclude.value is True and config.head_only:
         why = "excludes the head, where HeadOnly runs the only proxy: the Service has no endpoint and is never Ready"
         yield error(exclude, why, "remove excludeHeadPodFromServeSvc, or write proxy_location: EveryNode")
 

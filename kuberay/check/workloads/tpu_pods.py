@@ -80,7 +80,7 @@ def affinity(group: Group) -> Iterator[Problem]:
 def privileged(container: Container) -> Iterator[Problem]:
     """TPU Pods on GKE need no privileges."""
     node = container["securityContext"]["privileged"]
-    if node.true and container.asks_tpu and not container.init:
+    if node.value is True and container.asks_tpu and not container.init:
         why = "the container is root on the node: GKE Autopilot refuses it, and TPUs have not needed it since GKE 1.28"
         yield warning(node, why, "remove privileged")
 
