@@ -45,9 +45,11 @@ def check(
     A comment in the YAML silences a rule on its line: # podslice: ignore RULE: the reason
     """
     from kuberay.check import RULES, UnreadableYaml, catalog, ordered
+    from kuberay.check.rules import meant
 
     if unknown := [name for name in [*(ignore or ()), *([explain] if explain else ())] if name not in RULES]:
-        raise Refusal(catalog.unknown(unknown[0]))
+        instead = meant(unknown[0], RULES, "see python -m kuberay check --list")
+        raise Refusal(f"there is no rule {unknown[0]}: {instead}")
     if list_rules or explain:
         typer.echo(catalog.explained(explain) if explain else catalog.listing())
         return
@@ -68,7 +70,7 @@ def check(
     show(found, format)
     counts = {grade: sum(finding.severity == grade for finding in found) for grade in ("error", "warning", "note")}
     said = [f"{count} {grade}{'' if count == 1 else 's'}" for grade, count in counts.items() if count]
-    summary = ", ".join(said) if said else f"{', '.join(configs)}: nothing to complain of"
+    summary = ", ".join(said) if said else f"{', '.join(configs)}: no findings"
     typer.echo(summary, err=bool(said) or format is not ReportFormat.text)
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)

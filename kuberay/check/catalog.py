@@ -3,7 +3,7 @@
 python -m kuberay.check.catalog > docs/rules.md
 """
 
-from kuberay.check.rules import RULES, Rule, meant
+from kuberay.check.rules import RULES, Rule
 
 _PAGE = """\
 # Rules of `podslice check`
@@ -31,11 +31,6 @@ def listing() -> str:
 def explained(name: str) -> str:
     """One rule in full."""
     return f"{name}\n\n{_body(RULES[name])}"
-
-
-def unknown(name: str) -> str:
-    """The error for an unknown rule name."""
-    return f"there is no rule {name}: {meant(name, RULES, 'see python -m kuberay check --list')}"
 
 
 def page() -> str:
