@@ -129,7 +129,7 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
 
 def _measured(jitted: jax.stages.Wrapped, shapes: tuple[Any, ...], name: str, pictures: float, peaks: Peaks) -> Program:
     program, module, seconds = compiled(jitted.lower(*shapes))
-    measured, kernel, weights = Measured.of(program, module, seconds), flash_kernels(module), _nbytes(shapes[0])
+    measured, kernel, weights = Measured.of(program, module, seconds), attention_kernels(module), _nbytes(shapes[0])
     return Program(
         **run_fields(measured, kernel, run_time(measured, kernel, peaks)),
         name=name,
@@ -146,23 +146,23 @@ def _nbytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def flash_kernels(module: Module) -> KernelCost:
-    """Analytic cost of all flash attention calls in a program (JAX's kernel, jax 0.10).
+def attention_kernels(module: Module) -> KernelCost:
+    """Analytic cost of a program's attention kernels, which declare their useful work and their HBM traffic.
 
-    For each block of queries the kernel reads all keys and values again; the head dimension is padded to whole vector
-    registers.
+    Each head of a tile multiplies with the whole tile.
     """
     moved = computed = 0.0
     for computation in module.computations.values():
         for instruction in computation.instructions:
             if f'"{traffic.KERNEL}"' not in instruction.line:
                 continue
-            # [batch, heads, positions, head_dim], the result as the queries.
-            batch, heads, positions, dim = instruction.arrays[0].dims
-            size = instruction.arrays[0].nbytes
-            block = attention.block(positions)
-            moved += 2 * size + 2 * size * positions / block
-            computed += 4 * batch * heads * positions**2 * (-(-dim // attention.LANES) * attention.LANES)
+            flops, scores, bytes_ = (
+                instruction.number(key) or 0 for key in ("flops", "transcendentals", "bytes_accessed")
+            )
+            batch, positions, _ = instruction.arrays[0].dims
+            _, width = attention.tile(scores // (batch * positions**2), flops // (4 * scores))
+            moved += bytes_
+            computed += 4 * scores * width
     return KernelCost(moved, computed, 0.0, 0.0)
 
 

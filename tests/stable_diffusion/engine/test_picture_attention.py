@@ -1,4 +1,6 @@
-"""The flash attention kernel, interpreted, against plain attention."""
+"""The attention kernel, interpreted, against plain attention."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,21 +8,64 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from apps.stable_diffusion.engine.model.attention import attend
+from apps.plan import topology
+from apps.stable_diffusion.engine.model import attention
+from apps.stable_diffusion.engine.model.attention import attend, head_lanes, pad_heads
+from ray_configs.tpu import TpuSlice
 
 
-@pytest.mark.parametrize(("positions", "heads", "head_dim"), [(1024, 2, 40), (1152, 1, 64), (1024, 1, 160)])
-def test_flash_is_as_plain(positions: int, heads: int, head_dim: int) -> None:
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "LONG", 256)
+    monkeypatch.setattr(attention, "QUERIES", 128)
+
+
+def random_qkv(positions: int, heads: int, head_dim: int) -> list[jax.Array]:
     keys = jax.random.split(jax.random.key(0), 3)
-    q, k, v = (jax.random.normal(key, (2, positions, heads * head_dim), jnp.float32) for key in keys)
-    plain = attend(q, k, v, heads, "xla")
+    return [jax.random.normal(key, (1, positions, heads * head_dim), jnp.float32) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "keys"),
+    [(2, 40, 128), (1, 160, 128), (3, 40, 4096), (4, 64, 4096)],
+    ids=["two heads to a tile", "two tiles to a head", "odd", "one block of keys"],
+)
+def test_the_kernel_is_as_plain(heads: int, head_dim: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "KEYS", keys)
+    qkv = random_qkv(256, heads, head_dim)
     with pltpu.force_tpu_interpret_mode():
-        flash = attend(q, k, v, heads, "flash")
-    assert "pallas" in str(jax.make_jaxpr(lambda *qkv: attend(*qkv, heads, "flash"))(q, k, v))
-    np.testing.assert_allclose(flash, plain, atol=1e-5)
+        kernel = attend(*qkv, heads, "flash")
+    assert "pallas" in str(jax.make_jaxpr(lambda *qkv: attend(*qkv, heads, "flash"))(*qkv))
+    np.testing.assert_allclose(kernel, attend(*qkv, heads, "xla"), atol=1e-5)
 
 
-@pytest.mark.parametrize(("queries", "positions", "causal"), [(1024, 77, False), (256, 256, False), (1024, 1024, True)])
+def test_heads_that_zeros_fill_up() -> None:
+    qkv = random_qkv(256, 2, 40)
+    lanes = head_lanes(2, 40, 256, 256, "flash")
+    assert lanes == 64
+    with pltpu.force_tpu_interpret_mode():
+        padded = attend(*(pad_heads(x, 2, lanes) for x in qkv), 2, "flash", head_dim=40)
+    np.testing.assert_allclose(padded, pad_heads(attend(*qkv, 2, "xla"), 2, lanes), atol=1e-5)
+
+
+@pytest.mark.parametrize(("queries", "positions", "causal"), [(256, 77, False), (128, 128, False), (256, 256, True)])
 def test_short_cross_and_causal_attention_is_left_to_xla(queries: int, positions: int, causal: bool) -> None:
     q, k = jnp.zeros((1, queries, 64)), jnp.zeros((1, positions, 64))
     assert "pallas" not in str(jax.make_jaxpr(lambda q, k: attend(q, k, k, 2, "flash", causal))(q, k))
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("slice", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_its_blocks_fit_into_vmem(slice: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("libtpu")
+    monkeypatch.undo()  # the blocks' own sizes
+    generation, shape = slice.split(":")
+    device = topology.devices(TpuSlice(generation=generation, topology=shape))[0]
+    where = jax.sharding.SingleDeviceSharding(device)
+    for heads, head_dim, positions in ((8, 40, 4096), (5, 64, 9216), (8, 80, 1024), (1, 512, 16384)):
+        x = jax.ShapeDtypeStruct((1, positions, heads * head_dim), jnp.dtype(dtype), sharding=where)
+        run = jax.jit(partial(attend, heads=heads, implementation="flash"), out_shardings=where)
+        with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):  # as the programs
+            assert "tpu_custom_call" in run.lower(x, x, x).compile().as_text()

@@ -91,16 +91,14 @@ def test_models_are_found_by_their_last_name() -> None:
 
 
 def test_the_kernels_work_by_hand() -> None:
-    # 8 heads of width 40 over 4096 positions: 8 blocks of queries, each of which reads all keys and values.
-    line = (
-        '  %o = bf16[2,8,4096,40]{3,2,1,0:T(8,128)(2,1)} custom-call(%q, %k, %v), custom_call_target="tpu_custom_call"'
-    )
-    module = hlo.parse("HloModule m\n\nENTRY %main (q: bf16[2,8,4096,40]) -> bf16[2,8,4096,40] {\n" + line + "\n}\n")
-    cost = planner.flash_kernels(module)
-    (instruction,) = module.entry.instructions
-    size = instruction.arrays[0].nbytes
-    assert cost.hbm_bytes == 2 * size + 8 * 2 * size
-    assert cost.flops == 2 * 8 * 4 * 4096**2 * 128
+    # 8 heads of 40 over 4096 positions, two to a tile of 128 lanes, in two passes.
+    scores = 2 * 8 * 4096**2
+    cost = f'"cost_estimate":{{"flops":"{4 * scores * 40}","transcendentals":"{scores}","bytes_accessed":"1000"}}'
+    line = f'  %o = bf16[2,4096,512] custom-call(%q), custom_call_target="tpu_custom_call", backend_config={{{cost}}}'
+    module = hlo.parse("HloModule m\n\nENTRY %main (q: bf16[2,4096,512]) -> bf16[2,4096,512] {\n" + line + "\n}\n")
+    cost = planner.attention_kernels(module)
+    assert cost.hbm_bytes == 1000
+    assert cost.flops == 4 * scores * 128
 
 
 @pytest.mark.tpu_compile

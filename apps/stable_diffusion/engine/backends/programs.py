@@ -8,6 +8,7 @@ batch without an extra copy or program.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +24,10 @@ from apps.stable_diffusion.engine.backends.trajectory import LATENT_CHANNELS
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae
 from apps.stable_diffusion.engine.model.weights import NamedWeights
 
+log = logging.getLogger("podslice")
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
+OFF = ("xla_tpu_run_space_to_batch", "xla_tpu_run_space_to_batch_on_new_platforms")
+"""Passes that split a picture's width into batches where a chip has few pictures: twice the time of the convolution."""
 Key = tuple[Any, ...]
 """Name of a program: its kind, then what it was compiled for."""
 AllWeights = Mapping[str, Mapping[str, jax.Array]]
@@ -211,8 +215,11 @@ class Programs:
             sizes: (width, height) in pixels.
         """
 
+        compiler_options = _compiler_options(self.mesh.devices.flat[0])
+
         def jit(function: Callable[..., Any], **options: Any) -> Any:
-            return jax.jit(self._precise(function), out_shardings=self.everywhere, **options)
+            where = {"out_shardings": self.everywhere, "compiler_options": compiler_options}
+            return jax.jit(self._precise(function), **where, **options)
 
         texts = {name: arrays[name] for name in arrays if name in TEXT_ENCODERS}
         ids = tuple(self.shape((1, length), np.int32) for length in lengths)
@@ -238,6 +245,19 @@ class Programs:
         """With float32, make a TPU multiply in float32 too, not in bfloat16."""
         precision = "highest" if self.dtype == np.float32 else "default"
         return jax.default_matmul_precision(precision)(function)
+
+
+def _compiler_options(device: jax.Device) -> dict[str, bool]:
+    """The options that this device's compiler has: their names change between versions of libtpu."""
+    options: dict[str, bool] = {}
+    for name in OFF if device.platform == "tpu" else ():
+        one = jax.ShapeDtypeStruct((), np.float32, sharding=jax.sharding.SingleDeviceSharding(device))
+        try:
+            jax.jit(jnp.negative).lower(one).compile({name: False})
+            options[name] = False
+        except jax.errors.JaxRuntimeError as error:
+            log.warning("pictures may take longer, with few of them on a chip: %s", error)
+    return options
 
 
 def _stack(trees: tuple[Any, ...]) -> Any:

@@ -30,10 +30,11 @@ def conv(
 
 
 def layer_norm(w: NamedWeights, x: jax.Array, eps: float = 1e-5) -> jax.Array:
+    """[..., c]. Both moments at once, because reading the array again for the second takes as long as the first."""
     scale, shift = (w.get(name, x.shape[-1]).astype(jnp.float32) for name in ("weight", "bias"))
     h = x.astype(jnp.float32)
-    h = h - h.mean(-1, keepdims=True)
-    h = h * lax.rsqrt((h * h).mean(-1, keepdims=True) + eps)
+    mean, square = h.mean(-1, keepdims=True), (h * h).mean(-1, keepdims=True)
+    h = (h - mean) * lax.rsqrt(jnp.maximum(square - mean * mean, 0) + eps)
     return (h * scale + shift).astype(x.dtype)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from apps.stable_diffusion.engine.model.attention import attend
+from apps.stable_diffusion.engine.model.attention import attend, head_lanes, pad_heads
 from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import (
     conv,
@@ -197,15 +197,31 @@ def _transformer(
         y = y + _attention(block["attn1"], h, h, heads, attention)
         y = y + _attention(block["attn2"], layer_norm(block["norm2"], y), context, heads, attention)
         forward = block["ff"]["net"]
-        h = linear(forward[0]["proj"], layer_norm(block["norm3"], y), 8 * channels)
-        h, gate = jnp.split(h, 2, axis=-1)
-        y = y + linear(forward[2], h * jax.nn.gelu(gate, approximate=False), channels)
+        h = _gated(forward[0]["proj"], layer_norm(block["norm3"], y), 4 * channels)
+        y = y + linear(forward[2], h, channels)
     return x + project("proj_out", y.reshape(b, height, width, channels))
 
 
 def _attention(w: NamedWeights, x: jax.Array, context: jax.Array, heads: int, attention: str) -> jax.Array:
     """[b, n, c] attends to [b, m, d]."""
     channels = x.shape[-1]
-    q = linear(w["to_q"], x, channels, bias=False)
-    k, v = (linear(w[name], context, channels, bias=False) for name in ("to_k", "to_v"))
-    return linear(w["to_out"][0], attend(q, k, v, heads, attention), channels)
+    head_dim = channels // heads
+    lanes = head_lanes(heads, head_dim, x.shape[1], context.shape[1], attention)
+
+    def project(name: str, y: jax.Array) -> jax.Array:
+        return y @ pad_heads(w[name].get("weight", y.shape[-1], channels), heads, lanes)
+
+    q, k, v = project("to_q", x), project("to_k", context), project("to_v", context)
+    out = w["to_out"][0]
+    y = attend(q, k, v, heads, attention, head_dim=head_dim)
+    return y @ pad_heads(out.get("weight", channels, channels), heads, lanes, axis=0) + out.get("bias", channels)
+
+
+def _gated(w: NamedWeights, x: jax.Array, width: int) -> jax.Array:
+    """[..., in] -> [..., width], each gated by a GELU of its own. Two products, so that the gate is not written out.
+
+    In bfloat16 the gate is GELU's tanh form, 2.5 times as fast: it is at most 5e-4 off, bfloat16's own rounding 4e-3.
+    """
+    weight, bias = w.get("weight", x.shape[-1], 2 * width), w.get("bias", 2 * width)
+    value, gate = (x @ weight[:, part] + bias[part] for part in (slice(width), slice(width, None)))
+    return value * jax.nn.gelu(gate, approximate=x.dtype == jnp.bfloat16)
