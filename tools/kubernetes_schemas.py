@@ -80,6 +80,15 @@ REFUSED_LATER: dict[str, Schema] = {
 }
 """Constraints that the API server applies only to Pods: it stores a RayCluster's templates unchecked, and the operator
 then fails to create Pods from them, again and again."""
+CHOICES = {
+    "Probe": (1, ("httpGet", "exec", "tcpSocket", "grpc")),
+    "LifecycleHandler": (1, ("exec", "httpGet", "sleep", "tcpSocket")),
+    "EnvVarSource": (1, ()),
+    "EnvFromSource": (1, ("secretRef", "configMapRef")),
+    "EnvVar": (0, ("value", "valueFrom")),
+    "Volume": (0, ()),
+}
+"""Types with mutually exclusive fields: (how many are required, which); an empty tuple means any field but the name."""
 NAMED = {
     "rayClusterConfig": "RayClusterSpec",
     "rayClusterSpec": "RayClusterSpec",
@@ -263,6 +272,9 @@ def _refused_later(types: dict[str, Schema]) -> None:
     types["PodSpec"]["properties"]["nodeSelector"]["additionalProperties"] |= LABEL
     for name in ("SecretKeySelector", "ConfigMapKeySelector"):
         types[name]["required"] = ["name", "key"]
+    for name, (least, fields) in CHOICES.items():
+        chosen = fields or sorted(types[name]["properties"].keys() - {"name"})
+        types[name]["oneField"] = {"least": least, "of": list(chosen)}
 
 
 def written(schema: Schema) -> str:

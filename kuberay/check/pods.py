@@ -30,6 +30,8 @@ class Pod:
 
     def __init__(self, manifest: "Manifest", node: Node, role: str, group: "Group | None" = None) -> None:
         self.manifest, self.node, self.role, self.group = manifest, node, role, group
+        self.ray = role in ("head", "worker", "submitter")
+        """Whether KubeRay makes it."""
         self.spec = node["spec"]
         self.containers = [Container(self, each) for each in self.spec["containers"]]
         self.init_containers = [Container(self, each, init=True) for each in self.spec["initContainers"]]

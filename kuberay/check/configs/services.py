@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kuberay.check.findings import Location
 from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.applications.model_size import parameters
+from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
 from ray_configs.exposure import ClusterIP
 from ray_configs.llm import EngineConfig, LLMConfig
@@ -105,6 +106,15 @@ def bucket_permission(configured: Configured) -> Iterator[Problem]:
         why = f"the Pods' default service account may read {model} only if someone allowed it; else it fails with 403"
         instead = "bucket=Bucket(name=..., mount=None), which brings a service account that may read it"
         yield warning(configured.at("config.model"), why, instead)
+
+
+@rule(Configured, "capacity-ends", "GKE: flex-start and queued machines have a longest run time")
+def capacity_ends(configured: Configured) -> Iterator[Problem]:
+    """Machines that are lent for a time are taken back, and their replicas with them."""
+    lent = configured.app.capacity
+    if isinstance(lent, FlexStart | Queued):
+        why = f"{lent.kind} machines are taken back after {lent.max_run_hours} hours, and the replica with them"
+        yield note(configured.at("capacity"), why, "on-demand or a reservation for a service that must stay up")
 
 
 @rule(Service, "no-api-keys", _CONFIG + ": exposure and api_keys")

@@ -89,6 +89,16 @@ def leftover(manifest: Manifest) -> Iterator[Problem]:
         yield warning(spec["shutdownAfterJobFinishes"], why, "write shutdownAfterJobFinishes: true")
 
 
+@rule(Group, "kueue-toleration", "GKE: taint cloud.google.com/gke-queued of queued provisioning")
+def queued_nodes(group: Group) -> Iterator[Problem]:
+    """Nodes of queued provisioning have a taint of their own, which Kueue's flavor or the Pods must tolerate."""
+    tolerations = group.pod.spec["tolerations"]
+    tolerated = any(item["key"].value in (None, QUEUED) for item in tolerations)
+    if group.cluster.manifest.metadata["labels"][QUEUE].present and group.tpu and not tolerated:
+        why = f"does not tolerate {QUEUED}: unless the queue's flavor brings a toleration, the Pods stay Pending"
+        yield note(tolerations, why, f"add a toleration with key {QUEUED}, operator Exists, effect NoSchedule")
+
+
 @rule(
     Manifest,
     "kueue-service",

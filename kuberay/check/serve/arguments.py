@@ -1,5 +1,7 @@
 """Podslice's own applications: their `args` are validated by the config models that the applications use."""
 
+import importlib.util
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,27 @@ from ray_configs.stable_diffusion import StableDiffusionConfig
 _BUILDERS: dict[str, type[AppConfig]] = {
     model.import_path: model for model in (LLMConfig, StableDiffusionConfig, CellConfig)
 }
+
+
+@rule(ServeConfig, "serve-import", "Podslice: the builders of its applications")
+def import_path(config: ServeConfig) -> Iterator[Problem]:
+    """An import path that is nearly one of Podslice's is that one, misspelt."""
+    for path in (application["import_path"] for application in config.applications):
+        if not re.fullmatch(r"\w+(\.(?!py:)\w+)*:\w+", path.text or "") or _exists(*str(path.text).split(":")):
+            continue
+        if meant := nearest(str(path.text), _BUILDERS):
+            why = f"there is no {path.text}: Serve cannot import it, and the application ends as DEPLOY_FAILED"
+            yield warning(path, why, f"write {meant}")
+
+
+def _exists(module: str, attribute: str) -> bool:
+    """Whether Podslice has it. Of the module only its parents are imported, and they hold nothing."""
+    if any(path.partition(":")[0] == module for path in _BUILDERS):
+        return attribute in ("build", "app")
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 @rule(ServeConfig, "serve-args", "Podslice: LLMConfig, StableDiffusionConfig, CellConfig")

@@ -10,6 +10,9 @@ from kuberay.check.serve_documents import ServeConfig
 _SERVICE = "KubeRay 1.7: BuildServeService"
 _DEFAULT = 8000
 _HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+_PARAMS = {"dashboard-agent-listen-port": 52365, "metrics-export-port": 8080}
+_HEAD_PARAMS = {**_PARAMS, "dashboard-port": 8265, "ray-client-server-port": 10001, "port": 6379}
+"""Ports that Ray itself opens, by the rayStartParams that change them."""
 
 
 def _serving(name: str) -> bool:
@@ -120,4 +123,25 @@ def ha_proxy(group: Group) -> Iterator[Problem]:
         yield warning(place, why, f"set {_HA_PROXY} on the head too, or remove it here")
     elif head_on and not on:
         why = f"{_HA_PROXY} is set on the head but not here: HAProxy connects to ports that replicas here never open"
-        yield warning(place, why, f"set {_HA_PROXY} here too, or remove it of the head")
+        yield warning(place, why, f"set {_HA_PROXY} here too, or remove it from the head")
+
+
+@rule(Group, "probe-port", "KubeRay 1.7: the operator keeps a container's own probes")
+def probes(group: Group) -> Iterator[Problem]:
+    """A custom probe asks a port that Ray, Serve or a container of the Pod is known to listen on."""
+    if group.ray is None:
+        return
+    opened = (_HEAD_PARAMS if group.is_head else _PARAMS).items()
+    known = {_DEFAULT, *(str(group.params[param].value or default) for param, default in opened)}
+    known |= {port.number for box in group.pod.containers for port in box.ports.values()}
+    ports = sorted({str(each) for each in known if each}, key=lambda port: (len(port), port))
+    for kind in ("livenessProbe", "readinessProbe", "startupProbe"):
+        for port in (group.ray[kind][handler]["port"] for handler in ("httpGet", "tcpSocket", "grpc")):
+            if 1 <= (port.number or 0) <= 65535 and str(port.number) not in ports:
+                so = (
+                    "the Pod never becomes Ready"
+                    if kind == "readinessProbe"
+                    else "the container is killed again and again"
+                )
+                why = f"neither Ray nor a port of the Pod's containers is on {port.number}: if nothing listens, {so}"
+                yield warning(port, why, f"ask one of {', '.join(ports)}, or list the port under ports")

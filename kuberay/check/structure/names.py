@@ -1,9 +1,11 @@
 """Kinds and versions, and names that clash or become too long with a suffix."""
 
+import re
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Manifest, RayCluster
+from kuberay.check.manifests import Group, Manifest, RayCluster
 from kuberay.check.nodes import repeated
+from kuberay.check.pods import Pod
 from kuberay.check.rules import Problem, error, rule, warning
 
 _LONGEST = {"RayCluster": 41, "RayService": 35, "RayJob": 35, "RayCronJob": 24}
@@ -53,3 +55,31 @@ def one_name_each(cluster: RayCluster) -> Iterator[Problem]:
     for name in repeated(group.node["groupName"] for group in cluster.groups):
         why = f"two worker groups are named {name.text}: KubeRay mixes up their Pods, and slices get the same TPU_NAME"
         yield error(name, why, "give each worker group its own name")
+
+
+@rule(Group, "group-name", "GKE TPU webhook: Pod hostnames; KubeRay 1.7: Pod labels")
+def group_name(group: Group) -> Iterator[Problem]:
+    """A group's name becomes a Pod label and, on slices of several hosts, part of a hostname."""
+    node, name, wide = group.node["groupName"], group.name, group.tpu and group.multi_host
+    hostname = f"{name}-{max(0, (group.most or 1) - 1)}-{(group.hosts or 1) - 1}"
+    if name and not (re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) and len(name) <= 63):
+        hostnames = "the GKE TPU webhook makes Pod hostnames of it, and the API server refuses those Pods"
+        why = hostnames if wide else "KubeRay has to change it in the names of Pods"
+        yield (error if wide else warning)(
+            node, f"{name!r} is no DNS label: {why}", "use lower-case letters, digits and hyphens"
+        )
+    elif name and wide and len(hostname) > 63:
+        why = f"Pod hostnames such as {hostname} have {len(hostname)} characters: the API server refuses more than 63"
+        yield error(node, why, f"shorten the group's name by {len(hostname) - 63}")
+
+
+@rule(Pod, "duplicate-port", "Linux: containers of a Pod share one network")
+def shared_ports(pod: Pod) -> Iterator[Problem]:
+    """Containers of a Pod may share the names of ports, but no number: the first to come listens."""
+    owners: dict[tuple[int, str], str] = {}
+    for container in pod.containers:
+        for port in container["ports"]:
+            key = (port["containerPort"].number or 0, port["protocol"].text or "TCP")
+            if key[0] and owners.setdefault(key, container.name) != container.name:
+                why = f"port {key[0]} is the container {owners[key]}'s too, and only the first to come can listen"
+                yield warning(port["containerPort"], why, "give each container its own port")

@@ -96,6 +96,18 @@ def wrong_value(subject: Manifest | ServeConfig) -> Iterator[Problem]:
         yield error(node, f"{why}: {subject.refused}", instead)
 
 
+@rule(Manifest, "one-field", "Kubernetes API server: validation of Pods")
+def one_field(manifest: Manifest) -> Iterator[Problem]:
+    """Of fields that exclude each other one is given: a probe asks one way, a variable has one source."""
+    for node, refusal in refusals(manifest):
+        if refusal.validator == "oneField":
+            known = refusal.validator_value["of"]
+            given = " and ".join(key for key in known if node[key].present) or "none"
+            choice = ", ".join(known[:4]) + " ..." * (len(known) > 4)
+            why = f"has {given} of {choice}, and one is wanted: {manifest.refused}"
+            yield error(node, why, f"keep one of {given}" if " and " in given else f"write one, such as {known[0]}")
+
+
 @rule(Manifest | ServeConfig, "wrong-type", _BOTH)
 def wrong_type(subject: Manifest | ServeConfig) -> Iterator[Problem]:
     """Values have their fields' types: text that looks like a number or a boolean needs quotes."""
@@ -170,5 +182,17 @@ def types() -> dict[str, Any]:
 @cache
 def _validator(kind: str) -> Any:
     from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
 
-    return Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": types()})
+    known = extend(Draft202012Validator, {"oneField": _one_field})
+    return known({"$ref": f"#/$defs/{kind}", "$defs": types()})
+
+
+def _one_field(validator: Any, wanted: dict[str, Any], value: Any, schema: object) -> Iterator["ValidationError"]:
+    """A keyword of our own: how many of `of` may be given, one at most, and at least `least`."""
+    from jsonschema import ValidationError
+
+    if isinstance(value, dict) and not any("$" in key or "{" in key for key in value):
+        given = sum(value.get(key) not in (None, "") for key in wanted["of"])
+        if not wanted["least"] <= given <= 1:
+            yield ValidationError("not one field")

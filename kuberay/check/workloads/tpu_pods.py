@@ -5,12 +5,22 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node, quantity
 from kuberay.check.pods import Container, Pod
-from kuberay.check.rules import Problem, error, rule, warning
+from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.labels import TPU
 
 _MEMORY_UNSURE = frozenset({"ct6e-standard-1t"})
 """Machine types whose memory differs between Google's tables."""
 _GIB = 2.0**30
+
+
+@rule(Container, "tpu-requests", "Kubernetes API server: extended resources cannot be overcommitted")
+def requests(container: Container) -> Iterator[Problem]:
+    """Requested chips and limited chips are the same number; KubeRay tells Ray of the limit."""
+    wanted, limit = (container["resources"][part][TPU] for part in ("requests", "limits"))
+    if wanted.present and not wanted.placeholder and not limit.placeholder and quantity(wanted) != quantity(limit):
+        limits = f"limits {limit.value}" if limit.present else "has no limit of them"
+        why = f"requests {wanted.value} chips and {limits}: the API server refuses the Pod"
+        yield error(wanted, why, f"write the same {TPU} under requests and limits")
 
 
 @rule(Pod, "tpu-containers", "KubeRay 1.7: RayContainerIndex; GKE TPU webhook: containers only")
@@ -83,6 +93,14 @@ def privileged(container: Container) -> Iterator[Problem]:
     if node.value is True and container.asks_tpu and not container.init:
         why = "the container is root on the node: GKE Autopilot refuses it, and TPUs have not needed it since GKE 1.28"
         yield warning(node, why, "remove privileged")
+
+
+@rule(Pod, "tpu-toleration", "GKE: taint google.com/tpu=present:NoSchedule of TPU node pools")
+def toleration(pod: Pod) -> Iterator[Problem]:
+    """TPU nodes are tainted; GKE's admission adds the toleration for the resource that is asked for, others do not."""
+    if pod.asks_tpu and not pod.tolerates_tpu:
+        why = f"does not tolerate the taint {TPU} of TPU nodes: GKE adds the toleration, other clusters may not"
+        yield note(pod.spec["tolerations"], why, f"add a toleration with key {TPU}, operator Exists, effect NoSchedule")
 
 
 @rule(Pod, "tpu-workload", "Kubernetes: Pods of a Deployment have no stable names")

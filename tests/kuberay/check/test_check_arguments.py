@@ -60,6 +60,9 @@ GOOD = {"model": "/models/a", "slice": "v5e:2x4:8t", "min_replicas": 2, "max_rep
             "warning",
             ["there may be 3 replicas", "raise the group's maxReplicas"],
         ),
+        ([application("apps.lllm:build")], "serve-import", "warning", ["no apps.lllm:build", "write apps.llm:build"]),
+        ([application("apps.llm:biuld")], "serve-import", "warning", ["write apps.llm:build"]),
+        ([application("app.cell:build")], "serve-import", "warning", ["write apps.cell:build"]),
     ],
 )
 def test_arguments_that_the_builder_refuses(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:

@@ -9,6 +9,8 @@ from tests.kuberay.check import good_manifests as good
 from tests.kuberay.check.good_manifests import REMOVED, Change, changed, expect
 
 CLUSTER = "spec rayClusterConfig"
+HEAD = "spec headGroupSpec"
+HEAD_BOX = f"{HEAD} template spec containers 0"
 GROUP = "spec workerGroupSpecs 0"
 BOX = f"{GROUP} template spec containers 0"
 SCALING: list[Change] = [("spec enableInTreeAutoscaling", True), ("spec autoscalerOptions version", "v2")]
@@ -28,7 +30,19 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
     [
         ([("metadata name", "r" * 42)], "name-multi-host", "error", ["-headless", "shorten it to 41"]),
         ([("apiVersion", "ray.io/v1alpha1")], "object", "warning", ["older than numOfHosts", "drops"]),
+        ([(f"{GROUP} groupName", "TPU_Group")], "group-name", "error", ["hostnames", "lower-case"]),
+        ([(f"{GROUP} groupName", "t" * 60)], "group-name", "error", ["64 characters", "more than 63"]),
         ([(f"{BOX} ports 0 name", "a-name-of-18-chars")], "wrong-value", "error", ["not a port name", "at most 15"]),
+        ([(f"{BOX} volumeMounts", [{"name": "data", "mountPath": "/d"}])], "volume", "error", ["no volume data"]),
+        (
+            [
+                (f"{GROUP} template spec volumes", [{"name": "models", "emptyDir": {}}]),
+                (f"{BOX} volumeMounts", [{"name": "model", "mountPath": "/d"}]),
+            ],
+            "volume",
+            "error",
+            ["mount models"],
+        ),
         (
             [(f"{GROUP} replicas", REMOVED), (f"{GROUP} minReplicas", 0)],
             "replicas",
@@ -45,6 +59,7 @@ def test_a_good_manifest_has_nothing_to_complain_about(manifest: Any) -> None:
         ),
         ([("spec rayVersion", "2.59.0")], "ray-version", "warning", ["runs Ray 2.60.0", "rayVersion: 2.60.0"]),
         ([("spec rayVersion", "latest")], "ray-version", "error", ["not a version"]),
+        ([(f"{BOX} image", "rayproject/ray:2.60.0-py312")], "ray-version", "error", ["Python 3.12", "3.11"]),
         ([(f"{BOX} image", "rayproject/ray:latest")], "image-tag", "warning", ["latest moves", "digest"]),
         ([(f"{BOX} image", "ghcr.io/me/ray")], "image-tag", "warning", ["latest"]),
         ([("spec authOptions", {})], "auth", "warning", ["does not turn authentication on", "mode: token"]),
@@ -75,3 +90,13 @@ def test_two_objects_of_one_name() -> None:
     expect(objects, "duplicate-object", "error", "another RayCluster of this name")
     other = changed(good.cluster(), ("metadata namespace", "elsewhere"))
     assert good.grave(good.cluster() + other) == []
+
+
+def test_another_ray_in_the_head() -> None:
+    objects = changed(good.cluster(), ("spec rayVersion", REMOVED), (f"{HEAD_BOX} image", "rayproject/ray:2.53.0"))
+    expect(objects, "ray-version", "error", "runs Ray 2.60.0", "head runs 2.53.0")
+
+
+def test_nodes_of_a_queue_are_tolerated() -> None:
+    queued = ("metadata labels", {"kueue.x-k8s.io/queue-name": "tpus"})
+    assert [finding.rule for finding in good.check(changed(good.cluster(), queued))] == ["kueue-toleration"]

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from kuberay.check import read_yaml
+from kuberay.check import check, parse_yaml, read_yaml
 from kuberay.commandline import app
+from tests.kuberay.check import good_manifests as good
 
 KUSTOMIZATION = """\
 resources: [deployment.yaml]
@@ -90,6 +91,61 @@ def test_a_file_without_objects_is_an_error(tmp_path: Path, text: str) -> None:
     for source in (path, tmp_path):
         result = checked(source)
         assert (result.exit_code, "holds no object" in result.output) == (1, True)
+
+
+CLAIMED = """\
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: servers}
+spec:
+  leaderWorkerTemplate:
+    size: 2
+    volumeClaimTemplates:
+    - metadata: {name: models}
+    workerTemplate:
+      spec:
+        containers:
+        - {name: server, image: "server:1.0", volumeMounts: [{name: models, mountPath: /models}]}
+---
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: training}
+spec:
+  volumeClaimPolicies:
+  - templates:
+    - metadata: {name: data}
+  replicatedJobs:
+  - name: workers
+    template:
+      spec:
+        template:
+          spec:
+            restartPolicy: Never
+            containers:
+            - {name: trainer, image: "trainer:1.0", volumeMounts: [{name: data, mountPath: /data}]}
+"""
+
+
+def test_volumes_that_controllers_claim() -> None:
+    assert [f for f in check(parse_yaml(CLAIMED, "m.yaml")) if f.severity != "note"] == []
+    found = check(parse_yaml(CLAIMED.replace("{name: data}", "{name: date}"), "m.yaml"))
+    assert [(f.rule, f.instead) for f in found if f.severity != "note"] == [("volume", "mount date")]
+
+
+def two_containers(first: dict[str, Any], second: dict[str, Any]) -> list[Any]:
+    objects = good.deployment()
+    containers = objects[0]["spec"]["template"]["spec"]["containers"]
+    containers[0]["ports"] = [first]
+    containers.append({"name": "sidecar", "image": "proxy:1.0", "ports": [second]})
+    return objects
+
+
+def test_two_containers_may_share_a_port_name_but_no_number() -> None:
+    metrics = {"name": "metrics", "containerPort": 8080}
+    assert good.grave(two_containers(metrics, {**metrics, "containerPort": 8081})) == []
+    good.expect(
+        two_containers(metrics, metrics), "duplicate-port", "warning", "port 8080 is the container server's too"
+    )
 
 
 def test_unreadable_files_of_a_kustomization_stay_unread(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def asks(port: int | str, path: str = "/-/healthz") -> Change:
         ),
         ([on(BOX)], "serve-ha-proxy", "warning", ["is not set on the head", "no HAProxy starts"]),
         ([on(HEAD)], "serve-ha-proxy", "warning", ["ports that replicas here never open"]),
+        (
+            [(f"{BOX} livenessProbe", {"httpGet": {"path": "/healthz", "port": 9999}})],
+            "probe-port",
+            "warning",
+            ["is on 9999", "killed again and again"],
+        ),
+        ([asks(9999, "/ready")], "probe-port", "warning", ["is on 9999", "never becomes Ready"]),
     ],
 )  # fmt: skip
 def test_a_way_that_ends(changes: list[Change], rule: str, severity: str, words: list[str]) -> None:
@@ -86,6 +93,11 @@ def test_a_way_that_ends(changes: list[Change], rule: str, severity: str, words:
         [own_service(name="serve", port=8888, targetPort=8000)],
         [own_service(name="serve", port=8888, targetPort="serve")],
         [on(BOX), on(HEAD)],
+        [asks(52365, "/api/healthz")],
+        [
+            (f"{CLUSTER} workerGroupSpecs 0 rayStartParams", {"dashboard-agent-listen-port": "50000"}),
+            asks(50000, "/api/healthz"),
+        ],
     ],
 )
 def test_a_way_that_leads_there(changes: list[Change]) -> None:

@@ -13,8 +13,58 @@ HEAD = f"{CLUSTER} headGroupSpec"
 GROUP = f"{CLUSTER} workerGroupSpecs 0"
 
 
+def shared_memory(size: str | None, place: str = HEAD) -> list[Change]:
+    pod = f"{place} template spec"
+    volume = {"name": "dshm", "emptyDir": {"medium": "Memory", **({"sizeLimit": size} if size else {})}}
+    return [
+        (f"{pod} volumes", [volume]),
+        (f"{pod} containers 0 volumeMounts", [{"name": "dshm", "mountPath": "/dev/shm"}]),
+    ]
+
+
 def noted(objects: list[Any], rule: str) -> list[Finding]:
     return [finding for finding in check(objects) if finding.rule == rule and finding.severity == "note"]
+
+
+def test_the_object_store_fits_into_shared_memory() -> None:
+    finding = expect(
+        changed(good.service(), *shared_memory("2G")), "object-store", "warning", "2.5 GB", "/tmp, on disk"
+    )
+    assert finding.where.endswith("headGroupSpec.template.spec.volumes[0].emptyDir.sizeLimit")
+    params = (f"{HEAD} rayStartParams", {"object-store-memory": "4000000000"})
+    expect(
+        changed(good.service(), *shared_memory("3Gi"), params), "object-store", "warning", "4 GB (object-store-memory)"
+    )
+    expect(changed(good.service(), *shared_memory("9G", GROUP)), "object-store", "warning", "10 GB")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        shared_memory("2800M"),
+        shared_memory(None),
+        shared_memory("11G", GROUP),  # Ray makes a store of that size no larger than /dev/shm
+        [*shared_memory("2G"), (f"{HEAD} rayStartParams", {"object-store-memory": "1000000000"})],
+        [*shared_memory("2G"), (f"{HEAD} template spec containers 0 volumeMounts 0 mountPath", "/scratch")],
+    ],
+)
+def test_shared_memory_that_is_enough(changes: list[Change]) -> None:
+    assert good.grave(changed(good.service(), *changes)) == []
+
+
+def account(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+
+
+def test_a_service_account_that_nobody_makes() -> None:
+    named = changed(good.service(), (f"{GROUP} template spec serviceAccountName", "trainer"))
+    (note,) = noted(named, "service-account")
+    assert "there is no ServiceAccount trainer" in note.why
+    expect([account("trainr"), *named], "service-account", "warning", "write trainr")
+    assert noted([account("trainer"), *named], "service-account") == []
+    elsewhere = account("trainer")
+    elsewhere["metadata"]["namespace"] = "other"
+    assert len(noted([elsewhere, *named], "service-account")) == 1
 
 
 def test_workers_do_not_share_the_rights_of_the_autoscaler() -> None:

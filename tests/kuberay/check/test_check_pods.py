@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.kuberay.check import good_manifests as good
-from tests.kuberay.check.good_manifests import changed
+from tests.kuberay.check.good_manifests import changed, expect
 
 POD = "spec workerGroupSpecs 0 template spec"
 BOX = f"{POD} containers 0"
@@ -27,17 +27,59 @@ def from_secret(**reference: str) -> dict[str, Any]:
         (f"{POD} nodeSelector pool", "large tpus", "wrong-value", ["'large tpus' is not a label value"]),
         (f"{POD} tolerations 0 operator", "Exist", "wrong-value", ["'Exist' is not one of", "write Exists"]),
         (f"{POD} tolerations 0 effect", "NoScheduling", "wrong-value", ["write NoSchedule"]),
+        (f"{POD} tolerations 0 value", "present", "toleration", ["a value beside operator Exists"]),
+        (
+            f"{BOX} env 0",
+            {**from_secret(name="hub", key="token"), "value": "x"},
+            "one-field",
+            ["has value and valueFrom"],
+        ),
         (f"{BOX} env 0", from_secret(name="hub", key=""), "wrong-value", ["is empty", "write key"]),
         (f"{BOX} env 0", from_secret(key="token"), "missing-field", ["name is required"]),
+        (f"{BOX} env 0", {"name": "A", "valueFrom": {}}, "one-field", ["has none of configMapKeyRef"]),
+        (
+            f"{BOX} env 0 valueFrom",
+            {"secretKeyRef": {"name": "a", "key": "b"}, "configMapKeyRef": {"name": "a", "key": "b"}},
+            "one-field",
+            ["configMapKeyRef and secretKeyRef"],
+        ),
         (
             f"{BOX} env 0",
             {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIp"}}},
             "wrong-value",
             ["'status.podIp' is not a field", "write status.podIP"],
         ),
+        (f"{BOX} env 1", {"name": "LANGUAGE", "value": "pt"}, "env", ["LANGUAGE is set twice", "KubeRay's CRD"]),
+        (f"{BOX} env", [{"name": "HF_HOME", "value": value} for value in "ab"], "env", ["HF_HOME is set twice"]),
+        (f"{BOX} image", "us-docker.pkg.dev/PROJECT_ID/My LLM:0.1.0", "image", ["InvalidImageName"]),
+        (f"{BOX} envFrom", [{"prefix": "A_"}], "one-field", ["has none of secretRef, configMapRef"]),
+        (f"{BOX} image", "rayproject/Ray image:2.60.0", "image", ["InvalidImageName", "small letters"]),
+        (f"{BOX} image", "rayproject/ray:2.60.0 ", "image", ["no reference of an image", "without spaces"]),
+        (f"{BOX} image", "rayproject/ray:2.60.0:gpu", "image", ["no reference of an image"]),
+        (f"{BOX} resources claims", [{"name": "tpus"}], "resources", ["no resource claim tpus"]),
         (f"{BOX} resources requests memory", "1ki", "wrong-type", ["a quantity such as 4"]),
+        (f"{BOX} livenessProbe", {"periodSeconds": 5}, "one-field", ["has none of httpGet"]),
+        (
+            f"{BOX} livenessProbe",
+            {"exec": {"command": ["true"]}, "tcpSocket": {"port": 8265}},
+            "one-field",
+            ["has exec and tcpSocket", "httpGet"],
+        ),
         (f"{BOX} livenessProbe", {"exec": {"command": ["true"]}, "periodSeconds": -1}, "wrong-value", ["is negative"]),
         (f"{BOX} livenessProbe", {"tcpSocket": {"port": 0}}, "wrong-value", ["0 is not a port"]),
+        (
+            f"{BOX} livenessProbe",
+            {"httpGet": {"port": "dashbord"}},
+            "probe",
+            ["names no port dashbord", "write dashboard"],
+        ),
+        (f"{BOX} lifecycle", {"preStop": {}}, "one-field", ["has none of exec"]),
+        (
+            f"{POD} volumes",
+            [{"name": "a", "emptyDir": {}, "secret": {"secretName": "b"}}],
+            "one-field",
+            ["has emptyDir and secret"],
+        ),
     ],
 )
 def test_a_spoilt_pod(path: str, value: Any, rule: str, words: list[str]) -> None:
@@ -69,3 +111,17 @@ def test_a_spoilt_pod(path: str, value: Any, rule: str, words: list[str]) -> Non
 )
 def test_unusual_pods_that_are_fine(path: str, value: Any) -> None:
     assert good.grave(changed(good.cluster(), (path, value))) == []
+
+
+def test_a_claim_that_the_pod_has() -> None:
+    claims = (f"{POD} resourceClaims", [{"name": "tpus", "resourceClaimTemplateName": "slice"}])
+    assert good.grave(changed(good.cluster(), claims, (f"{BOX} resources claims", [{"name": "tpus"}]))) == []
+    typo = changed(good.cluster(), claims, (f"{BOX} resources claims", [{"name": "tpu"}]))
+    expect(typo, "resources", "error", "write tpus")
+
+
+def test_a_variable_twice_outside_of_ray() -> None:
+    """Kubernetes takes the later one; only server-side apply refuses."""
+    box = "spec template spec containers 0"
+    twice = changed(good.deployment(), (f"{box} env 1", {"name": "LANGUAGE", "value": "es"}))
+    expect(twice, "env", "warning", "the later one wins")

@@ -63,6 +63,8 @@ def env(name: str, value: Any) -> Change:
             "warning",
             ["no container requests google.com/tpu"],
         ),
+        ([(f"{BOX} resources limits google.com/tpu", REMOVED)], "tpu-requests", "error", ["has no limit of them"]),
+        ([(f"{BOX} resources limits google.com/tpu", 8)], "tpu-requests", "error", ["requests 4", "limits 8"]),
         (
             [(f"{POD} initContainers", [{"name": "warm", "resources": {"limits": {"google.com/tpu": 4}}}])],
             "tpu-containers",
@@ -195,3 +197,10 @@ def test_a_worker_id_from_the_pods_own_label_is_fine() -> None:
     reference = {"fieldRef": {"fieldPath": "metadata.labels['ray.io/replica-host-index']"}}
     objects = changed(good.cluster(), (f"{BOX} env 0", {"name": "TPU_WORKER_ID", "valueFrom": reference}))
     assert good.grave(objects) == []
+
+
+def test_a_missing_toleration_is_a_note_since_gke_adds_it() -> None:
+    objects = changed(good.cluster(), (f"{POD} tolerations", REMOVED))
+    assert [(f.rule, f.severity) for f in good.check(objects)] == [("tpu-toleration", "note")]
+    anything = changed(good.cluster(), (f"{POD} tolerations", [{"operator": "Exists"}]))
+    assert good.check(anything) == []
