@@ -215,16 +215,15 @@ class Programs:
             sizes: (width, height) in pixels.
         """
 
-        compiler_options = _compiler_options(self.mesh.devices.flat[0])
-
         def jit(function: Callable[..., Any], **options: Any) -> Any:
-            where = {"out_shardings": self.everywhere, "compiler_options": compiler_options}
-            return jax.jit(self._precise(function), **where, **options)
+            return jax.jit(self._precise(function), out_shardings=self.everywhere, **options)
 
         texts = {name: arrays[name] for name in arrays if name in TEXT_ENCODERS}
         ids = tuple(self.shape((1, length), np.int32) for length in lengths)
         yield ("text",), jit(self.encode_text), (texts, ids)
         text = self.texts(lengths[0])
+        # Not for the other programs: the decoder would take ten minutes more to compile.
+        options = {"donate_argnums": 2, "compiler_options": _compiler_options(self.mesh.devices.flat[0])}
         for size in sizes:
             latents = self.shape(self.latents(size))
             mask = self.shape((*latents.shape[:2], 1))
@@ -235,7 +234,7 @@ class Programs:
             for b in batch_sizes:
                 rows = self.shape((b, COLUMNS + 1))
                 shapes = arrays["unet"], rows, (state,) * b, (given,) * b, (latents,) * b
-                yield ("denoise", size, b), jit(self.denoise, donate_argnums=2), shapes
+                yield ("denoise", size, b), jit(self.denoise, **options), shapes
             yield ("decode", size), jit(self.decode), (arrays["vae"], (latents,) * self.mesh.size)
             image = self.shape((size[1], size[0], 3), np.uint8)
             shapes = arrays["vae"], image, latents, latents, self.shape((2,))
