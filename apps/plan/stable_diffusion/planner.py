@@ -120,8 +120,8 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
         decoder=decoder,
         text_encoder=text,
         rates=[
-            _rate(count, step, decoder, text, workload, weights, usable, cores)
-            for count, step in zip(workload.pictures, denoising)
+            _rate(count, denoising[: i + 1], decoder, text, workload, weights, usable, cores)
+            for i, count in enumerate(workload.pictures)
         ],
         notes=_notes(workload, source, cores),
     )
@@ -137,6 +137,7 @@ def _measured(jitted: jax.stages.Wrapped, shapes: tuple[Any, ...], name: str, pi
         weights_gib=weights / 2**30,
         inputs_gib=max(0, measured.arguments - weights) / 2**30,
         temporaries_gib=measured.temporaries / 2**30,
+        code_gib=measured.code / 2**30,
         kernels=int(measured.kernels),
         compile_s=seconds,
     )
@@ -168,7 +169,7 @@ def attention_kernels(module: Module) -> KernelCost:
 
 def _rate(
     count: int,
-    step: Program,
+    denoising: list[Program],
     decoder: Program,
     text: Program,
     workload: PictureWorkload,
@@ -176,7 +177,12 @@ def _rate(
     usable: float,
     cores: int,
 ) -> Rate:
-    """Text encoding and VAE decoding run one picture at a time on each device, denoising steps batched."""
+    """Text encoding and VAE decoding run one picture at a time on each device, denoising steps batched.
+
+    Args:
+        denoising: the programs of a replica for so many pictures; the last one is used here.
+    """
+    step = denoising[-1]
     steps, texts = workload.config.num_inference_steps, count * (2 if workload.config.guidance_scale > 1 else 1)
 
     def seconds(part: str) -> float:
@@ -184,7 +190,7 @@ def _rate(
         return steps * getattr(step, part) + decoding + texts * workload.slice.chips * getattr(text, part)
 
     largest = max(program.inputs_gib + program.temporaries_gib for program in (step, decoder, text))
-    needed = weights / 2**30 + largest
+    needed = weights / 2**30 + largest + sum(program.code_gib for program in (*denoising, decoder, text))
     return Rate(
         pictures=count,
         seconds=seconds("estimate_s"),

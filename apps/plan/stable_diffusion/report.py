@@ -12,6 +12,7 @@ class Program(Run):
     weights_gib: float
     inputs_gib: float = Field(description="what it works on, as it lies in memory")
     temporaries_gib: float
+    code_gib: float = Field(description="of the program itself, which stays in HBM")
     kernels: int = Field(description="calls of the flash attention kernel")
     compile_s: float
 
@@ -23,7 +24,7 @@ class Rate(Part):
     seconds: float = Field(description="for all of them, at the estimate")
     per_chip_s: float = Field(description="pictures a second from each chip, at the estimate")
     per_chip_s_at_floor: float
-    hbm_gib: float = Field(description="of a chip: all weights, and the largest program's other memory")
+    hbm_gib: float = Field(description="of a chip: all weights and programs, and the largest program's other memory")
     fits: bool
 
 
@@ -50,6 +51,7 @@ def show(plan: ImagePlan, console: Console) -> None:
     add_row(rows, f"pictures on each {unit}", "g", *(p.pictures for p in programs))
     add_row(rows, "GiB of weights", ".2f", *(p.weights_gib for p in programs))
     add_row(rows, "GiB of temporaries", ".2f", *(p.temporaries_gib for p in programs))
+    add_row(rows, "GiB of code", ".2f", *(p.code_gib for p in programs))
     add_run_rows(rows, programs)
     console.print(rows)
 
