@@ -13,7 +13,7 @@ class Program(Run):
     inputs_gib: float = Field(description="what it works on, as it lies in memory")
     temporaries_gib: float
     code_gib: float = Field(description="of the program itself, which stays in HBM")
-    kernels: int = Field(description="calls of the flash attention kernel")
+    kernels: int = Field(description="calls of the attention kernel")
     compile_s: float
 
 

@@ -222,7 +222,7 @@ class Programs:
         ids = tuple(self.shape((1, length), np.int32) for length in lengths)
         yield ("text",), jit(self.encode_text), (texts, ids)
         text = self.texts(lengths[0])
-        # Not for the other programs: the decoder would take ten minutes more to compile.
+        # Not for the others: the decoder would compile for over ten minutes of CPU, not three and a half.
         options = {"donate_argnums": 2, "compiler_options": _compiler_options(self.mesh.devices.flat[0])}
         for size in sizes:
             latents = self.shape(self.latents(size))
