@@ -1,22 +1,16 @@
-"""The bash scripts that create, and delete, everything that a config needs: create.sh.jinja and delete.sh.jinja."""
+"""Fills in the templates of what a config needs on Google Cloud: create.sh, delete.sh and Terraform's main.tf.json."""
 
+import json
+import re
 import textwrap
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from ruamel.yaml import YAML
 
-from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, is_zone, pools, region
-from kuberay.node_pools.setting import (
-    REGISTRY_LOCATION,
-    REPOSITORY,
-    apis,
-    cpu_nodes,
-    kind,
-    kubernetes_accounts,
-    own_images,
-    reservation_path,
-)
+from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, in_default_pool, is_zone, pools, region
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
 from ray_configs.capacity import (
     KUEUE_VERSION,
@@ -27,9 +21,15 @@ from ray_configs.capacity import (
     Reservation,
     Spot,
 )
+from ray_configs.cluster.release import PODSLICE_VERSION, REGISTRY
 from ray_configs.job import Job
 from ray_configs.service import Service
 
+REPOSITORY = "podslice"
+REGISTRY_LOCATION = REGISTRY.removesuffix("-docker.pkg.dev")
+"""`us` for us-docker.pkg.dev."""
+SPARE_CPU_NODES = 4
+"""Nodes of the default pool for Ray heads, operators and gateways, at most."""
 _RAY_SERVICE = '{.spec.versions[?(@.name=="v1")].schema.openAPIV3Schema.properties.spec.properties'
 OPERATOR_MARKS = (
     f"jsonpath={_RAY_SERVICE}.managedBy.type}}/{_RAY_SERVICE}.rayClusterConfig.properties.historyServerOptions.type}}"
@@ -43,7 +43,7 @@ def commands(config: Service | Job) -> str:
     Raises ConfigError if Google Cloud cannot provide what the config asks for.
     """
     refuse_old_version(config)
-    return _script("create.sh.jinja", config)
+    return _filled("create.sh.jinja", config)
 
 
 def teardown(config: Service | Job) -> str:
@@ -51,11 +51,21 @@ def teardown(config: Service | Job) -> str:
 
     gcloud asks before each deletion; CLOUDSDK_CORE_DISABLE_PROMPTS=1 answers yes.
     """
-    return _script("delete.sh.jinja", config)
+    return _filled("delete.sh.jinja", config)
 
 
-def _script(template: str, config: Service | Job) -> str:
-    """Fills in a template, which passes values of the config through `quote`: to bash they are literal text."""
+def terraform(config: Service | Job) -> str:
+    """A main.tf.json: what `commands` creates, but for Kueue, the image build and Kubernetes Secrets.
+
+    Values of Secrets would end up in Terraform's state. Raises ConfigError as `commands` does.
+    """
+    refuse_old_version(config)
+    written = YAML(typ="safe").load(_filled("terraform.yaml.jinja", config))
+    return json.dumps(written, indent=2) + "\n"
+
+
+def _filled(template: str, config: Service | Job) -> str:
+    """Fills in a template. Values of the config go through `quote` for bash, or `literal` for Terraform."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -63,9 +73,10 @@ def _script(template: str, config: Service | Job) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"quote": lambda value: quote(str(value)), "comment": _comment}
+    environment.filters |= {"quote": lambda value: quote(str(value)), "literal": literal, "comment": _comment}
     environment.globals |= {function.__name__: function for function in _FOR_TEMPLATES}
     return environment.get_template(template).render(
+        DEFAULT_DISK_GB=DEFAULT_DISK_GB,
         REGISTRY_LOCATION=REGISTRY_LOCATION,
         REPOSITORY=REPOSITORY,
         KUEUE_VERSION=KUEUE_VERSION,
@@ -82,10 +93,52 @@ def _script(template: str, config: Service | Job) -> str:
     )
 
 
+def literal(value: Any) -> str:
+    """The value as JSON whose strings Terraform takes as they are."""
+    return json.dumps(value).replace("${", "$${").replace("%{", "%%{")
+
+
 def _comment(text: str) -> str:
     """Wraps text as a bash comment. The text must not come from the config."""
     words = " ".join(text.split())
     return textwrap.fill(words, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False) + "\n"
+
+
+def apis(planned: tuple[Pool, ...]) -> list[str]:
+    """Google Cloud services that the project must enable, without .googleapis.com."""
+    tpus = any(pool.slice for pool in planned)
+    return ["container", "compute", "iam", "storage", "artifactregistry", "cloudbuild", *(["tpu"] if tpus else [])]
+
+
+def kind(config: Service | Job) -> str:
+    return "job" if isinstance(config, Job) else "service"
+
+
+def reservation_path(reservation: Reservation) -> str:
+    """The name of a reservation, or its path if another project shares it."""
+    if reservation.project is None:
+        return reservation.name
+    return f"projects/{reservation.project}/reservations/{reservation.name}"
+
+
+def kubernetes_accounts(config: Service | Job) -> list[str]:
+    """Kubernetes service accounts that act as the config's IAM service account."""
+    names = [config.service_account.service_account] if config.service_account else []
+    return names + ([config.head_account] if isinstance(config, Service) and config.head_account else [])
+
+
+def cpu_nodes(config: Service | Job) -> int:
+    """Maximum nodes of the default pool: each Pod without a TPU may need one."""
+    return SPARE_CPU_NODES + sum(group.maximum for group in config.worker_groups if in_default_pool(group))
+
+
+def own_images(config: Service | Job) -> list[str]:
+    """The config's images that `gcloud builds` makes from this repository, as words of a bash script."""
+    own = re.compile(
+        re.escape(f"{REGISTRY}/{config.cloud.project}/{REPOSITORY}/") + rf"([a-z-]+:{re.escape(PODSLICE_VERSION)})"
+    )
+    found = {match[1] for group in config.worker_groups if (match := own.fullmatch(group.image))}
+    return [f'"{REGISTRY}/${{PROJECT_ID}}/{REPOSITORY}/{image}"' for image in sorted(found)]
 
 
 def secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
@@ -141,4 +194,15 @@ def create_flags(pool: Pool) -> list[str]:
     return flags
 
 
-_FOR_TEMPLATES = (about, apis, cpu_nodes, create_flags, is_zone, kind, kubernetes_accounts, minimum_version, secrets)
+_FOR_TEMPLATES = (
+    about,
+    apis,
+    cpu_nodes,
+    create_flags,
+    is_zone,
+    kind,
+    kubernetes_accounts,
+    minimum_version,
+    reservation_path,
+    secrets,
+)

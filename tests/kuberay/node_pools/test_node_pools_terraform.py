@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from kuberay.node_pools import commands, pools, terraform
-from kuberay.node_pools.terraform import Expression, literal
 from ray_configs.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.catalog import gemma_7b_it_v5e, spmd_175b, whole_graph
 from ray_configs.cloud import GoogleCloud
@@ -105,4 +104,11 @@ def test_cluster_bucket_and_rights() -> None:
 
 
 def test_strings_mean_what_they_say() -> None:
-    assert literal({"a": ("${x}%{y}", Expression("${x}"), 1, True)}) == {"a": ["$${x}%%{y}", "${x}", 1, True]}
+    cloud = GoogleCloud(project="${x}%{y}", location="us-east5", zones=("${z}-a", "us-east5-b"))
+    written = terraform(Job(name="work", command=("true",), cloud=cloud))
+    made = json.loads(written)
+    assert made["provider"]["google"]["project"] == "$${x}%%{y}"
+    cluster = made["resource"]["google_container_cluster"]["cluster"]
+    assert cluster["node_locations"] == ["$${z}-a", "us-east5-b"]
+    assert cluster["deletion_protection"] is False and cluster["initial_node_count"] == 1
+    assert made["resource"]["google_project_service"]["apis"]["service"] == "${each.value}.googleapis.com"
