@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.llm.engine import chat_models
+from tests.llm.engine.text import chat_models
 from tests.llm.serve.serving import MODEL, LocalServer, local_server
 
 SEED = 20261123  # fixed, so that failures come only from changes; the command above draws new bodies

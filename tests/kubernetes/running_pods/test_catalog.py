@@ -15,7 +15,7 @@ from tests.kubernetes.deploying import Deployed, Object, deployed, with_fields
 from tests.kubernetes.traffic import Model, count
 from tests.kubernetes.waiting import SERVICE_S
 
-SD_REQ = Path(__file__).parents[2] / "clients" / "sd_req.py"
+SD_REQ = Path(__file__).parents[3] / "clients" / "sd_req.py"
 WHOLE_SLICES = 8
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3 * SERVICE_S)]
 

@@ -20,7 +20,7 @@ from tests.kubernetes.waiting import SERVICE_S, until
 
 NAMESPACE, PUBLISHED = "graph-test", "/sax/test/small"
 PATH = "saxml.server.pax.lm.params.lm_cloud.LmCloudSpmd2BTest"
-SD_REQ = Path(__file__).parents[2] / "clients" / "sd_req.py"
+SD_REQ = Path(__file__).parents[3] / "clients" / "sd_req.py"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SERVICE_S)]
 
 

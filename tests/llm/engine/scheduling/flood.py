@@ -1,4 +1,6 @@
-"""Time to first token of one caller, alone and beside one that floods; by hand: `python -m tests.llm.engine.flood`.
+"""Measures one caller's time to first token, alone and beside one that floods.
+
+Run by hand: `python -m tests.llm.engine.scheduling.flood`.
 
 Both are measured in turns, so that what else the machine does falls on both. Prompts are random tokens: no prefix is
 found in the cache.

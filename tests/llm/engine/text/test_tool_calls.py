@@ -18,8 +18,9 @@ from apps.llm.chat.tools import Tool, ToolUse
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.text.structured import Matcher
 from tests.llm.chat.written import Understood, pieces_of, understood
-from tests.llm.engine import chat_models, schemas, tiny_models
+from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import read
+from tests.llm.engine.text import chat_models, schemas
 
 HELLO = [{"role": "user", "content": "hi"}]
 FORMATS = [name for name in chat_models.TEMPLATES if name not in ("unknown", "none", "thinking", "qwen3")]

@@ -23,7 +23,7 @@ from tests.kubernetes.traffic import Model, Traffic, count
 from tests.kubernetes.waiting import SERVICE_S, until
 
 NAMESPACE, PASSWORD = "small-test", "of-the-test"
-SD_REQ = Path(__file__).parents[2] / "clients" / "sd_req.py"
+SD_REQ = Path(__file__).parents[3] / "clients" / "sd_req.py"
 LONG_ANSWER = 1000
 Record = Callable[[str, object], None]
 pytestmark = pytest.mark.timeout(2 * SERVICE_S)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from tests.llm.engine import lm_cloud_reference as reference
-from tests.llm.engine.test_models import IDS, Stepper, worst_error
+from tests.llm.engine.model import lm_cloud_reference as reference
+from tests.llm.engine.model.test_models import IDS, Stepper, worst_error
 
 folder, compile_cache = sys.argv[1:]
 expected = reference.logits(load_file(Path(folder) / "model.safetensors"), IDS)

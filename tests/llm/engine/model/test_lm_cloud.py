@@ -18,9 +18,9 @@ from apps.llm.engine.model.architecture import UnsupportedModel
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout
 from ray_configs.catalog import spmd_175b
-from tests.llm.engine import lm_cloud_reference as reference
 from tests.llm.engine import tiny_models
-from tests.llm.engine.test_models import IDS, Stepper, worst_error
+from tests.llm.engine.model import lm_cloud_reference as reference
+from tests.llm.engine.model.test_models import IDS, Stepper, worst_error
 
 LARGE = "lm_cloud.LmCloudSpmd175B32Test"
 

@@ -9,7 +9,7 @@ from apps.llm.engine.fairness import backlog
 from apps.llm.engine.fairness.admission import Admission, CallerState
 from apps.llm.engine.scheduler import Sequence
 from ray_configs.applications.callers import CallerConfig
-from tests.llm.engine.test_scheduler import Serving
+from tests.llm.engine.scheduling.test_scheduler import Serving
 
 ALICE, BOB, CAROL = Caller("alice"), Caller("bob"), Caller("carol")
 

@@ -12,7 +12,7 @@ from apps.llm.engine.model.params import nbytes
 from apps.llm.engine.model.quantization import QuantArray, linear, quantize
 from apps.llm.engine.parallel.products import rows
 from tests.llm.engine import tiny_models
-from tests.llm.engine.test_models import Stepper
+from tests.llm.engine.model.test_models import Stepper
 
 
 def test_rounding() -> None:

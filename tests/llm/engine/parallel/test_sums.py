@@ -15,8 +15,8 @@ import pytest
 from apps.llm.engine.model import decoder
 from apps.llm.engine.model.quantization import product
 from apps.llm.engine.step import StepShape
-from tests.llm.engine import lm_cloud_reference as reference
-from tests.llm.engine.test_models import Stepper
+from tests.llm.engine.model import lm_cloud_reference as reference
+from tests.llm.engine.model.test_models import Stepper
 
 pytestmark = pytest.mark.slow
 LAYERS, HIDDEN, HEADS, DEVICES, TOKENS = 96, 256, 4, 32, 64
