@@ -9,7 +9,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-EXTRAS = ("tpu", "train", "stable-diffusion", "gcs", "batch", "test")
+EXTRAS = ("tpu", "train", "stable-diffusion", "gcs", "batch", "otel", "test")
 
 
 def bare(requirement: str) -> str:

@@ -54,6 +54,7 @@ SINCE = {
         "priorities": 95,
         "objects for boards and alerts": 40,
         "fairness between callers": 555,
+        "OpenTelemetry spans": 255,
     },
     "plan": {"the attention kernel's instructions": 130},
     "kuberay": {"Grafana boards and Prometheus rules": 565},

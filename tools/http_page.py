@@ -35,7 +35,7 @@ In Anthropic's dialect a full queue is 529.
 
 Null means absent. OpenAI's and Anthropic's fields that are not listed here are ignored.
 """
-MODEL = SimpleNamespace(name="model", created=0)
+MODEL = SimpleNamespace(name="model", created=0, tracing=None)
 """The schemas do not depend on the model."""
 
 

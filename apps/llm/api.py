@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
@@ -152,6 +153,17 @@ class Output:
             raise EngineStopped(self.error or "the request was aborted")
 
 
+@dataclass(slots=True)
+class Times:
+    """When a request entered each of its stages, by `time.monotonic_ns`; 0: not yet."""
+
+    grammar: tuple[int, int] | None = None  # start and end of compiling its grammar
+    queued: int = 0
+    left_queue: int = 0  # its first sequence got a slot
+    first_token: int = 0  # was read
+    ended: int = 0
+
+
 class Generation:
     """A submitted request: iterate it (`for` in a thread, `async for` in an event loop) to read its outputs.
 
@@ -167,6 +179,7 @@ class Generation:
         self.prompt_ids = tuple(prompt_ids)
         self.params = params  # None: nothing is sampled; `n` suffixes are scored, or a prompt is embedded
         self.n = n if params is None else params.n
+        self.times = Times()
         self.cached_tokens = 0  # prompt tokens whose KV pages were found in the prefix cache
         self.engine: Loop[Any] | None = None  # set by submit
         self._open = self._running = self.n
@@ -182,9 +195,12 @@ class Generation:
     def put(self, output: Output) -> None:
         """Add an output. Called by the engine's thread."""
         self._queue.put(output)
+        if not self.times.first_token and output.token_ids:
+            self.times.first_token = time.monotonic_ns()
         if output.finish_reason is not None:
             self._running -= 1
             if not self._running:
+                self.times.ended = time.monotonic_ns()
                 if self.usage is not None:
                     self.usage.request_ended()
                 self._ended.set()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -21,7 +21,9 @@ from apps.llm.api import (
     TokenScore,
 )
 from apps.llm.chat.conversation import ChatRequest
+from apps.llm.engine_stream import EngineStream
 from apps.llm.metrics import LanguageMetrics
+from apps.llm.tracing import tracing
 
 if TYPE_CHECKING:
     from apps.llm.chat.model_format import Turn
@@ -50,6 +52,8 @@ class EngineModel:
         """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._metrics = LanguageMetrics(name, engine.callers)
+        self.tracing = tracing(name)
+        """Makes the spans of requests; None if they are not traced."""
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with `special`, including the special tokens of a prompt."""
@@ -78,16 +82,18 @@ class EngineModel:
 
     async def submit(self, params: SamplingParams, *prompts: str | Sequence[int]) -> "EngineStream":
         """The answers to one prompt or several; one that is refused takes the others with it."""
-        began = time.monotonic()
+        began = time.monotonic_ns()
         submitted: list[Generation] = []
         try:
             for prompt in prompts:
                 submitted.append(await self._submit(prompt, params))
-        except BaseException:
+        except BaseException as error:
             for generation in submitted:
                 generation.abort()
+            if self.tracing is not None:
+                self.tracing.end(began, submitted, error=error, params=params)
             raise
-        return EngineStream(submitted, self._metrics, began)
+        return EngineStream(submitted, self._metrics, began, self.tracing)
 
     async def _submit(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
         if isinstance(prompt, str):
@@ -155,6 +161,7 @@ class EngineModel:
         """
         at_once, loop = self._engine.config.max_batch_size, asyncio.get_running_loop()
         open_: deque[Generation] = deque()
+        began, submitted, error = time.monotonic_ns(), list[Generation](), None
         vectors: list[np.ndarray] = []
 
         async def read_one() -> None:
@@ -171,6 +178,7 @@ class EngineModel:
                 while True:
                     try:
                         open_.append(self._engine.submit_embedding(prompt, pooling, loop, CALLER.get()))
+                        submitted.append(open_[-1])
                         break
                     except QueueFull:
                         if not open_ and not vectors:
@@ -178,9 +186,14 @@ class EngineModel:
                         await (read_one() if open_ else asyncio.sleep(0.02))
             while open_:
                 await read_one()
+        except BaseException as failure:
+            error = failure
+            raise
         finally:
             for generation in open_:
                 generation.abort()
+            if self.tracing is not None:
+                self.tracing.end(began, submitted, error=error)
         return vectors
 
     def stats(self) -> EngineStats:
@@ -200,6 +213,8 @@ class EngineModel:
 
     def shutdown(self) -> None:
         self._engine.shutdown()
+        if self.tracing is not None:
+            self.tracing.shutdown()
 
     async def report_forever(self) -> None:
         await self._metrics.publish_forever(self.stats)
@@ -227,43 +242,3 @@ async def _whole(generation: Generation) -> list[Output]:
 def _abort_unread(submitted: "asyncio.Future[Generation]") -> None:
     if not submitted.cancelled() and submitted.exception() is None:
         submitted.result().abort()
-
-
-class EngineStream:
-    """The answers to a request, with their latencies measured. Call `abort()` to stop reading before the end."""
-
-    def __init__(self, generations: Sequence[Generation], metrics: LanguageMetrics, began: float):
-        self._generations, self._metrics, self._began = generations, metrics, began
-        self.prompt_tokens = sum(len(generation.prompt_ids) for generation in generations)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that were not computed again; known from the first output on."""
-        return sum(generation.cached_tokens for generation in self._generations)
-
-    async def batches(self) -> AsyncIterator[list[Output]]:
-        """Lists of all outputs that are ready, oldest first, one list a step, until every answer has ended.
-
-        Raises:
-            EngineStopped: the engine has failed, or the request was aborted.
-        """
-        first = last = None
-        tokens = 0
-        generation, *others = self._generations
-        async for outputs in generation.batches(*others):
-            last = time.monotonic()
-            if first is None:
-                first = last
-                self._metrics.first_token(generation.caller.name, first - self._began)
-            for output in outputs:
-                output.raise_failure()
-                tokens += len(output.token_ids)
-            yield outputs
-        answers = sum(generation.n for generation in self._generations)
-        if first is not None and tokens > answers:
-            self._metrics.observe("tpot", (last - first) / (tokens / answers - 1))
-
-    def abort(self) -> None:
-        """Abort the request; it ends within one step. Harmless after its end."""
-        for generation in self._generations:
-            generation.abort()

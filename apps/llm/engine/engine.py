@@ -161,7 +161,11 @@ class Engine:
         answers = []
         known = grams(prompt_ids) if self.config.speculation == "ngram" else None
         held = params.json_schema if params.grammar is None else params.grammar
-        first = None if held is None else self._grammars.matcher(held)
+        first = None
+        if held is not None:
+            began = time.monotonic_ns()
+            first = self._grammars.matcher(held)
+            generation.times.grammar = began, time.monotonic_ns()
         for index in range(params.n):
             matcher = None if first is None else first.copy() if index else first
             # Folded to 31 bits, the width of the device's seeds; each answer of a request draws its own numbers.
@@ -248,6 +252,7 @@ class Engine:
             tokens = prompt + sum(len(seq.tokens) - prompt for seq, _ in members)  # scored suffixes add more
             generation.usage = self.admission.admit(generation.caller, len(members), tokens)
             generation.engine = min(self.loops, key=lambda loop: loop.open)
+            generation.times.queued = time.monotonic_ns()
             generation.engine.submit(members)
         return generation
 

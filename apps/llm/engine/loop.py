@@ -196,6 +196,7 @@ class Loop(Generic[LaunchedT]):
         executor = self.executor
         for seq in self._scheduler.entered:
             self._leave_queue(seq, self._answers[seq])
+            seq.generation.times.left_queue = seq.generation.times.left_queue or time.monotonic_ns()
             if self._answers[seq].penalized:
                 known = [token for token in seq.tokens if token >= 0]
                 executor.start_slot(seq.slot, known[: seq.prompt_len], known[seq.prompt_len :])

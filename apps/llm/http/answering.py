@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from apps.llm.api import Output
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
-from apps.llm.engine_model import EngineStream
+from apps.llm.engine_stream import EngineStream
 from apps.serving.ingress.bodies import EventStream
 
 

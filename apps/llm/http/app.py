@@ -15,6 +15,7 @@ from apps.llm.http.openai import openai_router
 from apps.llm.http.responses.routes import responses_router
 from apps.llm.http.responses.store import ResponseStore
 from apps.llm.http.vllm import vllm_router
+from apps.llm.tracing import Traced
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import OPEN, Principals
 from apps.serving.ingress.application import answer_errors, models_router
@@ -70,6 +71,8 @@ def http_app(
         return await (saxml if saxml.is_saxml(body) else jetstream).generate(model, body)
 
     app.add_middleware(NamedCaller)
+    if model.tracing is not None:
+        app.add_middleware(Traced)
     answer_errors(app, keys, anthropic_errors.by_path)
     return app
 

@@ -94,7 +94,7 @@ def test_extras_are_the_projects(dockerfile: Dockerfile) -> None:
         target: set(re.search(r"podslice\[([^]]+)\]", " ".join(dockerfile.stages[stage].all("RUN")))[1].split(","))
         for target, stage in (("llm", "packages"), ("stable-diffusion", "stable-diffusion"))
     }
-    assert extras == {"llm": {"tpu", "gcs", "batch"}, "stable-diffusion": {"tpu", "gcs", "stable-diffusion"}}
+    assert extras == {"llm": {"tpu", "gcs", "batch", "otel"}, "stable-diffusion": {"tpu", "gcs", "stable-diffusion"}}
     assert extras["stable-diffusion"] <= set(PROJECT["optional-dependencies"])
 
 

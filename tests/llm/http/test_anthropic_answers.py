@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from apps.llm.api import Generation, Output, SamplingParams
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
-from apps.llm.engine_model import EngineStream
+from apps.llm.engine_stream import EngineStream
 from apps.llm.http import anthropic_answers
 from apps.llm.http.anthropic_answers import MessageWriter
 
@@ -23,7 +23,7 @@ def writer(context: int = 1000, plain: bool = False) -> MessageWriter:
     generation = Generation(range(20), SamplingParams())
     generation.cached_tokens = 16
     reader = None if plain else AnswerReader(Hermes(), ["f"], ReasoningMarks("<think>", "</think>"))
-    return MessageWriter("m", EngineStream([generation], None, 0.0), reader, context)
+    return MessageWriter("m", EngineStream([generation], None, 0), reader, context)
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop", stopped_by: Any = None) -> list[list[Output]]:

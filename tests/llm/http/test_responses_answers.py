@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from apps.llm.api import EngineStopped, Generation, Output, SamplingParams
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
-from apps.llm.engine_model import EngineStream
+from apps.llm.engine_stream import EngineStream
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
 
@@ -28,7 +28,7 @@ def writer(plain: bool = False) -> ResponseWriter:
     generation.cached_tokens = 16
     reader = None if plain else AnswerReader(Hermes(), ["f"], ReasoningMarks("<think>", "</think>"))
     about = ResponseBody(input="x").repeated() | {"store": False}
-    return ResponseWriter("m", about, EngineStream([generation], None, 0.0), reader)
+    return ResponseWriter("m", about, EngineStream([generation], None, 0), reader)
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop") -> list[list[Output]]:

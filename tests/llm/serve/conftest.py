@@ -9,7 +9,7 @@ import pytest
 
 from apps.llm.api import Output
 from apps.llm.chat.model_format import ModelFormat
-from apps.llm.engine_model import EngineStream
+from apps.llm.engine_stream import EngineStream
 from tests.llm.engine.text import chat_models
 from tests.llm.serve.serving import MODEL, SMALL, LocalServer, local_server, serve_cli
 

@@ -8,7 +8,7 @@ from typing import Any
 from apps.llm.api import Output
 from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
-from apps.llm.engine_model import EngineStream
+from apps.llm.engine_stream import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
 from apps.llm.http.responses.items import new_id
 from apps.llm.http.responses.requests import NAMES

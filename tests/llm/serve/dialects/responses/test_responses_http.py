@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from apps.llm.api import EngineStopped, Output
-from apps.llm.engine_model import EngineStream
+from apps.llm.engine_stream import EngineStream
 from tests.llm.serve.dialects.responses.asking import ONE_CALL, QUESTION, TOOL, WEATHER, ask
 from tests.llm.serve.serving import MODEL
 
