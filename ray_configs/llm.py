@@ -135,6 +135,8 @@ class LLMConfig(AppConfig, EngineConfig):
     stored_responses: int | None = Field(None, ge=0)
     """Most recent answers of `/v1/responses` that a replica keeps in memory for `previous_response_id` and GET, at most
     256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, else 0, because replicas do not share them."""
+    tokenizer_info: bool = False
+    """Answer `GET /tokenizer_info`, as vLLM does with its flag: the tokenizer's config and the chat template."""
     batches: str | None = Field(None, min_length=1)
     """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
     replicas must see the same one. None: both answer 404. Batches run in slots that other requests leave free; with

@@ -55,6 +55,7 @@ SINCE = {
         "objects for boards and alerts": 40,
         "fairness between callers": 555,
         "OpenTelemetry spans": 255,
+        "vLLM's metrics and tokenizer_info": 70,
     },
     "plan": {"the attention kernel's instructions": 130},
     "kuberay": {"Grafana boards and Prometheus rules": 565},

@@ -15,9 +15,9 @@ HEAD = """# HTTP API
 Made from the applications' OpenAPI schemas by `python -m tools.http_page`. A running application serves its own at
 `/openapi.json`, and a page to try it at `/docs`.
 
-With API keys, each request carries `Authorization: Bearer KEY` or `x-api-key: KEY`; only `/`, `/health`, `/healthz` and
-`/healthcheck` are open. Bodies are limited to 32 MiB, files of batches to `batch_file_mib`. Errors have the form of the
-dialect that was spoken:
+With API keys, each request carries `Authorization: Bearer KEY` or `x-api-key: KEY`; only `/`, `/health`, `/healthz`,
+`/healthcheck` and `/metrics` are open. Bodies are limited to 32 MiB, files of batches to `batch_file_mib`. Errors have
+the form of the dialect that was spoken:
 
 | status | why |
 | --- | --- |

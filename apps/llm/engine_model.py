@@ -22,7 +22,7 @@ from apps.llm.api import (
 )
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.engine_stream import EngineStream
-from apps.llm.metrics import LanguageMetrics
+from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.tracing import tracing
 
 if TYPE_CHECKING:
@@ -198,6 +198,14 @@ class EngineModel:
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    def exposition(self) -> bytes:
+        """The load in Prometheus' text format, under vLLM's names."""
+        return exposition(self.name, self.stats(), self._engine.config.page_size)
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """The tokenizer's config and chat template."""
+        return self._engine.tokenizer.info()
 
     def card(self) -> dict[str, Any]:
         """The model's entry in OpenAI's list of models."""

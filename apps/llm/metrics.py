@@ -3,10 +3,31 @@
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
 from apps.llm.api import CallerStats, EngineStats
 from apps.serving.metrics import Instruments, Metrics
 
 SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+def exposition(model: str, stats: EngineStats, page_size: int) -> bytes:
+    """This replica's load in Prometheus' text format, under vLLM's names, which the Gateway API inference extension and
+    llm-d scrape by default."""
+    registry = CollectorRegistry()
+    for name, told, value in (
+        ("vllm:num_requests_waiting", LanguageMetrics.GAUGES["waiting"][1], stats.waiting),
+        ("vllm:num_requests_running", LanguageMetrics.GAUGES["running"][1], stats.running),
+        (
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV cache pages in use, 0 to 1.",
+            stats.pages_used / stats.pages_total,
+        ),
+    ):
+        Gauge(name, told, ["model_name"], registry=registry).labels(model).set(value)
+    cache = Gauge("vllm:cache_config_info", "The KV cache.", ["block_size", "num_gpu_blocks"], registry=registry)
+    cache.labels(page_size, stats.pages_total).set(1)
+    return generate_latest(registry)
 
 
 class CallerMetrics(Instruments[CallerStats]):

@@ -34,6 +34,7 @@ class LLMServer(EngineServer):
     _hosts: SliceHosts | None
     _stored_responses: int
     _batch_store: BatchStore | None
+    _tokenizer_info: bool
 
     def load(self, config: LLMConfig) -> EngineModel:
         self._batch_store = None
@@ -42,11 +43,11 @@ class LLMServer(EngineServer):
                 Storage(config.batches), Limits(config.batch_file_mib * 2**20, config.batch_lines)
             )
         engine, self._hosts = load_engine(config)
-        self._stored_responses = config.kept_responses
+        self._stored_responses, self._tokenizer_info = config.kept_responses, config.tokenizer_info
         return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
     def http_app(self, model: EngineModel, keys: Principals) -> FastAPI:
-        return http_app(model, keys, self._stored_responses, self._batch_store)
+        return http_app(model, keys, self._stored_responses, self._batch_store, self._tokenizer_info)
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""

@@ -24,7 +24,11 @@ from apps.serving.ingress.openapi import STREAMED, json_body
 
 
 def http_app(
-    model: EngineModel, keys: Principals = OPEN, stored_responses: int = 0, batches: BatchStore | None = None
+    model: EngineModel,
+    keys: Principals = OPEN,
+    stored_responses: int = 0,
+    batches: BatchStore | None = None,
+    tokenizer_info: bool = False,
 ) -> FastAPI:
     """An ASGI application that serves this model; with `keys`, only to requests with a valid key.
 
@@ -32,6 +36,7 @@ def http_app(
         stored_responses: maximum number of /v1/responses answers kept in this process.
         batches: storage of files and batches; None disables both. The application works on batches between ASGI's
             lifespan events.
+        tokenizer_info: whether /tokenizer_info answers.
     """
     runner = None
     if batches is not None:
@@ -44,7 +49,7 @@ def http_app(
         ("OpenAI", openai_router(model)),
         ("OpenAI", responses_router(model, ResponseStore(stored_responses))),
         ("Anthropic", anthropic_router(model)),
-        ("vLLM", vllm_router(model)),
+        ("vLLM", vllm_router(model, tokenizer_info)),
         ("JetStream", jetstream.jetstream_router(model)),
         ("Saxml", saxml.saxml_router(model)),
     ]

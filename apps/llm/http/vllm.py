@@ -1,10 +1,11 @@
-"""vLLM's endpoints beside OpenAI's: /tokenize, /detokenize and /v1/rerank."""
+"""vLLM's endpoints beside OpenAI's: /tokenize, /detokenize, /tokenizer_info, /v1/rerank and /metrics."""
 
 import uuid
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import JSONResponse, Response
 
@@ -78,8 +79,8 @@ class RerankBody(Body):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
-def vllm_router(model: EngineModel) -> APIRouter:
-    """The dialect's routes over this model."""
+def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
+    """The dialect's routes over this model; with `tokenizer_info`, that one answers."""
     router = APIRouter()
 
     @router.post("/tokenize", openapi_extra=json_body(TokenizeBody))
@@ -106,6 +107,18 @@ def vllm_router(model: EngineModel) -> APIRouter:
         with refusing():
             text = await model.decode(body.tokens, special=True)
         return JSONResponse({"prompt": text})
+
+    @router.get("/tokenizer_info")
+    async def get_tokenizer_info() -> Response:
+        """The tokenizer's config and chat template, if `tokenizer_info` is set in the server's config."""
+        if not tokenizer_info:
+            raise OpenAIError(404, "not served here: set tokenizer_info in the server's config")
+        return JSONResponse(model.tokenizer_info())
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """This replica's load in Prometheus' text format, under vLLM's names, for inference gateways."""
+        return Response(model.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     @router.post("/v1/rerank", openapi_extra=json_body(RerankBody))
     async def rerank(request: Request) -> Response:

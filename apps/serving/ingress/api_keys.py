@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/healthcheck"})
+OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/healthcheck", "/metrics"})
 """Paths for health probes. They need no key: they reveal nothing and cost nothing."""
 VARIABLE = "PODSLICE_API_KEYS"
 DEFAULT_PRINCIPAL = "default"

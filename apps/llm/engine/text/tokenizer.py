@@ -1,6 +1,7 @@
 """The model's tokenizer and chat template, from the files beside its weights; a byte tokenizer if there are none."""
 
 import inspect
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -16,6 +17,8 @@ log = logging.getLogger("podslice")
 
 SPECIAL = ("<s>", "</s>")
 FIRST_BYTE = len(SPECIAL)
+WITHHELD = frozenset({"vocab_file", "merges_file", "tokenizer_file", "tokenizer_object", "name_or_path"})
+"""Settings that are paths of the server, or no settings."""
 PLAIN_CHAT = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
@@ -82,6 +85,13 @@ class ModelTokenizer:
         """The template's Jinja source, joined if there are several; empty if there is none."""
         template = self._hf.chat_template or ""
         return template if isinstance(template, str) else "\n".join(template.values())
+
+    def info(self) -> dict[str, Any]:
+        """The settings of tokenizer_config.json, with the class and the chat template; no paths. JSON values only."""
+        settings = {name: value for name, value in self._hf.init_kwargs.items() if name not in WITHHELD}
+        given = json.loads(json.dumps(settings, default=lambda token: getattr(token, "content", str(token))))
+        template = {"chat_template": self.chat_template} if self.chat_template else {}
+        return given | {"tokenizer_class": type(self._hf).__name__} | template
 
     def render(
         self,
