@@ -58,7 +58,12 @@ class Pool:
 
 def pools(config: Service | Job) -> tuple[Pool, ...]:
     """The node pools of a config, in the order of its groups. Raises ConfigError if fields of `cloud` do not fit."""
-    refuse_unfit_cloud(config)
+    cloud = config.cloud
+    if not cloud.zones and not is_zone(cloud.location) and any(group.slice for group in config.worker_groups):
+        raise ConfigError(  # gcloud would refuse it only after minutes
+            f"cloud.location {cloud.location!r} is a region, and its TPU node pools need to know where the chips are: "
+            f"set cloud.zones, such as ({cloud.location + '-a'!r},)"
+        )
     return tuple(
         pool
         for group in config.worker_groups
@@ -99,16 +104,6 @@ def region(config: Service | Job) -> str:
     """The region of the cluster, its bucket and its workload policies."""
     location = config.cloud.location
     return location.rpartition("-")[0] if is_zone(location) else location
-
-
-def refuse_unfit_cloud(config: Service | Job) -> None:
-    """Raises ConfigError for what gcloud would refuse only after minutes."""
-    cloud = config.cloud
-    if not cloud.zones and not is_zone(cloud.location) and any(group.slice for group in config.worker_groups):
-        raise ConfigError(
-            f"cloud.location {cloud.location!r} is a region, and its TPU node pools need to know where the chips are: "
-            f"set cloud.zones, such as ({cloud.location + '-a'!r},)"
-        )
 
 
 def _cpu_pools(config: Service | Job, group: WorkerGroup) -> list[Pool]:

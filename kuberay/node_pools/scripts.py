@@ -3,6 +3,7 @@
 import json
 import re
 import textwrap
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -12,15 +13,7 @@ from ruamel.yaml import YAML
 
 from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, in_default_pool, is_zone, pools, region
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
-from ray_configs.capacity import (
-    KUEUE_VERSION,
-    NEWER_KUEUE_VERSION,
-    WHY_NO_NEWER_KUEUE,
-    FlexStart,
-    Queued,
-    Reservation,
-    Spot,
-)
+from ray_configs import capacity
 from ray_configs.cluster.release import PODSLICE_VERSION, REGISTRY
 from ray_configs.job import Job
 from ray_configs.service import Service
@@ -64,8 +57,8 @@ def terraform(config: Service | Job) -> str:
     return json.dumps(written, indent=2) + "\n"
 
 
-def _filled(template: str, config: Service | Job) -> str:
-    """Fills in a template. Values of the config go through `quote` for bash, or `literal` for Terraform."""
+@cache
+def _templates() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -75,21 +68,31 @@ def _filled(template: str, config: Service | Job) -> str:
     )
     environment.filters |= {"quote": lambda value: quote(str(value)), "literal": literal, "comment": _comment}
     environment.globals |= {function.__name__: function for function in _FOR_TEMPLATES}
-    return environment.get_template(template).render(
-        DEFAULT_DISK_GB=DEFAULT_DISK_GB,
-        REGISTRY_LOCATION=REGISTRY_LOCATION,
-        REPOSITORY=REPOSITORY,
-        KUEUE_VERSION=KUEUE_VERSION,
-        NEWER_KUEUE_VERSION=NEWER_KUEUE_VERSION,
-        WHY_NO_NEWER_KUEUE=WHY_NO_NEWER_KUEUE,
-        OPERATOR_MARKS=OPERATOR_MARKS,
-        account=config.service_account,
-        cloud=config.cloud,
-        config=config,
-        images=own_images(config),
-        planned=pools(config),
-        queued=any(isinstance(group.capacity, Queued) for group in config.worker_groups),
-        region=region(config),
+    return environment
+
+
+def _filled(template: str, config: Service | Job) -> str:
+    """Fills in a template. Values of the config go through `quote` for bash, or `literal` for Terraform."""
+    planned = pools(config)
+    return (
+        _templates()
+        .get_template(template)
+        .render(
+            DEFAULT_DISK_GB=DEFAULT_DISK_GB,
+            OPERATOR_MARKS=OPERATOR_MARKS,
+            REGISTRY_LOCATION=REGISTRY_LOCATION,
+            REPOSITORY=REPOSITORY,
+            account=config.service_account,
+            apis=apis(planned),
+            capacity=capacity,
+            cloud=config.cloud,
+            config=config,
+            images=own_images(config),
+            planned=planned,
+            queued=any(isinstance(group.capacity, capacity.Queued) for group in config.worker_groups),
+            region=region(config),
+            workload="job" if isinstance(config, Job) else "service",
+        )
     )
 
 
@@ -98,6 +101,7 @@ def literal(value: Any) -> str:
     return json.dumps(value).replace("${", "$${").replace("%{", "%%{")
 
 
+@cache
 def _comment(text: str) -> str:
     """Wraps text as a bash comment. The text must not come from the config."""
     words = " ".join(text.split())
@@ -110,11 +114,7 @@ def apis(planned: tuple[Pool, ...]) -> list[str]:
     return ["container", "compute", "iam", "storage", "artifactregistry", "cloudbuild", *(["tpu"] if tpus else [])]
 
 
-def kind(config: Service | Job) -> str:
-    return "job" if isinstance(config, Job) else "service"
-
-
-def reservation_path(reservation: Reservation) -> str:
+def reservation_path(reservation: capacity.Reservation) -> str:
     """The name of a reservation, or its path if another project shares it."""
     if reservation.project is None:
         return reservation.name
@@ -154,55 +154,4 @@ def secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
     return entries
 
 
-def about(pool: Pool) -> str:
-    slice = pool.slice
-    if slice is None:
-        return f"Machines for Pods without TPUs: {pool.nodes} to {pool.max_nodes} ({pool.capacity.kind})."
-    chips = f"{slice.chips_per_host} chip{'s' * (slice.chips_per_host > 1)}"
-    if slice.single_host:
-        limit = f"{pool.nodes} to {pool.max_nodes}" if pool.autoscaled else str(pool.nodes)
-        return f"Hosts of {chips}, each a {slice} slice by itself: {limit} ({pool.capacity.kind})."
-    size = f"One {slice} slice: {slice.hosts} hosts of {chips} ({pool.capacity.kind})."
-    return f"{size} The autoscaler makes all of them or none." if pool.autoscaled else size
-
-
-def create_flags(pool: Pool) -> list[str]:
-    """Flags besides the cluster's. --tpu-topology also makes GKE place the hosts compactly, as a torus needs."""
-    flags = [f"--node-locations={quote(pool.zone)}"] if pool.zone else []
-    flags.append(f"--machine-type={quote(pool.machine_type)}")
-    if pool.disk_gb > DEFAULT_DISK_GB:
-        flags.append(f"--disk-size={pool.disk_gb}")
-    if pool.topology:
-        flags.append(f"--tpu-topology={pool.topology}")
-    if pool.workload_policy:
-        flags.append(f"--placement-policy={pool.workload_policy}")
-    flags.append(f"--num-nodes={pool.nodes}")
-    if pool.autoscaled:
-        flags += ["--enable-autoscaling", f"--min-nodes={pool.nodes}", f"--max-nodes={pool.max_nodes}"]
-    capacity = pool.capacity
-    if isinstance(capacity, Reservation):
-        return [*flags, "--reservation-affinity=specific", f"--reservation={quote(reservation_path(capacity))}"]
-    flags.append("--reservation-affinity=none")
-    if isinstance(capacity, Spot):
-        flags.append("--spot")
-    if isinstance(capacity, Queued):
-        flags.append("--enable-queued-provisioning")
-    if isinstance(capacity, FlexStart | Queued):
-        # The Dynamic Workload Scheduler requires these: capacity of any zone, and no repair by replacement.
-        flags += ["--flex-start", "--location-policy=ANY", "--no-enable-autorepair"]
-        flags.append(f"--max-run-duration={capacity.max_run_hours * 3600}s")
-    return flags
-
-
-_FOR_TEMPLATES = (
-    about,
-    apis,
-    cpu_nodes,
-    create_flags,
-    is_zone,
-    kind,
-    kubernetes_accounts,
-    minimum_version,
-    reservation_path,
-    secrets,
-)
+_FOR_TEMPLATES = (cpu_nodes, is_zone, kubernetes_accounts, minimum_version, reservation_path, secrets)

@@ -1,14 +1,14 @@
 """Which pools a config gets, and that gcloud's flags for them never contradict each other."""
 
 import math
+import re
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 from pydantic import ValidationError
 
-from kuberay.node_pools import Pool, commands, pools, teardown
-from kuberay.node_pools.scripts import create_flags
+from kuberay.node_pools import commands, pools, teardown
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cloud import GoogleCloud
 from ray_configs.job import Job
@@ -31,10 +31,12 @@ def service(slice: str, least: int, most: int, capacity: Capacity = CAPACITIES[0
     return Service(**{"name": "chat", "applications": (app,), "cloud": ZONAL, **more})
 
 
-def flags_of(pool: Pool) -> dict[str, str | bool]:
-    given = [flag.removeprefix("--").partition("=") for flag in create_flags(pool)]
-    assert len({name for name, _, _ in given}) == len(given)
-    return {name: value if equals else True for name, equals, value in given}
+def flags_of(config: Job | Service) -> dict[str, str | bool]:
+    """Flags of the command that creates the config's one pool."""
+    (command,) = re.findall(r"node-pools create (.*)", commands(config).replace("\\\n", ""))
+    given = re.findall(r" --([\w-]+)(?:=(\S+))?", command)
+    assert len({name for name, _ in given}) == len(given)
+    return {name: value or True for name, value in given}
 
 
 def sold(slice: TpuSlice, capacity: Capacity) -> bool:
@@ -55,7 +57,7 @@ def test_every_slice_every_way_of_buying_it() -> None:
     for config in every_job():
         slice, scheduled = config.slice, isinstance(config.capacity, FlexStart | Queued)
         (pool,) = pools(config)
-        flags = flags_of(pool)
+        flags = flags_of(config)
         assert len(pool.name) <= 40
         assert flags["machine-type"] == slice.machine_type
         nodes = int(flags["max-nodes"] if scheduled else flags["num-nodes"])
@@ -103,8 +105,8 @@ def test_an_elastic_group_of_single_hosts_is_one_pool() -> None:
 
 
 def test_replicas_down_to_none_let_the_pool_shrink_to_none() -> None:
-    (pool,) = pools(service("v5e:2x2", 0, 2))
-    assert (flags_of(pool)["num-nodes"], flags_of(pool)["min-nodes"]) == ("0", "0")
+    flags = flags_of(service("v5e:2x2", 0, 2))
+    assert (flags["num-nodes"], flags["min-nodes"]) == ("0", "0")
 
 
 def test_an_elastic_group_of_several_hosts_keeps_its_minimum_and_scales_whole_slices() -> None:
@@ -152,8 +154,8 @@ def test_long_names_stay_apart_and_fit() -> None:
 
 
 def test_a_shared_reservation_is_named_by_its_path() -> None:
-    (pool,) = pools(job(TpuSlice("v5e", "2x2"), Reservation(name="mine", project="owner")))
-    assert flags_of(pool)["reservation"] == "projects/owner/reservations/mine"
+    flags = flags_of(job(TpuSlice("v5e", "2x2"), Reservation(name="mine", project="owner")))
+    assert flags["reservation"] == "projects/owner/reservations/mine"
 
 
 def test_7x_slices_of_several_hosts_are_placed_by_one_workload_policy(run) -> None:
