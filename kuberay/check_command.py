@@ -1,8 +1,7 @@
 """`python -m kuberay check`: options and output."""
 
 from collections.abc import Collection
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,12 +12,7 @@ from kuberay.source import Placeholders, Source
 if TYPE_CHECKING:
     from kuberay.check import Finding
 
-
-class ReportFormat(StrEnum):
-    text = "text"
-    json = "json"
-    sarif = "sarif"
-    github = "github"
+ReportFormat = Literal["text", "json", "sarif", "github"]
 
 
 def check(
@@ -32,7 +26,7 @@ def check(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="RULE", help="A rule to leave out; may be repeated.")
     ] = None,
-    format: Annotated[ReportFormat, typer.Option(help="How findings are printed.")] = ReportFormat.text,
+    format: Annotated[ReportFormat, typer.Option(help="How findings are printed.")] = "text",
     list_rules: Annotated[bool, typer.Option("--list", help="List the rules.")] = False,
     explain: Annotated[
         str | None, typer.Option(metavar="RULE", help="Explain a rule and name its source.", show_default=False)
@@ -60,7 +54,7 @@ def check(
         try:
             found += findings_of(read_source(name, Placeholders(project, bucket)), ignore or ())
         except Refusal as refusal:
-            if isinstance(refusal.__cause__, UnreadableYaml) and format is not ReportFormat.text:
+            if isinstance(refusal.__cause__, UnreadableYaml) and format != "text":
                 found += findings_of(Source(name, [], beside=(refusal.__cause__,)), ignore or ())
                 continue
             if len(configs) == 1:
@@ -71,7 +65,7 @@ def check(
     counts = {grade: sum(finding.severity == grade for finding in found) for grade in ("error", "warning", "note")}
     said = [f"{count} {grade}{'' if count == 1 else 's'}" for grade, count in counts.items() if count]
     summary = ", ".join(said) if said else f"{', '.join(configs)}: no findings"
-    typer.echo(summary, err=bool(said) or format is not ReportFormat.text)
+    typer.echo(summary, err=bool(said) or format != "text")
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
 
@@ -83,19 +77,19 @@ def findings_of(source: Source, ignore: Collection[str] = ()) -> list["Finding"]
     return check_objects(source.objects, source.config, source.beside, ignore)
 
 
-def show(found: list["Finding"], format: ReportFormat = ReportFormat.text, err: bool = False) -> None:
+def show(found: list["Finding"], format: ReportFormat = "text", err: bool = False) -> None:
     """Prints findings; text is coloured on a terminal."""
     from rich.console import Console
 
     from kuberay.check import formats
 
     console = Console(stderr=err)
-    if format is ReportFormat.json:
+    if format == "json":
         typer.echo(formats.to_json(found))
-    elif format is ReportFormat.sarif:
+    elif format == "sarif":
         typer.echo(formats.to_sarif(found))
-    elif format is ReportFormat.text and console.is_terminal:
+    elif format == "text" and console.is_terminal:
         console.print(formats.to_terminal(found))
     else:
-        for line in formats.to_github(found) if format is ReportFormat.github else formats.to_lines(found):
+        for line in formats.to_github(found) if format == "github" else formats.to_lines(found):
             typer.echo(line, err=err)

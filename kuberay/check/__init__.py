@@ -12,7 +12,7 @@ from typing import Any
 # Importing rules registers them.
 from kuberay.check import configs, files, ray, serve, structure, workloads  # noqa: F401
 from kuberay.check.comments import silenced
-from kuberay.check.configs.services import configured
+from kuberay.check.configs import configured
 from kuberay.check.findings import Finding, Severity, ordered
 from kuberay.check.manifests import manifests_of
 from kuberay.check.reading import UnreadableYaml, parse_yaml, read_yaml

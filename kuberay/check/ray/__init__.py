@@ -1,3 +1,3 @@
 """RayClusters and RayJobs: what KubeRay, Ray, its autoscaler and Kueue make of them."""
 
-from kuberay.check.ray import clusters, pods, scaling  # noqa: F401
+from kuberay.check.ray import groups, scaling  # noqa: F401

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from kuberay.check.nodes import Node
-from kuberay.check.rules import Problem, error, nearest, rule, warning
+from kuberay.check.rules import Problem, error, meant, nearest, rule, warning
 from kuberay.check.serve.tpus import slices_of, tpus_by_hand
-from kuberay.check.serve_documents import ServeConfig
+from kuberay.check.subjects import ServeConfig
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
@@ -27,9 +27,9 @@ def import_path(config: ServeConfig) -> Iterator[Problem]:
     for path in (application["import_path"] for application in config.applications):
         if not re.fullmatch(r"\w+(\.(?!py:)\w+)*:\w+", path.text or "") or _exists(*str(path.text).split(":")):
             continue
-        if meant := nearest(str(path.text), _BUILDERS):
+        if near := nearest(str(path.text), _BUILDERS):
             why = f"there is no {path.text}: Serve cannot import it, and the application ends as DEPLOY_FAILED"
-            yield warning(path, why, f"write {meant}")
+            yield warning(path, why, f"write {near}")
 
 
 def _exists(module: str, attribute: str) -> bool:
@@ -85,9 +85,8 @@ def _refused(args: Node, problem: Any, model: type[AppConfig]) -> Problem:
             node = node[key]
     ends = f"{model.import_path} refuses its args, and the application ends as DEPLOY_FAILED"
     if problem["type"] == "extra_forbidden":
-        near = nearest(keys[-1], model.model_fields)
         why = f"there is no {keys[-1]} in {model.__name__}: {ends}"
-        return error(node, why, f"write {near}" if near else "remove it")
+        return error(node, why, meant(keys[-1], model.model_fields, "remove it"))
     if problem["type"] == "missing":
         return error(node, f"{model.__name__} needs {keys[-1]}: {ends}", f"write {keys[-1]}")
     said = problem["msg"].removeprefix("Value error, ")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from kuberay.check.nodes import repeated
 from kuberay.check.rules import Problem, error, nearest, rule, warning
-from kuberay.check.serve_documents import ServeConfig
 from kuberay.check.structure.schemas import types, unknown
+from kuberay.check.subjects import ServeConfig
 
 _REFUSED = ServeConfig.refused
 _RENAMED = {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Group, RayCluster
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, note, rule, warning
-from kuberay.check.serve_documents import ServeConfig
+from kuberay.check.subjects import ServeConfig
 
 _SERVICE = "KubeRay 1.7: BuildServeService"
 _DEFAULT = 8000

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import RayCluster
 from kuberay.check.rules import Problem, error, rule, warning
 from kuberay.check.serve.arguments import model_of
-from kuberay.check.serve_documents import ServeConfig
+from kuberay.check.subjects import ServeConfig
 
 _RAY_WAITS = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 _DEFAULT_S = 30

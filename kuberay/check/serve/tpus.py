@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kuberay.check.manifests import Group
 from kuberay.check.nodes import Node
 from kuberay.check.rules import Problem, error, rule, warning
-from kuberay.check.serve_documents import ServeConfig
+from kuberay.check.subjects import ServeConfig
 
 
 def _pieces(deployment: Node) -> list[Node]:

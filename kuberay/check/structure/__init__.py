@@ -1,3 +1,3 @@
 """The structure of any object: fields, types, names, and placeholders."""
 
-from kuberay.check.structure import names, placeholders, schemas  # noqa: F401
+from kuberay.check.structure import names, schemas  # noqa: F401

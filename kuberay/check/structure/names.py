@@ -1,15 +1,21 @@
-"""Kinds and versions, and names that clash or become too long with a suffix."""
+"""Kinds and versions, names that clash or become too long with a suffix, and placeholders still to be filled in."""
 
 import re
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Group, Manifest, RayCluster
-from kuberay.check.nodes import repeated
-from kuberay.check.pods import Pod
-from kuberay.check.rules import Problem, error, rule, warning
+from kuberay.check.manifests import Group, Manifest, Pod, RayCluster
+from kuberay.check.nodes import Node, repeated
+from kuberay.check.rules import Problem, error, note, rule, warning
 
 _LONGEST = {"RayCluster": 41, "RayService": 35, "RayJob": 35, "RayCronJob": 24}
 """Longest name of a cluster with multi-host slices; KubeRay itself allows 12 characters more."""
+_FREE_TEXT = frozenset(
+    {"args", "command", "env", "annotations", "data", "stringData", "serveConfigV2", "entrypoint", "runtimeEnvYAML"}
+    | {"capabilities"}
+)
+"""Fields whose text may contain $X or UPPER_CASE that are not placeholders."""
+_GROUPS = frozenset({"", "apps", "batch", "ray.io", "jobset.x-k8s.io", "leaderworkerset.x-k8s.io", "kueue.x-k8s.io"})
+"""API groups in which text that looks like a placeholder is one."""
 
 
 @rule(Manifest, "object", "Kubernetes API server")
@@ -83,3 +89,31 @@ def shared_ports(pod: Pod) -> Iterator[Problem]:
             if key[0] and owners.setdefault(key, container.name) != container.name:
                 why = f"port {key[0]} is the container {owners[key]}'s too, and only the first to come can listen"
                 yield warning(port["containerPort"], why, "give each container its own port")
+
+
+@rule(Manifest, "placeholder", "the author of the manifest")
+def placeholders(manifest: Manifest) -> Iterator[Problem]:
+    """Reports in one note all values that a shell, a template or a reader has to fill in."""
+    if not manifest.kind or manifest.group not in _GROUPS:
+        return
+    found = list(_placeholders(manifest.node))
+    if found:
+        shown = list(dict.fromkeys(_shown(node) for node in found))
+        are = "is" if len(shown) == 1 else "are"
+        why = f"{', '.join(shown)} {are} still to be filled in; nothing that depends on it was checked"
+        yield note(found[0], why, "fill in the values and check again")
+
+
+def _placeholders(node: Node) -> Iterator[Node]:
+    if node.placeholder:
+        yield node
+        return
+    for key, child in node.fields.items():
+        if key not in _FREE_TEXT:
+            yield from _placeholders(child)
+    for child in node:
+        yield from _placeholders(child)
+
+
+def _shown(node: Node) -> str:
+    return node.value if isinstance(node.value, str) else f"the template in {node.path[-1]}"

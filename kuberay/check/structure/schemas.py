@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from kuberay.check.manifests import Manifest
 from kuberay.check.nodes import Node
 from kuberay.check.reading import type_name
-from kuberay.check.rules import Problem, error, meant, nearest, rule
-from kuberay.check.serve_documents import ServeConfig
+from kuberay.check.rules import Problem, error, meant, rule
+from kuberay.check.subjects import ServeConfig
 
 if TYPE_CHECKING:
     from jsonschema import ValidationError
@@ -41,8 +41,7 @@ def unknown_field(manifest: Manifest) -> Iterator[Problem]:
     """Every field exists. kubectl refuses an unknown one; without its validation the API server drops it."""
     for key, child, schema in unknown(manifest):
         why = f"there is no field {key} here: kubectl refuses it, or the API server drops it silently"
-        near = nearest(key, schema["properties"])
-        yield error(child, why, f"write {near}" if near else _elsewhere(key))
+        yield error(child, why, meant(key, schema["properties"], _elsewhere(key)))
 
 
 def unknown(subject: Manifest | ServeConfig) -> Iterator[tuple[str, Node, dict[str, Any]]]:

@@ -7,9 +7,8 @@ cluster waits for ever with the reason in an event.
 import re
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Manifest
+from kuberay.check.manifests import Container, Manifest, Pod
 from kuberay.check.nodes import Node, repeated
-from kuberay.check.pods import Container, Pod
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
 from kuberay.check.subjects import subjects_of
 
@@ -106,7 +105,6 @@ def service_account(manifest: Manifest) -> Iterator[Problem]:
     known = {each.name or "" for each in accounts if each.namespace == manifest.namespace}
     for name, node in named.items():
         if name and name not in ("default", *known):
-            near = nearest(name, known)
             why = f"there is no ServiceAccount {name} among these objects: unless it exists already, Pods are refused"
-            instead = f"write {near}" if near else f"add the ServiceAccount {name}, or make it before"
+            instead = meant(name, known, f"add the ServiceAccount {name}, or make it before")
             yield (warning if known else note)(node, why, instead)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from kuberay.check.manifests import Group
-from kuberay.check.pods import GENERATION_OF, RARE_ACCELERATORS, Pod
+from kuberay.check.manifests import GENERATION_OF, RARE_ACCELERATORS, Group, Pod
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
 from ray_configs.labels import (
     ACCELERATOR,

@@ -1,4 +1,4 @@
-"""Services of a typed config: the size and origin of models, and who may use them."""
+"""What a typed config shows and its manifest does not: if models fit and can be fetched, who may use them; cells."""
 
 import json
 from collections.abc import Iterator
@@ -18,6 +18,8 @@ from ray_configs.service import Application, Service
 _CONFIG = "the typed config"
 GATED = ("meta-llama/", "google/gemma", "mistralai/")
 """Prefixes of hub ids that need an accepted licence and a token."""
+READ_ONLY = "roles/storage.objectViewer"
+_CELL = "Podslice: the cell's admin"
 ROOM_FOR_CACHE = 0.85
 """Share of memory that weights may take; more leaves little for KV cache and activations."""
 
@@ -132,3 +134,68 @@ def no_api_keys(service: Service) -> Iterator[Problem]:
     say = (error if cells else warning) if public else (warning if cells else note)
     why = f"everyone who reaches the {service.exposure.kind} ({reach}) may {does}"
     yield say(Location(f"Service/{service.name} exposure"), why, instead)
+
+
+@rule(Configured, "cell-without-host", _CELL)
+def cell_without_host(configured: Configured) -> Iterator[Problem]:
+    """A cell's own processes have a worker to run on, so that no slice is bought for them."""
+    cell = configured.app.config
+    if not isinstance(cell, CellConfig) or cell.slice is None:
+        return
+    if not any(group.minimum for group in configured.service.worker_groups):
+        why = (
+            "the cell's own processes always run and need CPUs, but no group keeps a worker: the autoscaler would hold "
+            f"a whole {cell.slice} slice for them, and every call waits until it is there"
+        )
+        instead = "min_replicas=1, or another application that keeps workers"
+        yield warning(configured.at("config.min_replicas"), why, instead)
+
+
+@rule(Service, "cell-admins", _CELL)
+def cell_admins(service: Service) -> Iterator[Problem]:
+    """A cell with API keys names its admins."""
+    open_cells = ", ".join(f"/sax/{cell.name}" for cell in cells_of(service) if not cell.admins)
+    if service.api_keys is not None and open_cells:
+        why = f"every key may publish and unpublish in {open_cells}, until a client sets the cell's ACL"
+        instead = "CellConfig(admins=('alice',)), and the key written alice=KEY in the Secret"
+        yield note(Location(f"Service/{service.name} api_keys"), why, instead)
+
+
+@rule(Configured, "cell-state", _CELL)
+def cell_state(configured: Configured) -> Iterator[Problem]:
+    """A cell's state is in a bucket, which outlives the Pod and can refuse a second writer."""
+    cell, service = configured.app.config, configured.service
+    if not isinstance(cell, CellConfig) or cell.state_bucket is not None:
+        return
+    bucket = f"gs://{service.bucket.name if service.bucket else 'BUCKET_NAME'}"
+    instead = f"state_uri='{bucket}/{cell.name}'" + ("" if service.bucket else ", and Service(bucket=Bucket())")
+    say = warning
+    if not service.is_mounted(cell.state_uri):
+        why = "is a folder of the Pod and lost with it: after a restart nothing is published"
+    elif service.bucket is not None and service.bucket.read_only:
+        say, why = error, "is in a read-only mount: the cell cannot write its state, and refuses to publish"
+    else:
+        why = "goes through GCSFuse, which cannot refuse to create a file twice: two cells would overwrite each other"
+    yield say(configured.at("config.state_uri"), f"{cell.state_uri} {why}", instead)
+
+
+@rule(Configured, "bucket-permission", "Google Cloud Storage")
+def cell_permission(configured: Configured) -> Iterator[Problem]:
+    """A cell's service account may write the bucket with its state."""
+    cell, service = configured.app.config, configured.service
+    if not isinstance(cell, CellConfig) or cell.state_bucket is None:
+        return
+    identity, place = service.service_account, configured.at("config.state_uri")
+    fails = "the cell cannot write its state and refuses to publish"
+    if identity is None:
+        why = f"the Pods' default service account may write {cell.state_uri} only if someone allowed it; else {fails}"
+        instead = f"bucket=Bucket(name={cell.state_bucket!r}, mount=None), which brings a service account that may"
+        yield warning(place, why, instead)
+    elif service.bucket is not None and service.bucket.name != cell.state_bucket:
+        given, kept = f"gs://{service.bucket.name}", f"gs://{cell.state_bucket}"
+        why = f"the service account {identity.service_account} is given rights in {given}, but the state is in {kept}"
+        yield warning(place, why, f"state_uri='{given}/{cell.name}', or grant it a role in {kept} yourself")
+    elif identity.bucket_role == READ_ONLY:
+        place = Location(f"Service/{service.name} identity.bucket_role")
+        why = f"{READ_ONLY} cannot write to {cell.state_uri}: {fails}"
+        yield error(place, why, "bucket_role='roles/storage.objectUser'")
