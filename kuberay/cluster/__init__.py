@@ -18,15 +18,4 @@ from kuberay.cluster.errors import ClusterError, Interrupted
 from kuberay.cluster.status import describe, observe, watch
 from kuberay.cluster.status.state import State
 
-__all__ = [
-    "Cluster",
-    "ClusterError",
-    "Interrupted",
-    "State",
-    "apply",
-    "delete",
-    "describe",
-    "diff",
-    "observe",
-    "watch",
-]
+__all__ = ["Cluster", "ClusterError", "Interrupted", "State", "apply", "delete", "describe", "diff", "observe", "watch"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from kuberay.observability.panels import of_service, picked
+from kuberay.observability.grafana import of_service, picked
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Service

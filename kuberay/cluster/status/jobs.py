@@ -2,10 +2,9 @@
 
 from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.status import pods, ray_cluster, slices
-from kuberay.cluster.status.events import one_line, since
 from kuberay.cluster.status.queueing import UNSEEN
 from kuberay.cluster.status.ray_cluster import opening
-from kuberay.cluster.status.snapshot import Snapshot
+from kuberay.cluster.status.snapshot import Snapshot, one_line, since
 from kuberay.cluster.status.state import Health, Phase
 
 

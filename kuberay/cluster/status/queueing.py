@@ -1,8 +1,7 @@
 """What keeps a workload of any kind from starting: Kueue, `suspend`, or a missing operator."""
 
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
-from kuberay.cluster.status.events import one_line, since
-from kuberay.cluster.status.snapshot import Snapshot
+from kuberay.cluster.status.snapshot import Snapshot, one_line, since
 from kuberay.cluster.status.state import Health, Phase
 from ray_configs.labels import QUEUE
 

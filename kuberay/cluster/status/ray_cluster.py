@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from kuberay.cluster.manifests import Manifest, condition, is_true, labels
 from kuberay.cluster.status import pods, slices
-from kuberay.cluster.status.events import one_line
-from kuberay.cluster.status.placement import slice_shape
+from kuberay.cluster.status.pods import slice_shape
 from kuberay.cluster.status.slices import ReadyHosts, Slice
-from kuberay.cluster.status.snapshot import Snapshot
+from kuberay.cluster.status.snapshot import Snapshot, one_line
 from kuberay.cluster.status.state import Health, Phase
 from ray_configs.labels import RAY_CLUSTER, RAY_GROUP, REPLICA_NAME
 

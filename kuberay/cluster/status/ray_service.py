@@ -8,12 +8,11 @@ from kuberay.cluster.manifests import Manifest, condition, is_true
 from kuberay.cluster.rollout import new_cluster, not_rolled_out, other_numbers
 from kuberay.cluster.rollout.serve_config import applications, serve_config
 from kuberay.cluster.status import ray_cluster
-from kuberay.cluster.status.events import one_line
-from kuberay.cluster.status.placement import slice_shape
+from kuberay.cluster.status.pods import slice_shape
 from kuberay.cluster.status.queueing import UNSEEN
 from kuberay.cluster.status.ray_cluster import Count, RayClusterView, opening
 from kuberay.cluster.status.slices import ReadyHosts
-from kuberay.cluster.status.snapshot import Snapshot
+from kuberay.cluster.status.snapshot import Snapshot, one_line
 from kuberay.cluster.status.state import Health, Phase
 from ray_configs.cluster.workers import group_name
 

@@ -8,7 +8,7 @@ from itertools import count
 
 from kuberay.cluster.manifests import Manifest, labels
 from kuberay.cluster.status import pods as pod_states
-from kuberay.cluster.status.placement import slice_shape
+from kuberay.cluster.status.pods import slice_shape
 from kuberay.cluster.status.snapshot import Snapshot
 from kuberay.cluster.status.state import Health, Phase
 from ray_configs.labels import HOST_INDEX, JOB_COMPLETION_INDEX, RAY_GROUP, REPLICA_INDEX, REPLICA_NAME

@@ -3,8 +3,7 @@
 from typing import Any
 
 from kuberay.cluster.status import read
-from kuberay.cluster.status.events import Events
-from kuberay.cluster.status.snapshot import Snapshot
+from kuberay.cluster.status.snapshot import Events, Snapshot
 from kuberay.cluster.status.state import State
 
 Manifest = dict[str, Any]

@@ -3,7 +3,7 @@
 import pytest
 
 from kuberay.cluster.status import describe
-from kuberay.cluster.status.events import since
+from kuberay.cluster.status.snapshot import since
 from kuberay.cluster.status.state import Phase
 from tests.kuberay.cluster.night import (
     CLUSTER,
