@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from kuberay.render import render
 from ray_configs.cloud import BUCKET_PLACEHOLDER, PROJECT_PLACEHOLDER
 from ray_configs.job import Job
 from ray_configs.loading import ConfigError, load
-from ray_configs.service import Application, Service
+from ray_configs.service import Service
 
 Objects = list[dict[str, Any]]
 
@@ -20,23 +22,12 @@ class Placeholders:
     project: str | None = None
     bucket: str | None = None
 
-    def fill_config(self, config: Service | Job) -> Service | Job:
-        """The config with project and bucket filled in, in its applications' fields too."""
-        update: dict[str, Any] = {}
-        if self.project and config.cloud.project == PROJECT_PLACEHOLDER:
-            update["cloud"] = config.cloud.model_copy(update={"project": self.project})
-        if self.bucket and config.bucket and config.bucket.name == BUCKET_PLACEHOLDER:
-            update["bucket"] = config.bucket.model_copy(update={"name": self.bucket})
-        if isinstance(config, Service):
-            update["applications"] = tuple(self._fill_application(app) for app in config.applications)
-        return config.model_copy(update=update)
-
-    def _fill_application(self, app: Application) -> Application:
-        filled = self.fill({name: getattr(app.config, name) for name in app.config.model_fields_set})
-        return app.model_copy(update={"config": app.config.model_copy(update=filled)})
-
     def fill(self, value: Any) -> Any:
         """The value with the placeholders in its strings replaced. Keys, which may carry comments, stay."""
+        if isinstance(value, BaseModel):
+            fields = {name: getattr(value, name) for name in type(value).model_fields}
+            changed = {name: new for name, new in self.fill(fields).items() if new != fields[name]}
+            return value.model_copy(update=changed)
         if isinstance(value, dict):
             return {key: self.fill(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -91,7 +82,7 @@ def read(source: str, placeholders: Placeholders = LEFT_OPEN) -> Source:
     if source == "-" or path.suffix in YAML_SUFFIXES or path.is_dir():
         return _manifests(source, path, placeholders)
     config = load(source)
-    return Source(source, placeholders.fill(render(config)), placeholders.fill_config(config))
+    return Source(source, placeholders.fill(render(config)), placeholders.fill(config))
 
 
 def _manifests(source: str, path: Path, placeholders: Placeholders) -> Source:
