@@ -70,7 +70,7 @@ ROOMS = (
     ),
     Room("pictures", 4_300, ("apps/stable_diffusion",), PICTURES_PLAN),
     Room("plan", 2_200, (*PLAN, *PICTURES_PLAN), features=SINCE["plan"]),
-    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), ceiling=7_820, features=SINCE["kuberay"]),
+    Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), features=SINCE["kuberay"]),
     Room("batch and clients", 3_600, (*JOBS, "clients")),
 )
 PRODUCT = Room(
