@@ -12,7 +12,7 @@ from ray_configs.base import Config
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 
-ToolCallFormat = Literal["auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "json"]
+ToolCallFormat = Literal["auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "deepseek", "json"]
 ReasoningFormat = Literal["auto", "none", "think", "mistral"]
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
@@ -74,7 +74,7 @@ class EngineConfig(Config):
     """Folder of JAX's persistent compilation cache, so that a second start compiles nothing. None: no cache."""
     tool_call_format: ToolCallFormat = "auto"
     """How the model writes tool calls: `hermes` (Qwen's too), `llama` (Llama 3's JSON), `pythonic`, `mistral`, `gemma`,
-    or plain `json`. auto: detected from its chat template; none: requests with tools are refused."""
+    `deepseek`, or plain `json`. auto: detected from its chat template; none: requests with tools are refused."""
     reasoning_format: ReasoningFormat = "auto"
     """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`) or `mistral`
     (`[THINK]`). auto: detected from its chat template; none: reasoning is left in the answer."""

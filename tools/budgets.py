@@ -56,6 +56,7 @@ SINCE = {
         "fairness between callers": 555,
         "OpenTelemetry spans": 255,
         "vLLM's metrics and tokenizer_info": 70,
+        "DeepSeek's tool calls": 80,
     },
     "plan": {"the attention kernel's instructions": 130},
     "kuberay": {"Grafana boards and Prometheus rules": 565},

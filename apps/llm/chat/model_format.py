@@ -8,6 +8,7 @@ from typing import Any
 from apps.llm.api import Grammar, RequestError, SamplingParams
 from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.conversation import ChatRequest
+from apps.llm.chat.formats.deepseek import FENCE, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma
 from apps.llm.chat.formats.hermes import OPENS as HERMES_OPENS
 from apps.llm.chat.formats.hermes import Hermes
@@ -25,7 +26,7 @@ REASONING = {
     "think": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
 }
-UNREAD = ("<function=", "<arg_key>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>")
+UNREAD = ("<function=", "<arg_key>", "<|tool_calls_section_begin|>")
 """Marks in the templates of model families whose call formats are not supported."""
 
 
@@ -159,12 +160,14 @@ def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
     """The chosen format, or the one whose marks the template has."""
     gemma = Gemma(GEMMA4 if GEMMA4.opens in template else FUNCTION_GEMMA)
     mistral = Mistral(named=ARGS in template)
+    deepseek = DeepSeek(fenced=FENCE in template)
     formats: dict[str, CallFormat | None] = {
         "hermes": Hermes(),
         "llama": Llama(),
         "pythonic": Pythonic(),
         "mistral": mistral,
         "gemma": gemma,
+        "deepseek": deepseek,
         "json": Plain(),
         "none": None,
     }
@@ -175,6 +178,7 @@ def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
     signs = {
         MARK: mistral,
         gemma.mark: gemma,
+        deepseek.mark: deepseek,
         HERMES_OPENS: formats["hermes"],
         PYTHON_TAG: formats["pythonic"],
         "[func_name": formats["pythonic"],

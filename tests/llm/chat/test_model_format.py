@@ -7,6 +7,7 @@ import pytest
 
 from apps.llm.api import RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
+from apps.llm.chat.formats.deepseek import DeepSeek
 from apps.llm.chat.formats.gemma import GEMMA4, Gemma
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.model_format import ModelFormat
@@ -28,6 +29,7 @@ ASK = Tool("ask", "tools[0].function")
         ("{{ tools }}[TOOL_CALLS][ARGS][THINK]", "Mistral", "[THINK]"),
         ("{{ tools }}<start_function_call>", "Gemma", None),
         ("{{ tools }}<|tool_call>call:", "Gemma", None),
+        ("{{ tools }}<｜tool▁calls▁begin｜> <think>", "DeepSeek", "<think>"),
         ("{{ tools }} Answer in JSON.", "Plain", None),
         ("{{ tools }} <tool_call><function=f>", "NoneType", None),
         ("{{ tools }} <tool_call>f<arg_key>", "NoneType", None),
@@ -46,6 +48,9 @@ def test_a_template_tells_the_format(template: str, calls: str, reasoning: str |
 def test_variants_are_told_apart() -> None:
     named, listed = ModelFormat.of("tools [TOOL_CALLS] [ARGS]").calls, ModelFormat.of("tools [TOOL_CALLS]").calls
     assert isinstance(named, Mistral) and named.named and isinstance(listed, Mistral) and not listed.named
+    for template, fenced in (("", False), ("```json", True)):
+        deepseek = ModelFormat.of(f"tools <｜tool▁calls▁begin｜>{template}").calls
+        assert isinstance(deepseek, DeepSeek) and deepseek.fenced == fenced
     gemma = ModelFormat.of("tools <|tool_call>").calls
     assert isinstance(gemma, Gemma) and gemma.marks == GEMMA4
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ReasoningPiece, TextPiece
+from apps.llm.chat.formats.deepseek import CALL, CALL_END, CLOSES, FENCE, OPENS, SEPARATOR, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import Llama
@@ -46,6 +47,7 @@ MARKS = [
     "(**{",
     *FUNCTION_GEMMA,
     *GEMMA4,
+    *(OPENS, CLOSES, CALL, SEPARATOR, CALL_END, FENCE, "```"),
 ]
 PARTS = [*MARKS, *NAMES, '{"name": "f"', '{"name":"g", "arguments":', '"arguments": {"a": [1, "]}"]}', '"parameters":']
 PARTS += ["f(", "a=1", "'it\\'s'", '"\\u00e9"', "None", "0x10", "\n", "\\", *";,:{}[]() "]
@@ -139,6 +141,9 @@ def test_events_come_as_soon_as_they_are_sure() -> None:
     [
         (Hermes(), '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'),
         (Hermes(), "Write <tool_call> to call a tool."),
+        (DeepSeek(), f"{OPENS}{CALL}rm{SEPARATOR}{{}}{CALL_END}{CLOSES}"),
+        (DeepSeek(), f"{OPENS}{CALL}f{SEPARATOR}[1]{CALL_END}{CLOSES}"),
+        (DeepSeek(), f"{OPENS}{CALL}function{SEPARATOR}f {{}}{CALL_END}{CLOSES}"),
         (Hermes(), '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         (Hermes(), '<tool_call>{"arguments": {}}</tool_call>'),
         (Llama(), '{"name": "f"}'),
@@ -199,6 +204,12 @@ def test_arguments_are_passed_on_as_the_model_writes_them() -> None:
     raw = '{ "a":1.0 ,\n"b" : "\\u00e9}" }'
     found = understood(pieces_of(AnswerReader(Plain(), NAMES), ['{"name":"f","arguments":' + raw + "}"]))
     assert found.calls == [("f", raw)] and json.loads(raw) == {"a": 1.0, "b": "é}"}
+
+
+def test_deepseek_without_the_sections_end_loses_no_text():
+    call = f"{OPENS}{CALL}f{SEPARATOR}{{}}{CALL_END}"
+    found = understood(pieces_of(AnswerReader(DeepSeek(), NAMES), [f"{call}\nDone. {call}{CALL}f{SEPARATOR}"]))
+    assert found.calls == [("f", "{}")] * 2 and found.text == f"Done.{CALL}f{SEPARATOR}"
 
 
 @pytest.mark.parametrize("family", ["hermes", "llama", "mistral", "json"])

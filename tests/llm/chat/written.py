@@ -7,6 +7,7 @@ from typing import Any
 
 from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
+from apps.llm.chat.formats.deepseek import CALL, CALL_END, CLOSES, OPENS, SEPARATOR, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma, GemmaMarks
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import Llama
@@ -87,6 +88,18 @@ FAMILIES: dict[str, Family] = {
     "gemma, JSON inside": Family(
         Gemma(),
         lambda calls: "".join(f"<start_function_call>call:{n}{json.dumps(a)}<end_function_call>" for n, a in calls),
+    ),
+    "deepseek": Family(
+        DeepSeek(),
+        lambda calls: OPENS + "".join(f"{CALL}{n}{SEPARATOR}{json.dumps(a)}{CALL_END}" for n, a in calls) + CLOSES,
+    ),
+    "deepseek, in code blocks": Family(
+        DeepSeek(fenced=True),
+        lambda calls: (
+            OPENS
+            + "\n".join(f"{CALL}function{SEPARATOR}{n}\n```json\n{json.dumps(a)}\n```{CALL_END}" for n, a in calls)
+            + CLOSES
+        ),
     ),
     "json": Family(
         Plain(), lambda calls: "[\n" + ",\n".join(as_object(call, "arguments") for call in calls) + "]", False

@@ -5,11 +5,13 @@ from pathlib import Path
 import transformers
 from tokenizers import AddedToken
 
+from apps.llm.chat.formats.deepseek import DeepSeek
 from tests.llm.engine import tiny_models
 
 TURNS = "{% for m in messages %}[{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}] {{ m.content }}"
 OFFER = "{% if tools %}Tools:{% for t in tools %} {{ t.function.name }}{% endfor %}\n{% endif %}"
 THINKING = "[assistant]{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+DEEPSEEK = (DeepSeek.mark, *DeepSeek.other_marks)
 OPENED = "[assistant]<think>\n"
 
 
@@ -28,11 +30,13 @@ TEMPLATES = {
     "mistral": OFFER + TURNS + calls("[TOOL_CALLS]", "arguments") + "[assistant]",
     "mistral named": OFFER + "[ARGS]" + TURNS + calls("[TOOL_CALLS]", "arguments") + "[assistant]",
     "gemma": OFFER + TURNS + calls("<start_function_call>call:", "arguments") + "[assistant]",
+    "deepseek": OFFER + TURNS + calls(DEEPSEEK[0], "arguments") + "[assistant]",
+    "deepseek fenced": OFFER + "```json" + TURNS + calls(DEEPSEEK[0], "arguments") + "[assistant]",
     "json": OFFER + TURNS + calls("", "arguments") + "[assistant]",
     "unknown": OFFER + "<function=f>" + TURNS + "\n{% endfor %}[assistant]",
     "none": TURNS + "\n{% endfor %}[assistant]",
 }
-SPECIAL = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<start_function_call>", "<end_function_call>"]
+SPECIAL = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<start_function_call>", "<end_function_call>", *DEEPSEEK]
 
 
 def save(folder: Path, template: str, special: bool = True) -> Path:

@@ -96,7 +96,10 @@ def test_forced_arguments_are_valid_for_a_hundred_schemas(engine: Engine, templa
     every_call_is_valid(engine, range(1000, 1100), [template])
 
 
-@pytest.mark.parametrize("template", ["hermes", "mistral", "mistral named", "gemma", "llama", "pythonic", "json"])
+@pytest.mark.parametrize(
+    "template",
+    ["hermes", "mistral", "mistral named", "gemma", "deepseek", "deepseek fenced", "llama", "pythonic", "json"],
+)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_a_strict_tool_is_held_from_where_its_call_begins(engine: Engine, template: str, parallel: bool) -> None:
     """After free text and a mark, or the first character of a call, a walk through what is allowed ends in a call."""
@@ -110,7 +113,7 @@ def test_a_strict_tool_is_held_from_where_its_call_begins(engine: Engine, templa
         ids = engine.tokenizer.encode_suffix(begun)
         for token in ids:
             assert matcher.consume(token)
-        while len(ids) < 200:
+        while len(ids) < 800:
             words = matcher.allowed()
             tokens = [t for t in range(tiny_models.VOCAB) if words[t // 32] >> t % 32 & 1]
             assert tokens and not matcher.failure
