@@ -59,7 +59,7 @@ SINCE = {
         "DeepSeek's tool calls": 80,
     },
     "plan": {"the attention kernel's instructions": 130},
-    "kuberay": {"Grafana boards and Prometheus rules": 565},
+    "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
 }
 ROOMS = (
     Room(

@@ -180,22 +180,29 @@ def cell_state(configured: Configured) -> Iterator[Problem]:
 
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
-def cell_permission(configured: Configured) -> Iterator[Problem]:
-    """A cell's service account may write the bucket with its state."""
-    cell, service = configured.app.config, configured.service
-    if not isinstance(cell, CellConfig) or cell.state_bucket is None:
-        return
-    identity, place = service.service_account, configured.at("config.state_uri")
-    fails = "the cell cannot write its state and refuses to publish"
+def write_permission(configured: Configured) -> Iterator[Problem]:
+    """A service account may write the bucket with a cell's state, or with the files and batches of a model."""
+    app = configured.app.config
+    if isinstance(app, CellConfig) and app.state_bucket is not None:
+        fails = "the cell cannot write its state and refuses to publish"
+        yield from _unwritable(configured, "state_uri", app.state_uri, app.name, fails)
+    batches = getattr(app, "batches", None) or ""
+    if batches.startswith("gs://"):
+        yield from _unwritable(configured, "batches", batches, "batches", "no file of a batch can be uploaded")
+
+
+def _unwritable(configured: Configured, field: str, uri: str, folder: str, fails: str) -> Iterator[Problem]:
+    """Why the URI of a field, in a bucket, may not be writable. `folder`: its name in another bucket."""
+    service, bucket = configured.service, uri.removeprefix("gs://").partition("/")[0]
+    identity, place = service.service_account, configured.at(f"config.{field}")
     if identity is None:
-        why = f"the Pods' default service account may write {cell.state_uri} only if someone allowed it; else {fails}"
-        instead = f"bucket=Bucket(name={cell.state_bucket!r}, mount=None), which brings a service account that may"
+        why = f"the Pods' default service account may write {uri} only if someone allowed it; else {fails}"
+        instead = f"bucket=Bucket(name={bucket!r}, mount=None), which brings a service account that may"
         yield warning(place, why, instead)
-    elif service.bucket is not None and service.bucket.name != cell.state_bucket:
-        given, kept = f"gs://{service.bucket.name}", f"gs://{cell.state_bucket}"
-        why = f"the service account {identity.service_account} is given rights in {given}, but the state is in {kept}"
-        yield warning(place, why, f"state_uri='{given}/{cell.name}', or grant it a role in {kept} yourself")
+    elif service.bucket is not None and service.bucket.name != bucket:
+        given, kept = f"gs://{service.bucket.name}", f"gs://{bucket}"
+        why = f"the service account {identity.service_account} is given rights in {given}, but {field} is in {kept}"
+        yield warning(place, why, f"{field}='{given}/{folder}', or grant it a role in {kept} yourself")
     elif identity.bucket_role == READ_ONLY:
         place = Location(f"Service/{service.name} identity.bucket_role")
-        why = f"{READ_ONLY} cannot write to {cell.state_uri}: {fails}"
-        yield error(place, why, "bucket_role='roles/storage.objectUser'")
+        yield error(place, f"{READ_ONLY} cannot write to {uri}: {fails}", "bucket_role='roles/storage.objectUser'")

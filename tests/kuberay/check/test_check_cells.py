@@ -68,7 +68,19 @@ def test_where_the_state_is_kept(cell: dict[str, Any], service: dict[str, Any], 
     assert why in finding.why and finding.instead.startswith(instead)
 
 
+@pytest.mark.parametrize("place", [place for place, said in STATE_COMPLAINTS.items() if "bucket-permission" in said[2]])
+def test_batches_are_kept_as_a_cells_state_is(place: str) -> None:
+    _, service, (severity, rule, why, instead) = STATE_COMPLAINTS[place]
+    chat = Application(config=LLMConfig(batches="gs://mine/cell"), route_prefix="/chat")
+    of_the_cell, of_batches = findings({}, chat, **service)
+    assert (of_batches.severity, of_batches.rule) == (severity, rule) and why in of_batches.why
+    assert of_batches.instead.startswith(instead.replace("state_uri='gs://other/test'", "batches='gs://other/batches'"))
+    assert of_batches.why != of_the_cell.why
+    assert of_batches.where.endswith("identity.bucket_role" if severity == "error" else "config.batches")
+
+
 def test_nothing_to_complain_of() -> None:
+    assert findings({}, Application(config=LLMConfig(batches="gs://mine/batches"), route_prefix="/chat")) == []
     assert findings({}) == []
     assert findings({}, identity=Identity(service_account="writer")) == []
     assert findings({}, bucket=None, identity=Identity()) == [], "its rights were given by hand"
