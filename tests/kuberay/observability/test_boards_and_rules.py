@@ -192,6 +192,13 @@ class TestByPromtool:
         self.fires(tmp_path, "PodsliceReplicasMissing", [wanted, healthy], {"9m": 0, "20m": 0, "35m": 1, "60m": 0})
         self.fires(tmp_path, "PodsliceNoAnswers", [wanted, healthy], {"9m": 0, "35m": 0, "60m": 1})
 
+    def test_the_only_replica_has_stopped(self, tmp_path: Path) -> None:
+        """Serve sets a stopped replica's gauge to 0; Ray drops the series some time later."""
+        told = {"application": "a0", "deployment": "LLMServer"}
+        wanted = series("ray_serve_autoscaling_target_replicas", "1x90", **told)
+        healthy = series("ray_serve_deployment_replica_healthy", "1x10 0x80", **told)
+        self.fires(tmp_path, "PodsliceNoAnswers", [wanted, healthy], {"9m": 0, "20m": 1, "60m": 1})
+
     def test_errors_that_are_few_and_many(self, tmp_path: Path) -> None:
         fine = series("ray_serve_num_http_requests_total", "0+60x90", application="a0", status_code="200")
         wrong = series("ray_serve_num_http_requests_total", "0+1x30 90+60x60", application="a0", status_code="503")
