@@ -100,27 +100,32 @@ def what_was_told_stays_true_where_an_answer_is_cut_short(family: str, called: l
         assert name == full_name and full_arguments.startswith(arguments)
 
 
-PROPERTIES = [
-    given(family=families, text=answers, places=places, opened=st.booleans(), one_call=st.booleans())(
-        any_cut_of_any_answer_gives_the_same_events
+PROPERTIES = {
+    any_cut_of_any_answer_gives_the_same_events: given(
+        family=families, text=answers, places=places, opened=st.booleans(), one_call=st.booleans()
     ),
-    given(family=families, text=prose, thought=prose, called=calls, places=places)(what_a_model_writes_is_understood),
-    given(family=families, called=calls, length=st.integers(0, 400))(
-        what_was_told_stays_true_where_an_answer_is_cut_short
+    what_a_model_writes_is_understood: given(family=families, text=prose, thought=prose, called=calls, places=places),
+    what_was_told_stays_true_where_an_answer_is_cut_short: given(
+        family=families, called=calls, length=st.integers(0, 400)
     ),
-]
+}
 properties = pytest.mark.parametrize("holds", PROPERTIES, ids=lambda holds: holds.__name__)
 
 
+def holds_for(holds: Callable[..., None], examples: int) -> None:
+    """Tests a property. Hypothesis refuses other settings for a function that has some, so each test makes its own."""
+    settings(deadline=None, max_examples=examples)(PROPERTIES[holds](holds))()
+
+
 @properties
-def test_property(holds: Callable[[], None]) -> None:
-    settings(deadline=None, max_examples=100)(holds)()
+def test_property(holds: Callable[..., None]) -> None:
+    holds_for(holds, 100)
 
 
 @pytest.mark.slow
 @properties
-def test_property_at_length(holds: Callable[[], None]) -> None:
-    settings(deadline=None, max_examples=3_000)(holds)()
+def test_property_at_length(holds: Callable[..., None]) -> None:
+    holds_for(holds, 3_000)
 
 
 def test_events_come_as_soon_as_they_are_sure() -> None:
