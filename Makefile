@@ -1,5 +1,6 @@
 # One virtual environment, .venv, made once: a stamp for each set of packages says that it is there. torch_xla, which
-# wants another PyTorch, has its own, and so have the client libraries, which want another openai.
+# wants another PyTorch, has its own, and so have the client libraries, which want another openai. The playground's tests
+# have one on top of .venv, because Gradio wants another Pillow.
 PYTHON ?= python3
 VENV := .venv
 SERVE_STAMP := $(VENV)/.installed
@@ -10,12 +11,14 @@ DOCS_STAMP := $(VENV)/.installed-docs
 TORCH_XLA_VENV := .venv-torch-xla
 TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 CLIENTS_VENV := .venv-clients
+PLAYGROUND_VENV := .venv-playground
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
 # PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients lint coverage docs demo-model manifests clean
+.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground lint coverage docs demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
 	@. $(VENV)/bin/activate && python -m podslice serve
@@ -54,6 +57,10 @@ test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries against the
 	@echo "== running client libraries against the server"
 	@. $(VENV)/bin/activate && python -m pytest -m slow tests/llm/client_libraries $(PYTEST_ARGS)
 
+test-playground: $(PLAYGROUND_STAMP) ## Run the playground's tests in Chromium (install Debian's chromium first)
+	@echo "== running the playground's tests"
+	@. $(PLAYGROUND_VENV)/bin/activate && python -m pytest -m 'slow or not slow' tests/playground $(PYTEST_ARGS)
+
 lint: $(TEST_STAMP) ## Check style, types, and each room's lines against its budget
 	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && mypy && python -m tools.budgets
 
@@ -73,7 +80,7 @@ manifests: $(SERVE_STAMP) ## Render the catalog into kuberay/manifests/ again
 	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names) -o kuberay/manifests
 
 clean: ## Remove the virtual environments
-	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV)
+	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV)
 
 $(VENV)/bin/python:
 	@echo "== creating $(VENV)"
@@ -122,4 +129,12 @@ $(CLIENTS_STAMP): pyproject.toml requirements-clients.lock
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'pip>=25.1' # knows groups
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --group test-clients \
 		-c requirements-clients.lock
+	@touch $@
+
+$(PLAYGROUND_STAMP): $(TEST_STAMP)
+	@echo "== installing Gradio and Playwright into $(PLAYGROUND_VENV), on top of $(VENV)"
+	@$(VENV)/bin/python -m venv $(PLAYGROUND_VENV)
+	@$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(PLAYGROUND_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	@$(PLAYGROUND_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'gradio>=6.31,<7' 'playwright>=1.65'
 	@touch $@

@@ -1,4 +1,4 @@
-"""The commands of `podslice`: servers, and all commands of `python -m kuberay`, `python -m apps.plan` and the jobs."""
+"""The commands of `podslice`: servers, the playground, and all of `python -m kuberay`, `apps.plan` and the jobs."""
 
 import sys
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import apps.batch.generate
 import apps.batch.prepare
 import apps.batch.smoke
 import apps.plan.commandline
+import apps.playground.commandline
 import kuberay.commandline
 
 app = typer.Typer(
@@ -49,6 +50,7 @@ for name, module in (
     ("prepare", apps.batch.prepare),
     ("generate", apps.batch.generate),
     ("smoke", apps.batch.smoke),
+    ("playground", apps.playground.commandline),
 ):
     (whole,) = module.app.registered_commands
     app.command(name)(whole.callback)

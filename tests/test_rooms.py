@@ -42,6 +42,11 @@ ABSENT = {
     "apps.serving.replica": ("jax", "torch", "transformers", "apps.llm", "apps.stable_diffusion"),
     "apps.serving.files": ("jax", "ray", "torch", "fastapi", "numpy"),
     "apps.serving.errors": ("jax", "ray", "torch", "fastapi", "numpy"),
+    "apps.playground.commandline": ("jax", "ray", "torch", "numpy", "fastapi", "gradio", "apps.serving", "apps.llm"),
+    "apps.playground.client, apps.playground.conversation, apps.playground.drawing, apps.playground.slices": (
+        *("jax", "ray", "torch", "numpy", "fastapi", "gradio", "PIL", "kuberay", "apps.serving", "apps.llm"),
+        *("apps.cell", "apps.stable_diffusion"),
+    ),
     "apps.plan.commandline": ("jax", "ray", "torch", "numpy", "rich.table"),
     "apps.plan.llm.search": ("ray", "torch", "fastapi"),
     "apps.llm": ("jax", "ray", "torch", "transformers"),

@@ -41,6 +41,7 @@ PLAN = ("apps/plan", "apps/llm/plan.py")
 PICTURES_PLAN = ("apps/stable_diffusion/plan.py",)
 BESIDE = ("ray_configs", "kuberay/render", "podslice")
 JOBS = ("apps/batch",)
+PLAYGROUND = ("apps/playground",)
 SINCE = {
     "core": {
         "tools and reasoning": 1_850,
@@ -60,19 +61,21 @@ SINCE = {
     },
     "plan": {"the attention kernel's instructions": 130},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
+    "playground": {"a page to try a service": 971},
 }
 ROOMS = (
     Room(
         "core",
         13_000,
         ("apps", *BESIDE),
-        ("apps/stable_diffusion", *JOBS, *PLAN),
+        ("apps/stable_diffusion", *JOBS, *PLAN, *PLAYGROUND),
         features=SINCE["core"],
     ),
     Room("pictures", 4_300, ("apps/stable_diffusion",), PICTURES_PLAN),
     Room("plan", 2_200, (*PLAN, *PICTURES_PLAN), features=SINCE["plan"]),
     Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), features=SINCE["kuberay"]),
     Room("batch and clients", 3_600, (*JOBS, "clients")),
+    Room("playground", 0, PLAYGROUND, features=SINCE["playground"]),
 )
 PRODUCT = Room(
     "together",

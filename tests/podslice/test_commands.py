@@ -12,7 +12,7 @@ from podslice import commands
 
 COMMANDS = (
     *("serve", "serve-images", "plan", "render", "check", "local", "apply", "diff", "status", "delete"),
-    *("node-pools", "catalog", "prepare", "generate", "smoke"),
+    *("node-pools", "catalog", "prepare", "generate", "smoke", "playground"),
 )
 
 

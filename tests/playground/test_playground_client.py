@@ -1,0 +1,160 @@
+"""The playground's HTTP: which pages a service gets, and a clear sentence for whatever goes wrong."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from apps.playground.client import Client, ServiceProblem, faces
+from tests.ports import free_port
+
+CHAT = {"paths": {"/v1/chat/completions": {}, "/v1/models": {}}}
+PICTURES = {"paths": {"/v1/images/generations": {}}}
+CELL = {"paths": {"/publish": {}, "/v1/chat/completions": {}}}
+EVENTS = 'data: {"n": "a\u2028b"}\n\n: alive\n\ndata: {"n": 2}\r\n\ndata: [DONE]\n\ndata: {"n": 3}\n\n'
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[str]:
+    """Services of several kinds, each under a path of its own."""
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    ports: list[int] = []
+    routes = {"/": "llm", "/pictures": "pictures", "/cell": "cell", "/cell/sax/test/demo": "sax.test.demo"}
+    answers: dict[str, Any] = {
+        "/three/-/routes": routes,
+        "/three/openapi.json": CHAT,
+        "/three/pictures/openapi.json": PICTURES,
+        "/three/cell/openapi.json": CELL,
+        "/partly/-/routes": {"/": "llm", "/pictures": "pictures"},
+        "/partly/openapi.json": CHAT,
+        "/lone/openapi.json": PICTURES,
+        "/other/openapi.json": {"paths": {"/pets": {}}},
+    }
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path.startswith("/locked") and request.headers.get("Authorization") != "Bearer right":
+            return web.json_response({"error": {"message": "No API key."}}, status=401)
+        if request.path == "/html/openapi.json":
+            return web.Response(text="<html>a router</html>", content_type="text/html")
+        if request.path == "/locked/openapi.json":
+            return web.json_response(CHAT)
+        if request.path == "/stream":
+            return web.Response(text=EVENTS, content_type="text/event-stream")
+        if request.path == "/midway":
+            return web.Response(text='data: {"n": 1}\n\ndata: {"error": {"message": "slice lost"}}\n\n')
+        if request.path == "/cut":
+            response = web.StreamResponse(headers={"Content-Length": "1000"})
+            await response.prepare(request)
+            await response.write(b'data: {"n": 1}\n\n')
+            request.transport.abort()
+            return response
+        if request.path in answers:
+            return web.json_response(answers[request.path])
+        full = request.path.startswith("/partly")
+        return web.json_response({"detail": "full" if full else "There is nothing."}, status=503 if full else 404)
+
+    async def start() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        ports.append(site._server.sockets[0].getsockname()[1])
+        ready.set()
+
+    def work() -> None:
+        loop.create_task(start())
+        loop.run_forever()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield f"http://127.0.0.1:{ports[0]}"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+
+
+def test_each_application_gets_the_pages_that_it_has_the_calls_for(services: str) -> None:
+    found, problems = asyncio.run(faces(Client(f"{services}/three/")))
+    assert [(face.prefix, face.pages) for face in found] == [
+        ("/", ("chat",)),
+        ("/cell", ("chat", "cell")),
+        ("/pictures", ("pictures",)),
+    ]
+    assert [face.client.url for face in found][1] == f"{services}/three/cell"
+    assert problems == []
+
+
+def test_an_application_without_serves_proxy(services: str) -> None:
+    (face,), _ = asyncio.run(faces(Client(f"{services}/lone")))
+    assert face.pages == ("pictures",)
+
+
+def test_one_application_that_does_not_answer_leaves_the_others(services: str) -> None:
+    (face,), (problem,) = asyncio.run(faces(Client(f"{services}/partly")))
+    assert face.prefix == "/" and "answered 503: full (the service is full or starting" in problem
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "said"),
+    [
+        ("locked", "", "answered 401: No API key (the service wants an API key: pass one with --api-key"),
+        ("locked", "wrong", "its API key is not accepted"),
+        ("other", "", "is not a Podslice service"),
+        ("html", "", "is not a Podslice service"),
+        ("nothing", "", "answered 404: There is nothing."),
+    ],
+)
+def test_a_service_of_another_kind(services: str, path: str, key: str, said: str) -> None:
+    with pytest.raises(ServiceProblem) as problem:
+        asyncio.run(faces(Client(f"{services}/{path}", key)))
+    assert said in str(problem.value) and f"{services}/{path}" in str(problem.value)
+
+
+def test_the_right_key(services: str) -> None:
+    (face,), _ = asyncio.run(faces(Client(f"{services}/locked", "right")))
+    assert face.pages == ("chat",)
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(ServiceProblem, match=r"Cannot reach http://localhost:.*Is the service running"):
+        asyncio.run(faces(Client(f"localhost:{free_port()}")))
+
+
+@pytest.mark.parametrize("url", ["http://", "ftp://host", "http://host:0", "http://host:99999", ""])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(ServiceProblem, match="is not a service's address"):
+        Client(url)
+
+
+def test_a_key_that_no_header_can_carry() -> None:
+    with pytest.raises(ServiceProblem, match="characters that no HTTP header can carry"):
+        Client("localhost", "k\ney")
+
+
+def taken(url: str, path: str) -> list[Any]:
+    async def take() -> list[Any]:
+        stream: AsyncIterator[dict[str, Any]] = Client(url).events(path, json={})
+        try:
+            async for event in stream:
+                events.append(event["n"])
+        except ServiceProblem as problem:
+            events.append(str(problem))
+        return events
+
+    events: list[Any] = []
+    return asyncio.run(take())
+
+
+def test_a_stream_and_the_ways_in_which_it_ends(services: str) -> None:
+    assert "\u2028" in EVENTS and json.loads('"\u2028"') == "\u2028"
+    assert taken(services, "/stream") == ["a\u2028b", 2]
+    assert taken(services, "/midway") == [1, "The service failed midway: slice lost"]
+    first, broken = taken(services, "/cut")
+    assert first == 1 and "broke" in broken
+    assert taken(services, "/none") == [f"{services}/none answered 404: There is nothing."]
