@@ -55,11 +55,12 @@ SINCE = {
         "priorities": 95,
         "objects for boards and alerts": 40,
         "fairness between callers": 555,
+        "Gemma 3 and YaRN": 140,
         "OpenTelemetry spans": 255,
         "vLLM's metrics and tokenizer_info": 70,
         "DeepSeek's tool calls": 80,
     },
-    "plan": {"the attention kernel's instructions": 130},
+    "plan": {"the attention kernel's instructions": 130, "Gemma 3's sizes": 17},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
     "playground": {"a page to try a service": 971},
 }

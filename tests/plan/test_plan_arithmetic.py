@@ -29,6 +29,10 @@ def measured(**values: float) -> MeasuredStep:
         ("google/gemma-7b", 8.538),
         ("google/gemma-2-9b", 9.241),
         ("google/gemma-2-27b", 27.227),
+        ("google/gemma-3-1b", 1.000),  # Gemma 3 without its vision tower
+        ("google/gemma-3-4b", 3.88),
+        ("google/gemma-3-12b", 11.77),
+        ("google/gemma-3-27b", 27.01),
         ("mistralai/Mistral-7B-v0.3", 7.248),
         ("Qwen/Qwen2.5-7B", 7.615),
         ("Qwen/Qwen2.5-0.5B", 0.494),

@@ -28,6 +28,19 @@ LLAMA31: Config = LLAMA3 | {
 LLAMA32 = LLAMA31 | {"rope_scaling": {**LLAMA31["rope_scaling"], "factor": 32.0}, "tie_word_embeddings": True}
 GEMMA = {"model_type": "gemma", "vocab_size": 256000, "max_position_embeddings": 8192, "head_dim": 256}
 GEMMA2 = {"model_type": "gemma2", "vocab_size": 256000, "max_position_embeddings": 8192, "sliding_window": 4096}
+GEMMA3: Config = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131072,
+    "sliding_window": 1024,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+GEMMA3_1B = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_144,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
+}
 MISTRAL = {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768, "hidden_act": "silu"}
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
 QWEN3 = {
@@ -71,6 +84,10 @@ MODELS: dict[str, Config] = {
     "google/gemma-2-2b": _sized(GEMMA2, 26, 2304, 9216, 8, 4, head_dim=256, query_pre_attn_scalar=256),
     "google/gemma-2-9b": _sized(GEMMA2, 42, 3584, 14336, 16, 8, head_dim=256, query_pre_attn_scalar=256),
     "google/gemma-2-27b": _sized(GEMMA2, 46, 4608, 36864, 32, 16, head_dim=128, query_pre_attn_scalar=144),
+    "google/gemma-3-1b": _sized(GEMMA3_1B, 26, 1152, 6912, 4, 1, head_dim=256),
+    "google/gemma-3-4b": _sized(GEMMA3, 34, 2560, 10240, 8, 4, head_dim=256),
+    "google/gemma-3-12b": _sized(GEMMA3, 48, 3840, 15360, 16, 8, head_dim=256),
+    "google/gemma-3-27b": _sized(GEMMA3, 62, 5376, 21504, 32, 16, head_dim=128, query_pre_attn_scalar=168),
     "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
     "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),
     "Qwen/Qwen2.5-0.5B": _sized(QWEN25, 24, 896, 4864, 14, 2, vocab_size=151936, tie_word_embeddings=True),

@@ -57,6 +57,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
             "final_logit_softcapping": 5.0,
         },
     ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 4,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 40,
+            "sliding_window_pattern": 3,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 
 

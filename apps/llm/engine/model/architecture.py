@@ -1,7 +1,7 @@
 """The architecture of a checkpoint's decoder, read from its Hugging Face config.json.
 
 One decoder serves all families; they differ only in the fields here. Sources: the config classes and modeling files of
-transformers for llama, mistral, qwen2, qwen3, gemma and gemma2; `lm_cloud` describes Saxml's.
+transformers for llama, mistral, qwen2, qwen3, gemma, gemma2 and gemma3; `lm_cloud` describes Saxml's.
 """
 
 import math
@@ -16,14 +16,22 @@ class UnsupportedModel(ValueError):
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding; `kind` "llama3" adds Llama 3.1's scaling of the low frequencies."""
+    """Rotary position embedding, and how a `kind` stretches it to `factor` times the positions it was trained on.
+
+    "llama3" (Llama 3.1) and "yarn" (https://arxiv.org/abs/2309.00071) divide the low frequencies by `factor`, keep the
+    high ones and blend those between: llama3 between two wavelengths, yarn between two channels.
+    """
 
     theta: float = 10000.0
     factor: float = 1.0
-    kind: Literal["default", "linear", "llama3"] = "default"
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_len: int = 8192
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    original_max_len: int = 8192  # llama3, yarn
+    beta_fast: float = 32.0  # yarn: channels that turn more often over the original positions keep their frequency
+    beta_slow: float = 1.0  # yarn: those that turn less often are divided
+    truncate: bool = True  # yarn: the bounds are whole channels
+    scale: float = 1.0  # yarn: multiplies cosines and sines
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
         """Angle per position for each pair of channels: [head_dim / 2], float64."""
@@ -32,7 +40,24 @@ class Rope:
             return [f / self.factor for f in plain]
         if self.kind == "llama3":
             return [self._llama3(f) for f in plain]
+        if self.kind == "yarn":
+            low, high = self._yarn_bounds(head_dim)
+            divided = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(head_dim // 2)]
+            return [f * (1 - part) + f / self.factor * part for f, part in zip(plain, divided)]
         return plain
+
+    def _yarn_bounds(self, head_dim: int) -> tuple[float, float]:
+        """The first channel pair that is divided in part, and the first that is divided whole."""
+
+        def channel(turns: float) -> float:
+            """The pair of channels that turns so often over the original positions."""
+            return head_dim * math.log(self.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = channel(self.beta_fast), channel(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        return low, high if high != low else low + 0.001
 
     def _llama3(self, frequency: float) -> float:
         """Divide low frequencies by `factor`, keep high ones, and blend those between (Llama 3.1)."""
@@ -79,15 +104,19 @@ class Architecture:
     output_bias: bool = False  # on the attention's output projection
     mlp_bias: bool = False
     head_bias: bool = False  # on the logits
-    qk_norm: bool = False  # RMSNorm over each head of q and k (Qwen3)
+    qk_norm: bool = False  # RMSNorm over each head of q and k (Qwen3, Gemma 3)
     norm_plus_one: bool = False  # norms multiply by 1 + weight (Gemma)
     scaled_embeddings: bool = False  # embeddings times sqrt(hidden_size) (Gemma)
-    post_norms: bool = False  # RMSNorm also after attention and MLP (Gemma 2)
+    post_norms: bool = False  # RMSNorm also after attention and MLP (Gemma 2 and 3)
     attention_scale: float = 1.0  # multiplies q @ k
     attention_softcap: float | None = None  # cap * tanh(scores / cap)
     final_softcap: float | None = None  # the same on the logits
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
+    window_rope: Rope | None = None  # of the layers with a window (Gemma 3); None: `rope`
     eos_token_ids: tuple[int, ...] = ()
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return self.window_rope if self.window_rope is not None and self.windows[layer] else self.rope
 
     @property
     def num_params(self) -> int:
@@ -98,7 +127,19 @@ class Architecture:
         return self.num_layers * layer + embeddings
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text")
+GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "eos_token_id": 1,
+}
+"""Fields that Gemma 3's files leave out. Source: Gemma3TextConfig of transformers."""
 
 
 def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Architecture:
@@ -110,6 +151,13 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UnsupportedModel(f"config.json: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
+    if family == "gemma3":  # with a vision tower, which is not loaded
+        config = {"eos_token_id": config.get("eos_token_id")} | config.get("text_config", {})
+    if family.startswith("gemma3"):
+        given = {name: value for name, value in config.items() if value is not None}
+        family, config = "gemma3", GEMMA3_DEFAULTS | given
+        if config.get("use_bidirectional_attention"):
+            raise UnsupportedModel("config.json: use_bidirectional_attention is not supported: the model is an encoder")
 
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method")
@@ -124,13 +172,15 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             raise UnsupportedModel(f"config.json: field {name!r} is missing (model_type {family})")
         return value
 
-    gemma, gemma2 = family.startswith("gemma"), family == "gemma2"
+    gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3")
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
     head_dim = config.get("head_dim") or (256 if gemma else hidden // heads)
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise UnsupportedModel(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key/value heads")
-    query_scale = need("query_pre_attn_scalar", 256) if gemma2 else head_dim
+    query_scale = need("query_pre_attn_scalar", 256) if post_norms else head_dim
+    softcaps = {"gemma2": (50.0, 30.0)}.get(family, (None, None))
+    rope, window_rope = _ropes(config)
     return Architecture(
         family=family,
         vocab_size=need("vocab_size"),
@@ -142,28 +192,38 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         head_dim=head_dim,
         max_position=need("max_position_embeddings"),
         norm_eps=need("rms_norm_eps", 1e-6),
-        rope=_rope(config),
+        rope=rope,
+        window_rope=window_rope,
         activation=_activation(config, family),
         tied_embeddings=bool(config.get("tie_word_embeddings", gemma)),
         attention_bias=bool(config.get("attention_bias", False)) or family == "qwen2",
         output_bias=bool(config.get("attention_bias", False)) and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "gemma3"),
         norm_plus_one=gemma,
         scaled_embeddings=gemma,
-        post_norms=gemma2,
+        post_norms=post_norms,
         attention_scale=query_scale**-0.5,
-        attention_softcap=config.get("attn_logit_softcapping", 50.0) if gemma2 else None,
-        final_softcap=config.get("final_logit_softcapping", 30.0) if gemma2 else None,
+        attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if post_norms else None,
+        final_softcap=config.get("final_logit_softcapping", softcaps[1]) if post_norms else None,
         windows=_windows(config, family, layers),
         eos_token_ids=_token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
     )
 
 
-def _rope(config: Mapping[str, Any]) -> Rope:
+def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope | None]:
+    """The rotary embedding of the layers, and that of the layers with a window where it is another."""
     # transformers 5 writes `rope_parameters`; older files have separate rope_theta and rope_scaling.
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = scaling.get("rope_theta") or config.get("rope_theta") or 10000.0
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not config["model_type"].startswith("gemma3"):
+        return _rope(scaling, scaling.get("rope_theta") or config.get("rope_theta") or 10000.0, config), None
+    full, local = scaling.get("full_attention", scaling), scaling.get("sliding_attention", {})
+    theta = full.get("rope_theta") or config.get("rope_theta") or 1e6
+    local_theta = local.get("rope_theta") or config.get("rope_local_base_freq") or 1e4
+    return _rope(full, theta, config), _rope(local, local_theta, config)
+
+
+def _rope(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -> Rope:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return Rope(theta=theta)
@@ -179,9 +239,36 @@ def _rope(config: Mapping[str, Any]) -> Rope:
                 high_freq_factor=scaling["high_freq_factor"],
                 original_max_len=scaling["original_max_position_embeddings"],
             )
+        if kind == "yarn":
+            return _yarn(scaling, theta, config)
     except KeyError as error:
         raise UnsupportedModel(f"config.json: rope_type {kind!r} needs the field {error}") from error
-    raise UnsupportedModel(f"config.json: rope_type {kind!r} is not supported; supported: default, linear, llama3")
+    raise UnsupportedModel(
+        f"config.json: rope_type {kind!r} is not supported; supported: default, linear, llama3, yarn"
+    )
+
+
+def _yarn(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -> Rope:
+    original = scaling["original_max_position_embeddings"]
+    factor = scaling.get("factor") or config["max_position_embeddings"] / original
+
+    def grown(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    scale = scaling.get("attention_factor")
+    if scale is None:  # DeepSeek gives two scales
+        mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        scale = grown(mscale) / grown(all_dim) if mscale and all_dim else grown()
+    return Rope(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_len=original,
+        beta_fast=scaling.get("beta_fast") or 32.0,
+        beta_slow=scaling.get("beta_slow") or 1.0,
+        truncate=scaling.get("truncate", True),
+        scale=scale,
+    )
 
 
 def _activation(config: Mapping[str, Any], family: str) -> Literal["silu", "gelu_tanh"]:
@@ -199,11 +286,12 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int |
     window = config.get("sliding_window", 4096 if family == "gemma2" else None)
     if family == "qwen2" or family == "qwen3":
         window = window if config.get("use_sliding_window") else None
-    if family not in ("mistral", "gemma2", "qwen2", "qwen3") or not window:
+    if family not in ("mistral", "gemma2", "gemma3", "qwen2", "qwen3") or not window:
         return (None,) * layers
     kinds = config.get("layer_types")
-    if kinds is None and family == "gemma2":
-        kinds = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
+    if kinds is None and family in ("gemma2", "gemma3"):
+        period = 2 if family == "gemma2" else config.get("sliding_window_pattern", 6)
+        kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
     elif kinds is None and family in ("qwen2", "qwen3"):
         first = config.get("max_window_layers", layers)
         kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]

@@ -1,5 +1,6 @@
 """A language model's checkpoint: a local folder, a hub id, or any fsspec URL such as gs://bucket/model."""
 
+import logging
 import math
 import tempfile
 from collections.abc import Mapping
@@ -11,7 +12,18 @@ import numpy as np
 
 from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 
+log = logging.getLogger("podslice")
+
 INDEX = "model.safetensors.index.json"
+DECODER_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""How the decoder's tensors begin in a checkpoint that has a vision tower too, and in one of the decoder alone.
+
+transformers 5 writes the first, older releases wrote the others.
+"""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,7 +66,10 @@ class Checkpoint(ModelFolder):
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorEntry]:
-        """All tensors by name, from the headers of all safetensors files."""
+        """All tensors by name, from the headers of all safetensors files.
+
+        Beside a vision tower, the decoder's have the names that they have alone; the tower's are never asked for.
+        """
         files = self.shards(INDEX)
         if files is None:
             files = ["model.safetensors"]
@@ -65,7 +80,13 @@ class Checkpoint(ModelFolder):
         entries: dict[str, TensorEntry] = {}
         for file in files:
             entries.update(self.header(file))
-        return entries
+        named = {_alone(name): entry for name, entry in entries.items()}
+        if named.keys() != entries.keys():
+            towers = sum(
+                not name.startswith(("model.layers.", "model.embed", "model.norm", "lm_head.")) for name in named
+            )
+            log.info("%s: %d tensors of its vision tower are not loaded: only text is served", self.location, towers)
+        return named
 
     def read(self, name: str, shape: tuple[int, ...], rows: slice = slice(None)) -> np.ndarray:
         """Rows `rows` of a tensor; `shape` is the whole tensor's."""
@@ -87,6 +108,11 @@ class Checkpoint(ModelFolder):
                 return read
             self._last_read = (entry.file, start, stop), read
         return self._last_read[1]
+
+
+def _alone(name: str) -> str:
+    prefix = next((prefix for prefix in DECODER_PREFIXES if name.startswith(prefix)), "")
+    return DECODER_PREFIXES.get(prefix, "") + name.removeprefix(prefix)
 
 
 def _resolve(location: str, weights: bool) -> str:

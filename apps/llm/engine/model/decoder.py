@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
-from apps.llm.engine.model.architecture import Architecture, sinusoid_frequencies
+from apps.llm.engine.model.architecture import Architecture, Rope, sinusoid_frequencies
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.quantization import linear, product
 from apps.llm.engine.parallel.products import row_parallel, rows, splits_by_token, whole
@@ -62,12 +62,13 @@ class Decoder:
             # The factor is rounded to the model's type first, as in the reference.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
         if arch.rope is None:
-            frequencies = sinusoid_frequencies(arch.hidden_size)
-            cos, sin = _angles(batch, self.page_size, frequencies)
+            cos, sin = _angles(batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
             x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)
-        else:
-            frequencies = arch.rope.inverse_frequencies(arch.head_dim)
-            cos, sin = _angles(batch, self.page_size, frequencies * 2)
+        turns: dict[Rope | None, Any] = {
+            rope: _angles(batch, self.page_size, rope.inverse_frequencies(arch.head_dim) * 2, rope.scale)
+            for rope in dict.fromkeys(map(arch.rope_of, range(arch.num_layers)))
+            if rope is not None
+        }
         plans: dict[Any, Any] = {}
         caches = list(caches)
 
@@ -75,7 +76,13 @@ class Decoder:
         # most of the time of a start with a warm compilation cache.
         @partial(jax.jit, static_argnames="spec", inline=False)
         def run_layer(
-            x: jax.Array, layer: Params, cache: LayerCache, plan: Any, scales: KVScales | None, spec: AttentionSpec
+            x: jax.Array,
+            layer: Params,
+            cache: LayerCache,
+            plan: Any,
+            scales: KVScales | None,
+            turn: tuple[jax.Array, jax.Array] | None,
+            spec: AttentionSpec,
         ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array]]:
             y = whole(self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
             qkv = linear(y, layer["qkv"], layer.get("qkv_bias"))
@@ -84,8 +91,8 @@ class Decoder:
             if arch.qk_norm:
                 q_norm = jnp.broadcast_to(layer["q_norm"], (self.heads.group, arch.head_dim))
                 qk = self._norm(qk, jnp.concatenate([q_norm, layer["k_norm"][None]]))
-            if arch.rope is not None:
-                qk = _rotate(qk, cos, sin)
+            if turn is not None:
+                qk = _rotate(qk, *turn)
             q, k = qk[:, :, :-1], qk[:, :, -1]
             y, cache = attend(self.impl, QKV(q, k, v), cache, plan, batch, spec, self.mesh, scales)
             y = row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), self.mesh, by_token)
@@ -103,7 +110,7 @@ class Decoder:
             if spec not in plans:
                 plans[spec] = self.impl.plan(batch, spec)
             scales = kv_scales[i] if kv_scales is not None else None
-            x, caches[i], seen = run_layer(x, layer, caches[i], plans[spec], scales, spec)
+            x, caches[i], seen = run_layer(x, layer, caches[i], plans[spec], scales, turns.get(arch.rope_of(i)), spec)
             if observe is not None:
                 observe.append(seen)
         return whole(x, self.mesh, by_token), caches
@@ -152,13 +159,15 @@ def _silu(x: jax.Array) -> jax.Array:
     return x * (0.5 + 0.5 * jnp.tanh(0.5 * x))
 
 
-def _angles(batch: Batch, page_size: int, frequencies: list[float]) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of each token's position times each frequency, both `[T, frequencies]` float32."""
+def _angles(batch: Batch, page_size: int, frequencies: list[float], scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
+    """`scale` times cosines and sines of each position times each frequency: both `[T, frequencies]` float32."""
     position = slots(batch, page_size)[1]
 
     def angles() -> tuple[jax.Array, jax.Array]:
         angle = position[:, None].astype(jnp.float32) * np.asarray(frequencies, np.float32)
-        return jnp.cos(angle), jnp.sin(angle)
+        if scale == 1:
+            return jnp.cos(angle), jnp.sin(angle)
+        return scale * jnp.cos(angle), scale * jnp.sin(angle)
 
     def none() -> tuple[jax.Array, jax.Array]:
         zeros = jnp.zeros((len(position), len(frequencies)))

@@ -77,6 +77,26 @@ def test_logits(family: str, tmp_path: Path, compile_cache: str) -> None:
     assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
 
 
+def test_gemma3_beside_a_vision_tower(tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture) -> None:
+    text = tiny_models.make("gemma3")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision = {**sizes, "image_size": 28, "patch_size": 14}
+    config = transformers.Gemma3Config(text_config=text.config, vision_config=vision, mm_tokens_per_image=4)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    tiny_models.save(model, tmp_path)
+    with caplog.at_level("INFO", logger="podslice"):
+        assert worst_error(Stepper(tmp_path, compile_cache), text) <= 1e-4
+    assert "vision tower" in caplog.text
+
+
+def test_yarn_rope(tmp_path: Path, compile_cache: str) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+    model = tiny_models.make("qwen3", rope_parameters=rope)
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+
+
 def test_several_files(tmp_path: Path, compile_cache: str) -> None:
     model = tiny_models.make("llama3")
     tiny_models.save(model, tmp_path, max_shard_size="100KB")
