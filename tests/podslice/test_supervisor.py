@@ -48,6 +48,8 @@ if os.fork() == 0:
         mark("orphan")
         time.sleep(600)
     os._exit(0)
+while not ((marks / "orphan").exists() and (marks / "orphan").read_text()):
+    time.sleep(0.01)
 """
 READY = """
 tell({"stage": "starting Serve", "logs": str(marks), "joined": False})
