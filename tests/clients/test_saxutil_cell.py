@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
+
+from tests.llm.serve.serving import wait_until
 
 PROGRAM = "saxutil.py"
 CELL = "/sax/saxutil"
@@ -19,6 +22,8 @@ def cell_url(ray_cluster: str, serve_url: str, tmp_path) -> Iterator[str]:
 
     config = CellConfig(name="saxutil", state_uri=str(tmp_path), tiny=True)
     serve.run(build(config), name="saxutil-cell", route_prefix="/saxutil")
+    # On a busy machine the proxy learns of a route some time after the application runs.
+    wait_until(lambda: httpx.get(f"{serve_url}/saxutil/v1/models").is_success, 120)
     yield f"{serve_url}/saxutil"
     serve.delete("saxutil-cell")
     for app in serve.status().applications:  # what it had published, if the test failed
@@ -33,7 +38,8 @@ def saxutil(cell_url: str, call: Callable[..., tuple[int, str, str]]) -> Callabl
 
 @pytest.mark.slow
 def test_the_life_of_a_model(cell_url, saxutil, start):
-    assert f"| {CELL} |" in saxutil("ls", "/sax")[1]
+    code, out, err = saxutil("ls", "/sax")
+    assert code == 0 and f"| {CELL} |" in out, err
     code, out, err = saxutil("publish", "-wait", MODEL, PATH, "None", "1", "BATCH_SIZE=2")
     assert (code, out.startswith(f"{MODEL}: LOADED, 1 of 1 replicas active, after")) == (0, True), err
     assert saxutil("publish", MODEL, PATH, "None", "1")[0] == 1  # it is published already
