@@ -6,7 +6,7 @@ import gradio as gr
 
 from apps.playground.cell_page import cell_page
 from apps.playground.chat_page import chat_page
-from apps.playground.client import Face
+from apps.playground.client import ServedApplication
 from apps.playground.notes import note
 from apps.playground.pictures_page import pictures_page
 
@@ -27,16 +27,16 @@ CSS = """
 """
 
 
-def playground(url: str, faces: Sequence[Face], problems: Sequence[str] = ()) -> gr.Blocks:
+def playground(url: str, applications: Sequence[ServedApplication], problems: Sequence[str] = ()) -> gr.Blocks:
     """The page for these applications. `problems`: sentences on those that do not answer."""
-    several = len({face.prefix for face in faces}) > 1
+    several = len({application.prefix for application in applications}) > 1
     with gr.Blocks(title=f"Podslice playground: {url}", analytics_enabled=False, fill_width=True) as blocks:
         gr.HTML(f"<b>Podslice playground</b> {note(url, False)}" + "".join(note(problem) for problem in problems))
         with gr.Tabs():
-            for face in faces:
-                for page in face.pages:
-                    with gr.Tab(page.capitalize() + (f" {face.prefix}" if several else "")):
-                        PAGES[page](face.client, blocks)
+            for application in applications:
+                for page in application.pages:
+                    with gr.Tab(page.capitalize() + (f" {application.prefix}" if several else "")):
+                        PAGES[page](application.client, blocks)
     return blocks
 
 

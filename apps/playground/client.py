@@ -25,7 +25,7 @@ class ServiceProblem(Exception):
 
 
 @dataclass(frozen=True)
-class Face:
+class ServedApplication:
     """An application of a service, and the pages that it has the calls for."""
 
     prefix: str
@@ -126,7 +126,7 @@ class Client:
         return ServiceProblem(f"{self.url} is not a Podslice service. Check --url.")
 
 
-async def faces(client: Client) -> tuple[list[Face], list[str]]:
+async def applications(client: Client) -> tuple[list[ServedApplication], list[str]]:
     """The applications behind an address that have a page, and one sentence on each that does not answer.
 
     Raises:
@@ -142,7 +142,7 @@ async def faces(client: Client) -> tuple[list[Face], list[str]]:
             continue
         paths = schema.get("paths", {}) if isinstance(schema, dict) else {}
         if pages := tuple(page for page, path in PAGES.items() if path in paths):
-            found.append(Face(prefix, there, pages))
+            found.append(ServedApplication(prefix, there, pages))
     if not found:
         raise ServiceProblem(problems[0] if problems else str(client._another()))
     return found, problems

@@ -25,13 +25,13 @@ def main(
 
     Whoever can reach the page can use the service, with this key.
     """
-    from apps.playground.client import Client, ServiceProblem, faces
+    from apps.playground.client import Client, ServiceProblem, applications
 
     if importlib.util.find_spec("gradio") is None:
         raise Refusal("the playground needs Gradio: pip install 'podslice[playground]'")
     try:
         client = Client(url, api_key.strip())
-        found, problems = asyncio.run(faces(client))
+        found, problems = asyncio.run(applications(client))
     except ServiceProblem as problem:
         raise Refusal(str(problem)) from None
     for sentence in problems:
@@ -39,7 +39,7 @@ def main(
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     from apps.playground.app import playground, run
 
-    pages = ", ".join(page for face in found for page in face.pages)
+    pages = ", ".join(page for application in found for page in application.pages)
     typer.echo(f"The playground of {client.url} ({pages}) is at http://{host}:{port}. Ctrl-C stops it.")
     try:
         run(playground(client.url, found, problems), host, port)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from apps.playground.client import Client, ServiceProblem, faces
+from apps.playground.client import Client, ServiceProblem, applications
 from tests.ports import free_port
 
 CHAT = {"paths": {"/v1/chat/completions": {}, "/v1/models": {}}}
@@ -80,24 +80,24 @@ def services() -> Iterator[str]:
 
 
 def test_each_application_gets_the_pages_that_it_has_the_calls_for(services: str) -> None:
-    found, problems = asyncio.run(faces(Client(f"{services}/three/")))
-    assert [(face.prefix, face.pages) for face in found] == [
+    found, problems = asyncio.run(applications(Client(f"{services}/three/")))
+    assert [(application.prefix, application.pages) for application in found] == [
         ("/", ("chat",)),
         ("/cell", ("chat", "cell")),
         ("/pictures", ("pictures",)),
     ]
-    assert [face.client.url for face in found][1] == f"{services}/three/cell"
+    assert [application.client.url for application in found][1] == f"{services}/three/cell"
     assert problems == []
 
 
 def test_an_application_without_serves_proxy(services: str) -> None:
-    (face,), _ = asyncio.run(faces(Client(f"{services}/lone")))
-    assert face.pages == ("pictures",)
+    (application,), _ = asyncio.run(applications(Client(f"{services}/lone")))
+    assert application.pages == ("pictures",)
 
 
 def test_one_application_that_does_not_answer_leaves_the_others(services: str) -> None:
-    (face,), (problem,) = asyncio.run(faces(Client(f"{services}/partly")))
-    assert face.prefix == "/" and "answered 503: full (the service is full or starting" in problem
+    (application,), (problem,) = asyncio.run(applications(Client(f"{services}/partly")))
+    assert application.prefix == "/" and "answered 503: full (the service is full or starting" in problem
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,18 @@ def test_one_application_that_does_not_answer_leaves_the_others(services: str) -
 )
 def test_a_service_of_another_kind(services: str, path: str, key: str, said: str) -> None:
     with pytest.raises(ServiceProblem) as problem:
-        asyncio.run(faces(Client(f"{services}/{path}", key)))
+        asyncio.run(applications(Client(f"{services}/{path}", key)))
     assert said in str(problem.value) and f"{services}/{path}" in str(problem.value)
 
 
 def test_the_right_key(services: str) -> None:
-    (face,), _ = asyncio.run(faces(Client(f"{services}/locked", "right")))
-    assert face.pages == ("chat",)
+    (application,), _ = asyncio.run(applications(Client(f"{services}/locked", "right")))
+    assert application.pages == ("chat",)
 
 
 def test_nobody_listens() -> None:
     with pytest.raises(ServiceProblem, match=r"Cannot reach http://localhost:.*Is the service running"):
-        asyncio.run(faces(Client(f"localhost:{free_port()}")))
+        asyncio.run(applications(Client(f"localhost:{free_port()}")))
 
 
 @pytest.mark.parametrize("url", ["http://", "ftp://host", "http://host:0", "http://host:99999", ""])
