@@ -178,7 +178,8 @@ class EngineModel:
                 while True:
                     try:
                         open_.append(self._engine.submit_embedding(prompt, pooling, loop, CALLER.get()))
-                        submitted.append(open_[-1])
+                        if self.tracing is not None:
+                            submitted.append(open_[-1])
                         break
                     except QueueFull:
                         if not open_ and not vectors:

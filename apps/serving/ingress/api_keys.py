@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import Response
 
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/healthcheck", "/metrics"})
-"""Paths for health probes. They need no key: they reveal nothing and cost nothing."""
+"""Paths for probes and scrapers, which send no key: health, and a replica's load."""
 VARIABLE = "PODSLICE_API_KEYS"
 DEFAULT_PRINCIPAL = "default"
 """Principal of a key without a name."""

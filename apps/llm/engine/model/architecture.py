@@ -180,7 +180,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         raise UnsupportedModel(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key/value heads")
     query_scale = need("query_pre_attn_scalar", 256) if post_norms else head_dim
     softcaps = {"gemma2": (50.0, 30.0)}.get(family, (None, None))
-    rope, window_rope = _ropes(config)
+    rope, window_rope = _ropes(config, family)
     return Architecture(
         family=family,
         vocab_size=need("vocab_size"),
@@ -211,11 +211,11 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     )
 
 
-def _ropes(config: Mapping[str, Any]) -> tuple[Rope, Rope | None]:
+def _ropes(config: Mapping[str, Any], family: str) -> tuple[Rope, Rope | None]:
     """The rotary embedding of the layers, and that of the layers with a window where it is another."""
     # transformers 5 writes `rope_parameters`; older files have separate rope_theta and rope_scaling.
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not config["model_type"].startswith("gemma3"):
+    if family != "gemma3":
         return _rope(scaling, scaling.get("rope_theta") or config.get("rope_theta") or 10000.0, config), None
     full, local = scaling.get("full_attention", scaling), scaling.get("sliding_attention", {})
     theta = full.get("rope_theta") or config.get("rope_theta") or 1e6

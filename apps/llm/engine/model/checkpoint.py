@@ -22,7 +22,7 @@ DECODER_PREFIXES = {
 }
 """How the decoder's tensors begin in a checkpoint that has a vision tower too, and in one of the decoder alone.
 
-transformers 5 writes the first, older releases wrote the others.
+transformers writes the last two; the first is how it names them in memory.
 """
 TOKENIZER_FILES = (
     "tokenizer.json",

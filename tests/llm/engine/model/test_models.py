@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from apps.llm.engine.executor import LocalExecutor
@@ -77,7 +78,10 @@ def test_logits(family: str, tmp_path: Path, compile_cache: str) -> None:
     assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
 
 
-def test_gemma3_beside_a_vision_tower(tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_gemma3_beside_a_vision_tower(
+    prefix: str, tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture
+) -> None:
     text = tiny_models.make("gemma3")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     vision = {**sizes, "image_size": 28, "patch_size": 14}
@@ -85,6 +89,9 @@ def test_gemma3_beside_a_vision_tower(tmp_path: Path, compile_cache: str, caplog
     model = transformers.Gemma3ForConditionalGeneration(config).eval()
     model.model.language_model.load_state_dict(text.model.state_dict())
     tiny_models.save(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {name.replace("language_model.model.", prefix): tensor for name, tensor in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors")
     with caplog.at_level("INFO", logger="podslice"):
         assert worst_error(Stepper(tmp_path, compile_cache), text) <= 1e-4
     assert "vision tower" in caplog.text
