@@ -59,6 +59,7 @@ SINCE = {
         "OpenTelemetry spans": 255,
         "vLLM's metrics and tokenizer_info": 70,
         "DeepSeek's tool calls": 80,
+        "mixtures of experts": 250,
     },
     "plan": {"the attention kernel's instructions": 130, "Gemma 3's sizes": 17},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},

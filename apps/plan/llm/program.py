@@ -75,8 +75,7 @@ class StepPrograms:
         return jnp.dtype(jnp.int8 if self.config.quantize_kv_cache == "int8" else self.config.dtype)
 
     def with_layers(self, layers: int) -> "StepPrograms":
-        arch = replace(self.arch, num_layers=layers, windows=self.arch.windows[:layers])
-        return replace(self, arch=arch)
+        return replace(self, arch=self.arch.first(layers))
 
     def layer_cache(self) -> LayerCache:
         """Global shapes of one layer's KV cache."""

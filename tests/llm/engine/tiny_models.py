@@ -45,6 +45,28 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
     "mistral": ("Mistral", {"sliding_window": 40, "num_hidden_layers": 3}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+        },
+    ),
     "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh"}),
     "gemma2": (
         "Gemma2",

@@ -24,6 +24,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama3": {"num_attention_heads": 8, "num_key_value_heads": 2},
     "gemma": {"num_attention_heads": 8, "num_key_value_heads": 1},
     "gemma2": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 16, "num_hidden_layers": 2},
+    "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2},  # two experts of each layer on each device
 }
 
 
@@ -78,6 +79,7 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
         pytest.param("llama3", DEVICES, marks=pytest.mark.slow),
         pytest.param("gemma", DEVICES, marks=pytest.mark.long),
         pytest.param("gemma2", DEVICES, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", DEVICES, marks=pytest.mark.slow),
     ],
 )
 def test_two_hosts_give_the_answers_of_one_process(
@@ -181,9 +183,11 @@ def test_the_175b_model_at_its_96_layers_on_eight_hosts(slice_cache: str) -> Non
 def check_bytes(by_host: list[dict[str, int]], devices: int, folder: str) -> None:
     """No host reads more of a matrix than its devices hold, however the matrix is split."""
     for name, entry in Checkpoint(folder).tensors.items():
-        size, read = entry.stop - entry.start, [host[name] for host in by_host]
-        if len(entry.shape) == 1:
-            assert read == [size] * HOSTS, "norms are everywhere"
+        size, read = entry.stop - entry.start, [host.get(name, 0) for host in by_host]
+        if len(entry.shape) == 1 or name.endswith("mlp.gate.weight"):
+            assert read == [size] * HOSTS, "norms and routers are everywhere"
+        elif ".experts." in name:
+            assert sorted(read) == [0, size], "an expert is whole on one host"
         elif any(part in name for part in ("k_proj", "v_proj")):
             # Where there are fewer heads than devices, each device reads the one head that it holds a copy of.
             copies = max(1, HOSTS * devices // (entry.shape[0] // head_dim(folder)))

@@ -1,12 +1,13 @@
 """The architecture of a checkpoint's decoder, read from its Hugging Face config.json.
 
 One decoder serves all families; they differ only in the fields here. Sources: the config classes and modeling files of
-transformers for llama, mistral, qwen2, qwen3, gemma, gemma2 and gemma3; `lm_cloud` describes Saxml's.
+transformers for llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2 and gemma3; `lm_cloud`
+describes Saxml's.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 
@@ -82,6 +83,19 @@ def sinusoid_frequencies(dim: int) -> list[float]:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Feed-forward networks of which a router picks `per_token` for each token, after a softmax over all."""
+
+    count: int
+    per_token: int
+    width: int  # of one expert's intermediate activations
+    renormalized: bool  # the picked experts' shares are scaled to add up to 1
+    layers: tuple[bool, ...]  # which layers have them; the others have one feed-forward network
+    names: Literal["qwen", "mixtral"] = "qwen"  # of its tensors in a checkpoint
+    shared_width: int = 0  # of one that every token takes, times a sigmoid gate (Qwen2-MoE); 0: none
+
+
+@dataclass(frozen=True)
 class Architecture:
     """The decoder's dimensions and options."""
 
@@ -112,22 +126,59 @@ class Architecture:
     attention_softcap: float | None = None  # cap * tanh(scores / cap)
     final_softcap: float | None = None  # the same on the logits
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
+    experts: Experts | None = None
     window_rope: Rope | None = None  # of the layers with a window (Gemma 3); None: `rope`
     eos_token_ids: tuple[int, ...] = ()
 
     def rope_of(self, layer: int) -> Rope | None:
         return self.window_rope if self.window_rope is not None and self.windows[layer] else self.rope
 
+    def first(self, layers: int) -> "Architecture":
+        """The same with its first layers only."""
+        few = self.experts and replace(self.experts, layers=self.experts.layers[:layers])
+        return replace(self, num_layers=layers, windows=self.windows[:layers], experts=few)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
+
+    @property
+    def split_widths(self) -> set[int]:
+        """Widths of the feed-forward networks that are split over devices."""
+        if self.experts is None:
+            return {self.intermediate_size}
+        dense = set() if all(self.experts.layers) else {self.intermediate_size}
+        return dense | ({self.experts.shared_width} - {0})
+
     @property
     def num_params(self) -> int:
         """Number of parameters, without biases and norms (less than a thousandth)."""
+        return self._params(self.experts.count if self.experts else 0)
+
+    @property
+    def active_params(self) -> int:
+        """Those that one token is multiplied by, and the embeddings."""
+        return self._params(self.experts.per_token if self.experts else 0)
+
+    def _params(self, experts: int) -> int:
         attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
-        layer = attention + (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+        matrices = 3 if self.gated_mlp else 2
+        dense, sparse = self.num_layers, 0
+        inner = 0
+        if self.experts is not None:
+            sparse = sum(self.experts.layers)
+            dense -= sparse
+            inner = matrices * (experts * self.experts.width + self.experts.shared_width) + self.experts.count
+        feed = dense * matrices * self.intermediate_size + sparse * inner
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * layer + embeddings
+        return self.num_layers * attention + self.hidden_size * feed + embeddings
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text")
+FAMILIES = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("gemma", "gemma2", "gemma3", "gemma3_text"),
+)
+DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
+"""Families with experts, and the one that they are otherwise like."""
 GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -172,6 +223,8 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             raise UnsupportedModel(f"config.json: field {name!r} is missing (model_type {family})")
         return value
 
+    experts = _experts(config, family, need) if family in DENSE else None
+    family = DENSE.get(family, family)
     gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3")
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
     head_dim = config.get("head_dim") or (256 if gemma else hidden // heads)
@@ -207,7 +260,26 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if post_norms else None,
         final_softcap=config.get("final_logit_softcapping", softcaps[1]) if post_norms else None,
         windows=_windows(config, family, layers),
+        experts=experts,
         eos_token_ids=_token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
+    )
+
+
+def _experts(config: Mapping[str, Any], family: str, need: Callable[..., Any]) -> Experts:
+    layers = need("num_hidden_layers")
+    # transformers 5 writes num_local_experts for all; the hub's files of Qwen say num_experts.
+    count = need("num_local_experts", config.get("num_experts"))
+    if family == "mixtral":
+        width, per_token = need("intermediate_size"), need("num_experts_per_tok", 2)
+        return Experts(count, per_token, width, True, (True,) * layers, names="mixtral")
+    dense, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+    return Experts(
+        count=count,
+        per_token=need("num_experts_per_tok"),
+        width=need("moe_intermediate_size"),
+        renormalized=bool(config.get("norm_topk_prob", False)),
+        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
+        shared_width=need("shared_expert_intermediate_size") if family == "qwen2_moe" else 0,
     )
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
+from apps.llm.engine.model import experts
 from apps.llm.engine.model.architecture import Architecture, Rope, sinusoid_frequencies
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.quantization import linear, product
@@ -69,6 +70,7 @@ class Decoder:
             for rope in dict.fromkeys(map(arch.rope_of, range(arch.num_layers)))
             if rope is not None
         }
+        live = jnp.arange(len(tokens)) < batch.q_starts[-1]
         plans: dict[Any, Any] = {}
         caches = list(caches)
 
@@ -100,7 +102,7 @@ class Decoder:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
             x = x + y
             y = whole(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), self.mesh, by_token)
-            y = self._feed_forward(y, layer, by_token)
+            y = self._feed_forward(y, layer, live, by_token)
             if arch.post_norms:
                 y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
             return x + y, cache, (k, v)
@@ -141,17 +143,34 @@ class Decoder:
         wide = wide * weight + (wide if self.arch.norm_plus_one else 0.0)
         return (wide if bias is None else wide + bias).astype(x.dtype)
 
-    def _feed_forward(self, x: jax.Array, layer: Params, by_token: bool) -> jax.Array:
-        activation = _silu if self.arch.activation == "silu" else partial(jax.nn.gelu, approximate=True)
+    def _feed_forward(self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool) -> jax.Array:
+        """`[T, hidden]` -> the same; of experts, padding (where `live` is false) takes none."""
+        if "router" not in layer:
+            return self._mlp(x, layer, by_token)
+        assert self.arch.experts is not None
+        shares, picked = experts.route(product(x, layer["router"]), self.arch.experts)
+        picked = jnp.where(live[:, None], picked, self.arch.experts.count)
+        weights = layer["experts_in"], layer["experts_out"]
+        y = experts.feed_forward(x, shares, picked, *weights, self._activation, self.arch.experts, self.mesh, by_token)
+        if "shared_gate" in layer:
+            y = y + self._mlp(x, layer, by_token, jax.nn.sigmoid(product(x, layer["shared_gate"])))
+        return y
+
+    def _mlp(self, x: jax.Array, layer: Params, by_token: bool, share: jax.Array | None = None) -> jax.Array:
+        """One feed-forward network, times `share` `[T, 1]` where given."""
         if self.arch.gated_mlp:
             shares = self.heads.devices
             both = product(x, layer["gate_up"], layer.get("gate_up_bias")).reshape(len(x), shares, 2, -1)
             gate, up = both[:, :, 0], both[:, :, 1]  # [T, devices, mlp / devices]
-            y = activation(gate) * up
+            y = self._activation(gate) * up
         else:
-            y = activation(product(x, layer["up"], layer.get("up_bias")))
-        y = y.astype(x.dtype).reshape(len(x), -1)
+            y = self._activation(product(x, layer["up"], layer.get("up_bias")))
+        y = y.reshape(len(x), -1)
+        y = (y if share is None else y * share).astype(x.dtype)
         return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token)
+
+    def _activation(self, x: jax.Array) -> jax.Array:
+        return _silu(x) if self.arch.activation == "silu" else jax.nn.gelu(x, approximate=True)
 
 
 def _silu(x: jax.Array) -> jax.Array:

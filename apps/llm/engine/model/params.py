@@ -22,7 +22,7 @@ from apps.serving.progress import bar
 
 Params = dict[str, Any]
 
-MESH_AXES = {"vocab": "tensor", "kv_heads": "tensor", "mlp": "tensor", "embed": None}
+MESH_AXES = {"vocab": "tensor", "kv_heads": "tensor", "mlp": "tensor", "experts": "tensor", "embed": None}
 """Logical axis -> mesh axis."""
 
 
@@ -72,10 +72,16 @@ class HeadLayout:
 
     @classmethod
     def of(cls, arch: Architecture, tensor_parallel: int) -> "HeadLayout":
-        if arch.intermediate_size % tensor_parallel:
+        for width in arch.split_widths:
+            if width % tensor_parallel:
+                raise ValueError(
+                    f"tensor_parallel {tensor_parallel} does not divide the model's intermediate_size {width}; choose "
+                    "a divisor of it"
+                )
+        if arch.experts is not None and arch.experts.count % tensor_parallel:
             raise ValueError(
-                f"tensor_parallel {tensor_parallel} does not divide the model's intermediate_size "
-                f"{arch.intermediate_size}; choose a divisor of it"
+                f"tensor_parallel {tensor_parallel} does not divide the model's {arch.experts.count} experts; choose a "
+                "divisor of it"
             )
         repeat = math.lcm(arch.num_kv_heads, tensor_parallel) // arch.num_kv_heads
         kv_heads = arch.num_kv_heads * repeat
@@ -90,7 +96,7 @@ class HeadLayout:
 
 def declare(arch: Architecture, heads: HeadLayout) -> Params:
     """All parameters as a tree of Param. The only place with a checkpoint's tensor names."""
-    hidden, mlp, dim = arch.hidden_size, arch.intermediate_size, arch.head_dim
+    hidden, dim = arch.hidden_size, arch.head_dim
 
     def vector(name: str, size: int = hidden) -> Param:
         bias = name.endswith("bias")
@@ -103,7 +109,32 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         bias = {f"{key}_bias": vector(f"{name}.bias")} if arch.norm == "layer" else {}
         return {key: vector(f"{name}.weight")} | bias
 
-    def feed_forward(feed: str) -> Params:
+    def experts(prefix: str) -> Params:
+        assert arch.experts is not None
+        count, width = arch.experts.count, arch.experts.width
+        feed = f"{prefix}.mlp"
+        gate_name, up_name, down_name = "gate_proj", "up_proj", "down_proj"
+        if arch.experts.names == "mixtral":
+            feed, (gate_name, up_name, down_name) = f"{prefix}.block_sparse_moe", ("w1", "w3", "w2")
+
+        def each(shape: tuple[int, int], *names: str) -> Source:
+            """The experts' matrices one after another."""
+            places = (f"{feed}.experts.{expert}.{name}.weight" for expert in range(count) for name in names)
+            return tuple(Rows(place, shape, 0, shape[0]) for place in places)
+
+        into, down = each((width, hidden), gate_name, up_name), each((hidden, width), down_name)
+        params = {
+            "router": Param((count, hidden), (None, "embed"), _plain(f"{feed}.gate.weight", count, hidden)),
+            "experts_in": Param((count * 2 * width, hidden), ("experts", "embed"), into, matrix=True),
+            "experts_out": Param((count * hidden, width), ("experts", None), down, matrix=True),
+        }
+        if arch.experts.shared_width:
+            params |= feed_forward(f"{feed}.shared_expert", arch.experts.shared_width)
+            gate = _plain(f"{feed}.shared_expert_gate.weight", 1, hidden)
+            params["shared_gate"] = Param((1, hidden), (None, "embed"), gate)
+        return params
+
+    def feed_forward(feed: str, mlp: int = arch.intermediate_size) -> Params:
         down = Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight", hidden, mlp), matrix=True)
         if arch.gated_mlp:
             key, rows = "gate_up", 2 * mlp
@@ -134,7 +165,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
                 _plain(f"{attention}.o_proj.weight", hidden, heads.kv_heads * heads.group * dim),
                 matrix=True,
             ),
-            **feed_forward(f"{prefix}.mlp"),
+            **(experts(prefix) if arch.has_experts(i) else feed_forward(f"{prefix}.mlp")),
         }
         if arch.post_norms:
             params |= norm("post_attention_norm", f"{prefix}.post_attention_layernorm")

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from apps.llm.engine.model.architecture import Architecture, Rope
+from apps.llm.engine.model.architecture import Architecture, Experts, Rope
 from apps.llm.engine.model.params import HeadLayout
 
 HEAD_DIM = 16  # the minimum of the CPU attention kernels
@@ -27,17 +27,24 @@ def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
         n for n in range(1, arch.num_kv_heads + 1) if arch.num_kv_heads % n == 0 and math.lcm(n, shards) == n * repeat
     )
     layers = min(arch.num_layers, layers)
+    arch = arch.first(layers)
     return replace(
         arch,
         hidden_size=HIDDEN,
         intermediate_size=shards * max(1, 4 * HIDDEN // shards),
-        num_layers=layers,
         num_heads=kv_heads * (arch.num_heads // arch.num_kv_heads),
         num_kv_heads=kv_heads,
         head_dim=HEAD_DIM,
         attention_scale=arch.attention_scale * (arch.head_dim / HEAD_DIM) ** 0.5,
-        windows=arch.windows[:layers],
+        experts=arch.experts and _few(arch.experts, shards),
     )
+
+
+def _few(experts: Experts, shards: int) -> Experts:
+    """At least as many as a token takes, as many on each device."""
+    count = shards * -(-max(8, experts.per_token) // shards)
+    shared = shards * max(1, 64 // shards) if experts.shared_width else 0
+    return replace(experts, count=count, width=64, shared_width=shared)
 
 
 def generic(max_position: int | None) -> Architecture:

@@ -29,6 +29,15 @@ WHOLE = {
         ),
         (1, 2, 4, 16),
     ),
+    "qwen3_moe": (
+        from_hf_config(
+            {"model_type": "qwen3_moe", "vocab_size": 151936, "intermediate_size": 6144, "num_hidden_layers": 48}
+            | {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+            | {"max_position_embeddings": 40960, "hidden_act": "silu", "num_experts": 128, "num_experts_per_tok": 8}
+            | {"moe_intermediate_size": 768, "norm_topk_prob": True}
+        ),
+        (1, 2, 4, 16),
+    ),
 }
 
 
@@ -40,7 +49,7 @@ def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
     assert toy.attention_scale * toy.head_dim**0.5 == pytest.approx(arch.attention_scale * arch.head_dim**0.5)
     assert toy.num_params < 5e7 and toy.num_layers == len(toy.windows) == 2
     sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
-    for field in (*sizes, "attention_scale", "windows"):
+    for field in (*sizes, "attention_scale", "windows", "experts"):
         toy = replace(toy, **{field: getattr(arch, field)})
     assert toy == arch, "and every switch is the whole one's"
     assert tiny(arch, shards, layers=1000).num_layers == arch.num_layers

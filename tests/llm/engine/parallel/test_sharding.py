@@ -34,6 +34,17 @@ def test_the_same_logits(llama: Path, kind: str) -> None:
     assert loaded(llama, kind)["error"] < (1e-5 if kind == "float32" else 1e-2)
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_the_same_logits_of_experts(kind: str, tmp_path: Path) -> None:
+    """Two of the eight experts on each device, and a fourth of the one that every token takes."""
+    tiny_models.save(tiny_models.make("qwen2_moe", num_attention_heads=8), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    found = loaded(tmp_path, kind)
+    assert found["error"] < (1e-5 if kind == "float32" else 1e-2)
+    rows = {name: count for name, count in found["rows"].items() if ".layers.0.mlp.experts." in name}
+    assert set(rows.values()) == {32, 64} and len(rows) == 3 * 8, "each expert's rows once, over all devices"
+
+
 def test_each_device_reads_its_own_rows(llama: Path) -> None:
     found = loaded(llama, "float32")
     rows = found["rows"]
@@ -63,3 +74,7 @@ def test_layouts() -> None:
     assert HeadLayout.of(arch, 4) == HeadLayout(4, 1, 2, 4)
     with pytest.raises(ValueError, match=r"tensor_parallel 3 .* one of \[1, 2, 4\]"):
         HeadLayout.of(arch, 3)
+    sizes = tiny_models.SIZES | tiny_models.FAMILIES["mixtral"][1]
+    mixtral = from_hf_config({"model_type": "mixtral", "hidden_act": "silu"} | sizes)
+    with pytest.raises(ValueError, match="tensor_parallel 3 does not divide the model's 8 experts"):
+        HeadLayout.of(mixtral, 3)

@@ -1,0 +1,117 @@
+"""Mixture of experts: a router picks a few feed-forward networks for each token, and only those are read and computed.
+
+Experts are split over the mesh whole. Every device has all tokens, computes those that its own experts were picked for,
+and the devices' results are added up, so that no token is sent anywhere and none is dropped, however uneven the load.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from apps.llm.engine.model.architecture import Experts
+from apps.llm.engine.model.quantization import QuantArray, Weight, product, values
+from apps.llm.engine.parallel.collectives import AXIS
+from apps.llm.engine.parallel.products import add_up
+
+MIN_BLOCK, MAX_BLOCK = 8, 128
+"""Tokens of one product: a TPU's vector registers hold 8 rows, its matrix unit takes 128."""
+
+Activation = Callable[[jax.Array], jax.Array]
+
+
+def route(logits: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array]:
+    """The experts of each token and their shares: `[T, experts]` float32 -> both `[T, per_token]`."""
+    shares, picked = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), experts.per_token)
+    if experts.renormalized:
+        shares = shares / jnp.sum(shares, axis=-1, keepdims=True)
+    return shares, picked
+
+
+def feed_forward(
+    x: jax.Array,
+    shares: jax.Array,
+    picked: jax.Array,
+    into: Weight,
+    down: Weight,
+    activation: Activation,
+    experts: Experts,
+    mesh: Mesh,
+    by_token: bool,
+) -> jax.Array:
+    """The sum of each token's experts, `[T, hidden]`, split as `add_up` says.
+
+    Args:
+        x: `[T, hidden]`, replicated.
+        picked: `[T, per_token]`; a token with `experts.count` there has none and gives zeros.
+        into: each expert's gate rows, then its up rows: `[experts * 2 * width, hidden]`.
+        down: `[experts * hidden, width]`.
+    """
+    own = experts.count // mesh.size
+
+    def computed(x: jax.Array, shares: jax.Array, picked: jax.Array, into: Weight, down: Weight) -> jax.Array:
+        mine = picked - (jax.lax.axis_index(AXIS) * own if mesh.size > 1 else 0)
+        mine = jnp.where((mine >= 0) & (mine < own), mine, own)  # `own`: another device's
+        return add_up(_blocks(x, shares, mine, into, down, activation, own), mesh, by_token)
+
+    if mesh.size == 1:
+        return _blocks(x, shares, picked, into, down, activation, own)
+    split = [QuantArray(P(AXIS), P(AXIS)) if isinstance(weight, QuantArray) else P(AXIS) for weight in (into, down)]
+    return jax.shard_map(
+        computed,
+        mesh=mesh,
+        in_specs=(P(), P(), P(), *split),
+        out_specs=P(AXIS if by_token else None),
+        check_vma=False,
+    )(x, shares, picked, into, down)
+
+
+def _blocks(
+    x: jax.Array, shares: jax.Array, picked: jax.Array, into: Weight, down: Weight, activation: Activation, count: int
+) -> jax.Array:
+    """`feed_forward` on one device, for its `count` experts.
+
+    Tokens are sorted by expert. A loop takes blocks of tokens of one expert and slices that expert's weights, so that
+    it reads an expert once for each block, and experts without tokens never.
+    """
+    tokens, per_token = picked.shape
+    pairs = tokens * per_token
+    average = max(1, pairs // count)
+    block = min(max(MIN_BLOCK, 1 << average.bit_length()), MAX_BLOCK)
+    expert_of = picked.reshape(-1)
+    order = jnp.argsort(expert_of, stable=True)
+    tokens_of = jnp.zeros(count + 1, jnp.int32).at[expert_of].add(1)[:count]
+    starts = jnp.cumsum(tokens_of) - tokens_of
+    blocks = -(-tokens_of // block)
+    last_blocks = jnp.cumsum(blocks)
+    # Blocks of the last expert may reach past the end. Reading there repeats the last pair.
+    source = jnp.concatenate([order, jnp.full(block, order[-1])]) // per_token
+
+    def run(number: jax.Array, results: jax.Array) -> jax.Array:
+        expert = jnp.sum(last_blocks <= number)
+        first = starts[expert] + (number - last_blocks[expert] + blocks[expert]) * block
+        rows = x[jax.lax.dynamic_slice(source, (first,), (block,))]
+        gate, up = jnp.split(product(rows, _of_expert(into, expert, count)), 2, axis=-1)
+        y = product((activation(gate) * up).astype(x.dtype), _of_expert(down, expert, count))
+        # A block that ends beyond its expert's tokens writes into the next expert's, whose own blocks come later.
+        return jax.lax.dynamic_update_slice(results, y.astype(x.dtype), (first, 0))
+
+    results = jnp.zeros((pairs + block, x.shape[1]), x.dtype)
+    results = jax.lax.fori_loop(0, last_blocks[-1], run, results)
+    places = jnp.zeros(pairs, jnp.int32).at[order].set(jnp.arange(pairs, dtype=jnp.int32))
+    shares = jnp.where(picked < count, shares, 0.0)
+    found = results[places].reshape(tokens, per_token, -1)
+    # A pair of no expert of this device has zeros there, or what a block made of the same token: it counts nothing.
+    return jnp.sum(found * shares[:, :, None], axis=1).astype(x.dtype)
+
+
+def _of_expert(weight: Weight, expert: jax.Array, count: int) -> Weight:
+    """One expert's rows of `[count * rows, in]`."""
+    rows = values(weight).shape[0] // count
+
+    def sliced(array: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(array, expert * rows, rows)
+
+    return jax.tree.map(sliced, weight)
