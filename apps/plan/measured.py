@@ -38,10 +38,12 @@ class Measured:
     """Compile time."""
 
     @classmethod
-    def of(cls, compiled: jax.stages.Compiled, module: hlo.Module, seconds: float, **more: float) -> Self:
-        """Reads all figures off a compiled program; `more` has those that a subclass adds."""
+    def of(
+        cls, compiled: jax.stages.Compiled, module: hlo.Module, seconds: float, blocks: float = 1, **more: float
+    ) -> Self:
+        """Reads all figures off a compiled program; `more` has those that a subclass adds. `blocks`: see `traffic`."""
         memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-        counted = traffic.count(module)
+        counted = traffic.count(module, blocks=blocks)
         return cls(
             arguments=memory.argument_size_in_bytes,
             aliased=memory.alias_size_in_bytes,

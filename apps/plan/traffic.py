@@ -15,6 +15,8 @@ from apps.plan.hlo import HBM, Array, Computation, Instruction, Module
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 KERNEL = "tpu_custom_call"
 """Name of a Pallas kernel in the text. Its traffic depends on the values of its inputs, not their shapes."""
+EXPERTS = "/experts/while"
+"""In the name of a loop over experts; see `apps.llm.engine.model.experts`."""
 
 _FREE = {
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "after-all"),
@@ -61,14 +63,17 @@ class Traffic:
         return self.hbm_read + self.hbm_written
 
 
-def count(module: Module, branch: int = 0) -> Traffic:
+def count(module: Module, branch: int = 0, blocks: float = 1) -> Traffic:
     """Counts one run of the program that takes branch number `branch` at each conditional.
+
+    Args:
+        blocks: turns of each loop over experts, which depend on what the step's tokens pick.
 
     A step's conditionals skip what no request asks for (penalties, sampling, log probabilities): branch 0 is a batch
     of greedy requests, branch 1 one that uses all of them.
     """
     total = Traffic()
-    for computation, instruction, times in _running(module, module.entry, branch, 1):
+    for computation, instruction, times in _running(module, module.entry, branch, blocks, 1):
         total.cycles += times * (instruction.number("estimated_cycles") or 0)
         read, written = _moved(module, computation, instruction)
         total.hbm_read += times * read
@@ -81,22 +86,22 @@ def count(module: Module, branch: int = 0) -> Traffic:
 
 
 def _running(
-    module: Module, computation: Computation, branch: int, times: int
-) -> Iterator[tuple[Computation, Instruction, int]]:
-    """(instruction, count) for all that runs; loops with an unknown trip count run once."""
+    module: Module, computation: Computation, branch: int, blocks: float, times: float
+) -> Iterator[tuple[Computation, Instruction, float]]:
+    """(instruction, count) for all that runs; other loops with an unknown trip count run once."""
     for instruction in computation.instructions:
         if instruction.opcode == "conditional":
             branches = instruction.called("branch_computations")
             branches = branches or instruction.called("false_computation", "true_computation")
             chosen = branches[min(branch, len(branches) - 1)]
-            yield from _running(module, module.computations[chosen], branch, times)
+            yield from _running(module, module.computations[chosen], branch, blocks, times)
         elif instruction.opcode == "while":
-            trips = instruction.number("known_trip_count") or 1
+            trips = instruction.number("known_trip_count") or (blocks if EXPERTS in instruction.line else 1)
             for name in instruction.called("body"):
-                yield from _running(module, module.computations[name], branch, times * trips)
+                yield from _running(module, module.computations[name], branch, blocks, times * trips)
         elif instruction.opcode == "call":
             for name in instruction.called("to_apply", "calls"):
-                yield from _running(module, module.computations[name], branch, times)
+                yield from _running(module, module.computations[name], branch, blocks, times)
         else:
             yield computation, instruction, times
 

@@ -46,6 +46,10 @@ def _from_folder(folder: Path) -> tuple[float, str] | None:
         heads = told["num_attention_heads"]
         head_dim = told.get("head_dim") or hidden // heads
         kv_heads = told.get("num_key_value_heads") or heads
+        if experts := told.get("num_local_experts") or told.get("num_experts"):
+            # As if every layer had experts, which all but a few of these models have.
+            inner = experts * (told.get("moe_intermediate_size") or inner)
+            inner += told.get("shared_expert_intermediate_size") or 0
         embeddings = told["vocab_size"] * hidden * (1 if told.get("tie_word_embeddings") else 2)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from apps.llm.engine.model.architecture import from_hf_config
-from apps.plan.llm import capacity, known
+from apps.plan.llm import capacity, experts, known
 from apps.plan.llm.kernel import _seen
 from apps.plan.llm.program import MeasuredStep, extrapolated
 from apps.plan.llm.report import ServingRates
@@ -38,10 +38,34 @@ def measured(**values: float) -> MeasuredStep:
         ("Qwen/Qwen2.5-0.5B", 0.494),
         ("Qwen/Qwen3-8B", 8.19),
         ("Qwen/Qwen3-32B", 32.76),
+        ("Qwen/Qwen3-30B-A3B", 30.53),
+        ("Qwen/Qwen3-235B-A22B", 235.09),
+        ("Qwen/Qwen3-Coder-480B-A35B", 480.15),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.70),
+        ("mistralai/Mixtral-8x22B-v0.1", 140.62),
     ],
 )
 def test_public_models_have_the_size_that_their_cards_state(name: str, billions: float) -> None:
     assert from_hf_config(known.MODELS[name]).num_params / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Qwen/Qwen3-30B-A3B", 3.35), ("Qwen/Qwen3-235B-A22B", 22.19), ("mistralai/Mixtral-8x7B-v0.1", 12.88)],
+)
+def test_active_parameters(name: str, billions: float) -> None:
+    assert from_hf_config(known.MODELS[name]).active_params / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_what_a_step_takes_of_its_experts() -> None:
+    mixture = from_hf_config(known.MODELS["Qwen/Qwen3-30B-A3B"]).experts
+    assert mixture is not None
+    one, few, many = (experts.load(mixture, tokens, 8) for tokens in (1, 64, 4096))
+    assert one.read == pytest.approx(8 / 128, rel=0.05) and one.even_blocks == pytest.approx(1, rel=0.05)
+    assert few.read == pytest.approx(1 - (1 - 8 / 128) ** 64, rel=0.01) and 16 < few.blocks < 19
+    assert many.read == 1 and 32 <= many.even_blocks <= many.blocks <= 50  # 256 tokens an expert, 128 a block
+    assert experts.load(mixture, 64, 1).blocks == pytest.approx(8 * few.even_blocks, rel=0.02)
+    assert experts.batch_of_all(mixture) == 72
 
 
 @pytest.mark.parametrize("name", known.MODELS)

@@ -51,6 +51,8 @@ QWEN3 = {
     "head_dim": 128,
     "hidden_act": "silu",
 }
+QWEN3_MOE = QWEN3 | {"model_type": "qwen3_moe", "num_experts_per_tok": 8, "norm_topk_prob": True}
+MIXTRAL = MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6, "num_local_experts": 8}
 
 
 def _sized(
@@ -90,6 +92,10 @@ MODELS: dict[str, Config] = {
     "google/gemma-3-27b": _sized(GEMMA3, 62, 5376, 21504, 32, 16, head_dim=128, query_pre_attn_scalar=168),
     "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
     "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),
+    "mistralai/Mixtral-8x7B-v0.1": _sized(MIXTRAL, *_B8),
+    "mistralai/Mixtral-8x22B-v0.1": _sized(
+        MIXTRAL, 56, 6144, 16384, 48, 8, vocab_size=32000, max_position_embeddings=65536
+    ),
     "Qwen/Qwen2.5-0.5B": _sized(QWEN25, 24, 896, 4864, 14, 2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen/Qwen2.5-1.5B": _sized(QWEN25, 28, 1536, 8960, 12, 2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen/Qwen2.5-3B": _sized(QWEN25, 36, 2048, 11008, 16, 2, vocab_size=151936, tie_word_embeddings=True),
@@ -103,6 +109,11 @@ MODELS: dict[str, Config] = {
     "Qwen/Qwen3-8B": _sized(QWEN3, 36, 4096, 12288, 32, 8),
     "Qwen/Qwen3-14B": _sized(QWEN3, 40, 5120, 17408, 40, 8),
     "Qwen/Qwen3-32B": _sized(QWEN3, 64, 5120, 25600, 64, 8),
+    "Qwen/Qwen3-30B-A3B": _sized(QWEN3_MOE, 48, 2048, 6144, 32, 4, num_experts=128, moe_intermediate_size=768),
+    "Qwen/Qwen3-235B-A22B": _sized(QWEN3_MOE, 94, 4096, 12288, 64, 4, num_experts=128, moe_intermediate_size=1536),
+    "Qwen/Qwen3-Coder-480B-A35B": _sized(
+        QWEN3_MOE, 62, 6144, 8192, 96, 8, num_experts=160, moe_intermediate_size=2560, rope_theta=1e7
+    ),
 }
 """Base models by their hub id. Their tuned siblings have the same sizes."""
 

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, replace
 
 from apps.llm.engine.executor_protocol import fitting, step_shapes
-from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.architecture import Architecture, Experts
 from apps.llm.engine.parallel.layout import Devices, Layout, choose
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
-from apps.plan.llm import architectures, bundles, capacity, kernel
+from apps.plan.llm import architectures, bundles, capacity, experts, kernel
 from apps.plan.llm.capacity import BatchMemory, Memory
 from apps.plan.llm.program import FEW_LAYERS, MeasuredStep, StepPrograms, extrapolated
 from apps.plan.llm.report import LargestBatch, LLMPlan, MemoryOfChip, ServingRates, StepReport
@@ -129,7 +129,8 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
     def step(shape: StepShape, measured: MeasuredStep, sequences: Sequences) -> StepReport:
         cost = sized.kernel(shape, sequences)
         run = run_fields(measured, cost, run_time(measured, cost, peaks))
-        least = measured.weights - measured.lookup + sum(n for _, n in sequences) * page_bytes / config.page_size
+        weights = measured.weights - measured.lookup - _unread(sized, shape)
+        least = weights + sum(n for _, n in sequences) * page_bytes / config.page_size
         return StepReport(
             **run,
             tokens=shape.tokens,
@@ -154,6 +155,7 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
         model=config.model,
         architecture_from=sized.source,
         parameters=sized.arch.num_params,
+        active_parameters=sized.arch.active_params,
         slice=str(slice),
         chips=slice.chips,
         hosts=slice.hosts,
@@ -204,6 +206,16 @@ def _prefills(
     return steps
 
 
+def _unread(sized: Sized, shape: StepShape) -> float:
+    """Bytes of the experts on each device that no token of a step picks."""
+    mixture, devices = sized.arch.experts, sized.programs.mesh.size
+    if mixture is None:
+        return 0.0
+    itemsize = 1 if sized.config.quantize_weights == "int8" else sized.programs.decoder.dtype.itemsize
+    idle = 1 - experts.load(mixture, shape.tokens, devices).read
+    return idle * experts.weights(sized.arch, mixture, devices, itemsize)
+
+
 def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
     sizes = (name for name in MemoryOfChip.model_fields if name != "fits")
     return MemoryOfChip(**{name: getattr(memory, name) * cores / 2**30 for name in sizes}, fits=fits)
@@ -213,6 +225,16 @@ def _padding(sized: Sized, page_bytes: float) -> float:
     arch, config = sized.arch, sized.config
     own = 2 * arch.num_kv_heads * arch.head_dim * sized.programs.kv_dtype.itemsize * arch.num_layers
     return page_bytes / config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
+
+
+def _of_experts(mixture: Experts, shape: StepShape, devices: int) -> str:
+    load = experts.load(mixture, shape.tokens, devices)
+    uneven = load.blocks / load.even_blocks
+    return (
+        f"A token takes {mixture.per_token} of {mixture.count} experts. If all are picked equally often, a decode step "
+        f"of {shape.tokens} sequences reads {load.read:.0%} of them, and one of {experts.batch_of_all(mixture)} nearly "
+        f"all. The busiest device has {uneven:.2f} times the average one's work, and the others wait for it."
+    )
 
 
 def _notes(
@@ -230,6 +252,8 @@ def _notes(
             f"Programs of {layers[0]} and {layers[1]} layers were compiled, and the figures for "
             f"{sized.arch.num_layers} layers extrapolated from them (--whole compiles all)."
         )
+    if sized.arch.experts is not None:
+        notes.append(_of_experts(sized.arch.experts, sized.decode_shape, sized.programs.mesh.size))
     padding = _padding(sized, decode.kv_cache / sized.programs.pages)
     if padding > 1.01:
         notes.append(

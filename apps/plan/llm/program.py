@@ -26,6 +26,7 @@ from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
 from apps.plan import hlo, traffic
+from apps.plan.llm import experts
 from apps.plan.measured import Measured, compiled
 from ray_configs.llm import EngineConfig
 
@@ -135,9 +136,19 @@ class StepPrograms:
         """
         few, more = FEW_LAYERS
         if whole or self.arch.num_layers <= more:
-            return measured_step(self.lowered(shape))
-        short, longer = (measured_step(self.with_layers(count).lowered(shape)) for count in FEW_LAYERS)
+            return self.compiled(shape)
+        short, longer = (self.with_layers(count).compiled(shape) for count in FEW_LAYERS)
         return extrapolated(short, longer, few, more, self.arch.num_layers)
+
+    def compiled(self, shape: StepShape) -> MeasuredStep:
+        """Figures of the program with the layers that there are."""
+        mixture = self.arch.experts
+        if mixture is None:
+            return measured_step(self.lowered(shape))
+        blocks = experts.load(mixture, shape.tokens, self.mesh.size).blocks
+        step = measured_step(self.lowered(shape), blocks)
+        more = (blocks - 1) * sum(mixture.layers) * experts.block_flops(self.arch, mixture, shape.tokens)
+        return replace(step, flops=step.flops + more)
 
 
 def extrapolated(short: MeasuredStep, longer: MeasuredStep, few: int, more: int, layers: int) -> MeasuredStep:
@@ -149,17 +160,18 @@ def extrapolated(short: MeasuredStep, longer: MeasuredStep, few: int, more: int,
     return MeasuredStep(**values)
 
 
-def measured_step(lowered: jax.stages.Lowered) -> MeasuredStep:
+def measured_step(lowered: jax.stages.Lowered, blocks: float = 1) -> MeasuredStep:
     program, module, seconds = compiled(lowered)
     sizes = argument_bytes(module)
     return MeasuredStep.of(
         program,
         module,
         seconds,
+        blocks,
         weights=sizes["weights"],
         lookup=sizes["lookup"],
         kv_cache=sizes["caches"],
-        cycles_everything=traffic.count(module, 1).cycles,
+        cycles_everything=traffic.count(module, 1, blocks).cycles,
     )
 
 

@@ -59,6 +59,7 @@ class ServingRates(Part):
 class LLMPlan(Plan):
     architecture_from: str
     parameters: float
+    active_parameters: float = Field(description="those that one token is multiplied by, and the embeddings")
     hosts: int
     mesh: dict[str, int] = Field(description="data: copies of the model; tensor: devices of each")
     weights: str

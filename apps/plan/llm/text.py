@@ -11,6 +11,8 @@ def show(plan: LLMPlan, console: Console) -> None:
     memory, mesh = plan.memory, " x ".join(f"{name} {size}" for name, size in plan.mesh.items())
     print_ = console.print
     parameters = f"{plan.parameters / 1e9:.2f} billion parameters"
+    if plan.active_parameters < plan.parameters:
+        parameters += f", {plan.active_parameters / 1e9:.2f} of them active"
     print_(f"[bold]{plan.model}[/bold] ({parameters}) on {plan.slice}", highlight=False)
     print_(
         f"{plan.chips} chips on {plan.hosts} host(s), mesh {mesh}; weights {plan.weights}, KV cache {plan.kv_cache}",

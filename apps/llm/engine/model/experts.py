@@ -54,10 +54,10 @@ def feed_forward(
     def computed(x: jax.Array, shares: jax.Array, picked: jax.Array, into: Weight, down: Weight) -> jax.Array:
         mine = picked - (jax.lax.axis_index(AXIS) * own if mesh.size > 1 else 0)
         mine = jnp.where((mine >= 0) & (mine < own), mine, own)  # `own`: another device's
-        return add_up(_blocks(x, shares, mine, into, down, activation, own), mesh, by_token)
+        return add_up(_blocks(x, shares, mine, into, down, activation, experts), mesh, by_token)
 
     if mesh.size == 1:
-        return _blocks(x, shares, picked, into, down, activation, own)
+        return _blocks(x, shares, picked, into, down, activation, experts)
     split = [QuantArray(P(AXIS), P(AXIS)) if isinstance(weight, QuantArray) else P(AXIS) for weight in (into, down)]
     return jax.shard_map(
         computed,
@@ -68,38 +68,54 @@ def feed_forward(
     )(x, shares, picked, into, down)
 
 
+def block_of(tokens: int, experts: Experts) -> int:
+    """Tokens of one product in a step of `tokens` tokens: about twice what an expert gets on average."""
+    average = tokens * experts.per_token // experts.count
+    return min(max(MIN_BLOCK, 1 << average.bit_length()), MAX_BLOCK)
+
+
 def _blocks(
-    x: jax.Array, shares: jax.Array, picked: jax.Array, into: Weight, down: Weight, activation: Activation, count: int
+    x: jax.Array,
+    shares: jax.Array,
+    picked: jax.Array,
+    into: Weight,
+    down: Weight,
+    activation: Activation,
+    experts: Experts,
 ) -> jax.Array:
-    """`feed_forward` on one device, for its `count` experts.
+    """`feed_forward` on one device, for those of the experts that it has.
 
     Tokens are sorted by expert. A loop takes blocks of tokens of one expert and slices that expert's weights, so that
     it reads an expert once for each block, and experts without tokens never.
     """
+    count = values(down).shape[0] // x.shape[1]
     tokens, per_token = picked.shape
-    pairs = tokens * per_token
-    average = max(1, pairs // count)
-    block = min(max(MIN_BLOCK, 1 << average.bit_length()), MAX_BLOCK)
+    pairs, block = tokens * per_token, block_of(tokens, experts)
     expert_of = picked.reshape(-1)
     order = jnp.argsort(expert_of, stable=True)
     tokens_of = jnp.zeros(count + 1, jnp.int32).at[expert_of].add(1)[:count]
     starts = jnp.cumsum(tokens_of) - tokens_of
     blocks = -(-tokens_of // block)
     last_blocks = jnp.cumsum(blocks)
-    # Blocks of the last expert may reach past the end. Reading there repeats the last pair.
-    source = jnp.concatenate([order, jnp.full(block, order[-1])]) // per_token
+    # All that a turn of the loop looks up is worked out before it: on a TPU each small step of a loop takes 2 us.
+    number = jnp.arange(min(count, pairs) + pairs // block)  # as many blocks as there can be
+    expert = jnp.sum(last_blocks[:, None] <= number, axis=0)
+    begun = (number - (last_blocks - blocks).at[expert].get(mode="clip")) * block
+    turns = jnp.stack([expert, starts.at[expert].get(mode="clip") + begun], axis=1)
+    # Blocks of the last expert may reach past the end.
+    taken = jnp.concatenate([x[order // per_token], jnp.zeros((block, x.shape[1]), x.dtype)])
 
     def run(number: jax.Array, results: jax.Array) -> jax.Array:
-        expert = jnp.sum(last_blocks <= number)
-        first = starts[expert] + (number - last_blocks[expert] + blocks[expert]) * block
-        rows = x[jax.lax.dynamic_slice(source, (first,), (block,))]
+        expert, first = turns[number]
+        rows = jax.lax.dynamic_slice_in_dim(taken, first, block)
         gate, up = jnp.split(product(rows, _of_expert(into, expert, count)), 2, axis=-1)
         y = product((activation(gate) * up).astype(x.dtype), _of_expert(down, expert, count))
         # A block that ends beyond its expert's tokens writes into the next expert's, whose own blocks come later.
-        return jax.lax.dynamic_update_slice(results, y.astype(x.dtype), (first, 0))
+        return jax.lax.dynamic_update_slice_in_dim(results, y.astype(x.dtype), first, 0)
 
     results = jnp.zeros((pairs + block, x.shape[1]), x.dtype)
-    results = jax.lax.fori_loop(0, last_blocks[-1], run, results)
+    with jax.named_scope("experts"):  # the plan finds the loop by it
+        results = jax.lax.fori_loop(0, last_blocks[-1], run, results)
     places = jnp.zeros(pairs, jnp.int32).at[order].set(jnp.arange(pairs, dtype=jnp.int32))
     shares = jnp.where(picked < count, shares, 0.0)
     found = results[places].reshape(tokens, per_token, -1)
@@ -108,10 +124,8 @@ def _blocks(
 
 
 def _of_expert(weight: Weight, expert: jax.Array, count: int) -> Weight:
-    """One expert's rows of `[count * rows, in]`."""
-    rows = values(weight).shape[0] // count
+    """One expert's rows of `[count * rows, in]`.
 
-    def sliced(array: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(array, expert * rows, rows)
-
-    return jax.tree.map(sliced, weight)
+    Sliced along an axis of its own: the TPU compiler would give up the tiles of an int8 weight to slice any rows of it.
+    """
+    return jax.tree.map(lambda array: array.reshape(count, -1, *array.shape[1:])[expert], weight)
