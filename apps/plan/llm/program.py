@@ -126,7 +126,9 @@ class StepPrograms:
 
     def lowered(self, shape: StepShape) -> jax.stages.Lowered:
         """Lowers the step as the engine would on those devices."""
-        return compiled_step(self.decoder).lower(*self.arguments(shape), shape)
+        # Kernels ask the mesh in use what kind of chip they are for; on one chip no shard_map sets it.
+        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+            return compiled_step(self.decoder).lower(*self.arguments(shape), shape)
 
     def measure(self, shape: StepShape, whole: bool = False) -> MeasuredStep:
         """Figures for the whole model: compiled (`whole`, or few layers), or extrapolated from two smaller ones.
