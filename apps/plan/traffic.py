@@ -161,7 +161,8 @@ def _taken_of(module: Module, fused: Computation, value: Instruction) -> int | N
             part: int | None = sum(array.nbytes for array in user.arrays)
         elif user.opcode in _UPDATES and first:
             part = 0
-        elif user.opcode in ("bitcast", "reshape"):
+        elif user.opcode in ("bitcast", "reshape") or "output_to_operand_aliasing" in user.line:
+            # Within a fusion, an output that is its operand is only another view of it (an int8 weight's tiles).
             part = _taken_of(module, fused, user)
         elif user.opcode == "fusion":
             inner = module.computations[user.called("calls")[0]]

@@ -63,6 +63,29 @@ ENTRY %main (table: bf16[16032,4096], ids: s32[64], cache: s8[131104,4,128], w: 
   ROOT %out = f32[64,128]{1,0:T(8,128)} conditional(%ids, %logits, %logits), branch_computations={%skip, %work}
 }
 """  # noqa: E501
+SLICE_OF_A_VIEW = """
+HloModule jit_step, is_scheduled=true
+
+%view (w: s8[16,1536,2048]) -> s8[16,1536,2048] {
+  %w = s8[16,1536,2048]{2,1,0:T(32,128)(4,1)} parameter(0)
+  ROOT %copy = s8[16,1536,2048]{2,1,0:T(8,128)(4,1)} copy(%w)
+}
+
+%fused_slice (w: s8[16,1536,2048], expert: s32[]) -> s8[1536,2048] {
+  %w = s8[16,1536,2048]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %tiles = s8[16,1536,2048]{2,1,0:T(8,128)(4,1)} fusion(%w), kind=kLoop, output_to_operand_aliasing={{}: (0, {})}, calls=%view
+  %expert = s32[]{:T(128)S(6)} parameter(1)
+  %zero = s32[]{:T(128)} constant(0)
+  %one = s8[1,1536,2048]{2,1,0:T(8,128)(4,1)} dynamic-slice(%tiles, %expert, %zero, %zero), dynamic_slice_sizes={1,1536,2048}
+  ROOT %bitcast = s8[1536,2048]{1,0:T(8,128)(4,1)} bitcast(%one)
+}
+
+ENTRY %main (w: s8[16,1536,2048], expert: s32[]) -> s8[1536,2048] {
+  %w = s8[16,1536,2048]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %expert = s32[]{:T(128)S(6)} parameter(1)
+  ROOT %weight = s8[1536,2048]{1,0:T(8,128)(4,1)S(1)} fusion(%w, %expert), kind=kLoop, calls=%fused_slice
+}
+"""  # noqa: E501
 TABLE_ROWS, MATRIX, CACHE_ROWS, LOGITS = 64 * 4096 * 2, 512 * 256 * 2, 64 * 4 * 128, 64 * 128 * 4
 
 
@@ -153,6 +176,14 @@ def test_experts_are_read_once_for_each_block() -> None:
     one, five = (traffic.count(module, blocks=blocks).hbm_read for blocks in (1, 5))
     expert = (512 * 128 + 128 * 256) * 4
     assert expert <= (five - one) / 4 <= 2.5 * expert, "and what XLA:CPU copies of it"
+
+
+def test_a_slice_of_a_view_is_what_it_takes() -> None:
+    """As the compiler slices an int8 weight in a loop: it calls the weight another's tiles first, and moves nothing."""
+    module = hlo.parse(SLICE_OF_A_VIEW)
+    assert traffic.count(module).hbm_read == 1536 * 2048
+    copied = hlo.parse(SLICE_OF_A_VIEW.replace("output_to_operand_aliasing={{}: (0, {})}, ", ""))
+    assert traffic.count(copied).hbm_read == 16 * 1536 * 2048
 
 
 def test_text_that_is_no_module_is_refused() -> None:
