@@ -61,7 +61,7 @@ SINCE = {
         "DeepSeek's tool calls": 80,
         "mixtures of experts": 250,
     },
-    "plan": {"the attention kernel's instructions": 130, "Gemma 3's sizes": 17, "experts": 105},
+    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 30, "experts": 110},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
     "playground": {"a page to try a service": 971},
 }

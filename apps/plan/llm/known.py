@@ -42,6 +42,8 @@ GEMMA3_1B = {
     "sliding_window": 512,
 }
 MISTRAL = {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768, "hidden_act": "silu"}
+MISTRAL_SMALL = MISTRAL | {"vocab_size": 131072, "max_position_embeddings": 131072, "head_dim": 128}
+PHI3 = {"model_type": "phi3", "max_position_embeddings": 16384, "hidden_act": "silu"}
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
 QWEN3 = {
     "model_type": "qwen3",
@@ -92,10 +94,17 @@ MODELS: dict[str, Config] = {
     "google/gemma-3-27b": _sized(GEMMA3, 62, 5376, 21504, 32, 16, head_dim=128, query_pre_attn_scalar=168),
     "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
     "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),
+    "mistralai/Mistral-Nemo-Base-2407": _sized(MISTRAL_SMALL, 40, 5120, 14336, 32, 8, rope_theta=1e6),
+    "mistralai/Mistral-Small-24B-Base-2501": _sized(MISTRAL_SMALL, 40, 5120, 32768, 32, 8, rope_theta=1e8),
+    "mistralai/Mistral-Small-3.1-24B-Base-2503": _sized(MISTRAL_SMALL, 40, 5120, 32768, 32, 8, rope_theta=1e9),
     "mistralai/Mixtral-8x7B-v0.1": _sized(MIXTRAL, *_B8),
     "mistralai/Mixtral-8x22B-v0.1": _sized(
         MIXTRAL, 56, 6144, 16384, 48, 8, vocab_size=32000, max_position_embeddings=65536
     ),
+    "microsoft/Phi-3-mini-4k-instruct": _sized(
+        PHI3, 32, 3072, 8192, 32, 32, vocab_size=32064, max_position_embeddings=4096, sliding_window=2047
+    ),
+    "microsoft/phi-4": _sized(PHI3, 40, 5120, 17920, 40, 10, vocab_size=100352, rope_theta=250000.0),
     "Qwen/Qwen2.5-0.5B": _sized(QWEN25, 24, 896, 4864, 14, 2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen/Qwen2.5-1.5B": _sized(QWEN25, 28, 1536, 8960, 12, 2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen/Qwen2.5-3B": _sized(QWEN25, 36, 2048, 11008, 16, 2, vocab_size=151936, tie_word_embeddings=True),

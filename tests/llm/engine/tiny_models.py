@@ -45,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
     "mistral": ("Mistral", {"sliding_window": 40, "num_hidden_layers": 3}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "phi3": ("Phi3", {"sliding_window": 40, "pad_token_id": 0}),
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "qwen2_moe": (
         "Qwen2Moe",

@@ -1,8 +1,8 @@
 """The architecture of a checkpoint's decoder, read from its Hugging Face config.json.
 
 One decoder serves all families; they differ only in the fields here. Sources: the config classes and modeling files of
-transformers for llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2 and gemma3; `lm_cloud`
-describes Saxml's.
+transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2 and gemma3;
+`lm_cloud` describes Saxml's.
 """
 
 import math
@@ -126,6 +126,7 @@ class Architecture:
     attention_softcap: float | None = None  # cap * tanh(scores / cap)
     final_softcap: float | None = None  # the same on the logits
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
+    fused: bool = False  # the checkpoint has q, k and v in one tensor, and gate and up in another (Phi-3)
     experts: Experts | None = None
     window_rope: Rope | None = None  # of the layers with a window (Gemma 3); None: `rope`
     eos_token_ids: tuple[int, ...] = ()
@@ -174,9 +175,11 @@ class Architecture:
 
 
 FAMILIES = (
-    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     *("gemma", "gemma2", "gemma3", "gemma3_text"),
 )
+WITH_TOWER = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+"""Families with a vision tower, which is not loaded, and that of their decoder where its config does not say it."""
 DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
 """Families with experts, and the one that they are otherwise like."""
 GEMMA3_DEFAULTS = {
@@ -202,8 +205,11 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UnsupportedModel(f"config.json: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
-    if family == "gemma3":  # with a vision tower, which is not loaded
-        config = {"eos_token_id": config.get("eos_token_id")} | config.get("text_config", {})
+    if family in WITH_TOWER:
+        text = config.get("text_config", {})
+        config, family = {"eos_token_id": config.get("eos_token_id")} | text, text.get("model_type", WITH_TOWER[family])
+        if family not in FAMILIES:
+            raise UnsupportedModel(f"config.json: text_config.model_type {family!r} is not supported")
     if family.startswith("gemma3"):
         given = {name: value for name, value in config.items() if value is not None}
         family, config = "gemma3", GEMMA3_DEFAULTS | given
@@ -260,6 +266,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if post_norms else None,
         final_softcap=config.get("final_logit_softcapping", softcaps[1]) if post_norms else None,
         windows=_windows(config, family, layers),
+        fused=family == "phi3",
         experts=experts,
         eos_token_ids=_token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
     )
@@ -287,6 +294,9 @@ def _ropes(config: Mapping[str, Any], family: str) -> tuple[Rope, Rope | None]:
     """The rotary embedding of the layers, and that of the layers with a window where it is another."""
     # transformers 5 writes `rope_parameters`; older files have separate rope_theta and rope_scaling.
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if partial != 1:
+        raise UnsupportedModel(f"config.json: partial_rotary_factor {partial} is not supported: it can only be 1")
     if family != "gemma3":
         return _rope(scaling, scaling.get("rope_theta") or config.get("rope_theta") or 10000.0, config), None
     full, local = scaling.get("full_attention", scaling), scaling.get("sliding_attention", {})
@@ -358,7 +368,7 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int |
     window = config.get("sliding_window", 4096 if family == "gemma2" else None)
     if family == "qwen2" or family == "qwen3":
         window = window if config.get("use_sliding_window") else None
-    if family not in ("mistral", "gemma2", "gemma3", "qwen2", "qwen3") or not window:
+    if family not in ("mistral", "phi3", "gemma2", "gemma3", "qwen2", "qwen3") or not window:
         return (None,) * layers
     kinds = config.get("layer_types")
     if kinds is None and family in ("gemma2", "gemma3"):

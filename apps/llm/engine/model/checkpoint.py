@@ -19,10 +19,12 @@ DECODER_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    **{name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")},
 }
-"""How the decoder's tensors begin in a checkpoint that has a vision tower too, and in one of the decoder alone.
+"""How the decoder's tensors begin elsewhere, and in a checkpoint of a causal language model.
 
-transformers writes the last two; the first is how it names them in memory.
+Beside a vision tower transformers writes `language_model.`; the first is how it names them in memory. The last three
+are those of a model without a head, such as one for embeddings (Qwen3-Embedding).
 """
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -68,7 +70,7 @@ class Checkpoint(ModelFolder):
     def tensors(self) -> Mapping[str, TensorEntry]:
         """All tensors by name, from the headers of all safetensors files.
 
-        Beside a vision tower, the decoder's have the names that they have alone; the tower's are never asked for.
+        The decoder's have the names that they have in a causal language model; a vision tower's are never asked for.
         """
         files = self.shards(INDEX)
         if files is None:
@@ -81,10 +83,8 @@ class Checkpoint(ModelFolder):
         for file in files:
             entries.update(self.header(file))
         named = {_alone(name): entry for name, entry in entries.items()}
-        if named.keys() != entries.keys():
-            towers = sum(
-                not name.startswith(("model.layers.", "model.embed", "model.norm", "lm_head.")) for name in named
-            )
+        towers = sum(not name.startswith(("model.layers.", "model.embed", "model.norm", "lm_head.")) for name in named)
+        if named.keys() != entries.keys() and towers:
             log.info("%s: %d tensors of its vision tower are not loaded: only text is served", self.location, towers)
         return named
 

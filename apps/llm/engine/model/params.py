@@ -138,7 +138,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         down = Param((hidden, mlp), ("embed", "mlp"), _plain(f"{feed}.down_proj.weight", hidden, mlp), matrix=True)
         if arch.gated_mlp:
             key, rows = "gate_up", 2 * mlp
-            into, bias = _gate_up(feed, "weight", heads, mlp, hidden), _gate_up(feed, "bias", heads, mlp)
+            into, bias = _gate_up(arch, feed, "weight", heads, mlp, hidden), _gate_up(arch, feed, "bias", heads, mlp)
         else:
             key, rows = "up", mlp
             into, bias = _plain(f"{feed}.up_proj.weight", mlp, hidden), _plain(f"{feed}.up_proj.bias", mlp)
@@ -156,7 +156,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             "qkv": Param(
                 (heads.kv_heads * (heads.group + 2) * dim, hidden),
                 ("kv_heads", "embed"),
-                _fused_qkv(attention, "weight", heads, dim, hidden),
+                _fused_qkv(arch, attention, "weight", heads, hidden),
                 matrix=True,
             ),
             "out": Param(
@@ -180,7 +180,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params["qkv_bias"] = Param(
                 (heads.kv_heads * (heads.group + 2) * dim,),
                 ("kv_heads",),
-                _fused_qkv(attention, "bias", heads, dim),
+                _fused_qkv(arch, attention, "bias", heads),
                 constant=0.0,
                 wide=True,
             )
@@ -210,26 +210,37 @@ def _plain(name: str, *shape: int) -> Source:
     return (Rows(name, shape, 0, shape[0]),)
 
 
-def _gate_up(feed: str, kind: str, heads: HeadLayout, *shape: int) -> Source:
+def _gate_up(arch: Architecture, feed: str, kind: str, heads: HeadLayout, *shape: int) -> Source:
     """The two projections into the MLP as one matrix: each device's gate rows, then its up rows."""
-    share = shape[0] // heads.devices
+    share, (mlp, *inputs) = shape[0] // heads.devices, shape
+    names, height = (f"{feed}.gate_proj.{kind}", f"{feed}.up_proj.{kind}"), mlp
+    if arch.fused:
+        names, height = (f"{feed}.gate_up_proj.{kind}",) * 2, 2 * mlp
+    starts = (0, mlp if arch.fused else 0)
     return tuple(
-        Rows(f"{feed}.{name}_proj.{kind}", shape, device * share, (device + 1) * share)
+        Rows(name, (height, *inputs), start + device * share, start + (device + 1) * share)
         for device in range(heads.devices)
-        for name in ("gate", "up")
+        for name, start in zip(names, starts)
     )
 
 
-def _fused_qkv(attention: str, kind: str, heads: HeadLayout, dim: int, *inputs: int) -> Source:
+def _fused_qkv(arch: Architecture, attention: str, kind: str, heads: HeadLayout, *inputs: int) -> Source:
     """q, k and v as one matrix, each key/value head after the query heads that use it."""
-    q_shape = heads.kv_heads * heads.group * dim, *inputs
-    kv_shape = heads.kv_heads // heads.repeat * dim, *inputs
+    dim, queries, keys = arch.head_dim, arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    heights, starts = (queries, keys, keys), (0, 0, 0)
+    names = [f"{attention}.{name}_proj.{kind}" for name in "qkv"]
+    if arch.fused:
+        heights, starts = (queries + 2 * keys,) * 3, (0, queries, queries + keys)
+        names = [f"{attention}.qkv_proj.{kind}"] * 3
+
+    def part(which: int, head: int, count: int) -> Rows:
+        first = starts[which] + head * dim
+        return Rows(names[which], (heights[which], *inputs), first, first + count * dim)
+
     parts = []
     for kv_head in range(heads.kv_heads):
-        first, source = kv_head * heads.group, kv_head // heads.repeat
-        parts.append(Rows(f"{attention}.q_proj.{kind}", q_shape, first * dim, (first + heads.group) * dim))
-        for name in "kv":
-            parts.append(Rows(f"{attention}.{name}_proj.{kind}", kv_shape, source * dim, (source + 1) * dim))
+        source = kv_head // heads.repeat
+        parts += [part(0, kv_head * heads.group, heads.group), part(1, source, 1), part(2, source, 1)]
     return tuple(parts)
 
 

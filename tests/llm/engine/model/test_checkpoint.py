@@ -106,7 +106,7 @@ def test_damage_is_named(folder: Path, kind: str) -> None:
 
 
 UNSUPPORTED = {
-    "model_type 'mixtral'": {"model_type": "mixtral"},
+    "model_type 'mamba'": {"model_type": "mamba"},
     "rope_type 'llama3' needs the field 'factor'": {"rope_parameters": {"rope_type": "llama3"}},
     "rope_type 'yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
     "hidden_act 'relu'": {"hidden_act": "relu"},

@@ -97,6 +97,27 @@ def test_gemma3_beside_a_vision_tower(
     assert "vision tower" in caplog.text
 
 
+def test_mistral3_beside_a_vision_tower(tmp_path: Path, compile_cache: str) -> None:
+    text = tiny_models.make("mistral", tie_word_embeddings=False)
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 1, "image_size": 28, "patch_size": 14}
+    config = transformers.Mistral3Config(text_config=text.config, vision_config=vision, tie_word_embeddings=False)
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.lm_head.load_state_dict(text.lm_head.state_dict())
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache), text) <= 1e-4
+
+
+def test_a_model_without_a_head(tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture) -> None:
+    """As the hub has Qwen3-Embedding: its tensors' names do not begin with `model.`."""
+    model = tiny_models.make("qwen3", tie_word_embeddings=True)
+    tiny_models.save(model.model, tmp_path)
+    with caplog.at_level("INFO", logger="podslice"):
+        assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+    assert "tower" not in caplog.text
+
+
 def test_yarn_rope(tmp_path: Path, compile_cache: str) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
     model = tiny_models.make("qwen3", rope_parameters=rope)

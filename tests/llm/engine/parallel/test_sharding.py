@@ -45,6 +45,12 @@ def test_the_same_logits_of_experts(kind: str, tmp_path: Path) -> None:
     assert set(rows.values()) == {32, 64} and len(rows) == 3 * 8, "each expert's rows once, over all devices"
 
 
+def test_the_same_logits_of_fused_tensors(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make("phi3"), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    assert loaded(tmp_path, "float32")["error"] < 1e-5
+
+
 def test_each_device_reads_its_own_rows(llama: Path) -> None:
     found = loaded(llama, "float32")
     rows = found["rows"]
