@@ -9,7 +9,7 @@ files only.
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,13 @@ DTYPES = {
     "F16": np.dtype(np.float16),
     "F32": np.dtype(np.float32),
     "F64": np.dtype(np.float64),
+}
+QUANTIZED_DTYPES = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
 }
 
 
@@ -114,8 +121,8 @@ class ModelFolder:
         except (TypeError, AttributeError, KeyError) as error:
             raise CheckpointError(f"{self.location}/{index} has no weight_map") from error
 
-    def header(self, file: str) -> dict[str, TensorEntry]:
-        """The tensors of one safetensors file, by name.
+    def header(self, file: str, dtypes: Mapping[str, np.dtype] = DTYPES) -> dict[str, TensorEntry]:
+        """The tensors of one safetensors file that have one of the types, by name.
 
         Raises:
             CheckpointError: it is missing, cut short or damaged.
@@ -132,9 +139,9 @@ class ModelFolder:
             header = json.loads(self._fs.cat_file(path, 8, 8 + length))
             header.pop("__metadata__", None)
             for name, info in header.items():
-                dtype = DTYPES.get(info["dtype"])
+                dtype = dtypes.get(info["dtype"])
                 if dtype is None:
-                    continue  # integer tensors (position ids and the like) are never parameters here
+                    continue  # position ids and the like are never parameters here
                 start, stop = (8 + length + offset for offset in info["data_offsets"])
                 entries[name] = TensorEntry(file, dtype, tuple(map(int, info["shape"])), start, stop)
         except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -105,7 +105,8 @@ class StoredWeights:
         whole, scales = None, []
         for first, last in _pieces(param.shape[0], math.prod(param.shape[1:]) * self._dtype.itemsize):
             index = slice(first, last), *(slice(None) for _ in param.shape[1:])
-            piece = np.ascontiguousarray(param.read(self._source, index)).astype(self._dtype, copy=False)
+            piece = np.ascontiguousarray(param.read(self._source, index))
+            piece = piece.astype(param.read_dtype(self._dtype, self._int8, self._source), copy=False)
             if self._int8 and param.matrix:
                 # The engine's own arithmetic: each row is rounded by itself, so pieces give the same as the whole.
                 values, scale = quantize(jnp.array(piece))

@@ -57,9 +57,11 @@ def find(config: EngineConfig) -> Planned:
 
 def _read(folder: Checkpoint, config: EngineConfig) -> Planned:
     arch = from_hf_config(folder.json("config.json"))
-    manifest = None if config.random_weights or config.tiny else manifest_of(folder)
-    if manifest is None:
+    if config.random_weights or config.tiny:
         return Planned(arch, config, f"config.json of {folder.location}")
+    manifest = manifest_of(folder)
+    if manifest is None:
+        return Planned(arch, folder.settle(config), f"config.json of {folder.location}")
     return Planned(arch, manifest.settle(config), f"{folder.location}, as it was prepared")
 
 

@@ -216,13 +216,6 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         if config.get("use_bidirectional_attention"):
             raise UnsupportedModel("config.json: use_bidirectional_attention is not supported: the model is an encoder")
 
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method")
-        raise UnsupportedModel(
-            f"config.json: quantization_config ({method}) is not supported: use the unquantized checkpoint and set "
-            "quantize_weights to int8 in the engine's config"
-        )
-
     def need(name: str, default: Any = None) -> Any:
         value = config.get(name, default)
         if value is None:

@@ -3,6 +3,7 @@
 import logging
 import math
 import tempfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
+from apps.llm.engine.model.formats import QuantizedFormat, format_of
+from apps.serving.model_folder import DTYPES, QUANTIZED_DTYPES, CheckpointError, ModelFolder, TensorEntry, from_hub
+from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
 
@@ -26,6 +29,8 @@ DECODER_PREFIXES = {
 Beside a vision tower transformers writes `language_model.`; the first is how it names them in memory. The last three
 are those of a model without a head, such as one for embeddings (Qwen3-Embedding).
 """
+LAST_READ = 4
+"""Ranges of bytes kept of a remote checkpoint: the tensors that stand for one in the formats that have most."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -47,7 +52,8 @@ class Checkpoint(ModelFolder):
 
     def __init__(self, location: str, weights: bool = True):
         super().__init__(_resolve(location, weights))
-        self._last_read: tuple[tuple[str, int, int] | None, Any] = None, None
+        self._last_read: OrderedDict[Any, np.ndarray] = OrderedDict()
+        self._last_dequantized: tuple[tuple[str, tuple[int, ...]] | None, Any] = None, None
 
     def json(self, name: str, required: bool = True) -> Any:
         """A JSON file of the folder; None if it is missing and not required."""
@@ -81,33 +87,73 @@ class Checkpoint(ModelFolder):
                 raise CheckpointError(f"{self.location}: no model.safetensors and no {INDEX}{hint}")
         entries: dict[str, TensorEntry] = {}
         for file in files:
-            entries.update(self.header(file))
+            entries.update(self.header(file, DTYPES | QUANTIZED_DTYPES))
         named = {_alone(name): entry for name, entry in entries.items()}
         towers = sum(not name.startswith(("model.layers.", "model.embed", "model.norm", "lm_head.")) for name in named)
         if named.keys() != entries.keys() and towers:
             log.info("%s: %d tensors of its vision tower are not loaded: only text is served", self.location, towers)
         return named
 
+    @cached_property
+    def format(self) -> QuantizedFormat | None:
+        """How its quantized tensors are read; None if it has none.
+
+        Raises:
+            UnsupportedModel: they are quantized in a way that cannot be read.
+        """
+        return format_of(self.json("config.json"))
+
+    def settle(self, config: EngineConfig) -> EngineConfig:
+        """The config, with `quantize_weights` set to int8 if the checkpoint is quantized.
+
+        Raises:
+            UnsupportedModel: it is quantized in a way that cannot be read.
+        """
+        if self.format is None or config.quantize_weights == "int8":
+            return config
+        log.info("weights are kept as int8: %s is quantized", config.model)
+        return config.model_copy(update={"quantize_weights": "int8"})
+
     def read(self, name: str, shape: tuple[int, ...], rows: slice = slice(None)) -> np.ndarray:
-        """Rows `rows` of a tensor; `shape` is the whole tensor's."""
+        """Rows `rows` of a tensor, in float32 if it is stored quantized; `shape` is the whole tensor's."""
+        if self.format is not None:
+            wanted = name, rows.indices(shape[0])[:2]
+            if self._last_dequantized[0] == wanted:  # see `stored`
+                return self._last_dequantized[1]
+            read = self.format.read(self, name, shape, rows)
+            if read is not None:
+                self._last_dequantized = wanted, read
+                return read
+        if name in self.tensors and self.tensors[name].dtype in QUANTIZED_DTYPES.values():
+            raise CheckpointError(
+                f"{self.location}/{self.tensors[name].file}: tensor {name} is of type {self.tensors[name].dtype}, but "
+                "has no scale, or config.json no quantization_config"
+            )
+        return self.stored(name, rows, shape)
+
+    def stored(self, name: str, rows: slice = slice(None), shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """Rows of a tensor as the file has them; `shape` is what the whole tensor's must be."""
         try:
             entry = self.tensors[name]
         except KeyError:
             raise CheckpointError(f"{self.location}: tensor {name} is missing from the safetensors files") from None
-        if entry.shape != shape:
+        if shape is not None and entry.shape != shape:
             raise CheckpointError(
                 f"{self.location}/{entry.file}: tensor {name} has shape {entry.shape}, but config.json implies {shape}"
             )
-        first, last, _ = rows.indices(entry.shape[0])
-        row_bytes = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        size = entry.shape or (1,)
+        first, last, _ = rows.indices(size[0])
+        row_bytes = math.prod(size[1:]) * entry.dtype.itemsize
         start, stop = entry.start + first * row_bytes, entry.start + last * row_bytes
-        # Devices that split a matrix by columns read the same rows one after another.
-        if self._last_read[0] != (entry.file, start, stop):
-            read = self.array(entry.file, start, stop, entry.dtype, (last - first, *entry.shape[1:]))
-            if self.is_local:
-                return read
-            self._last_read = (entry.file, start, stop), read
-        return self._last_read[1]
+        place = entry.file, start, stop, entry.dtype, (last - first, *size[1:])
+        if self.is_local:
+            return self.array(*place)
+        # Devices that split a matrix by columns read the same rows one after another, of a format's several tensors.
+        if place not in self._last_read:
+            while len(self._last_read) >= LAST_READ:
+                self._last_read.popitem(last=False)
+            self._last_read[place] = self.array(*place)
+        return self._last_read[place]
 
 
 def _alone(name: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from apps.llm.engine.model import architecture, lm_cloud
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.prepared import Prepared, open_checkpoint
+from apps.llm.engine.model.prepared import open_checkpoint
 from apps.llm.engine.model.tiny import generic, tiny
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from ray_configs.llm import EngineConfig
@@ -58,13 +58,13 @@ class Model:
         return cls(arch, checkpoint, random)
 
     def settle(self, config: EngineConfig) -> EngineConfig:
-        """The config with the quantization of a prepared checkpoint's weights; unchanged for other models.
+        """The config with the quantization of a prepared or quantized checkpoint; unchanged for other models.
 
         Raises:
             ValueError: the config contradicts how the weights were prepared.
+            UnsupportedModel: the weights are quantized in a way that cannot be read.
         """
-        prepared = isinstance(self.checkpoint, Prepared) and not self.random_weights
-        return self.checkpoint.manifest.settle(config) if prepared else config
+        return config if self.checkpoint is None or self.random_weights else self.checkpoint.settle(config)
 
     def at_size(self, config: EngineConfig, shards: int) -> "Model":
         """With `tiny`, a tiny stand-in that splits over `shards` devices like the model; otherwise the model itself.

@@ -41,6 +41,14 @@ class Param:
         """The type it is kept in, before any quantization."""
         return jnp.dtype(jnp.float32) if self.wide else model
 
+    def read_dtype(self, model: jnp.dtype, int8: bool, checkpoint: Checkpoint) -> jnp.dtype:
+        """The type that its values have before any quantization, so that all ways to load it give the same.
+
+        Those of a quantized checkpoint are not rounded to the model's type on their way to int8.
+        """
+        wide = int8 and self.matrix and checkpoint.format is not None
+        return jnp.dtype(jnp.float32) if wide else model
+
     def spec(self, mesh: Mesh) -> PartitionSpec:
         """How it is split over the mesh. An axis that does not divide is replicated."""
         names = (MESH_AXES.get(axis) if axis else None for axis in self.axes)
@@ -269,9 +277,10 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
 
         def read(param: Param) -> Weight:
             def shard(index: tuple[slice, ...]) -> np.ndarray:
-                # Cast to the model's type first, like the stored weights of a prepared checkpoint.
-                values = np.ascontiguousarray(param.read(checkpoint, index)).astype(dtype, copy=False)
-                return values.astype(param.dtype(dtype), copy=False)
+                # First to the type that a prepared checkpoint's values have had.
+                first = param.read_dtype(dtype, int8, checkpoint)
+                values = np.ascontiguousarray(param.read(checkpoint, index)).astype(first, copy=False)
+                return values if first != dtype else values.astype(param.dtype(dtype), copy=False)
 
             array = placed(param.shape, NamedSharding(mesh, param.spec(mesh)), shard, exchange=True)
             weight = quantize(array) if int8 and param.matrix else array

@@ -187,7 +187,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 class Prepared(Checkpoint):
-    """A prepared checkpoint. `tensors` and `read` use the engine's own parameter names."""
+    """A prepared checkpoint. `tensors` and `stored` use the engine's own parameter names."""
 
     def __init__(self, location: str, manifest: PreparedManifest):
         super().__init__(location)
@@ -206,6 +206,10 @@ class Prepared(Checkpoint):
             name: TensorEntry(tensor.file, STORED_DTYPES[tensor.dtype], tensor.shape, tensor.start, tensor.stop)
             for name, tensor in self.manifest.tensors.items()
         }
+
+    def settle(self, config: EngineConfig) -> EngineConfig:
+        """As `PreparedManifest.settle`."""
+        return self.manifest.settle(config)
 
     # -- shards ---------------------------------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ class Prepared(Checkpoint):
         first, last, _ = index[0].indices(wanted.shape[0])
         stored = self._stored[name.removesuffix(SCALE)].source
         ranges = positions(stored, clipped(wanted.source, first, last))
-        parts = [self.read(name, shape, slice(*rows)) for rows in ranges]
+        parts = [self.stored(name, slice(*rows), shape) for rows in ranges]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _columns(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -239,9 +243,9 @@ class Prepared(Checkpoint):
         inside = range(first // width, -(-last // width))
         shape = blocks * out, width
         if (top, bottom) == (0, out):  # whole blocks are contiguous
-            found = self.read(name, shape, slice(inside.start * out, inside.stop * out)).reshape(-1, out, width)
+            found = self.stored(name, slice(inside.start * out, inside.stop * out), shape).reshape(-1, out, width)
         else:
-            found = np.stack([self.read(name, shape, slice(b * out + top, b * out + bottom)) for b in inside])
+            found = np.stack([self.stored(name, slice(b * out + top, b * out + bottom), shape) for b in inside])
         joined = found[0] if len(inside) == 1 else found.swapaxes(0, 1).reshape(bottom - top, -1)
         return joined[:, first - inside.start * width : last - inside.start * width]
 

@@ -112,7 +112,6 @@ UNSUPPORTED = {
     "hidden_act 'relu'": {"hidden_act": "relu"},
     "'num_hidden_layers' is missing": {"num_hidden_layers": None},
     "4 attention heads are not a multiple of 3": {"num_key_value_heads": 3},
-    "quantization_config": {"quantization_config": {"quant_method": "gptq"}},
 }
 
 
