@@ -70,11 +70,11 @@ def logits(configs: list[EngineConfig], devices: int) -> list[np.ndarray]:
 
 
 read: Counter[str] = Counter()
-whole_read = Checkpoint.read
+whole_read = Checkpoint.stored
 
 
-def counting(self, name, shape, rows=slice(None)):
-    found = whole_read(self, name, shape, rows)
+def counting(self, name, rows=slice(None), shape=None):
+    found = whole_read(self, name, rows, shape)
     read[name] += found.nbytes
     return found
 
@@ -94,10 +94,10 @@ for folder in sys.argv[1:]:
             tree = params.declare(arch, HeadLayout.of(arch, devices))
             loads = partial(load, tree=tree, mesh=mesh, dtype=jnp.dtype(dtype))
             expected = loads(source, int8=kind == "int8")
-            Checkpoint.read = counting
+            Checkpoint.stored = counting
             read.clear()
             found["params"][case] = differences(expected, loads(checkpoint, int8=False))
-            Checkpoint.read = whole_read
+            Checkpoint.stored = whole_read
             if kind == "none":  # left to the engine to quantize: the same as quantized beforehand
                 later = loads(source, int8=True), loads(checkpoint, int8=True)
                 found["params"][f"{case}, quantized by the engine"] = differences(*later)

@@ -106,7 +106,7 @@ def test_the_schema_describes_every_number() -> None:
 def test_search_compiles_the_cheapest_and_prints_its_plan() -> None:
     pytest.importorskip("libtpu")
     model = ["ray_configs.catalog.spmd_175b", "--set", "model=lm_cloud.LmCloudSpmd2BTest", *SMALL]
-    done = run(*model, "--json", "--search", "--generation", "v5e", "--most-chips", "8", "--ms-per-token", "4")
+    done = run(*model, "--json", "--search", "--generation", "v5e", "--most-chips", "8", "--ms-per-token", "6")
     assert done.returncode == 0, done.stderr
     found = Found.model_validate_json(done.stdout)
     assert json.loads(done.stdout)["label"] == LABEL
@@ -117,7 +117,7 @@ def test_search_compiles_the_cheapest_and_prints_its_plan() -> None:
     assert plan.memory.fits
     assert plan.layers_compiled == [2, 4]
     # The two branches of the arithmetic agree, and a floor is one.
-    assert chosen.least_ms <= plan.at_floor.time_per_token_ms <= plan.estimate.time_per_token_ms <= 4
+    assert chosen.least_ms <= plan.at_floor.time_per_token_ms <= plan.estimate.time_per_token_ms <= 6
     assert plan.decode.hbm_over_least < 1.10
     assert plan.memory.total <= plan.memory.usable
     assert [entry.context for entry in plan.batches] == [128, 64, 32, 16]

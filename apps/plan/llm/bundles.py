@@ -99,7 +99,8 @@ def compile_kernel(slice: TpuSlice, devices: int, spec: AttentionSpec, types: li
     cache = jax.tree.map(
         lambda part: abstract(part.shape, part.dtype, impl.partition()), impl.cache(spec, PAGES, kv_dtype)
     )
-    jax.jit(run).lower(q, kv, cache, abstract((shape.size,), jnp.dtype(jnp.int32), P())).compile()
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # see StepPrograms.lowered
+        jax.jit(run).lower(q, kv, cache, abstract((shape.size,), jnp.dtype(jnp.int32), P())).compile()
 
 
 if __name__ == "__main__":
