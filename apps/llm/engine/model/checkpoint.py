@@ -101,7 +101,7 @@ class Checkpoint(ModelFolder):
         Raises:
             UnsupportedModel: they are quantized in a way that cannot be read.
         """
-        return format_of(self.json("config.json"))
+        return format_of(self.json("config.json", required=False) or {})
 
     def settle(self, config: EngineConfig) -> EngineConfig:
         """The config, with `quantize_weights` set to int8 if the checkpoint is quantized.
