@@ -197,5 +197,6 @@ def test_a_missing_package_is_named(monkeypatch, caplog):
     monkeypatch.setattr(logging.getLogger("podslice"), "propagate", True)
     monkeypatch.setattr("apps.llm.tracing.entry_points", lambda **of: ())
     assert tracing(MODEL) is None
-    record = caplog.records[-1]  # twice where another test has given the logger a handler of caplog's
-    assert "otlp_proto_grpc" in record.getMessage() and "podslice[otel]" in record.getMessage()
+    # Twice where another test has given the logger a handler of caplog's.
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert "otlp_proto_grpc" in message and "podslice[otel]" in message

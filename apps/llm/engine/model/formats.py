@@ -154,7 +154,6 @@ class _Parts:
             raise CheckpointError(f"{where}: tensor {self.base}.{part} is missing from the safetensors files") from None
 
     def read(self, part: str, rows: slice = ALL) -> np.ndarray:
-        self.entry(part)
         return self.checkpoint.stored(f"{self.base}.{part}", rows)
 
     def groups(self, part: str, count: int) -> np.ndarray | None:
