@@ -11,6 +11,7 @@ import typer
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
+from apps.llm.engine.model.architecture import FAMILIES
 from podslice import commands
 from tools import architecture_picture, config_page, http_page
 
@@ -97,3 +98,10 @@ def test_shown_commands_and_their_options_exist(page: Path) -> None:
         assert words[0] in COMMANDS, f"there is no podslice {words[0]}"
         options = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts}
         assert {word.partition("=")[0] for word in words if word.startswith("-")} <= options, shown or named
+
+
+def test_the_table_of_models_has_every_family_and_no_other() -> None:
+    page = (ROOT / "docs/serve/language-models.md").read_text()
+    table = page.split("| `model_type` |", 1)[1].split("\n\n", 1)[0]
+    families = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(families))) == sorted(FAMILIES)
