@@ -85,6 +85,16 @@ class EngineConfig(Config):
     max_draft_tokens: int = Field(15, ge=1, le=127)
     """Most draft tokens of a sequence in a step. The number in use adapts to the acceptance rate and to step times
     measured at startup."""
+    adapters: dict[str, str] = Field(default_factory=dict)
+    """LoRA adapters to load at startup, by name: each a folder in PEFT's layout, a hub id or an fsspec URL. A request
+    picks one as its `model`, by its name or as `base:name`. On a command line: `adapters='{"sql": "/adapters/sql"}'`.
+
+    With `tiny` they are not read, but drawn at random."""
+    max_adapters: int | None = Field(None, ge=0, le=256)
+    """Places for adapters on the devices. Each step computes all of them, whether taken or not. Default: as many as
+    `adapters` names."""
+    max_adapter_rank: Literal[8, 16, 32, 64, 128] = 16
+    """Highest rank of an adapter. All are padded to it."""
     max_waiting: int = Field(256, ge=1)
     """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After.
 
@@ -100,6 +110,19 @@ class EngineConfig(Config):
         if value & (value - 1):
             raise ValueError(f"page_size must be a power of two, such as 16, 32 or 64, not {value}")
         return value
+
+    @property
+    def adapter_places(self) -> int:
+        """`max_adapters`, with its default."""
+        return len(self.adapters) if self.max_adapters is None else self.max_adapters
+
+    @model_validator(mode="after")
+    def _adapters_have_places(self) -> "EngineConfig":
+        if len(self.adapters) > self.adapter_places:
+            raise ValueError(f"adapters names {len(self.adapters)}, but max_adapters is {self.max_adapters}: raise it")
+        if "" in self.adapters:
+            raise ValueError("adapters: a name must not be empty")
+        return self
 
     @model_validator(mode="after")
     def _budget_covers_batch(self) -> "EngineConfig":
@@ -137,6 +160,9 @@ class LLMConfig(AppConfig, EngineConfig):
     256 MiB in all. 0: none. Default: 1000 with `max_replicas` 1, else 0, because replicas do not share them."""
     tokenizer_info: bool = False
     """Answer `GET /tokenizer_info`, as vLLM does with its flag: the tokenizer's config and the chat template."""
+    adapter_loading: bool = False
+    """Answer `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM does with its setting: whoever may ask the
+    model may then have it read any adapter that the server can. Needs `max_adapters` and one replica."""
     batches: str | None = Field(None, min_length=1)
     """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
     replicas must see the same one. None: both answer 404. Batches run in slots that other requests leave free; with
@@ -145,6 +171,19 @@ class LLMConfig(AppConfig, EngineConfig):
     """Largest file that may be uploaded for a batch, in MiB."""
     batch_lines: int = Field(50_000, ge=1)
     """Most requests in a batch's file."""
+
+    @model_validator(mode="after")
+    def _adapters_can_be_loaded(self) -> "LLMConfig":
+        if self.served_name in self.adapters:
+            raise ValueError(f"adapters: {self.served_name} is the model's own name; choose another")
+        if self.adapter_loading and not self.adapter_places:
+            raise ValueError("adapter_loading needs places for adapters: set max_adapters")
+        if self.adapter_loading and self.max_replicas != 1:
+            raise ValueError(
+                "adapter_loading reaches only the replica that takes the request, so it needs max_replicas 1; with "
+                "more, name the adapters in `adapters`, which every replica loads"
+            )
+        return self
 
     @property
     def kept_responses(self) -> int:

@@ -61,6 +61,7 @@ SINCE = {
         "DeepSeek's tool calls": 80,
         "mixtures of experts": 250,
         "quantized checkpoints": 330,
+        "LoRA adapters": 830,
     },
     "plan": {"the attention kernel's instructions": 130, "sizes of more families": 30, "experts": 110},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},

@@ -7,6 +7,7 @@ import for code that only reads and writes requests.
 import asyncio
 import itertools
 import queue
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -164,6 +165,27 @@ class Times:
     ended: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A LoRA adapter that an engine has loaded."""
+
+    name: str
+    location: str
+    place: int  # among the adapters on the devices, from 1
+    created: int = field(default_factory=lambda: int(time.time()))
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    """Tells its KV pages from those of the model and of other adapters, also of an earlier one with this name."""
+
+
+class UnknownAdapter(RequestError):
+    """No adapter of that name is loaded."""
+
+    status, code = 404, "model_not_found"
+
+    def __init__(self, name: str):
+        super().__init__("model", f"there is no adapter {name}")
+
+
 class Generation:
     """A submitted request: iterate it (`for` in a thread, `async for` in an event loop) to read its outputs.
 
@@ -176,6 +198,7 @@ class Generation:
         self.id = next(_ids)  # in order of arrival
         self.caller = caller
         self.usage: CallerState | None = None  # set by submit
+        self.adapter: Adapter | None = None  # set by submit
         self.prompt_ids = tuple(prompt_ids)
         self.params = params  # None: nothing is sampled; `n` suffixes are scored, or a prompt is embedded
         self.n = n if params is None else params.n

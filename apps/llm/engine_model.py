@@ -1,6 +1,7 @@
 """A served language model: the asynchronous interface of its engine that the HTTP dialects use."""
 
 import asyncio
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -51,9 +52,29 @@ class EngineModel:
         self.places = engine.config.max_batch_size
         """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
+        self._adapter: str | None = None
         self._metrics = LanguageMetrics(name, engine.callers)
         self.tracing = tracing(name)
         """Makes the spans of requests; None if they are not traced."""
+
+    def adapter_named(self, name: str) -> str | None:
+        """The adapter that `name` or `model:name` stands for; None if there is none."""
+        own = name.removeprefix(f"{self.name}:")
+        return own if any(adapter.name == own for adapter in self._engine.adapters.all()) else None
+
+    def with_adapter(self, adapter: str, name: str) -> "EngineModel":
+        """The model with a LoRA adapter, under the name that a request gave it."""
+        under = copy.copy(self)
+        under.name, under._adapter = name, adapter
+        return under
+
+    async def load_adapter(self, name: str, location: str) -> None:
+        """See `Engine.load_adapter`. Reading takes seconds; other requests go on."""
+        await asyncio.to_thread(self._engine.load_adapter, name, location)
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `Engine.unload_adapter`. Returns when its requests have ended."""
+        await asyncio.to_thread(self._engine.unload_adapter, name)
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with `special`, including the special tokens of a prompt."""
@@ -100,9 +121,9 @@ class EngineModel:
             prompt = await self.encode(prompt)
         loop = asyncio.get_running_loop()
         if params.json_schema is None and params.grammar is None:
-            return self._engine.submit(prompt, params, loop, CALLER.get())
+            return self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter)
         # Compiling a schema can take long.
-        submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop, CALLER.get())
+        submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop, CALLER.get(), self._adapter)
         try:
             return await asyncio.shield(submitted)
         except asyncio.CancelledError:
@@ -118,7 +139,7 @@ class EngineModel:
             prefix = await self.encode(prefix)
         length, encode = sum(map(len, suffixes)), self._engine.tokenizer.encode_suffix
         suffixes = [await _aside(length, encode, s) if isinstance(s, str) else s for s in suffixes]
-        submitted = self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop(), CALLER.get())
+        submitted = self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop(), CALLER.get(), self._adapter)
         outputs = await _whole(submitted)
         outputs.sort(key=lambda output: output.index)
         return [[score.logprob for score in output.scores] for output in outputs]
@@ -133,7 +154,7 @@ class EngineModel:
         open_: list[Generation] = []
         try:
             for prompt in prompts:
-                open_.append(self._engine.submit_prompt_scores(prompt, params, loop, CALLER.get()))
+                open_.append(self._engine.submit_prompt_scores(prompt, params, loop, CALLER.get(), self._adapter))
             read = [(await _whole(generation))[0].scores for generation in open_]
         finally:
             for generation in open_:
@@ -177,7 +198,7 @@ class EngineModel:
                     await read_one()
                 while True:
                     try:
-                        open_.append(self._engine.submit_embedding(prompt, pooling, loop, CALLER.get()))
+                        open_.append(self._engine.submit_embedding(prompt, pooling, loop, CALLER.get(), self._adapter))
                         if self.tracing is not None:
                             submitted.append(open_[-1])
                         break
@@ -208,10 +229,18 @@ class EngineModel:
         """The tokenizer's config and chat template."""
         return self._engine.tokenizer.info()
 
-    def card(self) -> dict[str, Any]:
-        """The model's entry in OpenAI's list of models."""
-        facts = {"id": self.name, "object": "model", "created": self.created, "owned_by": "podslice"}
-        return facts | {"max_model_len": self.max_model_len}
+    def cards(self) -> list[dict[str, Any]]:
+        """The entries of the model and, as vLLM has them, of its adapters in OpenAI's list of models."""
+
+        def card(name: str, created: int) -> dict[str, Any]:
+            facts = {"id": name, "object": "model", "created": created, "owned_by": "podslice"}
+            return facts | {"max_model_len": self.max_model_len}
+
+        adapters = self._engine.adapters.all()
+        return [card(self.name, self.created)] + [
+            card(adapter.name, adapter.created) | {"root": adapter.location, "parent": self.name}
+            for adapter in adapters
+        ]
 
     def report(self) -> dict[str, Any]:
         return asdict(self.stats())

@@ -35,6 +35,7 @@ class LLMServer(EngineServer):
     _stored_responses: int
     _batch_store: BatchStore | None
     _tokenizer_info: bool
+    _adapter_loading: bool
 
     def load(self, config: LLMConfig) -> EngineModel:
         self._batch_store = None
@@ -44,10 +45,13 @@ class LLMServer(EngineServer):
             )
         engine, self._hosts = load_engine(config)
         self._stored_responses, self._tokenizer_info = config.kept_responses, config.tokenizer_info
+        self._adapter_loading = config.adapter_loading
         return EngineModel(config.served_name, engine, config.health_step_deadline_s)
 
     def http_app(self, model: EngineModel, keys: Principals) -> FastAPI:
-        return http_app(model, keys, self._stored_responses, self._batch_store, self._tokenizer_info)
+        return http_app(
+            model, keys, self._stored_responses, self._batch_store, self._tokenizer_info, self._adapter_loading
+        )
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""

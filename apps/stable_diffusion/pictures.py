@@ -183,9 +183,9 @@ class PictureModel:
     def stats(self) -> EngineStats:
         return self.engine.stats()
 
-    def card(self) -> dict[str, Any]:
+    def cards(self) -> list[dict[str, Any]]:
         """The model's entry in OpenAI's list of models."""
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "podslice"}
+        return [{"id": self.name, "object": "model", "created": self.created, "owned_by": "podslice"}]
 
     def report(self) -> dict[str, Any]:
         backend = self.engine.backend

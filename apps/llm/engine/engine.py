@@ -16,6 +16,7 @@ The life of a request:
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from concurrent.futures import ThreadPoolExecutor
@@ -39,12 +40,16 @@ from apps.llm.api import (
 )
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.chat.model_format import ModelFormat, Turn
+from apps.llm.engine.adapters import stack
+from apps.llm.engine.adapters.loaded import LoadedAdapters
+from apps.llm.engine.adapters.peft import PeftAdapter
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
 from apps.llm.engine.fairness.admission import Admission
 from apps.llm.engine.loop import Loop, Member
 from apps.llm.engine.model.model import Model
+from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.parallel import layout
 from apps.llm.engine.pooling import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
@@ -74,6 +79,7 @@ class Engine:
         tokenizer: ModelTokenizer,
         grammars: Grammars,
         max_model_len: int,
+        heads: HeadLayout,
     ):
         self.config, self.tokenizer, self.max_model_len = config, tokenizer, max_model_len
         self.loops, self._grammars = loops, grammars
@@ -83,6 +89,8 @@ class Engine:
         self._arch = loops[0].executor.arch
         self.admission = Admission(config.callers, config.max_waiting)
         """Limits and usage of each caller, over all DP ranks."""
+        self.adapters = LoadedAdapters(config.adapter_places)
+        self._heads = heads  # of each DP rank
         self._places = threading.Lock()  # held while choosing the least busy rank and queueing on it
 
     @classmethod
@@ -104,7 +112,7 @@ class Engine:
         Raises:
             CheckpointError, UnsupportedModel: the model cannot be read, or its family is not supported.
             MemoryError: the KV cache has no room for one sequence of the longest length.
-            ValueError: the config does not fit the model or the machine.
+            ValueError: the config does not fit the model or the machine, or one of its adapters not the model.
         """
         if isinstance(config, str):
             config = EngineConfig(model=config, **settings)
@@ -134,7 +142,15 @@ class Engine:
                     executor.close()
                 raise
         loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
-        return cls(config, loops, tokenizer, grammars, max_len)
+        heads = HeadLayout.of(model.arch, chosen.tensor)
+        engine = cls(config, loops, tokenizer, grammars, max_len, heads)
+        try:
+            for name, location in config.adapters.items():
+                engine.load_adapter(name, location)
+        except BaseException:
+            engine.shutdown()
+            raise
+        return engine
 
     # -- the callers' side --------------------------------------------------------------------------------------
 
@@ -144,6 +160,7 @@ class Engine:
         params: SamplingParams | None = None,
         loop: Any = None,
         caller: Caller = ANYONE,
+        adapter: str | None = None,
     ) -> Generation:
         """Queue a request and return at once. Read the result by iterating it (or, with `loop`, by `async for`).
 
@@ -151,6 +168,7 @@ class Engine:
             RequestError: a value is out of range, or the prompt can never fit (PromptTooLong).
             QueueFull: `max_waiting` requests are waiting, or the caller is at one of its limits (LimitReached).
             EngineStopped: the loop has ended.
+            UnknownAdapter: no adapter has that name.
         """
         params = params or SamplingParams()
         check_params(params, self._arch.vocab_size)
@@ -176,7 +194,7 @@ class Engine:
             if known is not None and not answer.penalized:  # penalties need token counts, which the device keeps
                 seq.drafter = Drafter(prompt_ids, known)
             answers.append((seq, answer))
-        return self._queue(generation, answers, loop)
+        return self._queue(generation, answers, loop, adapter)
 
     def submit_score(
         self,
@@ -184,6 +202,7 @@ class Engine:
         suffixes: Ids[str | Ids[int]],
         loop: Any = None,
         caller: Caller = ANYONE,
+        adapter: str | None = None,
     ) -> Generation:
         """Queue the scoring of suffixes, each directly after the prefix; as `submit`, but with one output for each.
 
@@ -206,10 +225,15 @@ class Engine:
             check_room("suffix", len(suffix), self.max_model_len, self._cache_tokens, after=len(prefix_ids))
         generation = Generation(prefix_ids, None, len(suffix_ids), caller)
         tasks = [Scoring(generation, i, prefix_ids, suffix) for i, suffix in enumerate(suffix_ids)]
-        return self._queue(generation, [(task.seq, task) for task in tasks], loop)
+        return self._queue(generation, [(task.seq, task) for task in tasks], loop, adapter)
 
     def submit_prompt_scores(
-        self, prompt: Ids[int], params: SamplingParams, loop: Any = None, caller: Caller = ANYONE
+        self,
+        prompt: Ids[int],
+        params: SamplingParams,
+        loop: Any = None,
+        caller: Caller = ANYONE,
+        adapter: str | None = None,
     ) -> Generation:
         """Queue the scoring of a prompt's own tokens, all but the first; as `submit`, but with one output.
 
@@ -224,10 +248,15 @@ class Engine:
         check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
         generation = Generation(ids, None, caller=caller)
         task = Scoring(generation, 0, ids[:1], ids[1:])
-        return self._queue(generation, [(task.seq, task)], loop)
+        return self._queue(generation, [(task.seq, task)], loop, adapter)
 
     def submit_embedding(
-        self, prompt: str | Ids[int], pooling: Pool = "mean", loop: Any = None, caller: Caller = ANYONE
+        self,
+        prompt: str | Ids[int],
+        pooling: Pool = "mean",
+        loop: Any = None,
+        caller: Caller = ANYONE,
+        adapter: str | None = None,
     ) -> Generation:
         """Queue the embedding of a prompt; as `submit`, but with one output.
 
@@ -240,14 +269,16 @@ class Engine:
         check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
         generation = Generation(ids, None, caller=caller)
         task = Pooling(generation, ids, pooling)
-        return self._queue(generation, [(task.seq, task)], loop)
+        return self._queue(generation, [(task.seq, task)], loop, adapter)
 
-    def _queue(self, generation: Generation, members: list[Member], loop: Any) -> Generation:
+    def _queue(self, generation: Generation, members: list[Member], loop: Any, adapter: str | None) -> Generation:
         """Admit a request and queue it on the least busy DP rank."""
         generation.loop = loop
         with self._places:
             for rank in self.loops:  # once one has failed, the others only finish their requests
                 rank.check_open()
+            if adapter is not None:
+                generation.adapter = self.adapters.get(adapter)
             prompt = len(generation.prompt_ids)
             tokens = prompt + sum(len(seq.tokens) - prompt for seq, _ in members)  # scored suffixes add more
             generation.usage = self.admission.admit(generation.caller, len(members), tokens)
@@ -255,6 +286,46 @@ class Engine:
             generation.times.queued = time.monotonic_ns()
             generation.engine.submit(members)
         return generation
+
+    def load_adapter(self, name: str, location: str) -> None:
+        """Load a LoRA adapter while the engine runs; `submit` takes its name once this returns.
+
+        Args:
+            location: a folder in PEFT's layout, a hub id or an fsspec URL.
+
+        Raises:
+            RequestError: the name is taken, or no place is free.
+            CheckpointError: it cannot be read, or does not fit the model.
+            EngineStopped: the engine has ended.
+        """
+        config, arch = self.config, self._arch
+        adapter = self.adapters.take_place(name, location)
+        try:
+            dtype = np.dtype(config.dtype)
+            if config.tiny:
+                layers = stack.drawn(arch, self._heads, dtype, config.max_adapter_rank, zlib.crc32(name.encode()))
+            else:
+                found = PeftAdapter.open(location, arch, config.max_adapter_rank, config.model)
+                layers = found.layers(self._heads, config.max_adapter_rank, dtype)
+            for done in [loop.change_adapter(adapter.place, layers) for loop in self.loops]:
+                done.result()
+        except BaseException:
+            self.adapters.give_back(adapter)
+            raise
+        self.adapters.ready(adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuse an adapter's name from now on, and wait until its requests have ended. Its place is free then.
+
+        Raises:
+            UnknownAdapter: no adapter has that name.
+            EngineStopped: the engine has ended.
+        """
+        with self._places:  # a request that has got the adapter is queued before the loops are asked
+            adapter = self.adapters.retire(name)
+        for done in [loop.change_adapter(adapter.place) for loop in self.loops]:
+            done.result()
+        self.adapters.give_back(adapter)
 
     def generate(self, prompts: Ids[str | Ids[int]], params: SamplingParams | None = None) -> list[str]:
         """The answers to many prompts, in order: submits all (waiting while the queue is full), then reads them."""

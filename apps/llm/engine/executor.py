@@ -20,6 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine import sampling
+from apps.llm.engine.adapters import stack
+from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention import choice, sharded
 from apps.llm.engine.attention.spec import KVScales, LayerCache
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
@@ -82,6 +84,12 @@ class LocalExecutor:
         else:
             load = prepared.load if isinstance(model.checkpoint, Prepared) else params.load
             self.params = load(self.declared, model.checkpoint, self.mesh, self.dtype, self.int8_weights)
+        self.adapter_forms: list[Adapted] = []
+        if config.adapter_places:
+            sizes = config.adapter_places, config.max_adapter_rank
+            self.adapter_forms = stack.abstract(arch, heads, self.mesh, self.dtype, *sizes)
+            for layer, form in zip(self.params["layers"], self.adapter_forms):
+                layer["adapters"] = stack.empty(form)
         jax.block_until_ready(self.params)
         log.info(
             "%.1f M parameters, %.2f GiB, on %d %s device(s) after %.1f s",
@@ -184,6 +192,8 @@ class LocalExecutor:
                 self.read(self.launch(shape.host(), readout=readout))
                 advance()
             self.start_slot(self.config.max_batch_size, [0], [0])
+            for layer, form in enumerate(self.adapter_forms):
+                self.write_adapter(1, layer, stack.unpacked(form, bytes(stack.nbytes(form))))
             advance()
         self._programs_when_ready = self.compiles.programs
 
@@ -233,6 +243,11 @@ class LocalExecutor:
     @cached_property
     def _start_slot(self):
         return jax.jit(sampling.start_slot, donate_argnums=0, out_shardings=self._everywhere)
+
+    def write_adapter(self, place: int, layer: int, values: Adapted) -> None:
+        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1)."""
+        own = self.params["layers"][layer]
+        own["adapters"] = stack.written(self.adapter_forms[layer], own["adapters"], values, place - 1)
 
     def close(self) -> None:
         """Nothing is held outside this process."""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
@@ -65,6 +66,9 @@ class Executor(Protocol[LaunchedT]):
 
     def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
+
+    def write_adapter(self, place: int, layer: int, values: Adapted) -> None:
+        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1)."""
 
     @property
     def compiles_after_ready(self) -> int: ...

@@ -28,9 +28,10 @@ def filled(shape: StepShape, work: list[Work], answers: Answers, scratch: int) -
         # The sample of a chunk that ends inside the prompt is meaningless, and only the host can tell which sample
         # of a draft is the last accepted one. The device keeps such samples in the scratch slot.
         slot = seq.slot if item.samples and not item.draft else scratch
-        start = step.add(known, item.stop, seq.pages, item.decoding, row=slot, seed=seq.seed, **answer.rows)
+        rows = {"seed": seq.seed, "adapter": seq.place} | answer.rows
+        start = step.add(known, item.stop, seq.pages, item.decoding, row=slot, **rows)
         for i, token in enumerate(item.draft, 1):
-            step.add((token,), item.stop + i, seq.pages, False, row=scratch, seed=seq.seed, **answer.rows)
+            step.add((token,), item.stop + i, seq.pages, False, row=scratch, **rows)
         if answer.reads:
             answer.want(readout, shape, start, row, item)
     return step, readout

@@ -13,9 +13,13 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from apps.llm.api import EngineStats, EngineStopped, Generation, Output
+from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.answer import Answer
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.filling import extras, filled
@@ -30,6 +34,15 @@ log = logging.getLogger("podslice")
 
 Member = tuple[Sequence, Answer | PromptTask]
 """One sequence of a request: its scheduler state, and the answer or prompt task that consumes its tokens."""
+
+
+@dataclass(eq=False)
+class AdapterChange:
+    """A place for an adapter whose matrices change, once no sequence uses it."""
+
+    place: int
+    layers: deque[tuple[int, Adapted]]  # to write, one between two steps; none: only wait
+    done: Future[None] = field(default_factory=Future)
 
 
 class Loop(Generic[LaunchedT]):
@@ -54,6 +67,8 @@ class Loop(Generic[LaunchedT]):
         self._lock = threading.Condition()
         self._incoming: deque[list[Member]] = deque()
         self._aborted: deque[Generation] = deque()
+        self._changes: list[AdapterChange] = []
+        self._changing: list[AdapterChange] = []  # those of them that this turn looks at
         self._queued = 0  # sequences submitted but not yet running
         self._stopping = False
         self._failure: str | None = None
@@ -82,6 +97,18 @@ class Loop(Generic[LaunchedT]):
         with self._lock:
             self._aborted.append(generation)
             self._lock.notify()
+
+    def change_adapter(self, place: int, layers: Iterable[Adapted] = ()) -> Future[None]:
+        """Wait until no sequence uses a place, then write an adapter's layers to it. The future is done then.
+
+        The future fails, and nothing more can be submitted, when the loop ends first (EngineStopped).
+        """
+        change = AdapterChange(place, deque(enumerate(layers)))
+        with self._lock:
+            self.check_open()
+            self._changes.append(change)
+            self._lock.notify()
+        return change.done
 
     def check_open(self) -> None:
         """Raises EngineStopped when nothing more can be submitted."""
@@ -135,6 +162,7 @@ class Loop(Generic[LaunchedT]):
             pending: tuple[list[Work], LaunchedT] | None = None
             while self._take_commands(wait=pending is None):
                 began, self._waited_s = time.monotonic(), 0.0
+                self._change_adapters()
                 running = [] if pending is None else pending[0]
                 reads_first = pending is not None and self._reads_first(running)
                 if pending is not None and reads_first:
@@ -161,13 +189,14 @@ class Loop(Generic[LaunchedT]):
     def _take_commands(self, wait: bool) -> bool:
         """Add new requests and close aborted ones; sleep while there is nothing to do. False: stop the loop."""
         with self._lock:
-            idle = wait and not self._scheduler.running and not self._scheduler.waiting
+            idle = wait and not self._scheduler.running and not self._scheduler.waiting and not self._changes
             if idle:
                 self._turn_began = None
-                self._lock.wait_for(lambda: self._stopping or self._incoming or self._aborted)
+                self._lock.wait_for(lambda: self._stopping or self._incoming or self._aborted or self._changes)
             self._turn_began = time.monotonic()
             incoming, self._incoming = self._incoming, deque()
             aborted, self._aborted = self._aborted, deque()
+            self._changing = list(self._changes)  # with the sequences that were queued before them
         for answers in incoming:
             for seq, answer in answers:
                 self._answers[seq] = answer
@@ -178,6 +207,19 @@ class Loop(Generic[LaunchedT]):
                 outputs.append(self._close(seq, "abort"))
         self._deliver(outputs)
         return not self._stopping
+
+    def _change_adapters(self) -> None:
+        """Write one layer of an adapter: more would hold up the answers in progress."""
+        for change in self._changing:
+            if any(seq.place == change.place for seq in self._answers):
+                continue
+            if change.layers:
+                self.executor.write_adapter(change.place, *change.layers.popleft())
+            if not change.layers:
+                with self._lock:
+                    self._changes.remove(change)
+                change.done.set_result(None)
+            return
 
     def _reads_first(self, running: list[Work]) -> bool:
         """Whether the next step needs the running one's tokens: because it has drafts, or to draft from them."""
@@ -279,6 +321,9 @@ class Loop(Generic[LaunchedT]):
         with self._lock:
             self._failure = reason
             incoming, self._incoming = self._incoming, deque()
+            changes, self._changes = self._changes, []
+        for change in changes:
+            change.done.set_exception(EngineStopped(reason))
         outputs = [
             (seq.generation, Output(seq.index, "", (), finish_reason="error", error=reason))
             for seq in [*self._answers, *(seq for answers in incoming for seq, _ in answers)]

@@ -56,6 +56,12 @@ class Sequence:
         return self.generation.caller.background
 
     @property
+    def place(self) -> int:
+        """Of its adapter on the devices; 0: it has none."""
+        adapter = self.generation.adapter
+        return 0 if adapter is None else adapter.place
+
+    @property
     def one_left(self) -> bool:
         """Whether its next step computes only its last token."""
         return self.computed == len(self.tokens) - 1
@@ -329,6 +335,6 @@ class Scheduler:
 
     def _names(self, seq: Sequence, full: int) -> list[PageHash]:
         for i in range(len(seq.hashes), full):
-            parent = seq.hashes[-1] if seq.hashes else b""
+            parent = seq.hashes[-1] if seq.hashes else seq.generation.adapter.key if seq.generation.adapter else b""
             seq.hashes.append(page_hash(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
         return seq.hashes[:full]

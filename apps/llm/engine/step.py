@@ -26,6 +26,7 @@ class Batch(NamedTuple):
     num_seqs: jax.Array  # [1]
     rows: jax.Array  # [S] the sequence's slot: its row in the state that outlives the step (last token, penalties)
     decoding: jax.Array  # [S] 1: its only token is the one it sampled in an earlier step, still on the device
+    adapter: jax.Array  # [S] place of the sequence's LoRA adapter, from 1; 0: none
     sampling: "SamplingRows"
 
     @property
@@ -53,7 +54,7 @@ class SamplingRows(NamedTuple):
     logprobs: jax.Array  # int32; 1: log probabilities are wanted
 
 
-INT_ROWS = ("kv_lens", "row", "decoding", "top_k", "seed", "logprobs")
+INT_ROWS = ("kv_lens", "row", "decoding", "adapter", "top_k", "seed", "logprobs")
 FLOAT_ROWS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 
 

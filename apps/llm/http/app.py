@@ -9,7 +9,8 @@ from apps.llm.batches.http import batches_router
 from apps.llm.batches.records import BatchStore
 from apps.llm.engine_model import EngineModel
 from apps.llm.http import jetstream, saxml
-from apps.llm.http.anthropic import anthropic_router
+from apps.llm.http.adapters import adapters_router
+from apps.llm.http.anthropic.routes import anthropic_router
 from apps.llm.http.caller import NamedCaller
 from apps.llm.http.openai import openai_router
 from apps.llm.http.responses.routes import responses_router
@@ -29,6 +30,7 @@ def http_app(
     stored_responses: int = 0,
     batches: BatchStore | None = None,
     tokenizer_info: bool = False,
+    adapter_loading: bool = False,
 ) -> FastAPI:
     """An ASGI application that serves this model; with `keys`, only to requests with a valid key.
 
@@ -37,6 +39,7 @@ def http_app(
         batches: storage of files and batches; None disables both. The application works on batches between ASGI's
             lifespan events.
         tokenizer_info: whether /tokenizer_info answers.
+        adapter_loading: whether /v1/load_lora_adapter and /v1/unload_lora_adapter answer.
     """
     runner = None
     if batches is not None:
@@ -58,6 +61,7 @@ def http_app(
     app.include_router(models_router(model))
     for dialect, router in dialects:
         app.include_router(router, tags=[dialect])
+    app.include_router(adapters_router(model, adapter_loading), tags=["vLLM"])
     wake = runner.wake if runner else lambda: None
     app.include_router(batches_router(batches, model.name, endpoints, wake), tags=["OpenAI"])
 

@@ -5,10 +5,10 @@ from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import PromptToken
 from apps.llm.engine_model import EngineModel
+from apps.llm.http.adapters import named
 from apps.llm.http.answering import PromptsAlone, Source, answered
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, choices, embeddings
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
-from apps.serving.ingress.application import check_name
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body
 
@@ -21,20 +21,20 @@ def openai_router(model: EngineModel) -> APIRouter:
     async def completions(request: Request) -> Response:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
         body = await parsed(CompletionBody, request, UNIONS)
-        check_name(model, body.model)
+        served = named(model, body.model)
         prompts, params = each(body.prompt), body.params()
         with refusing(body.names):
-            echoes = [p if isinstance(p, str) else await model.decode(p) for p in prompts] if body.echo else []
+            echoes = [p if isinstance(p, str) else await served.decode(p) for p in prompts] if body.echo else []
             read: list[list[PromptToken]] = []
             if body.reads_prompt or body.only_prompt:
-                prompts = [await model.encode(p) if isinstance(p, str) else p for p in prompts]
-                read = await model.prompt_tokens(prompts, params)
+                prompts = [await served.encode(p) if isinstance(p, str) else p for p in prompts]
+                read = await served.prompt_tokens(prompts, params)
             source: Source = PromptsAlone(prompts, params.n)
             if not body.only_prompt:
-                source = await model.submit(params, *prompts)
+                source = await served.submit(params, *prompts)
             answers = choices(len(prompts), params.n, echoes, read=read)
             writer = CompletionWriter(
-                model.name, source, answers, params.logprobs is not None, body.include_usage, body.prompt_logprobs
+                served.name, source, answers, params.logprobs is not None, body.include_usage, body.prompt_logprobs
             )
             return await answered(source, writer, bool(body.stream))
 
@@ -42,27 +42,27 @@ def openai_router(model: EngineModel) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions. The model's own chat template makes the prompt."""
         body = await parsed(ChatBody, request, UNIONS)
-        check_name(model, body.model)
+        served = named(model, body.model)
         with refusing(body.names):
-            prompt, turn = await model.chat(body.request())
+            prompt, turn = await served.chat(body.request())
             params = turn.constrained(body.params())
-            stream = await model.submit(params, prompt)
+            stream = await served.submit(params, prompt)
             answers = choices(1, params.n, reader=turn.reader)
-            writer = ChatWriter(model.name, stream, answers, params.logprobs is not None, body.include_usage)
+            writer = ChatWriter(served.name, stream, answers, params.logprobs is not None, body.include_usage)
             return await answered(stream, writer, bool(body.stream))
 
     @router.post("/v1/embeddings", openapi_extra=json_body(EmbeddingBody))
     async def embed(request: Request) -> Response:
         """OpenAI's embeddings: the model's hidden states, pooled and normalized to length 1."""
         body = await parsed(EmbeddingBody, request, UNIONS)
-        check_name(model, body.model)
-        if body.dimensions not in (None, model.embedding_size):
-            message = f"dimensions must be {model.embedding_size}, this model's size: its vectors cannot be shortened"
+        served = named(model, body.model)
+        if body.dimensions not in (None, served.embedding_size):
+            message = f"dimensions must be {served.embedding_size}, this model's size: its vectors cannot be shortened"
             raise OpenAIError(400, message, "dimensions", "invalid_value")
-        prompts = [await model.encode(p) if isinstance(p, str) else p for p in each(body.input)]
+        prompts = [await served.encode(p) if isinstance(p, str) else p for p in each(body.input)]
         with refusing({"prompt": "input"}):
-            vectors = await model.embed(prompts, body.pooling or "mean")
-        whole = embeddings(model.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
+            vectors = await served.embed(prompts, body.pooling or "mean")
+        whole = embeddings(served.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
         return JSONResponse(whole)
 
     return router

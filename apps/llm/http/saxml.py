@@ -16,8 +16,8 @@ from starlette.responses import Response
 
 from apps.llm.api import EngineError, Output, SamplingParams
 from apps.llm.engine_model import EngineModel
+from apps.llm.http.adapters import named
 from apps.llm.http.answering import Writer, answered
-from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import json_body
@@ -117,13 +117,13 @@ def saxml_router(model: EngineModel) -> APIRouter:
         """
         try:
             body = ScoreBody.model_validate_json(await read_body(request))
-            check_name(model, body.model)
+            served = named(model, body.model)
             suffixes = [body.suffix] if isinstance(body.suffix, str) else body.suffix
-            logprobs = await model.score(body.prefix, suffixes)
+            logprobs = await served.score(body.prefix, suffixes)
         except (EngineError, OpenAIError, ValidationError, BodyTooLarge) as error:
             return refusal(error)
         return SaxmlJSON(
-            {"model": model.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs}
+            {"model": served.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs}
         )
 
     return router
@@ -133,7 +133,7 @@ async def generate(model: EngineModel, content: bytes) -> Response:
     """POST /generate with Saxml's body. A text's score is the sum of its tokens' log probabilities."""
     try:
         body = SaxmlBody.model_validate_json(content)
-        check_name(model, body.model)
+        served = named(model, body.model)
         extra = body.extra_inputs or ExtraInputs()
         params = SamplingParams(
             # Saxml truncates an answer at the end of the context instead of refusing a large limit.
@@ -145,7 +145,7 @@ async def generate(model: EngineModel, content: bytes) -> Response:
             logprobs=0,
         )
         writer = SaxmlWriter(bare=body.extra_inputs is not None)
-        return await answered(await model.submit(params, body.query), writer, body.stream)
+        return await answered(await served.submit(params, body.query), writer, body.stream)
     except (EngineError, OpenAIError, ValidationError) as error:
         return refusal(error)
 

@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import Pool
 from apps.llm.engine_model import EngineModel
+from apps.llm.http.adapters import named
 from apps.llm.http.openai_messages import Message, ToolBody
 from apps.llm.http.openai_requests import MAX_INPUTS, ChatBody
-from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body
@@ -87,25 +87,25 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or a chat, in vLLM's format."""
         body = await parsed(TokenizeBody, request)
-        check_name(model, body.model)
+        served = named(model, body.model)
         if body.prompt is not None:
-            tokens = await model.encode(body.prompt, special=body.add_special_tokens is not False)
+            tokens = await served.encode(body.prompt, special=body.add_special_tokens is not False)
         else:
             chat = body.chat()
             with refusing(chat.names):
-                tokens, _ = await model.chat(chat.request())
-        pieces = model.pieces(tokens) if body.return_token_strs else None
+                tokens, _ = await served.chat(chat.request())
+        pieces = served.pieces(tokens) if body.return_token_strs else None
         return JSONResponse(
-            {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": pieces}
+            {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": pieces}
         )
 
     @router.post("/detokenize", openapi_extra=json_body(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens included, in vLLM's format."""
         body = await parsed(DetokenizeBody, request)
-        check_name(model, body.model)
+        served = named(model, body.model)
         with refusing():
-            text = await model.decode(body.tokens, special=True)
+            text = await served.decode(body.tokens, special=True)
         return JSONResponse({"prompt": text})
 
     @router.get("/tokenizer_info")
@@ -127,19 +127,19 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
         The format is that of Cohere, Jina and vLLM.
         """
         body = await parsed(RerankBody, request, UNIONS)
-        check_name(model, body.model)
+        served = named(model, body.model)
         documents = body.texts()
-        prompts = [await model.encode(text) for text in (body.query, *documents)]
+        prompts = [await served.encode(text) for text in (body.query, *documents)]
         for i, prompt in enumerate(prompts):
             if not prompt:
                 raise OpenAIError(
                     400, f"{_place(i)} is empty: it must have at least one token", _place(i), "invalid_value"
                 )
-            if len(prompt) > model.max_model_len:
-                message = f"{_place(i)} has {len(prompt)} tokens, but the model's context holds {model.max_model_len}"
+            if len(prompt) > served.max_model_len:
+                message = f"{_place(i)} has {len(prompt)} tokens, but the model's context holds {served.max_model_len}"
                 raise OpenAIError(400, message, _place(i), "context_length_exceeded")
         with refusing({"prompt": "documents"}):
-            query, *vectors = await model.embed(prompts, body.pooling or "mean")
+            query, *vectors = await served.embed(prompts, body.pooling or "mean")
         scores = np.stack(vectors) @ query  # of length 1, so this is the cosine
         best = np.argsort(-scores, kind="stable")[: body.top_n or None]
         results = [{"index": i, "relevance_score": float(scores[i])} for i in best.tolist()]
@@ -149,7 +149,7 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
         return JSONResponse(
             {
                 "id": f"rerank-{uuid.uuid4().hex}",
-                "model": model.name,
+                "model": served.name,
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
                 "results": results,
             }

@@ -17,8 +17,8 @@ class HostedModel(Protocol):
 
     name: str
 
-    def card(self) -> dict[str, Any]:
-        """The model's entry in OpenAI's list of models."""
+    def cards(self) -> list[dict[str, Any]]:
+        """Its entry in OpenAI's list of models, and those of its variants."""
 
     def report(self) -> dict[str, Any]:
         """Its load, in numbers."""
@@ -47,13 +47,15 @@ def models_router(model: HostedModel) -> APIRouter:
     @router.get("/v1/models", tags=["OpenAI"])
     async def list_models() -> Any:
         """What is served."""
-        return {"object": "list", "data": [model.card()]}
+        return {"object": "list", "data": model.cards()}
 
     @router.get("/v1/models/{name:path}", tags=["OpenAI"])
     async def get_model(name: str) -> Any:
         """One model."""
-        check_name(model, name)
-        return model.card()
+        card = next((card for card in model.cards() if card["id"] == name), None)
+        if card is None:
+            check_name(model, name)
+        return card
 
     @router.get("/health", tags=["Server"])
     @router.get("/healthz", include_in_schema=False)

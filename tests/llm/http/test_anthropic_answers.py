@@ -13,8 +13,8 @@ from apps.llm.api import Generation, Output, SamplingParams
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.engine_stream import EngineStream
-from apps.llm.http import anthropic_answers
-from apps.llm.http.anthropic_answers import MessageWriter
+from apps.llm.http.anthropic import answers as anthropic_answers
+from apps.llm.http.anthropic.answers import MessageWriter
 
 CALL = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
 

@@ -7,7 +7,7 @@ import pytest
 
 from apps.llm.api import RequestError
 from apps.llm.chat.conversation import ChatRequest
-from apps.llm.http.anthropic_requests import MessagesBody
+from apps.llm.http.anthropic.requests import MessagesBody
 
 
 def request(*messages: dict[str, Any], **more: Any) -> ChatRequest:

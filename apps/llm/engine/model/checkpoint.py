@@ -4,7 +4,7 @@ import logging
 import math
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Checkpoint(ModelFolder):
     """
 
     def __init__(self, location: str, weights: bool = True):
-        super().__init__(_resolve(location, weights))
+        super().__init__(located(location, lambda hub_id: _fetched(hub_id, weights)))
         self._last_read: OrderedDict[Any, np.ndarray] = OrderedDict()
         self._last_dequantized: tuple[tuple[str, tuple[int, ...]] | None, Any] = None, None
 
@@ -161,18 +161,27 @@ def _alone(name: str) -> str:
     return DECODER_PREFIXES.get(prefix, "") + name.removeprefix(prefix)
 
 
-def _resolve(location: str, weights: bool) -> str:
-    """The folder or URL to read; a hub id is fetched into the hub's own cache first."""
+def located(location: str, fetch: Callable[[str], str]) -> str:
+    """The folder or URL to read; `fetch` gets a hub id's files, and returns the folder that they are in.
+
+    Raises:
+        CheckpointError: there is no such folder.
+    """
     if "://" in location:
         return location
     if (local := Path(location).expanduser()).is_dir():
         return str(local.resolve())
     if location.startswith(("/", ".", "~")) or location.count("/") > 1:
         raise CheckpointError(f"{location}: no such folder")
-    folder = from_hub(location, ["*.json", "tokenizer.model", "*.txt", "*.jinja"])
+    return fetch(location)
+
+
+def _fetched(hub_id: str, weights: bool) -> str:
+    """The folder of a hub's model, in the hub's own cache."""
+    folder = from_hub(hub_id, ["*.json", "tokenizer.model", "*.txt", "*.jinja"])
     if weights:
         # Many repositories hold the weights twice: `consolidated.safetensors` beside the files that the index names.
-        fetched = ModelFolder(folder)
-        prepared = ["*.safetensors"] if fetched.has("manifest.json") else ["model.safetensors"]
-        from_hub(location, fetched.shards(INDEX) or prepared)
+        found = ModelFolder(folder)
+        prepared = ["*.safetensors"] if found.has("manifest.json") else ["model.safetensors"]
+        from_hub(hub_id, found.shards(INDEX) or prepared)
     return folder

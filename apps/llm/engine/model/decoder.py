@@ -1,5 +1,6 @@
 """The decoder: pure functions from parameters, a batch and the KV cache to logits, for every supported family."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from apps.llm.engine.adapters.low_rank import Owned, delta, owned
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
 from apps.llm.engine.model import experts
 from apps.llm.engine.model.architecture import Architecture, Rope, sinusoid_frequencies
 from apps.llm.engine.model.params import HeadLayout, Params
-from apps.llm.engine.model.quantization import linear, product
+from apps.llm.engine.model.quantization import product
 from apps.llm.engine.parallel.products import row_parallel, rows, splits_by_token, whole
 from apps.llm.engine.step import Batch
 
@@ -71,6 +73,8 @@ class Decoder:
             if rope is not None
         }
         live = jnp.arange(len(tokens)) < batch.q_starts[-1]
+        adapters = params["layers"][0].get("adapters")
+        own = None if adapters is None else owned(batch, adapters["qkv"].a.shape[1])
         plans: dict[Any, Any] = {}
         caches = list(caches)
 
@@ -86,9 +90,13 @@ class Decoder:
             turn: tuple[jax.Array, jax.Array] | None,
             spec: AttentionSpec,
         ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array]]:
+            def adapted(name: str) -> Owned | None:
+                return None if own is None or name not in layer["adapters"] else (layer["adapters"][name], own)
+
             y = whole(self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
-            qkv = linear(y, layer["qkv"], layer.get("qkv_bias"))
+            qkv = product(y, layer["qkv"], layer.get("qkv_bias"))
             qkv = qkv.reshape(len(y), self.heads.kv_heads, self.heads.group + 2, arch.head_dim)
+            qkv = _plus(qkv, y, adapted("qkv"), 2).astype(y.dtype)
             qk, v = qkv[:, :, :-1], qkv[:, :, -1]  # query heads and their key head rotate by the same angles
             if arch.qk_norm:
                 q_norm = jnp.broadcast_to(layer["q_norm"], (self.heads.group, arch.head_dim))
@@ -97,12 +105,13 @@ class Decoder:
                 qk = _rotate(qk, *turn)
             q, k = qk[:, :, :-1], qk[:, :, -1]
             y, cache = attend(self.impl, QKV(q, k, v), cache, plan, batch, spec, self.mesh, scales)
-            y = row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), self.mesh, by_token)
+            y = y.reshape(len(y), -1)
+            y = row_parallel(y, layer["out"], layer.get("out_bias"), self.mesh, by_token, adapted("out"))
             if arch.post_norms:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
             x = x + y
             y = whole(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), self.mesh, by_token)
-            y = self._feed_forward(y, layer, live, by_token)
+            y = self._feed_forward(y, layer, live, by_token, adapted)
             if arch.post_norms:
                 y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
             return x + y, cache, (k, v)
@@ -143,34 +152,55 @@ class Decoder:
         wide = wide * weight + (wide if self.arch.norm_plus_one else 0.0)
         return (wide if bias is None else wide + bias).astype(x.dtype)
 
-    def _feed_forward(self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool) -> jax.Array:
+    def _feed_forward(
+        self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool, adapted: Callable[[str], Owned | None]
+    ) -> jax.Array:
         """`[T, hidden]` -> the same; of experts, padding (where `live` is false) takes none."""
         if "router" not in layer:
-            return self._mlp(x, layer, by_token)
+            return self._mlp(x, layer, by_token, adapted)
         assert self.arch.experts is not None
         shares, picked = experts.route(product(x, layer["router"]), self.arch.experts)
         picked = jnp.where(live[:, None], picked, self.arch.experts.count)
         weights = layer["experts_in"], layer["experts_out"]
         y = experts.feed_forward(x, shares, picked, *weights, self._activation, self.arch.experts, self.mesh, by_token)
         if "shared_gate" in layer:
-            y = y + self._mlp(x, layer, by_token, jax.nn.sigmoid(product(x, layer["shared_gate"])))
+            share = jax.nn.sigmoid(product(x, layer["shared_gate"]))
+            y = y + self._mlp(x, layer, by_token, adapted, share)
         return y
 
-    def _mlp(self, x: jax.Array, layer: Params, by_token: bool, share: jax.Array | None = None) -> jax.Array:
+    def _mlp(
+        self,
+        x: jax.Array,
+        layer: Params,
+        by_token: bool,
+        adapted: Callable[[str], Owned | None],
+        share: jax.Array | None = None,
+    ) -> jax.Array:
         """One feed-forward network, times `share` `[T, 1]` where given."""
         if self.arch.gated_mlp:
             shares = self.heads.devices
             both = product(x, layer["gate_up"], layer.get("gate_up_bias")).reshape(len(x), shares, 2, -1)
+            both = _plus(both, x, adapted("gate_up"), 2)
             gate, up = both[:, :, 0], both[:, :, 1]  # [T, devices, mlp / devices]
             y = self._activation(gate) * up
         else:
-            y = self._activation(product(x, layer["up"], layer.get("up_bias")))
+            up = product(x, layer["up"], layer.get("up_bias"))[:, None]
+            y = self._activation(_plus(up, x, adapted("up"), 1))
         y = y.reshape(len(x), -1)
         y = (y if share is None else y * share).astype(x.dtype)
-        return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token)
+        return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token, adapted("down"))
 
     def _activation(self, x: jax.Array) -> jax.Array:
         return _silu(x) if self.arch.activation == "silu" else jax.nn.gelu(x, approximate=True)
+
+
+def _plus(y: jax.Array, x: jax.Array, adapted: Owned | None, axis: int) -> jax.Array:
+    """A product of x, plus what the adapters add; the outputs of `delta` are its axis `axis`."""
+    if adapted is None:
+        return y
+    added = jnp.moveaxis(delta(x, adapted), 0, 1)  # [T, outputs, out]
+    shape = (len(x), y.shape[axis], *y.shape[1:axis], *y.shape[axis + 1 :])
+    return y + jnp.moveaxis(added.reshape(shape), 1, axis)
 
 
 def _silu(x: jax.Array) -> jax.Array:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from apps.llm.engine.adapters import stack
+from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
@@ -252,6 +254,9 @@ class LockstepExecutor:
         self.hosts.tell(
             message(MessageKind.START_SLOT, (slot, len(prompt), len(answer)), _bytes(prompt) + _bytes(answer))
         )
+
+    def write_adapter(self, place: int, layer: int, values: Adapted) -> None:
+        self.hosts.tell(message(MessageKind.ADAPTER, (place, layer), stack.packed(values)))
 
     @property
     def compiles_after_ready(self) -> int:

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.model.quantization import QuantArray, Weight, linear, product, values
+from apps.llm.engine.adapters.low_rank import LowRank, Owned, delta
+from apps.llm.engine.model.quantization import QuantArray, Weight, product, values
 from apps.llm.engine.parallel.collectives import AXIS, gathered, scattered, total
 
 TILE = 8
@@ -23,21 +24,33 @@ def splits_by_token(tokens: int, devices: int) -> bool:
     return devices > 1 and tokens % (TILE * devices) == 0
 
 
-def row_parallel(x: jax.Array, weight: Weight, bias: jax.Array | None, mesh: Mesh, by_token: bool) -> jax.Array:
-    """`linear` with x and the weight both split along `in` over the mesh; see `add_up` for how the result is split."""
+def row_parallel(
+    x: jax.Array, weight: Weight, bias: jax.Array | None, mesh: Mesh, by_token: bool, adapted: Owned | None = None
+) -> jax.Array:
+    """`linear` with x and the weight both split along `in` over the mesh; see `add_up` for how the result is split.
+
+    Args:
+        adapted: adapters that add to the product, their A split like the weight.
+    """
     if mesh.size == 1:
-        return linear(x, weight, bias)
+        return _with_adapters(product(x, weight, bias), x, adapted).astype(x.dtype)
     parts = QuantArray(P(None, AXIS), P()) if isinstance(weight, QuantArray) else P(None, AXIS)
 
-    def own(x: jax.Array, weight: Weight) -> jax.Array:
-        y = product(x, weight)
+    def own(x: jax.Array, weight: Weight, adapted: Owned | None) -> jax.Array:
+        # Linear in x, so each device adds what its own part of x gives, and the sum needs no exchange of its own.
+        y = _with_adapters(product(x, weight), x, adapted)
         # XLA by itself moves the cast before an all-reduce, but not before a reduce-scatter.
         return add_up(y.astype(x.dtype) if by_token else y, mesh, by_token)
 
-    y = jax.shard_map(
-        own, mesh=mesh, in_specs=(P(None, AXIS), parts), out_specs=P(AXIS if by_token else None), check_vma=False
-    )(x, weight).astype(x.dtype)
+    spec = None if adapted is None else (LowRank(P(None, None, None, AXIS), P()), P())
+    places = (P(None, AXIS), parts, spec), P(AXIS if by_token else None)
+    y = jax.shard_map(own, mesh=mesh, in_specs=places[0], out_specs=places[1], check_vma=False)(x, weight, adapted)
+    y = y.astype(x.dtype)
     return y if bias is None else (y + bias).astype(x.dtype)
+
+
+def _with_adapters(y: jax.Array, x: jax.Array, adapted: Owned | None) -> jax.Array:
+    return y if adapted is None else y + delta(x, adapted)[0]
 
 
 def add_up(x: jax.Array, mesh: Mesh, by_token: bool) -> jax.Array:

@@ -38,6 +38,7 @@ class MessageKind(IntEnum):
     TOKENS = 6
     FAILED = 7  # then the reason
     LAYOUT = 8  # number of DP ranks, devices in each
+    ADAPTER = 9  # place, layer; then the adapter's matrices of that layer
 
 
 def message(kind: MessageKind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from apps.llm.engine.adapters import stack
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import distributed
@@ -129,6 +130,9 @@ class Worker:
             slot, prompt, *_ = numbers
             ids = np.frombuffer(content, np.int32)
             executor.start_slot(slot, ids[:prompt], ids[prompt:])
+        elif kind is MessageKind.ADAPTER:
+            place, layer, *_ = numbers
+            executor.write_adapter(place, layer, stack.unpacked(executor.adapter_forms[layer], content))
         elif kind is MessageKind.MAKE_CACHE:
             ids = np.frombuffer(content, np.int32).tolist()
             self._connection.send(message(MessageKind.DONE, (executor.make_cache(ids),)))

@@ -8,13 +8,13 @@ from pydantic import Field, ValidationError
 from starlette.responses import Response
 
 from apps.llm.engine_model import EngineModel
+from apps.llm.http.adapters import named
 from apps.llm.http.answering import answered
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.items import ITEMS
 from apps.llm.http.responses.requests import NAMES, UNIONS, ResponseBody
 from apps.llm.http.responses.store import ResponseStore, StoredResponse
 from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
-from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body, query
@@ -40,7 +40,7 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
     async def create(request: Request) -> Response:
         """OpenAI's responses. The model's own chat template makes the prompt."""
         body = await parsed(ResponseBody, request, UNIONS)
-        check_name(model, body.model)
+        served = named(model, body.model)
         owner = _owner(request)
         if body.store and not store.most:
             raise OpenAIError(400, f"store must be false: {NOTHING_STORED}", "store", "invalid_value")
@@ -54,9 +54,9 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
                 store.put(writer.id, StoredResponse(owner, _json(writer.whole()), _json(items)))
 
         with refusing(NAMES):
-            prompt, turn = await model.chat(body.request(earlier))
-            stream = await model.submit(turn.constrained(body.params()), prompt)
-            writer = ResponseWriter(model.name, body.repeated() | {"store": stored}, stream, turn.reader(), keep)
+            prompt, turn = await served.chat(body.request(earlier))
+            stream = await served.submit(turn.constrained(body.params()), prompt)
+            writer = ResponseWriter(served.name, body.repeated() | {"store": stored}, stream, turn.reader(), keep)
             return await answered(stream, writer, bool(body.stream))
 
     @router.get(ONE)

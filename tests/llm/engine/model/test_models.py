@@ -41,7 +41,7 @@ class Stepper:
         self.executor = LocalExecutor(mesh, config, Model(arch, checkpoint, config.random_weights))
         self.executor.make_cache(list(range(2, tiny_models.VOCAB)))
         self._run = jax.jit(self._step, static_argnames="shape", donate_argnums=1)
-        self.kv_len = 0
+        self.kv_len = self.adapter = 0
 
     def _step(self, weights, caches, kv_scales, packed, shape: StepShape):
         batch, decoder = shape.unpack(packed), self.executor.decoder
@@ -55,7 +55,7 @@ class Stepper:
         self.kv_len += len(tokens)
         step = shape.host()
         pages = range(3, 3 + -(-self.kv_len // self.executor.config.page_size))
-        step.add(tokens, self.kv_len, pages, decoding=False)
+        step.add(tokens, self.kv_len, pages, decoding=False, adapter=self.adapter)
         out, self.executor.caches = self._run(
             self.executor.params, self.executor.caches, self.executor.kv_scales, step.packed, shape
         )

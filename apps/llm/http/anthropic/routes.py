@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from apps.llm.engine_model import EngineModel
+from apps.llm.http.adapters import named
 from apps.llm.http.answering import answered
-from apps.llm.http.anthropic_answers import MessageWriter
-from apps.llm.http.anthropic_requests import NAMES, UNIONS, MessagesBody, PromptBody
+from apps.llm.http.anthropic.answers import MessageWriter
+from apps.llm.http.anthropic.requests import NAMES, UNIONS, MessagesBody, PromptBody
 from apps.serving.ingress.anthropic_errors import PATHS, new_request_id
-from apps.serving.ingress.application import check_name
 from apps.serving.ingress.openai_errors import parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body
 
@@ -23,11 +23,11 @@ def anthropic_router(model: EngineModel) -> APIRouter:
     async def messages(request: Request) -> Response:
         """Anthropic's messages. The model's own chat template makes the prompt."""
         body = await parsed(MessagesBody, request, UNIONS)
-        check_name(model, body.model)
+        served = named(model, body.model)
         with refusing(NAMES):
-            prompt, turn = await model.chat(body.request())
-            stream = await model.submit(turn.constrained(body.params()), prompt)
-            writer = MessageWriter(model.name, stream, turn.reader(), model.max_model_len)
+            prompt, turn = await served.chat(body.request())
+            stream = await served.submit(turn.constrained(body.params()), prompt)
+            writer = MessageWriter(served.name, stream, turn.reader(), served.max_model_len)
             response = await answered(stream, writer, bool(body.stream))
         response.headers["request-id"] = new_request_id()
         return response
@@ -36,9 +36,9 @@ def anthropic_router(model: EngineModel) -> APIRouter:
     async def count_tokens(request: Request) -> Any:
         """The number of tokens in a message's prompt."""
         body = await parsed(PromptBody, request, UNIONS)
-        check_name(model, body.model)
+        served = named(model, body.model)
         with refusing(NAMES):
-            prompt, _ = await model.chat(body.request())
+            prompt, _ = await served.chat(body.request())
         return {"input_tokens": len(prompt)}
 
     return router

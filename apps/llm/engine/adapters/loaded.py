@@ -1,0 +1,66 @@
+"""Which adapters an engine has: their names and places."""
+
+import threading
+
+from apps.llm.api import Adapter, RequestError, UnknownAdapter
+
+
+class LoadedAdapters:
+    """The adapters by name, and the places that are free. Thread-safe.
+
+    Args:
+        places: how many fit at a time.
+    """
+
+    def __init__(self, places: int):
+        self.places = places
+        self._free = list(reversed(range(1, places + 1)))
+        self._ready: dict[str, Adapter] = {}
+        self._loading: dict[str, Adapter] = {}
+        self._lock = threading.Lock()
+
+    def all(self) -> list[Adapter]:
+        """Those that requests can ask for, oldest first."""
+        return sorted(self._ready.values(), key=lambda adapter: adapter.created)
+
+    def get(self, name: str) -> Adapter:
+        """Raises UnknownAdapter."""
+        try:
+            return self._ready[name]
+        except KeyError:
+            raise UnknownAdapter(name) from None
+
+    def take_place(self, name: str, location: str) -> Adapter:
+        """A place for a new adapter, which has its name only after `ready`.
+
+        Raises:
+            RequestError: the name is taken, or no place is free.
+        """
+        with self._lock:
+            if name in self._ready or name in self._loading:
+                raise RequestError("lora_name", f"lora_name: there is an adapter {name} already; unload it first")
+            if not self._free:
+                raise RequestError(
+                    "lora_name",
+                    f"all {self.places} places for adapters are taken: unload one, or raise max_adapters in the config",
+                )
+            adapter = self._loading[name] = Adapter(name, location, self._free.pop())
+            return adapter
+
+    def ready(self, adapter: Adapter) -> None:
+        with self._lock:
+            self._ready[adapter.name] = self._loading.pop(adapter.name)
+
+    def retire(self, name: str) -> Adapter:
+        """Take the name away; its place stays taken until `give_back`. Raises UnknownAdapter."""
+        with self._lock:
+            adapter = self.get(name)
+            del self._ready[name]
+            return adapter
+
+    def give_back(self, adapter: Adapter) -> None:
+        """Free the place of an adapter that was retired or never became ready."""
+        with self._lock:
+            if self._loading.get(adapter.name) is adapter:
+                del self._loading[adapter.name]
+            self._free.append(adapter.place)

@@ -1,0 +1,54 @@
+"""The low-rank matrices of one product, for all adapters at once.
+
+An adapter adds `B @ A @ x` to a product (Hu et al. 2021, "LoRA", https://arxiv.org/abs/2106.09685). The matrices of all
+adapters lie side by side, each in its place. A step multiplies every token by all of them at once and, between A and B,
+zeros what is not of the token's own adapter. So the adapters of a batch need no sorting and no programs of their own,
+and a step takes as long with one adapter as with all. Tokens without one get exactly what the model alone computes.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from apps.llm.engine.model.quantization import product
+from apps.llm.engine.step import Batch
+
+
+class LowRank(NamedTuple):
+    """The matrices of one product; those of a single adapter have no axis of places.
+
+    The fused product into q, k and v has three inputs: q's A, k's, v's. Its outputs are slices of the fused rows: the
+    first, second... query heads of all groups, then the key heads, the value heads. The product into gate and up has
+    two inputs and two outputs, the others have one.
+    """
+
+    a: Any  # [inputs, places, rank, in]
+    b: Any  # [outputs, places, rank, out], times the adapter's scale
+
+
+Owned = tuple[LowRank, jax.Array]
+"""A product's matrices, and the step's `owned`."""
+
+
+def owned(batch: Batch, places: int) -> jax.Array:
+    """`[T, places]` float32: 1 at the place of each token's adapter, 0 elsewhere."""
+    own = batch.adapter[batch.sequence_of_token()]
+    return (own[:, None] == jnp.arange(1, places + 1)).astype(jnp.float32)
+
+
+def delta(x: jax.Array, adapted: Owned) -> jax.Array:
+    """What each token's adapter adds to a product of x `[T, in]`: `[outputs, T, out]` float32."""
+    low, own = adapted
+    inputs, places, rank, width = low.a.shape
+    outputs, *_, out = low.b.shape
+    inner = product(x, low.a.reshape(-1, width)).reshape(len(x), inputs, places, rank)
+    inner = (inner * own[:, None, :, None]).astype(x.dtype).reshape(len(x), inputs, places * rank)
+    if outputs > inputs:  # the heads of a group share q's
+        inner = jnp.concatenate([inner[:, :1]] * (outputs - inputs) + [inner], axis=1)
+    return jax.lax.dot_general(
+        inner,
+        low.b.reshape(outputs, places * rank, out),
+        (((2,), (1,)), ((1,), (0,))),
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,221 @@
+"""Reads a LoRA adapter in PEFT's layout: adapter_config.json and adapter_model.safetensors.
+
+Sources: PEFT's LoraConfig, and `get_pattern_key` for how rank_pattern and alpha_pattern name modules.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from apps.llm.engine.adapters.low_rank import LowRank
+from apps.llm.engine.adapters.stack import Adapted
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.checkpoint import located
+from apps.llm.engine.model.params import HeadLayout
+from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
+
+log = logging.getLogger("podslice")
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TENSOR = re.compile(
+    r"base_model\.model\.(?P<module>(?:model\.language_model\.|language_model\.model\.|model\.|)"
+    r"layers\.(?P<layer>\d+)\.(?P<target>\w+\.\w+))\.lora_(?P<matrix>[AB])\.weight"
+)
+DEFAULTS = {
+    "use_dora": False,
+    "bias": "none",
+    "lora_bias": False,
+    "fan_in_fan_out": False,
+    "modules_to_save": None,
+    "layer_replication": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "alora_invocation_tokens": None,
+}
+"""Fields of the config that change what an adapter computes, and the value under which it adds B @ A @ x alone."""
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Starts of `init_lora_weights` that also change the base's own weights."""
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter's files, checked against the model: reading its matrices cannot fail on a shape any more."""
+
+    folder: ModelFolder
+    config: Mapping[str, Any]
+    tensors: dict[tuple[int, str, str], tuple[str, TensorEntry]]  # by layer, target and "A" or "B": module, place
+    arch: Architecture
+
+    @classmethod
+    def open(cls, location: str, arch: Architecture, max_rank: int, base: str = "") -> "PeftAdapter":
+        """Read the config and the file's header.
+
+        Args:
+            location: a local folder, a hub id or an fsspec URL.
+            base: the model's location; a warning says so if the adapter was made for one with another name.
+
+        Raises:
+            CheckpointError: they cannot be read, or do not fit the model; the message says what.
+        """
+        folder = ModelFolder(located(location, lambda hub_id: from_hub(hub_id, [CONFIG, WEIGHTS])))
+        config = folder.read_json(CONFIG)
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{location}: {CONFIG} is missing; expected an adapter that PEFT has saved")
+        _check_config(location, config)
+        if not folder.has(WEIGHTS):
+            pickled = folder.has("adapter_model.bin")
+            hint = " (pickled weights are not read: save it with safe_serialization)" if pickled else ""
+            raise CheckpointError(f"{location}: {WEIGHTS} is missing{hint}")
+        made_for = str(config.get("base_model_name_or_path") or "")
+        if base and made_for and _last_part(made_for) != _last_part(base):
+            log.warning("adapter %s was made for %s; it is used with %s", location, made_for, base)
+        tensors = {}
+        for name, entry in folder.header(WEIGHTS).items():
+            match = TENSOR.fullmatch(name)
+            if match is None:
+                raise CheckpointError(
+                    f"{location}: tensor {name} is no LoRA matrix of a decoder layer; adapters change nothing else"
+                )
+            tensors[int(match["layer"]), match["target"], match["matrix"]] = match["module"], entry
+        adapter = cls(folder, config, tensors, arch)
+        adapter._check(location, max_rank)
+        return adapter
+
+    def layers(self, heads: HeadLayout, rank: int, dtype: jnp.dtype) -> list[Adapted]:
+        """Every layer's matrices, padded with zeros to `rank`; see `stack.shapes`."""
+        return [self._layer(layer, heads, rank, dtype) for layer in range(self.arch.num_layers)]
+
+    def _check(self, location: str, max_rank: int) -> None:
+        if not self.tensors:
+            raise CheckpointError(f"{location}/{WEIGHTS} has no matrices")
+        for (layer, target, matrix), (module, entry) in self.tensors.items():
+            if layer >= self.arch.num_layers:
+                raise CheckpointError(
+                    f"{location}: the adapter changes {module}, but the model has {self.arch.num_layers} layers: it "
+                    "was made for another base model"
+                )
+            sizes = _targets(self.arch, layer)
+            if target not in sizes:
+                raise CheckpointError(
+                    f"{location}: the adapter changes {module}; of this model's layer {layer} only "
+                    f"{', '.join(sizes)} can be changed"
+                )
+            rank, _ = self._rank_and_scale(module)
+            if rank > max_rank:
+                raise CheckpointError(
+                    f"{location}: rank is {rank} at {module}, but the server's max_adapter_rank is {max_rank}: raise it"
+                )
+            width, out = sizes[target]
+            wanted = (rank, width) if matrix == "A" else (out, rank)
+            if entry.shape != wanted:
+                raise CheckpointError(
+                    f"{location}: {module}'s lora_{matrix} has shape {entry.shape}, but the model and the rank imply "
+                    f"{wanted}: it was made for another base model"
+                )
+            if (layer, target, "B" if matrix == "A" else "A") not in self.tensors:
+                raise CheckpointError(f"{location}: {module} has a lora_{matrix}, but not the other matrix")
+
+    def _rank_and_scale(self, module: str) -> tuple[int, float]:
+        rank = _by_pattern(self.config.get("rank_pattern"), module, self.config["r"])
+        alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        return rank, alpha / (rank**0.5 if self.config.get("use_rslora") else rank)
+
+    def _pair(self, layer: int, target: str, rank: int) -> LowRank:
+        """A `[rank, in]` and B `[rank, out]` times its scale, in float32; zeros where the adapter changes nothing."""
+        width, out = _targets(self.arch, layer)[target]
+        a, b = np.zeros((rank, width), np.float32), np.zeros((rank, out), np.float32)
+        if (layer, target, "A") in self.tensors:
+            (module, first), (_, second) = (self.tensors[layer, target, matrix] for matrix in "AB")
+            own, scale = self._rank_and_scale(module)
+            a[:own] = self._read(first)
+            b[:own] = self._read(second).astype(np.float32).T * scale
+        return LowRank(a, b)
+
+    def _read(self, entry: TensorEntry) -> np.ndarray:
+        return self.folder.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
+
+    def _layer(self, layer: int, heads: HeadLayout, rank: int, dtype: jnp.dtype) -> Adapted:
+        """One layer's matrices, in the layout of the fused products; see `LowRank`."""
+
+        def pairs(fused: str, *names: str) -> list[LowRank]:
+            """The pair of each of these; cut from the fused one where the checkpoint has that."""
+            if not self.arch.fused:
+                return [self._pair(layer, name, rank) for name in names]
+            whole = self._pair(layer, fused, rank)
+            ends = np.cumsum([_sizes(self.arch)[name] for name in names])[:-1]
+            return [LowRank(whole.a, part) for part in np.split(whole.b, ends, axis=1)]
+
+        def stacked(*found: LowRank) -> LowRank:
+            return LowRank(np.stack([pair.a for pair in found]), np.stack([pair.b for pair in found]))
+
+        q, k, v = pairs("self_attn.qkv_proj", *(f"self_attn.{name}_proj" for name in "qkv"))
+        dim = self.arch.head_dim
+        by_head = q.b.reshape(rank, heads.kv_heads, heads.group, dim).transpose(2, 0, 1, 3)
+        queries = by_head.reshape(heads.group, rank, -1)
+        shared = [
+            np.repeat(pair.b.reshape(rank, -1, dim), heads.repeat, axis=1).reshape(1, rank, -1) for pair in (k, v)
+        ]
+        made = {
+            "qkv": LowRank(np.stack([q.a, k.a, v.a]), np.concatenate([queries, *shared])),
+            "out": stacked(self._pair(layer, "self_attn.o_proj", rank)),
+        }
+        if not self.arch.has_experts(layer):
+            if self.arch.gated_mlp:
+                made["gate_up"] = stacked(*pairs("mlp.gate_up_proj", "mlp.gate_proj", "mlp.up_proj"))
+            else:
+                made["up"] = stacked(self._pair(layer, "mlp.up_proj", rank))
+            made["down"] = stacked(self._pair(layer, "mlp.down_proj", rank))
+        return {name: LowRank(*(part.astype(dtype) for part in pair)) for name, pair in made.items()}
+
+
+def _sizes(arch: Architecture) -> dict[str, int]:
+    """Outputs of the projections that a checkpoint may have in one tensor."""
+    queries, keys, mlp = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim, arch.intermediate_size
+    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    return attention | {"mlp.gate_proj": mlp, "mlp.up_proj": mlp}
+
+
+def _targets(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the layer's projections that an adapter may change."""
+    hidden, queries, mlp = arch.hidden_size, arch.num_heads * arch.head_dim, arch.intermediate_size
+    into = dict(_sizes(arch))
+    if not arch.gated_mlp:
+        del into["mlp.gate_proj"]
+    if arch.fused:
+        keys = arch.num_kv_heads * arch.head_dim
+        into = {"self_attn.qkv_proj": queries + 2 * keys, "mlp.gate_up_proj": 2 * mlp}
+    found = {name: (hidden, out) for name, out in into.items()}
+    found |= {"self_attn.o_proj": (queries, hidden), "mlp.down_proj": (mlp, hidden)}
+    return {name: size for name, size in found.items() if name.startswith("self_attn") or not arch.has_experts(layer)}
+
+
+def _check_config(location: str, config: Mapping[str, Any]) -> None:
+    where = f"{location}/{CONFIG}"
+    if config.get("peft_type") != "LORA":
+        raise CheckpointError(f"{where}: peft_type is {config.get('peft_type')!r}; only LORA is served")
+    for field in ("r", "lora_alpha"):
+        if not isinstance(config.get(field), int | float) or config[field] <= 0:
+            raise CheckpointError(f"{where}: {field} must be a positive number, not {config.get(field)!r}")
+    for field, value in DEFAULTS.items():
+        if config.get(field) not in (value, None, [], {}):
+            raise CheckpointError(f"{where}: {field} is {config[field]!r}, which is not supported; only {value!r} is")
+    drawn = config.get("init_lora_weights")
+    if isinstance(drawn, str) and drawn.startswith(CHANGES_BASE):
+        raise CheckpointError(
+            f"{where}: init_lora_weights is {drawn!r}, which also changes the base model's weights: convert the "
+            "adapter to plain LoRA with PEFT's path_initial_model_for_weight_conversion"
+        )
+
+
+def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first pattern that the module's name ends with."""
+    return next((value for key, value in (patterns or {}).items() if re.fullmatch(rf"(.*\.)?({key})", module)), default)
+
+
+def _last_part(location: str) -> str:
+    return location.rstrip("/").rsplit("/", 1)[-1].lower()

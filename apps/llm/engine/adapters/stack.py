@@ -1,0 +1,120 @@
+"""The places for adapters on the devices: a stack of matrices for each layer, written while the engine runs."""
+
+from collections.abc import Callable
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from apps.llm.engine.adapters.low_rank import LowRank
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.parallel.collectives import AXIS
+
+Adapted = dict[str, LowRank]
+"""A layer's matrices, by the name of the parameter whose product they add to."""
+
+SPLIT = {
+    "qkv": LowRank(P(), P(AXIS)),
+    "out": LowRank(P(AXIS), P()),
+    "gate_up": LowRank(P(), P(AXIS)),
+    "up": LowRank(P(), P(AXIS)),
+    "down": LowRank(P(AXIS), P()),
+}
+"""How the last axes of A and B are split over the mesh: like the parameter's `in` and `out`."""
+
+
+def shapes(arch: Architecture, heads: HeadLayout, rank: int, layer: int) -> Adapted:
+    """Shapes of one adapter's matrices in a layer. Feed-forward networks of experts have none."""
+    hidden, mlp, dim = arch.hidden_size, arch.intermediate_size, arch.head_dim
+
+    def low(inputs: int, width: int, outputs: int, out: int) -> LowRank:
+        return LowRank((inputs, rank, width), (outputs, rank, out))
+
+    found = {
+        "qkv": low(3, hidden, heads.group + 2, heads.kv_heads * dim),
+        "out": low(1, heads.kv_heads * heads.group * dim, 1, hidden),
+    }
+    if not arch.has_experts(layer):
+        found |= {"gate_up": low(2, hidden, 2, mlp)} if arch.gated_mlp else {"up": low(1, hidden, 1, mlp)}
+        found["down"] = low(1, mlp, 1, hidden)
+    return found
+
+
+def abstract(
+    arch: Architecture, heads: HeadLayout, mesh: Mesh, dtype: jnp.dtype, places: int, rank: int
+) -> list[Adapted]:
+    """Shapes, types and shardings of each layer's stack."""
+
+    def stack(shape: tuple[int, ...], split: P) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, P(None, None, None, *split))
+        return jax.ShapeDtypeStruct((shape[0], places, *shape[1:]), dtype, sharding=sharding)
+
+    return [
+        {name: LowRank(*map(stack, low, SPLIT[name])) for name, low in shapes(arch, heads, rank, layer).items()}
+        for layer in range(arch.num_layers)
+    ]
+
+
+def empty(form: Adapted) -> Adapted:
+    """A layer's stack, all zeros."""
+    return jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype, device=part.sharding), form)
+
+
+def written(form: Adapted, stack: Adapted, values: Adapted, place: int) -> Adapted:
+    """A layer's stack with one adapter's matrices, arrays of the host, in a place. The old stack is donated."""
+    return _writing(tuple(form.items()))(stack, jax.tree.map(_on_devices, form, values), np.int32(place))
+
+
+@cache
+def _writing(form: tuple[tuple[str, LowRank], ...]) -> Callable[[Adapted, Adapted, np.int32], Adapted]:
+    """The program that writes to such a stack; most layers share it."""
+
+    def write(stack: Adapted, values: Adapted, place: jax.Array) -> Adapted:
+        return jax.tree.map(lambda old, new: old.at[:, place].set(new), stack, values)
+
+    shardings = jax.tree.map(lambda part: part.sharding, dict(form))
+    return jax.jit(write, donate_argnums=0, out_shardings=shardings)
+
+
+def _on_devices(part: jax.ShapeDtypeStruct, value: np.ndarray) -> jax.Array:
+    sharding = NamedSharding(part.sharding.mesh, P(None, None, *part.sharding.spec[3:]))
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def packed(values: Adapted) -> bytes:
+    """One adapter's matrices of a layer, to send to a host."""
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in jax.tree.leaves(values))
+
+
+def unpacked(form: Adapted, content: bytes) -> Adapted:
+    """The result of `packed`, for a layer whose stack has this form."""
+    parts, tree = jax.tree.flatten(form)
+    arrays, at = [], 0
+    for part in parts:
+        shape = (part.shape[0], *part.shape[2:])
+        array = np.frombuffer(content, part.dtype, int(np.prod(shape)), at)
+        arrays.append(array.reshape(shape))
+        at += array.nbytes
+    return jax.tree.unflatten(tree, arrays)
+
+
+def nbytes(form: Adapted) -> int:
+    """Bytes of `packed`."""
+    return sum(part.size // part.shape[1] * part.dtype.itemsize for part in jax.tree.leaves(form))
+
+
+def drawn(arch: Architecture, heads: HeadLayout, dtype: jnp.dtype, rank: int, seed: int) -> list[Adapted]:
+    """Every layer's matrices of an adapter at random: for a `tiny` model, which no adapter's file fits."""
+    random = np.random.default_rng(seed)
+
+    def draw(shape: tuple[int, ...]) -> np.ndarray:
+        return (random.standard_normal(shape, np.float32) * shape[-1] ** -0.5).astype(dtype)
+
+    return [
+        {name: LowRank(*map(draw, low)) for name, low in shapes(arch, heads, rank, layer).items()}
+        for layer in range(arch.num_layers)
+    ]

@@ -1,0 +1,94 @@
+"""Adapters that do not fit are refused, naming what does not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from apps.llm.engine.adapters.peft import CONFIG, WEIGHTS, PeftAdapter
+from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.serving.model_folder import CheckpointError
+from tests.llm.engine import tiny_models
+from tests.llm.engine.adapters import making
+
+
+@pytest.fixture(scope="module")
+def arch() -> Architecture:
+    return from_hf_config(tiny_models.make("llama3").config.to_dict())
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    making.save_adapter(tiny_models.make("llama3"), tmp_path, r=8, target_modules=["q_proj", "down_proj"])
+    return tmp_path
+
+
+def refusal(folder: Path | str, arch: Architecture, max_rank: int = 16) -> str:
+    with pytest.raises(CheckpointError) as refused:
+        PeftAdapter.open(str(folder), arch, max_rank)
+    assert str(folder) in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_good_one_is_taken(adapter: Path, arch: Architecture) -> None:
+    assert len(PeftAdapter.open(str(adapter), arch, 8).tensors) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only LORA"),
+        ({"use_dora": True}, "use_dora is True, which is not supported"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"r": 0}, "r must be a positive number, not 0"),
+        ({"lora_alpha": "x"}, "lora_alpha must be a positive number, not 'x'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "also changes the base model's weights"),
+        ({"r": 4}, "has shape .* it was made for another base model"),
+    ],
+)
+def test_configs_that_are_refused(adapter: Path, arch: Architecture, changes: dict[str, Any], says: str) -> None:
+    config = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=says):
+        PeftAdapter.open(str(adapter), arch, 16)
+
+
+def test_a_rank_above_the_configured_one(adapter: Path, arch: Architecture) -> None:
+    said = refusal(adapter, arch, max_rank=4)
+    assert "rank is 8 at model.layers." in said and "max_adapter_rank is 4: raise it" in said
+
+
+def test_another_base(adapter: Path) -> None:
+    wider = from_hf_config(tiny_models.make("llama3", intermediate_size=128).config.to_dict())
+    assert "mlp.down_proj's lora_A has shape (8, 96)" in refusal(adapter, wider)
+    shallow = from_hf_config(tiny_models.make("llama3", num_hidden_layers=1).config.to_dict())
+    assert "but the model has 1 layers" in refusal(adapter, shallow)
+
+
+def test_targets_that_cannot_be_changed(adapter: Path, arch: Architecture, tmp_path: Path) -> None:
+    sparse = from_hf_config(tiny_models.make("mixtral").config.to_dict())
+    assert "only self_attn.q_proj, self_attn.k_proj, self_attn.v_proj, self_attn.o_proj can be" in refusal(
+        adapter, sparse
+    )
+    making.save_adapter(tiny_models.make("llama3"), tmp_path / "head", r=8, target_modules=["lm_head"])
+    assert "is no LoRA matrix of a decoder layer" in refusal(tmp_path / "head", arch)
+
+
+def test_files_that_are_missing_or_cut_short(adapter: Path, arch: Architecture, tmp_path: Path) -> None:
+    tensors = load_file(adapter / WEIGHTS)
+    missing = "layers.0.self_attn.q_proj.lora_B"
+    save_file({name: tensor for name, tensor in tensors.items() if missing not in name}, adapter / WEIGHTS)
+    assert "layers.0.self_attn.q_proj has a lora_A, but not the other matrix" in refusal(adapter, arch)
+    whole = (adapter / WEIGHTS).read_bytes()
+    (adapter / WEIGHTS).write_bytes(whole[:-100])
+    assert "cut short" in refusal(adapter, arch)
+    (adapter / WEIGHTS).rename(adapter / "adapter_model.bin")
+    assert "pickled weights are not read" in refusal(adapter, arch)
+    (adapter / CONFIG).write_text("{")
+    assert "not valid JSON" in refusal(adapter, arch)
+    (adapter / CONFIG).unlink()
+    assert f"{CONFIG} is missing" in refusal(adapter, arch)
+    assert "no such folder" in refusal(tmp_path / "nowhere", arch)
