@@ -16,13 +16,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.api import MAX_BIAS
+from apps.llm.engine.adapters import stack
 from apps.llm.engine.attention import choice
 from apps.llm.engine.attention.spec import KVScales, LayerCache
 from apps.llm.engine.executor import compiled_step
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
 from apps.plan import hlo, traffic
@@ -89,11 +90,20 @@ class StepPrograms:
 
     def weight_bytes(self) -> int:
         """Bytes of the weights on each device; layouts may pad them."""
-        int8 = self.config.quantize_weights == "int8"
-        tree = params.abstract(params.declare(self.arch, self.decoder.heads), self.mesh, self.decoder.dtype, int8)
         return sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(self.weights())
         )
+
+    def weights(self) -> Params:
+        """Shapes, dtypes and shardings of the weights, and of the adapters' places beside them."""
+        heads, dtype, config = self.decoder.heads, self.decoder.dtype, self.config
+        tree = params.abstract(params.declare(self.arch, heads), self.mesh, dtype, config.quantize_weights == "int8")
+        if config.adapter_places:
+            sizes = config.adapter_places, config.max_adapter_rank
+            for layer, form in zip(tree["layers"], stack.abstract(self.arch, heads, self.mesh, dtype, *sizes)):
+                layer["adapters"] = form
+        return tree
 
     def arguments(self, shape: StepShape) -> tuple[Any, ...]:
         """Shapes, dtypes and shardings of a step's arguments."""
@@ -108,10 +118,10 @@ class StepPrograms:
             self.layer_cache(),
         )
         scale = abstract((decoder.heads.kv_heads, self.arch.head_dim), jnp.float32, P("tensor", None))
-        int8_kv, int8_weights = self.kv_dtype == jnp.int8, self.config.quantize_weights == "int8"
+        int8_kv = self.kv_dtype == jnp.int8
         vocab, layers = self.arch.vocab_size, self.arch.num_layers
         return (
-            params.abstract(params.declare(self.arch, decoder.heads), self.mesh, decoder.dtype, int8_weights),
+            self.weights(),
             [layer] * layers,
             SamplingState(abstract((rows,), jnp.int32), abstract((rows, vocab), jnp.int16)),
             [KVScales(scale, scale)] * layers if int8_kv else None,

@@ -11,6 +11,7 @@ import pytest
 from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
 from apps.llm.engine.model.checkpoint import Checkpoint
 from tests.llm.engine import tiny_models
+from tests.llm.engine.adapters import making
 from tests.llm.slice.processes import Processes
 
 pytestmark = pytest.mark.timeout(600)
@@ -51,10 +52,10 @@ def config(checkpoint: Callable[[str], Path], slice_cache: str) -> Callable[...,
     return make
 
 
-def answers(engine: Engine, **params: Any) -> list[list[Any]]:
+def answers(engine: Engine, adapter: str | None = None, **params: Any) -> list[list[Any]]:
     """Of several requests at once: each token's id and its likeliest alternatives with their log probabilities."""
     wanted = SamplingParams(**({"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 20} | params))
-    generations = [engine.submit(prompt, wanted) for prompt in PROMPTS]
+    generations = [engine.submit(prompt, wanted, adapter=adapter) for prompt in PROMPTS]
     outputs = [[token for output in generation for token in output.logprobs] for generation in generations]
     return [[(token.token_id, {top[0]: top[2] for top in token.top}) for token in tokens] for tokens in outputs]
 
@@ -104,6 +105,29 @@ def test_two_hosts_give_the_answers_of_one_process(
         alone.shutdown()
         together.shutdown()
     assert place.left == [0] * HOSTS, "hosts end with the engine"
+
+
+def test_two_hosts_load_and_unload_an_adapter(config: Callable[..., EngineConfig], tmp_path: Path) -> None:
+    base = tiny_models.make("llama3", **MODELS["llama3"])
+    for seed, name in enumerate(("one", "other")):
+        making.save_adapter(base, tmp_path / name, seed, r=4, target_modules=list(making.ATTENTION + making.MLP))
+    settings = {"max_adapters": 2, "adapters": {"one": str(tmp_path / "one")}}
+    engines = [Engine.load(config(**settings)), Engine.load(config(**settings), Processes(HOSTS, FEW))]
+    try:
+        alone, together = engines
+        for engine in engines:
+            engine.load_adapter("other", str(tmp_path / "other"))
+        found = {name: answers(together, adapter=name) for name in (None, "one", "other")}
+        for name, given in found.items():
+            assert_same(given, answers(alone, adapter=name))
+        assert found["one"] != found[None] != found["other"] != found["one"]
+        together.unload_adapter("one")
+        together.load_adapter("again", str(tmp_path / "other"))
+        assert_same(answers(together, adapter="again"), found["other"])
+        assert together.stats().compiles_after_ready == 0
+    finally:
+        for engine in engines:
+            engine.shutdown()
 
 
 @pytest.mark.slow
