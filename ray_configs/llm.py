@@ -1,7 +1,7 @@
 """Configs of a language model: of its engine, and of the Serve application around it."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
@@ -132,6 +132,15 @@ class EngineConfig(Config):
                 "a step holds one token for each decoding sequence"
             )
         return self
+
+
+class AdapterSource(TypedDict):
+    """A LoRA adapter that running replicas load, as Serve's `user_config` passes it."""
+
+    location: str
+    """A folder in PEFT's layout, a hub id or an fsspec URL."""
+    version: int
+    """With another one, the same location is read again."""
 
 
 class LLMConfig(AppConfig, EngineConfig):

@@ -61,9 +61,9 @@ SINCE = {
         "DeepSeek's tool calls": 80,
         "mixtures of experts": 250,
         "quantized checkpoints": 330,
-        "LoRA adapters": 830,
+        "LoRA adapters": 1_040,
     },
-    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 30, "experts": 110},
+    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 30, "experts": 120},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
     "playground": {"a page to try a service": 971},
 }

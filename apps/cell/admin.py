@@ -15,9 +15,9 @@ from typing import Any
 
 from apps.cell import acl, bodies
 from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished, Unavailable
-from apps.cell.names import check_cell, model_name
+from apps.cell.names import check_cell, model_name, split
 from apps.cell.registry import Registry
-from apps.cell.state import CellState, Published
+from apps.cell.state import CellState, Published, PublishedAdapter
 from apps.cell.store import LEASE_S, StateError, StateTaken, Store
 from apps.serving.files import Lease
 from ray_configs.cell import CellConfig
@@ -68,6 +68,8 @@ class Admin:
 
     def publish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
         name = self._name(body, bodies.PUBLISH)
+        if split(name)[1]:
+            return name, self._publish_adapter(principal, name, body)
         model = Published(
             model_path=_text(body, "model_path"),
             checkpoint=_text(body, "checkpoint", ""),
@@ -85,6 +87,28 @@ class Admin:
             self._write(self.state.with_model(name, model))
         log.info("published %s: %s, %d replicas", name, model.model_path, model.replicas)
         return name, model
+
+    def _publish_adapter(self, principal: str | None, full_name: str, body: Mapping[str, Any]) -> Published:
+        name, adapter = split(full_name)
+        where = _text(body, "model_path")
+        for field, allowed in (("checkpoint", ("", "None", where)), ("replicas", (1, "1")), ("overrides", ({},))):
+            if body.get(field, allowed[0]) not in allowed:
+                raise CellError(
+                    f"{field} {body[field]!r}: an adapter is read from model_path, and runs on every replica of {name} "
+                    f"as that is configured; leave {field} out"
+                )
+        with self._changing():
+            before = self._published(name)
+            self._may_change(principal, before)
+            if adapter in before.adapters:
+                raise AlreadyTaken(f"{full_name} is published already; /unpublish it first")
+            new = PublishedAdapter(model_path=where, order=self.state.published)
+            after = before.model_copy(update={"adapters": before.adapters | {adapter: new}})
+            self.registry.adapters(after)
+            self.registry.config(name, after)
+            self._write(self.state.with_model(name, after))
+        log.info("published %s: %s", full_name, where)
+        return after
 
     def update(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
         name = self._name(body, bodies.UPDATE)
@@ -111,9 +135,14 @@ class Admin:
     def unpublish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
         name = self._name(body, bodies.ONE_MODEL)
         with self._changing():
-            model = self._published(name)
+            model = self._named(name)
             self._may_change(principal, model)
-            self._write(self.state.without_model(name))
+            base, adapter = split(name)
+            if adapter:
+                left = {other: kept for other, kept in model.adapters.items() if other != adapter}
+                self._write(self.state.with_model(base, model.model_copy(update={"adapters": left})))
+            else:
+                self._write(self.state.without_model(name))
         log.info("unpublished %s", name)
         return name, model
 
@@ -154,11 +183,11 @@ class Admin:
         return {"model": name, "method": method, "acl": names}
 
     def listed(self, body: Mapping[str, Any]) -> dict[str, Published]:
-        """The model named in the body, or all models."""
+        """The model or adapter named in the body, or all of them. An adapter's state is that of its model."""
         if "model" not in body:
-            return dict(self.state.models)
+            return self.state.names
         name = self._name(body, bodies.ONE_MODEL)
-        return {name: self._published(name)}
+        return {name: self._named(name)}
 
     def get_acl(self, body: Mapping[str, Any]) -> dict[str, Any]:
         _known(body, bodies.GET_ACL)
@@ -182,11 +211,19 @@ class Admin:
         _known(body, fields)
         return model_name(body.get("model"), self._config.name)
 
-    def _published(self, name: str) -> Published:
-        if name not in self.state.models:
-            there = ", ".join(self.state.models) or "nothing"
+    def _named(self, name: str) -> Published:
+        """A published model; of an adapter, the model that it belongs to."""
+        names = self.state.names
+        if name not in names:
+            there = ", ".join(names) or "nothing"
             raise NotPublished(f"{name} is not published; published here: {there}")
-        return self.state.models[name]
+        return names[name]
+
+    def _published(self, name: str) -> Published:
+        found = self._named(name)
+        if split(name)[1]:
+            raise CellError(f"{name} is an adapter, which has no settings or ACLs of its own: name {split(name)[0]}")
+        return found
 
     def _may_change(self, principal: str | None, model: Published | None) -> None:
         if acl.allows(self.admin_acl, principal):

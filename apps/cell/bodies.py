@@ -27,14 +27,16 @@ Fields = dict[str, dict[str, Any]]
 
 _TEXT = {"type": "string"}
 _MODEL = _TEXT | {"description": "`/sax/CELL/MODEL`"}
+_MODEL_OR_ADAPTER = _TEXT | {"description": "`/sax/CELL/MODEL`, or `/sax/CELL/MODEL:ADAPTER`"}
 _CELL = _TEXT | {"description": "`/sax/CELL`"}
 _NAMES = _TEXT | {"description": "Names of keys, comma-separated; * or empty for everyone."}
 _METHOD = _TEXT | {"description": "A model's method, such as `lm.generate`; empty for the model's admin ACL."}
 
 MOST_REPLICAS = 10_000
 PUBLISH: Fields = {
-    "model": _MODEL,
-    "model_path": _TEXT | {"description": "A name in the registry: `lm_cloud.NAME`, `huggingface:OWNER/NAME` ..."},
+    "model": _MODEL_OR_ADAPTER,
+    "model_path": _TEXT
+    | {"description": "A name in the registry: `lm_cloud.NAME`, `huggingface:OWNER/NAME` ...; where an adapter is."},
     "checkpoint": _TEXT | {"default": "", "description": "`None` draws random weights; empty takes the model's own."},
     "replicas": {"type": "integer", "minimum": 0, "maximum": MOST_REPLICAS, "default": 1},
     "overrides": {
@@ -43,9 +45,11 @@ PUBLISH: Fields = {
         "description": "Fields of LLMConfig, such as `max_batch_size`, for this model.",
     },
 }
-UPDATE: Fields = {name: {k: v for k, v in schema.items() if k != "default"} for name, schema in PUBLISH.items()}
+UPDATE: Fields = {name: {k: v for k, v in schema.items() if k != "default"} for name, schema in PUBLISH.items()} | {
+    "model": _MODEL
+}
 """Absent fields stay as they are; `model_path` may be repeated but not changed."""
-ONE_MODEL: Fields = {"model": _MODEL}
+ONE_MODEL: Fields = {"model": _MODEL_OR_ADAPTER}
 CREATE: Fields = {
     "sax_cell": _CELL,
     "fs_root": _TEXT | {"description": "The cell's `state_uri`, or empty."},
@@ -55,7 +59,11 @@ GET_ACL: Fields = {"model": _MODEL, "sax_cell": _CELL, "method": _METHOD}
 SET_ACL: Fields = GET_ACL | {"acl": _NAMES}
 ONE_CELL: Fields = {"sax_cell": _CELL}
 RELAYED: Fields = {
-    "model": _MODEL | {"description": "`/sax/CELL/MODEL` or `MODEL`; needed where more than one is published."},
+    "model": _TEXT
+    | {
+        "description": "`/sax/CELL/MODEL` or `MODEL`, or an adapter of one, as `MODEL:ADAPTER`; needed where more than "
+        "one model is published."
+    },
     "stream": {"type": "boolean"},
 }
 """Fields of a request for a published model that the front reads; the model's own application reads the rest."""

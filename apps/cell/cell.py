@@ -15,6 +15,7 @@ from apps.cell import acl
 from apps.cell.admin import Admin
 from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
+from apps.cell.names import split
 from apps.cell.reconcile import Delete, ServeApp, Target, assign, steps, surge_percent
 from apps.cell.serve_apps import ServeApps, config_digest
 from apps.cell.state import Published
@@ -64,7 +65,12 @@ class CellReconciler:
         spare = None if self.slices is None else self.slices - sum(assigned.values())
         relay_key = self._admin.state.relay_key if self._keys else None
         targets = {
-            name: Target(config_digest(config, relay_key), assigned[name], surge_percent(assigned[name], spare))
+            name: Target(
+                config_digest(config, relay_key),
+                assigned[name],
+                surge_percent(assigned[name], spare),
+                self._admin.registry.adapters(models[name]),
+            )
             for name, config in servable.items()
         }
         now = time.monotonic()
@@ -78,19 +84,25 @@ class CellReconciler:
                 continue
             target = targets[step.name]
             log.info("loading %s: %d replicas, version %s", step.name, target.replicas, step.version)
-            config = servable[step.name]
-            self._apps.deploy(step.name, config, relay_key, step.version, target.replicas, target.surge_percent)
+            self._apps.deploy(step.name, servable[step.name], relay_key, step.version, target)
 
     def entry(self, name: str, model: Published) -> Entry:
-        """One model as listcell shows it."""
+        """One model as listcell shows it, or one of its adapters, which runs on its replicas."""
+        full_name = name
+        name, adapter = split(full_name)
         app = self.seen.apps.get(name)
         state, reason = self._state(name, model, app)
+        active, path = app.active if app else 0, model.model_path
+        if adapter:
+            path = model.adapters[adapter].model_path
+            if active and not self._told(name, model, adapter):
+                state, active = "LOADING", 0
         return {
-            "model": name,
-            "model_path": model.model_path,
-            "checkpoint": model.checkpoint or model.model_path,
+            "model": full_name,
+            "model_path": path,
+            "checkpoint": path if adapter else model.checkpoint or path,
             "max_replicas": model.replicas,
-            "active_replicas": app.active if app else 0,
+            "active_replicas": active,
             "assigned_replicas": self.seen.assigned.get(name, 0),
             "state": state,
             "reason": reason,
@@ -102,6 +114,12 @@ class CellReconciler:
             "replicas": [asdict(each) for each in (app.replicas if app else ())],
         }
 
+    def _told(self, name: str, model: Published, adapter: str) -> bool:
+        """Whether all replicas of a model know that they shall have the adapter."""
+        app = self.seen.apps.get(name)
+        wanted = None if name in self.seen.unservable else self._admin.registry.adapters(model).get(adapter)
+        return app is not None and app.status == "RUNNING" and app.adapters.get(adapter) == wanted
+
     def unloading(self) -> list[str]:
         """Unpublished models whose replicas are still finishing their requests."""
         return [name for name in self.seen.apps if name not in self._admin.state.models]
@@ -110,7 +128,9 @@ class CellReconciler:
         configs, refusals = {}, {}
         for name, model in models.items():
             try:
-                configs[name] = self._admin.registry.config(name, model)
+                config = self._admin.registry.config(name, model)
+                self._admin.registry.adapters(model)
+                configs[name] = config
             except CellError as error:  # it was published under another config or version of the cell
                 refusals[name] = str(error)
         return configs, refusals
@@ -144,7 +164,9 @@ class CellReconciler:
 
 def _served(model: Published | None) -> tuple[Any, ...] | None:
     """The fields that a model's replicas depend on."""
-    return None if model is None else (model.model_path, model.checkpoint, model.overrides, model.replicas)
+    return (
+        None if model is None else (model.model_path, model.checkpoint, model.overrides, model.replicas, model.adapters)
+    )
 
 
 def _failure(app: ServeApp) -> str | None:

@@ -1,4 +1,4 @@
-"""Saxml's names: /sax/CELL/MODEL, and the grammar of what is published under them."""
+"""Saxml's names, /sax/CELL/MODEL, and with an adapter /sax/CELL/MODEL:ADAPTER: what is published under them."""
 
 import re
 
@@ -6,19 +6,26 @@ from apps.cell.errors import CellError
 
 _PART = r"[a-z]+[a-z0-9_-]*"
 CELL = re.compile(rf"/sax/({_PART})")
-MODEL = re.compile(rf"/sax/({_PART})/({_PART})")
+MODEL = re.compile(rf"/sax/({_PART})/{_PART}(:{_PART})?")
 
 
 def model_name(text: object, cell: str) -> str:
-    """The full name of a model of this cell, checked. Raises CellError."""
+    """The full name of a model of this cell, or of an adapter of one, checked. Raises CellError."""
     match = MODEL.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise CellError(
-            f"model {text!r} must be /sax/{cell}/NAME: lower-case letters, digits, - and _, starting with a letter"
+            f"model {text!r} must be /sax/{cell}/NAME: lower-case letters, digits, - and _, starting with a letter; an "
+            "adapter is NAME:ADAPTER, of the same"
         )
     if match[1] != cell:
         raise CellError(f"model {text!r} belongs to another cell; this one is /sax/{cell}")
     return match[0]
+
+
+def split(name: str) -> tuple[str, str]:
+    """The model's full name and the adapter's; the latter is empty if `name` is a model's."""
+    model, _, adapter = name.partition(":")
+    return model, adapter
 
 
 def check_cell(text: object, cell: str) -> None:

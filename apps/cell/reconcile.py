@@ -4,9 +4,10 @@ Each round starts from what is observed: a step that a crash cut short is comput
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from apps.cell.state import Published
+from ray_configs.llm import AdapterSource
 
 FIRST_RETRY_S, LAST_RETRY_S = 15.0, 600.0
 
@@ -34,6 +35,8 @@ class ServeApp:
     """Serve's target number of replicas."""
     surge_percent: int
     replicas: tuple[ReplicaStatus, ...]
+    adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
+    """As the cell deployed it; see Target."""
 
     @property
     def active(self) -> int:
@@ -70,6 +73,8 @@ class Target:
     """Replicas that it may run now; 0: none yet."""
     surge_percent: int
     """How many additional replicas may run during an update, in percent of `replicas`."""
+    adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
+    """LoRA adapters by name. Replicas load and unload them while they serve."""
 
 
 @dataclass(frozen=True)
@@ -141,5 +146,5 @@ def steps(
             yield Deploy(name, Version(target.digest))
         elif app.status == "DEPLOY_FAILED" and failed_for_s.get(name, 0) >= version.retry_s:
             yield Deploy(name, Version(version.digest, version.attempt + 1))
-        elif (app.wanted, app.surge_percent) != (target.replicas, target.surge_percent):
+        elif (app.wanted, app.surge_percent, app.adapters) != (target.replicas, target.surge_percent, target.adapters):
             yield Deploy(name, version)

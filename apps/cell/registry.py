@@ -20,7 +20,7 @@ from apps.cell.errors import CellError
 from apps.cell.state import Published
 from ray_configs.applications import lm_cloud
 from ray_configs.cell import CellConfig
-from ray_configs.llm import LLMConfig
+from ray_configs.llm import AdapterSource, LLMConfig
 from ray_configs.loading import catalog, explained, load
 from ray_configs.service import Service
 
@@ -33,6 +33,7 @@ OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
     | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers", "batches"}
+    | {"adapters", "adapter_loading"}
 )
 """Fields that the cell sets, or that name files."""
 
@@ -66,7 +67,21 @@ class Registry:
             config = LLMConfig(**fields)
         except ValidationError as error:
             raise CellError(f"{name} cannot be served with these overrides:\n{explained(error)}") from error
+        if taken := sorted(model.adapters.keys() & config.adapters.keys()):
+            raise CellError(f"{model.model_path} itself has an adapter {taken[0]}; publish this one by another name")
+        if len(config.adapters) + len(model.adapters) > config.adapter_places:
+            raise CellError(
+                f"{name} has {config.adapter_places} places for adapters, all taken: unpublish one, or update the "
+                f'model with overrides {{"max_adapters": N}}, which replaces its replicas'
+            )
         return config.as_tiny() if cell.tiny else config
+
+    def adapters(self, model: Published) -> dict[str, AdapterSource]:
+        """Where a model's adapters are, by name. Raises CellError if the cell may not read one of them."""
+        return {
+            name: AdapterSource(location=self._location(adapter.model_path, "model_path"), version=adapter.order)
+            for name, adapter in model.adapters.items()
+        }
 
     def _base(self, path: str, location: str | None) -> dict[str, Any]:
         """Fields that the model's path determines. `location`: where its weights are; None: with the model."""

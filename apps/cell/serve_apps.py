@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import serve
 
-from apps.cell.reconcile import ReplicaStatus, ServeApp, Version
+from apps.cell.reconcile import ReplicaStatus, ServeApp, Target, Version
 from apps.llm.server import LLMServer
 from apps.serving import private_ray
 from apps.serving.ingress.api_keys import OPEN, RELAY, digest
@@ -47,14 +47,17 @@ class ServeApps:
         config: LLMConfig,
         relay_key: str | None,
         version: Version,
-        replicas: int,
-        surge_percent: int,
+        target: Target,
     ) -> None:
         """Start a deployment and return at once. Deploying what is deployed already changes nothing.
 
         `relay_key`: the model answers only requests that carry it; None: all requests.
         """
-        chosen = options(config) | {"num_replicas": replicas, "max_surge_percent": surge_percent}
+        chosen = options(config) | {
+            "num_replicas": target.replicas,
+            "max_surge_percent": target.surge_percent,
+            "user_config": {"adapters": dict(target.adapters)},
+        }
         deployment = private_ray.with_version(LLMServer, str(version), **chosen)
         keys = OPEN if relay_key is None else {digest(relay_key): RELAY}
         serve.run_many(
@@ -82,6 +85,8 @@ def _app(app: Mapping[str, Any], version: str) -> ServeApp:
         ReplicaStatus(each["replica_id"], each["state"], each.get("node_id") or "", each.get("node_ip") or "")
         for each in deployment["replicas"]
     )
-    surge = deployment["deployment_config"].get("max_surge_percent", 0)
+    settings = deployment["deployment_config"]
+    surge, user_config = settings.get("max_surge_percent", 0), settings.get("user_config") or {}
     message = app["message"] or deployment["message"]
-    return ServeApp(app["status"], message, version, deployment["target_num_replicas"], surge, replicas)
+    wanted, adapters = deployment["target_num_replicas"], user_config.get("adapters", {})
+    return ServeApp(app["status"], message, version, wanted, surge, replicas, adapters)

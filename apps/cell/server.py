@@ -24,6 +24,7 @@ from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
 from apps.cell.http.dispatcher import View
 from apps.cell.http.relay import Relay
+from apps.cell.names import split
 from apps.cell.serve_apps import ServeApps
 from apps.cell.store import LEASE_S, RENEW_S, Store
 from apps.serving import private_ray
@@ -126,7 +127,7 @@ class CellAdmin:
                     await asyncio.sleep(0.1)
 
     async def view(self) -> View:
-        models = self._admin.state.models
+        models = self._admin.state.names
         entries = {name: self._cell.entry(name, model) for name, model in models.items()}
         slices = self._config.slice
         cell = {
@@ -136,11 +137,11 @@ class CellAdmin:
             "slices": {
                 "kind": str(slices) if slices else "CPU",
                 "total": self._cell.slices,
-                "in_use": sum(entry["assigned_replicas"] for entry in entries.values()),
+                "in_use": sum(entry["assigned_replicas"] for name, entry in entries.items() if not split(name)[1]),
             },
             "unloading": self._cell.unloading(),
         }
-        routes = {name: self._apps.route(name) for name in models}
+        routes = {name: self._apps.route(split(name)[0]) for name in models}
         return View(cell, entries, routes, self._admin.state.relay_key if self._keys else None)
 
     async def check_health(self) -> None:

@@ -8,6 +8,16 @@ FORMAT: Literal[1] = 1
 """Increased when an older Podslice could misread what this one writes."""
 
 
+class PublishedAdapter(BaseModel):
+    """A LoRA adapter of a published model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_path: str
+    order: int = Field(ge=0)
+    """Place in the order of publication. One that is published anew at the same path is read again."""
+
+
 class Published(BaseModel):
     """The desired state of one published model. What actually runs is read from Ray Serve."""
 
@@ -18,6 +28,8 @@ class Published(BaseModel):
     replicas: int = Field(1, ge=0)
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Fields of LLMConfig, by name."""
+    adapters: dict[str, PublishedAdapter] = Field(default_factory=dict)
+    """LoRA adapters for it, by name."""
     acls: dict[str, str] = Field(default_factory=dict)
     """Method -> principals that may call it; everyone may call an absent method."""
     admin_acl: str = ""
@@ -40,13 +52,23 @@ class CellState(BaseModel):
     relay_key: str
     """Key that the front sends to the models' replicas, which refuse all other requests when the cell has keys."""
     published: int = 0
-    """Models published so far; the next one's `order`."""
+    """Models and adapters published so far; the next one's `order`."""
     models: dict[str, Published] = Field(default_factory=dict)
     """By full name, /sax/CELL/MODEL."""
 
+    @property
+    def names(self) -> dict[str, Published]:
+        """Every name that a client may use: the models, each followed by its adapters, as model:adapter."""
+        found = {}
+        for name, model in self.models.items():
+            found[name] = model
+            found |= {f"{name}:{adapter}": model for adapter in model.adapters}
+        return found
+
     def with_model(self, name: str, model: Published) -> "CellState":
+        latest = max([model.order, *(adapter.order for adapter in model.adapters.values())])
         return self.model_copy(
-            update={"models": self.models | {name: model}, "published": max(self.published, model.order + 1)}
+            update={"models": self.models | {name: model}, "published": max(self.published, latest + 1)}
         )
 
     def without_model(self, name: str) -> "CellState":

@@ -2,9 +2,10 @@
 
 import asyncio
 import copy
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -25,10 +26,13 @@ from apps.llm.chat.conversation import ChatRequest
 from apps.llm.engine_stream import EngineStream
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.tracing import tracing
+from ray_configs.llm import AdapterSource
 
 if TYPE_CHECKING:
     from apps.llm.chat.model_format import Turn
     from apps.llm.engine import Engine
+
+log = logging.getLogger("podslice")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,14 +57,24 @@ class EngineModel:
         """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._adapter: str | None = None
+        self._absent: dict[str, str | None] = {}
+        """Adapters that it should have and has not: why they were refused; None while they are loaded."""
+        self._changing = asyncio.Lock()
+        self._sources = {
+            name: AdapterSource(location=where, version=0) for name, where in engine.config.adapters.items()
+        }
+        """What `hold_adapters` has loaded, and the engine before it."""
         self._metrics = LanguageMetrics(name, engine.callers)
         self.tracing = tracing(name)
         """Makes the spans of requests; None if they are not traced."""
 
     def adapter_named(self, name: str) -> str | None:
         """The adapter that `name` or `model:name` stands for; None if there is none."""
-        own = name.removeprefix(f"{self.name}:")
+        own = self._own(name)
         return own if any(adapter.name == own for adapter in self._engine.adapters.all()) else None
+
+    def _own(self, name: str) -> str:
+        return name.removeprefix(f"{self.name}:")
 
     def with_adapter(self, adapter: str, name: str) -> "EngineModel":
         """The model with a LoRA adapter, under the name that a request gave it."""
@@ -75,6 +89,34 @@ class EngineModel:
     async def unload_adapter(self, name: str) -> None:
         """See `Engine.unload_adapter`. Returns when its requests have ended."""
         await asyncio.to_thread(self._engine.unload_adapter, name)
+
+    async def hold_adapters(self, published: Mapping[str, AdapterSource]) -> None:
+        """Load and unload adapters until these are left, and those of the config. What is refused is logged."""
+        wanted = {
+            name: AdapterSource(location=where, version=0) for name, where in self._engine.config.adapters.items()
+        }
+        wanted |= published
+        absent: dict[str, str | None] = {name: None for name in wanted if self.adapter_named(name) is None}
+        self._absent = absent
+        async with self._changing:
+            gone = [name for name, source in self._sources.items() if wanted.get(name) != source]
+            await asyncio.gather(*map(self.unload_adapter, gone))
+            self._sources = {name: source for name, source in self._sources.items() if name not in gone}
+            for name in [name for name in wanted if name not in self._sources]:
+                location = wanted[name]["location"]
+                try:
+                    await self.load_adapter(name, location)
+                except Exception as error:  # of the file system that the location names, too
+                    log.error("adapter %s at %s was not loaded: %s", name, location, error)
+                    absent[name] = str(error)
+                else:
+                    self._sources[name] = wanted[name]
+                    absent.pop(name, None)
+
+    def absence(self, name: str) -> tuple[bool, str | None]:
+        """Of an adapter that is not loaded: whether it should be, and if it was refused, why."""
+        own = self._own(name)
+        return own in self._absent, self._absent.get(own)
 
     async def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with `special`, including the special tokens of a prompt."""
@@ -223,7 +265,8 @@ class EngineModel:
 
     def exposition(self) -> bytes:
         """The load in Prometheus' text format, under vLLM's names."""
-        return exposition(self.name, self.stats(), self._engine.config.page_size)
+        config, adapters = self._engine.config, [adapter.name for adapter in self._engine.adapters.all()]
+        return exposition(self.name, self.stats(), config.page_size, adapters, config.adapter_places)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """The tokenizer's config and chat template."""

@@ -1,5 +1,8 @@
 """The Serve deployment: each replica is an engine with the HTTP dialects in front of it."""
 
+import asyncio
+from typing import Any
+
 from fastapi import FastAPI
 from ray import serve
 
@@ -36,6 +39,8 @@ class LLMServer(EngineServer):
     _batch_store: BatchStore | None
     _tokenizer_info: bool
     _adapter_loading: bool
+    _adapters: asyncio.Task[None] | None = None
+    """The last change of the adapters."""
 
     def load(self, config: LLMConfig) -> EngineModel:
         self._batch_store = None
@@ -52,6 +57,21 @@ class LLMServer(EngineServer):
         return http_app(
             model, keys, self._stored_responses, self._batch_store, self._tokenizer_info, self._adapter_loading
         )
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Load and unload LoRA adapters. Serve calls it before the first request and whenever they change.
+
+        At the start it waits for the adapters; later it returns at once, because Serve counts a replica as not running
+        while it reconfigures. An adapter that cannot be loaded leaves the rest as it is; requests for it say why.
+
+        Args:
+            user_config: `adapters`, an AdapterSource for each name.
+        """
+        assert isinstance(self._model, EngineModel)
+        changed = asyncio.create_task(self._model.hold_adapters(user_config["adapters"]))
+        if self._adapters is None:
+            await changed
+        self._adapters = changed
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""

@@ -83,6 +83,79 @@ def test_bad_calls_say_what_is_wrong_and_change_nothing(admin: Admin, change: di
     assert admin.state.models == {}
 
 
+ADAPTED = MODEL | {"overrides": {"max_adapters": 2}}
+SQL = {"model": "/sax/test/m:sql", "model_path": "huggingface:some/adapter"}
+
+
+def test_the_life_of_an_adapter(admin: Admin, tmp_path: Path) -> None:
+    admin.publish(None, ADAPTED)
+    for number in (1, 2):  # the second time it is another one
+        name, model = admin.publish(None, SQL | {"checkpoint": "None", "replicas": 1})  # as saxutil sends it
+        assert name == "/sax/test/m:sql" and model.replicas == 2
+        assert admin.registry.adapters(model) == {"sql": {"location": "some/adapter", "version": number}}
+        assert list(admin.listed({})) == ["/sax/test/m", name] and admin.listed({"model": name}) == {name: model}
+        with pytest.raises(AlreadyTaken, match="m:sql is published already"):
+            admin.publish(None, SQL)
+        assert admin.unpublish(None, {"model": name}) == (name, model)
+        with pytest.raises(NotPublished, match=r"m:sql is not published; published here: /sax/test/m$"):
+            admin.unpublish(None, {"model": name})
+    admin.publish(None, SQL)
+    assert list(cell(tmp_path).listed({})) == ["/sax/test/m", "/sax/test/m:sql"], "it is stored"
+    admin.unpublish(None, {"model": "/sax/test/m"})
+    assert admin.listed({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "/sax/test/m:"}, "must be /sax/test/NAME"),
+        ({"model": "/sax/test/m:a:b"}, "must be /sax/test/NAME"),
+        ({"model": "/sax/test/n:sql"}, "/sax/test/n is not published; published here: /sax/test/m, /sax/test/m:one"),
+        ({"model_path": 1}, "model_path must be a string"),
+        ({"model_path": "/etc"}, "not below any folder that this cell may read"),
+        ({"model_path": "catalog.local"}, "not below|is not registered"),
+        ({"checkpoint": "/other"}, "checkpoint '/other': an adapter is read from model_path"),
+        ({"replicas": 2}, "replicas 2: an adapter .* runs on every replica of /sax/test/m"),
+        ({"overrides": {"max_batch_size": 1}}, "leave overrides out"),
+    ],
+)
+def test_adapters_that_are_refused(admin: Admin, change: dict[str, Any], said: str) -> None:
+    admin.publish(None, ADAPTED)
+    admin.publish(None, SQL | {"model": "/sax/test/m:one"})
+    before = admin.state
+    with pytest.raises(CellError, match=said):
+        admin.publish(None, SQL | change)
+    assert admin.state == before
+
+
+def test_adapters_take_places_of_their_model(admin: Admin) -> None:
+    admin.publish(None, MODEL)
+    with pytest.raises(CellError, match=r'0 places for adapters, all taken: .* overrides {"max_adapters": N}'):
+        admin.publish(None, SQL)
+    admin.update(None, {"model": "/sax/test/m", "overrides": {"max_adapters": 1}})
+    admin.publish(None, SQL)
+    with pytest.raises(CellError, match="1 places"):
+        admin.publish(None, SQL | {"model": "/sax/test/m:other"})
+    with pytest.raises(CellError, match="0 places"):
+        admin.update(None, {"model": "/sax/test/m", "overrides": {}})
+
+
+def test_an_adapter_has_its_models_settings_and_admins(tmp_path: Path) -> None:
+    admin = cell(tmp_path, admins=("alice",))
+    admin.publish("alice", ADAPTED)
+    with pytest.raises(NotAllowed):
+        admin.publish("bob", SQL)
+    admin.set_acl("alice", {"model": "/sax/test/m", "acl": "bob"})
+    admin.publish("bob", SQL)
+    for method, body in (
+        ("update", {"model": "/sax/test/m:sql", "replicas": 1}),
+        ("set_acl", {"model": "/sax/test/m:sql", "acl": "bob"}),
+    ):
+        with pytest.raises(CellError, match=r"m:sql is an adapter, .* name /sax/test/m$"):
+            getattr(admin, method)("bob", body)
+    admin.unpublish("bob", {"model": "/sax/test/m:sql"})
+
+
 def test_without_keys_everyone_may_do_everything(tmp_path: Path) -> None:
     admin = cell(tmp_path, admins=("alice",))
     admin.publish(None, MODEL)

@@ -1,14 +1,18 @@
 """From what is to run and what runs to the steps between them."""
 
+from dataclasses import replace
+
 import pytest
 
 from apps.cell.reconcile import Delete, Deploy, ServeApp, Target, Version, steps, surge_percent
+from ray_configs.llm import AdapterSource
 
 
 def app(status: str = "RUNNING", version: str = "one.0", wanted: int = 1, surge: int = 0) -> ServeApp:
     return ServeApp(status, "", version, wanted, surge, ())
 
 
+SQL = AdapterSource(location="/adapters/sql", version=0)
 ONE = Target("one", 1, 0)
 
 
@@ -27,6 +31,8 @@ ONE = Target("one", 1, 0)
         ({"m": Target("one", 2, 0)}, {"m": app(version="one.3")}, {}, [Deploy("m", Version("one", 3))]),
         ({"m": Target("two", 1, 0)}, {"m": app(version="one.3")}, {}, [Deploy("m", Version("two"))]),
         ({"m": Target("one", 1, 100)}, {"m": app()}, {}, [Deploy("m", Version("one"))]),
+        ({"m": Target("one", 1, 0, {"sql": SQL})}, {"m": app()}, {}, [Deploy("m", Version("one"))]),
+        ({"m": Target("one", 1, 0, {"sql": SQL})}, {"m": replace(app(), adapters={"sql": SQL})}, {}, []),
         ({"m": ONE}, {"m": app("DEPLOY_FAILED")}, {"m": 14}, []),
         ({"m": ONE}, {"m": app("DEPLOY_FAILED")}, {"m": 15}, [Deploy("m", Version("one", 1))]),
         ({"m": ONE}, {"m": app("DEPLOY_FAILED", "one.1")}, {"m": 15}, []),  # twice as long each time

@@ -10,6 +10,7 @@ from apps.cell import acl
 from apps.cell.bodies import Entry
 from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.http.relay import Relay
+from apps.cell.names import split
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class Dispatcher:
         self._cell, self._front, self._relay = cell, front, relay
 
     async def full_name(self, model: str | None) -> str:
-        """The full name of `m`, of `/sax/test/m` or, if only one model is published, of None. Raises CellError."""
+        """The full name of `m`, of `/sax/test/m` or, if only one model is published, of None. Raises CellError.
+
+        All of them may name an adapter, as `m:adapter`.
+        """
         if (name := self._known(model)) is None:
             await self._front.look()  # it may have been published a moment ago
             name = self._known(model)
@@ -59,7 +63,8 @@ class Dispatcher:
     def _known(self, model: str | None) -> str | None:
         entries = self.view().entries
         if model is None:
-            return next(iter(entries)) if len(entries) == 1 else None
+            models = [name for name in entries if not split(name)[1]]
+            return models[0] if len(models) == 1 else None
         return next((name for name in (model, f"/sax/{self._cell}/{model}") if name in entries), None)
 
     async def call(self, request: Request, model: str, method: str, path: str, body: bytes) -> Response:

@@ -10,6 +10,7 @@ import openai
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 from transformers import AutoModelForCausalLM
 
 from apps.llm.http.app import http_app
@@ -81,6 +82,17 @@ def test_every_dialect_takes_its_name(server: LocalServer, sql: None) -> None:
         assert [reply.status_code for reply in whole] == [200, 200], (path, whole[0].text)
         assert [reply.json()["model"] for reply in whole] == ["sql", MODEL]
     assert post(server, "/tokenize", model="sql", prompt="Hi").json()["count"] > 0
+
+
+def test_pickers_read_which_are_loaded(server: LocalServer, sql: None) -> None:
+    text = httpx.get(f"{server.url}/metrics").text
+    (found,) = [
+        sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "vllm:lora_requests_info"
+    ]
+    assert found.labels == {"max_lora": "2", "running_lora_adapters": "sql", "waiting_lora_adapters": ""}
 
 
 def test_unknown_names(server: LocalServer, sql: None) -> None:
