@@ -229,11 +229,13 @@ class Service(Deployed):
     @model_validator(mode="after")
     def _mounted_models(self) -> "Service":
         for app in self.applications:
-            model = getattr(app.config, "model", "")
-            if model.startswith("/gcs/") and (self.bucket is None or self.bucket.mount != "/gcs"):
-                raise ValueError(
-                    f"model {model!r} is in a mounted bucket, but the service has none at /gcs; set bucket=Bucket(...)"
-                )
+            read = {"model": getattr(app.config, "model", "")} | getattr(app.config, "adapters", {})
+            for name, path in read.items():
+                if path.startswith("/gcs/") and (self.bucket is None or self.bucket.mount != "/gcs"):
+                    raise ValueError(
+                        f"{name} {path!r} is in a mounted bucket, but the service has none at /gcs; set "
+                        "bucket=Bucket(...)"
+                    )
         return self
 
     def is_mounted(self, path: str) -> bool:

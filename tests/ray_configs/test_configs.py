@@ -276,6 +276,10 @@ REFUSED: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: service(llm(model="/gcs/llama")),
         ("'/gcs/llama'", "bucket=Bucket(...)"),
     ),
+    "an adapter in a bucket that is not there": (
+        lambda: service(llm(adapters={"sql": "/gcs/sql"})),
+        ("sql '/gcs/sql'", "bucket=Bucket(...)"),
+    ),
     "a model in a bucket that is not mounted": (
         lambda: service(llm(model="/gcs/llama"), bucket=Bucket(mount=None)),
         ("'/gcs/llama'", "bucket=Bucket(...)"),
@@ -287,6 +291,22 @@ REFUSED: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "more replicas at least than at most": (
         lambda: LLMConfig(min_replicas=3, max_replicas=2),
         ("max_replicas (2)", "below min_replicas (3)"),
+    ),
+    "more adapters than places": (
+        lambda: EngineConfig(adapters={"a": "/a", "b": "/b"}, max_adapters=1),
+        ("adapters names 2", "max_adapters is 1: raise it"),
+    ),
+    "an adapter without a name": (lambda: EngineConfig(adapters={"": "/a"}), ("adapters", "must not be empty")),
+    "an adapter with its model's name": (
+        lambda: LLMConfig(model="/models/llama", adapters={"llama": "/a"}),
+        ("adapters: llama is the model's own name",),
+    ),
+    "a rank that no step is compiled for": (lambda: EngineConfig(max_adapter_rank=12), ("max_adapter_rank", "8, 16")),
+    "too many places for adapters": (lambda: EngineConfig(max_adapters=257), ("max_adapters", "256")),
+    "adapters loaded without a place": (lambda: LLMConfig(adapter_loading=True), ("adapter_loading", "max_adapters")),
+    "adapters loaded by one of two replicas": (
+        lambda: LLMConfig(adapter_loading=True, max_adapters=1, max_replicas=2),
+        ("adapter_loading", "max_replicas 1", "name the adapters in `adapters`"),
     ),
     "a page that is no power of two": (lambda: EngineConfig(page_size=48), ("page_size", "16, 32 or 64")),
     "a step too small for the batch": (

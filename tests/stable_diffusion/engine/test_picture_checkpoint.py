@@ -5,10 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
 from apps.stable_diffusion.engine.model import tiny
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+from tests.hub import hub
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
@@ -181,45 +179,6 @@ def test_shards_and_variants(checkpoint: Callable[[str], Path], tmp_path: Path) 
     assert Checkpoint(str(tmp_path / "both")).variant is None
 
 
-class Hub(SimpleHTTPRequestHandler):
-    """Two of the hub's routes: a model's list of files, and the files; it notes what was fetched."""
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def answer(self, body: bool) -> None:
-        path, root = self.path.split("?")[0], Path(self.directory)
-        headers = {"X-Repo-Commit": "c" * 40}
-        files = [file for file in root.rglob("*") if file.is_file()]
-        if path.startswith("/api/models/someone/tiny"):
-            names = [str(file.relative_to(root)) for file in files]
-            listing = {"id": "someone/tiny", "sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}
-            tree = [
-                {"type": "file", "path": name, "size": file.stat().st_size, "oid": "0" * 40}
-                for name, file in zip(names, files)
-            ]
-            data = json.dumps(tree if "/tree/" in path else listing).encode()
-            headers["Content-Type"] = "application/json"
-        elif path.startswith("/someone/tiny/resolve/") and (file := root / path.split("/", 5)[5]).is_file():
-            data = file.read_bytes()
-            headers["ETag"] = f'"{path.replace("/", "-")}"'
-        else:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        for name, value in (headers | {"Content-Length": str(len(data))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 HUB_SCRIPT = """
 from pathlib import Path
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
@@ -243,20 +202,17 @@ def test_hub_id(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
         shutil.copy(name, name.with_suffix(".bin"))
         shutil.copy(name, name.with_suffix(".fp16.bin"))
     (folder / UNET).unlink()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     root = str(Path(__file__).parents[3])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "NO_PROXY": "*",
-    }
+    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-c", HUB_SCRIPT]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    server.shutdown()
+    with hub(folder, tmp_path / "home") as environment:
+        found = subprocess.run(
+            command,
+            env=os.environ | environment | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     assert found.returncode == 0, found.stderr[-3000:]
     fetched, pickles, many, error = found.stdout.splitlines()[:4]
     plain, half = "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.fp16.safetensors"

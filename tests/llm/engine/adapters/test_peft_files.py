@@ -1,15 +1,22 @@
 """Adapters that do not fit are refused, naming what does not."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
 from apps.llm.engine.adapters.peft import CONFIG, WEIGHTS, PeftAdapter
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.params import HeadLayout
 from apps.serving.model_folder import CheckpointError
+from tests.cloud_storage import cloud_storage
+from tests.hub import hub
 from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 
@@ -34,6 +41,54 @@ def refusal(folder: Path | str, arch: Architecture, max_rank: int = 16) -> str:
 
 def test_a_good_one_is_taken(adapter: Path, arch: Architecture) -> None:
     assert len(PeftAdapter.open(str(adapter), arch, 8).tensors) == 8
+
+
+def test_from_a_bucket(adapter: Path, arch: Architecture) -> None:
+    with cloud_storage() as storage:
+        for name in (CONFIG, WEIGHTS):
+            storage.put("adapters", f"sql/{name}", (adapter / name).read_bytes())
+        found = PeftAdapter.open("gs://adapters/sql", arch, 8)
+        assert same_as_in_the_folder(found, adapter, arch)
+        assert "no such folder" in refusal("gs://adapters/other", arch)
+
+
+def same_as_in_the_folder(found: PeftAdapter, folder: Path, arch: Architecture) -> bool:
+    """Whether every matrix is the same."""
+    of_both = [
+        each.layers(HeadLayout.of(arch, 1), 8, np.dtype("float32"))
+        for each in (found, PeftAdapter.open(str(folder), arch, 8))
+    ]
+    return bool(jax.tree.all(jax.tree.map(np.array_equal, *of_both)))
+
+
+HUB_SCRIPT = """
+import os
+from apps.llm.engine.adapters.peft import PeftAdapter
+from apps.llm.engine.model.architecture import from_hf_config
+from apps.serving.model_folder import CheckpointError
+from tests.llm.engine import tiny_models
+arch = from_hf_config(tiny_models.make("llama3").config.to_dict())
+found = PeftAdapter.open("someone/tiny", arch, 8)
+print(len(found.tensors), sorted(os.listdir(found.folder.location)))
+try:
+    PeftAdapter.open("someone/else", arch, 8)
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_from_the_hub(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Only the adapter is fetched, not what training left beside it."""
+    (adapter / "optimizer.pt").write_text("large")
+    with hub(adapter, tmp_path_factory.mktemp("home")) as environment:
+        command = [sys.executable, "-c", HUB_SCRIPT]
+        found = subprocess.run(
+            command, env=tiny_models.environment(**environment), capture_output=True, text=True, timeout=120
+        )
+    assert found.returncode == 0, found.stderr[-3000:]
+    fetched, error = found.stdout.splitlines()[:2]
+    assert fetched == f"8 {[CONFIG, WEIGHTS]}"
+    assert "someone/else: neither a local folder nor a model" in error
 
 
 @pytest.mark.parametrize(

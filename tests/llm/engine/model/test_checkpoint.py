@@ -4,10 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -19,6 +16,7 @@ from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
 from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError
 from apps.llm.engine.model.params import HeadLayout
+from tests.hub import hub
 from tests.llm.engine import tiny_models
 
 
@@ -156,50 +154,11 @@ def test_rows(llama: Path) -> None:
     assert (part == whole[10:30]).all() and part.shape == (20, 64)
 
 
-class Hub(SimpleHTTPRequestHandler):
-    """Two of the hub's routes: a model's list of files, and the files."""
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def answer(self, body: bool) -> None:
-        path, files = self.path.split("?")[0], Path(self.directory)
-        headers = {"X-Repo-Commit": "c" * 40}
-        if path.startswith("/api/models/someone/tiny"):
-            siblings = [{"rfilename": file.name} for file in files.iterdir()]
-            sizes = [
-                {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "0" * 40} for f in files.iterdir()
-            ]
-            listing = {"id": "someone/tiny", "sha": "c" * 40, "siblings": siblings}
-            data = json.dumps(sizes if "/tree/" in path else listing).encode()
-            headers["Content-Type"] = "application/json"
-        elif path.startswith("/someone/tiny/resolve/") and (files / Path(path).name).is_file():
-            data = (files / Path(path).name).read_bytes()
-            headers["ETag"] = f'"{Path(path).name}"'
-        else:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        for name, value in (headers | {"Content-Length": str(len(data))}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_hub_id(llama: Path, tmp_path: Path) -> None:
     repository = shutil.copytree(llama, tmp_path / "repository")
     shutil.copy(repository / "model.safetensors", repository / "consolidated.safetensors")  # the same weights again
     (repository / "large.json").write_text(" " * 3_500_000)
     (events := tmp_path / "events").touch()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(repository)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     script = (
         "import os\n"
         "from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError\n"
@@ -211,15 +170,14 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
         "print('consolidated.safetensors' in os.listdir(Checkpoint('someone/tiny').location))\n"
         "try:\n    Checkpoint('someone/else')\nexcept CheckpointError as error:\n    print(error)\n"
     )
-    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        env=tiny_models.environment(**hub, HF_HUB_DISABLE_XET="1", NO_PROXY="*", PODSLICE_EVENTS=str(events)),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    server.shutdown()
+    with hub(repository, tmp_path) as environment:
+        found = subprocess.run(
+            [sys.executable, "-c", script],
+            env=tiny_models.environment(**environment, PODSLICE_EVENTS=str(events)),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
     assert found.returncode == 0, found.stderr[-3000:]
     fetched, weights, twice, error = found.stdout.splitlines()[:4]
     assert twice == "False", "weights that are there twice are fetched once"
