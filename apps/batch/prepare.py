@@ -1,7 +1,7 @@
 """Lays a checkpoint out as the engine keeps it in memory: `python -m apps.batch.prepare MODEL OUTPUT`.
 
 OUTPUT can then be the `model` of an LLMConfig, which loads faster and with less memory. Its format is documented in
-`apps.llm.engine.model.prepared`.
+`apps.llm.engine.weights.prepared`.
 """
 
 import errno
@@ -82,7 +82,7 @@ def _prepare(
 
     from apps.batch.preparation import PrepareArguments, prepare
     from apps.batch.preparation.output import PreparationRefused
-    from apps.llm.engine.model.checkpoint import CheckpointError
+    from apps.llm.engine.weights.checkpoint import CheckpointError
     from apps.serving.files import Busy
     from ray_configs.tpu import SliceField
 
@@ -110,7 +110,7 @@ def _prepare(
 
 def _verify(location: str) -> None:
     from apps.batch.preparation import verify
-    from apps.llm.engine.model.checkpoint import CheckpointError
+    from apps.llm.engine.weights.checkpoint import CheckpointError
 
     try:
         problems = verify(location)

@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model import architecture, params, prepared
-from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout
-from apps.llm.engine.model.prepared import Prepared
 from apps.llm.engine.step import StepShape
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.model import Model
+from apps.llm.engine.weights.prepared import Prepared
 from ray_configs.llm import EngineConfig
 
 SETTINGS = {"pages": 8, "page_size": 16, "max_model_len": 64, "max_batch_size": 8, "max_step_tokens": 16}

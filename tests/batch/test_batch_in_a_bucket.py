@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from apps.batch import generate
-from apps.llm.engine.model.prepared import MANIFEST
+from apps.llm.engine.weights.prepared import MANIFEST
 from tests.cloud_storage import Storage, cloud_storage
 
 REPOSITORY = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from apps.batch.preparation import PrepareArguments, prepare
-from apps.llm.engine.model.checkpoint import CheckpointError
-from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
+from apps.llm.engine.weights.checkpoint import CheckpointError
+from apps.llm.engine.weights.prepared import MANIFEST, UNFINISHED, open_checkpoint
 from tests.llm.engine import tiny_models
 
 LAYERS = 24

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from apps.batch.prepare import app
 from apps.llm.engine import EngineConfig
-from apps.llm.engine.model.checkpoint import CheckpointError
-from apps.llm.engine.model.model import Model
-from apps.llm.engine.model.prepared import MANIFEST, UNFINISHED, open_checkpoint
+from apps.llm.engine.weights.checkpoint import CheckpointError
+from apps.llm.engine.weights.model import Model
+from apps.llm.engine.weights.prepared import MANIFEST, UNFINISHED, open_checkpoint
 from apps.plan.llm import architectures
 from apps.serving.files import locked
 from tests.llm.engine import tiny_models

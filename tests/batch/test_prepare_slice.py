@@ -6,7 +6,7 @@ import pytest
 
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
-from apps.llm.engine.model.prepared import open_checkpoint
+from apps.llm.engine.weights.prepared import open_checkpoint
 from tests.llm.engine import tiny_models
 from tests.llm.slice.processes import Processes
 

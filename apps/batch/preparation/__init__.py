@@ -16,9 +16,10 @@ from apps.batch.preparation.output import PreparationOutput, PreparationRefused
 from apps.batch.preparation.weights import StoredWeights
 from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.checkpoint import TOKENIZER_FILES, Checkpoint, CheckpointError
 from apps.llm.engine.model.params import HeadLayout
-from apps.llm.engine.model.prepared import (
+from apps.llm.engine.parallel.layout import Devices, possible
+from apps.llm.engine.weights.checkpoint import TOKENIZER_FILES, Checkpoint, CheckpointError
+from apps.llm.engine.weights.prepared import (
     FORMAT,
     MANIFEST,
     PreparationRequest,
@@ -28,7 +29,6 @@ from apps.llm.engine.model.prepared import (
     open_checkpoint,
     size_problem,
 )
-from apps.llm.engine.parallel.layout import Devices, possible
 from apps.serving.progress import bar
 from ray_configs.tpu import TpuSlice
 

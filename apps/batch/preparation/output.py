@@ -19,8 +19,15 @@ from typing import IO, Any, Literal
 import fsspec
 from pydantic import ValidationError
 
-from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.prepared import FORMAT, UNFINISHED, VERSION, PreparationRequest, PreparedManifest, StoredFile
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.prepared import (
+    FORMAT,
+    UNFINISHED,
+    VERSION,
+    PreparationRequest,
+    PreparedManifest,
+    StoredFile,
+)
 from apps.serving.files import LOCK, PARTIAL, is_local, locked, sync_folder, writing
 from apps.serving.progress import bar
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.model.params import Param
-from apps.llm.engine.model.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params
 from apps.llm.engine.model.quantization import quantize
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params
 
 ALIGNMENT = 64
 """Bytes: JAX on a CPU uses an array in place if its address is a multiple of this."""
@@ -35,7 +35,7 @@ class _Array:
 
 
 class StoredWeights:
-    """A model's parameters in the order of `tensor_parallel` devices: see `apps.llm.engine.model.prepared`."""
+    """A model's parameters in the order of `tensor_parallel` devices: see `apps.llm.engine.weights.prepared`."""
 
     def __init__(
         self, source: Checkpoint, arch: Architecture, dtype: jnp.dtype, int8: bool, tensor_parallel: int

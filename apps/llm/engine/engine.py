@@ -48,7 +48,6 @@ from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
 from apps.llm.engine.fairness.admission import Admission
 from apps.llm.engine.loop import Loop, Member
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.parallel import layout
 from apps.llm.engine.pooling import Pooling, Scoring
@@ -58,6 +57,7 @@ from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
+from apps.llm.engine.weights.model import Model
 from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice

@@ -25,16 +25,17 @@ from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention import choice, sharded
 from apps.llm.engine.attention.spec import KVScales, LayerCache
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
-from apps.llm.engine.model import params, prepared
+from apps.llm.engine.model import params
 from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout, Params
-from apps.llm.engine.model.prepared import Prepared
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.readout import BLOCK, Launched, Readout, ReadoutPrograms
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
+from apps.llm.engine.weights import prepared
+from apps.llm.engine.weights.model import Model
+from apps.llm.engine.weights.prepared import Prepared
 from apps.serving.compilation import CompileCount, warming_up
 from apps.serving.progress import bar
 from ray_configs.llm import EngineConfig

@@ -7,12 +7,12 @@ import numpy as np
 
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.parallel.products import splits_by_token
 from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
+from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
 SMALLEST_STEP = 8  # tokens; from 4 rows up, XLA:CPU computes each row of a matrix product independently of the others

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
-from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.prepared import manifest_of
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.prepared import manifest_of
 from apps.plan.llm import known
 from apps.serving.model_folder import CheckpointError
 from ray_configs.llm import EngineConfig

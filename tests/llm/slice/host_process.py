@@ -10,8 +10,8 @@ from collections import Counter
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
     from apps.llm.engine import executor
-    from apps.llm.engine.model.checkpoint import Checkpoint
     from apps.llm.engine.parallel import worker
+    from apps.llm.engine.weights.checkpoint import Checkpoint
     from ray_configs.llm import EngineConfig
 
     rank, trouble = orders["rank"], orders["trouble"]

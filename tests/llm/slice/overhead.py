@@ -23,12 +23,12 @@ sys.path.append(str(Path(__file__).parents[3]))
 
 from apps.llm.engine.executor import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor, step_shapes
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import choose
 from apps.llm.engine.parallel.lockstep import RankWorkers
 from apps.llm.engine.parallel.wire import NO_DP_RANK, Listener, MessageKind, message
 from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
+from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 from tests.llm.slice.processes import Processes
 from tests.ports import free_port

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.parallel.lockstep import LockstepExecutor, SliceWorkers
 from apps.llm.engine.parallel.wire import Listener
+from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
 from tests.ports import free_port

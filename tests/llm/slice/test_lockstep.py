@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
-from apps.llm.engine.model.checkpoint import Checkpoint
+from apps.llm.engine.weights.checkpoint import Checkpoint
 from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 from tests.llm.slice.processes import Processes

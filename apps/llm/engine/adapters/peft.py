@@ -15,8 +15,8 @@ import numpy as np
 from apps.llm.engine.adapters.low_rank import LowRank
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.checkpoint import located
 from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.weights.checkpoint import located
 from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 
 log = logging.getLogger("podslice")

@@ -1,1 +1,1 @@
-"""The model: its architecture, where its weights come from, and one forward pass."""
+"""The model: its architecture and one forward pass."""

@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
-from apps.llm.engine.model.source import Rows, Source, clipped
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.source import Rows, Source, clipped
 from apps.serving.progress import bar
 
 Params = dict[str, Any]

@@ -15,8 +15,8 @@ from jax.sharding import AbstractMesh
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.model import lm_cloud, params
 from apps.llm.engine.model.architecture import UnsupportedModel
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.weights.model import Model
 from ray_configs.catalog import spmd_175b
 from tests.llm.engine import tiny_models
 from tests.llm.engine.model import lm_cloud_reference as reference

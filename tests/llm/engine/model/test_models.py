@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
-from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.step import StepShape
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.model import Model
 from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models

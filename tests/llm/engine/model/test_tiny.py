@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from apps.llm.engine import Engine, EngineConfig
 from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, UnsupportedModel, from_hf_config
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.model.params import HeadLayout, Param, declare
 from apps.llm.engine.model.tiny import generic, tiny
+from apps.llm.engine.weights.model import Model
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ask, text
 

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model import architecture, params
-from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.model import Model
 from apps.llm.engine.step import StepShape
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
 folder, kind = sys.argv[1:]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.llm.engine.model.formats import QuantizedFormat, format_of
+from apps.llm.engine.weights.formats import QuantizedFormat, format_of
 from apps.serving.model_folder import DTYPES, QUANTIZED_DTYPES, CheckpointError, ModelFolder, TensorEntry, from_hub
 from ray_configs.llm import EngineConfig
 

@@ -33,10 +33,10 @@ from pydantic import Field, ValidationError
 
 from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.checkpoint import Checkpoint
 from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, is_param, placed
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
-from apps.llm.engine.model.source import clipped, positions
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.source import clipped, positions
 from apps.serving.model_folder import DTYPES, CheckpointError, TensorEntry
 from apps.serving.progress import bar
 from ray_configs.base import Config

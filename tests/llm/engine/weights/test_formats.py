@@ -19,11 +19,12 @@ from jax.sharding import Mesh
 from safetensors.torch import load_file, save_file
 
 from apps.batch.preparation import PrepareArguments, prepare
-from apps.llm.engine.model import params, prepared
+from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
-from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.model import Model
-from apps.llm.engine.model.prepared import open_checkpoint
+from apps.llm.engine.weights import prepared
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.model import Model
+from apps.llm.engine.weights.prepared import open_checkpoint
 from apps.serving.model_folder import CheckpointError
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models

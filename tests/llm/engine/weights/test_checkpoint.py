@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
-from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError
 from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.weights.checkpoint import Checkpoint, CheckpointError
 from tests.hub import hub
 from tests.llm.engine import tiny_models
 
@@ -161,8 +161,8 @@ def test_hub_id(llama: Path, tmp_path: Path) -> None:
     (events := tmp_path / "events").touch()
     script = (
         "import os\n"
-        "from apps.llm.engine.model.checkpoint import Checkpoint, CheckpointError\n"
-        "from apps.llm.engine.model.model import Model\n"
+        "from apps.llm.engine.weights.checkpoint import Checkpoint, CheckpointError\n"
+        "from apps.llm.engine.weights.model import Model\n"
         "from ray_configs.llm import EngineConfig\n"
         "leader = Model.open(EngineConfig(model='someone/tiny'), weights=False)\n"
         "print('model.safetensors' in os.listdir(leader.checkpoint.location))\n"

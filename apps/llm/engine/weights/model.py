@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from apps.llm.engine.model import architecture, lm_cloud
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.checkpoint import Checkpoint
-from apps.llm.engine.model.prepared import open_checkpoint
 from apps.llm.engine.model.tiny import generic, tiny
 from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.prepared import open_checkpoint
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
