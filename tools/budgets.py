@@ -62,8 +62,9 @@ SINCE = {
         "mixtures of experts": 250,
         "quantized checkpoints": 330,
         "LoRA adapters": 1_040,
+        "LongRoPE and dynamic rope": 100,
     },
-    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 30, "experts": 120},
+    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 40, "experts": 120},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
     "playground": {"a page to try a service": 971},
 }

@@ -34,6 +34,8 @@ def measured(**values: float) -> MeasuredStep:
         ("google/gemma-3-12b", 11.77),
         ("google/gemma-3-27b", 27.01),
         ("mistralai/Mistral-7B-v0.3", 7.248),
+        ("microsoft/Phi-3-mini-128k-instruct", 3.82),
+        ("microsoft/Phi-4-mini-instruct", 3.836),
         ("Qwen/Qwen2.5-7B", 7.615),
         ("Qwen/Qwen2.5-0.5B", 0.494),
         ("Qwen/Qwen3-8B", 8.19),

@@ -104,6 +104,15 @@ MODELS: dict[str, Config] = {
     "microsoft/Phi-3-mini-4k-instruct": _sized(
         PHI3, 32, 3072, 8192, 32, 32, vocab_size=32064, max_position_embeddings=4096, sliding_window=2047
     ),
+    "microsoft/Phi-3-mini-128k-instruct": _sized(
+        PHI3, 32, 3072, 8192, 32, 32, vocab_size=32064, max_position_embeddings=131072, sliding_window=262144
+    ),
+    "microsoft/Phi-4-mini-instruct": _sized(
+        PHI3 | {"vocab_size": 200064, "max_position_embeddings": 131072, "sliding_window": 262144},
+        *(32, 3072, 8192, 24, 8),
+        tie_word_embeddings=True,
+        partial_rotary_factor=0.75,
+    ),
     "microsoft/phi-4": _sized(PHI3, 40, 5120, 17920, 40, 10, vocab_size=100352, rope_theta=250000.0),
     "Qwen/Qwen2.5-0.5B": _sized(QWEN25, 24, 896, 4864, 14, 2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen/Qwen2.5-1.5B": _sized(QWEN25, 28, 1536, 8960, 12, 2, vocab_size=151936, tie_word_embeddings=True),

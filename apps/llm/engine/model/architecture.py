@@ -5,81 +5,12 @@ transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_m
 `lm_cloud` describes Saxml's.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-
-class UnsupportedModel(ValueError):
-    """The decoder does not support the checkpoint's architecture, or its config.json lacks a field."""
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding, and how a `kind` stretches it to `factor` times the positions it was trained on.
-
-    "llama3" (Llama 3.1) and "yarn" (https://arxiv.org/abs/2309.00071) divide the low frequencies by `factor`, keep the
-    high ones and blend those between: llama3 between two wavelengths, yarn between two channels.
-    """
-
-    theta: float = 10000.0
-    factor: float = 1.0
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    original_max_len: int = 8192  # llama3, yarn
-    beta_fast: float = 32.0  # yarn: channels that turn more often over the original positions keep their frequency
-    beta_slow: float = 1.0  # yarn: those that turn less often are divided
-    truncate: bool = True  # yarn: the bounds are whole channels
-    scale: float = 1.0  # yarn: multiplies cosines and sines
-
-    def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """Angle per position for each pair of channels: [head_dim / 2], float64."""
-        plain = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-        if self.kind == "linear":
-            return [f / self.factor for f in plain]
-        if self.kind == "llama3":
-            return [self._llama3(f) for f in plain]
-        if self.kind == "yarn":
-            low, high = self._yarn_bounds(head_dim)
-            divided = [min(max((i - low) / (high - low), 0.0), 1.0) for i in range(head_dim // 2)]
-            return [f * (1 - part) + f / self.factor * part for f, part in zip(plain, divided)]
-        return plain
-
-    def _yarn_bounds(self, head_dim: int) -> tuple[float, float]:
-        """The first channel pair that is divided in part, and the first that is divided whole."""
-
-        def channel(turns: float) -> float:
-            """The pair of channels that turns so often over the original positions."""
-            return head_dim * math.log(self.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
-
-        low, high = channel(self.beta_fast), channel(self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
-        return low, high if high != low else low + 0.001
-
-    def _llama3(self, frequency: float) -> float:
-        """Divide low frequencies by `factor`, keep high ones, and blend those between (Llama 3.1)."""
-        wavelength = 2 * math.pi / frequency
-        if wavelength > self.original_max_len / self.low_freq_factor:
-            return frequency / self.factor
-        if wavelength < self.original_max_len / self.high_freq_factor:
-            return frequency
-        span = self.high_freq_factor - self.low_freq_factor
-        keep = (self.original_max_len / wavelength - self.low_freq_factor) / span
-        return (1 - keep) * frequency / self.factor + keep * frequency
-
-
-def sinusoid_frequencies(dim: int) -> list[float]:
-    """Angle per position of each sine and its cosine: [dim / 2], float64, from 1 to 1/10000, both ends included.
-
-    Source: praxis' PositionalEmbedding, whose last frequency is 1/10000; "Attention is all you need" stops one short
-    of it. The first half of the channels are the sines, the second the cosines.
-    """
-    half = dim // 2
-    return [10000.0 ** (-i / max(half - 1, 1)) for i in range(half)]
+from apps.llm.engine.model.rope import Rope, ropes
+from apps.llm.engine.model.rope import UnsupportedModel as UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -133,6 +64,12 @@ class Architecture:
 
     def rope_of(self, layer: int) -> Rope | None:
         return self.window_rope if self.window_rope is not None and self.windows[layer] else self.rope
+
+    def serving(self, longest: int | None) -> "Architecture":
+        """The same with rotary embeddings for sequences of up to `longest` tokens; None: `max_position`."""
+        longest = longest or self.max_position
+        rope, window_rope = (each and replace(each, longest=longest) for each in (self.rope, self.window_rope))
+        return replace(self, rope=rope, window_rope=window_rope)
 
     def first(self, layers: int) -> "Architecture":
         """The same with its first layers only."""
@@ -232,7 +169,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         raise UnsupportedModel(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key/value heads")
     query_scale = need("query_pre_attn_scalar", 256) if post_norms else head_dim
     softcaps = {"gemma2": (50.0, 30.0)}.get(family, (None, None))
-    rope, window_rope = _ropes(config, family)
+    rope, window_rope = ropes(config, family, head_dim)
     return Architecture(
         family=family,
         vocab_size=need("vocab_size"),
@@ -242,7 +179,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position=need("max_position_embeddings"),
+        max_position=rope.context(need("max_position_embeddings")),
         norm_eps=need("rms_norm_eps", 1e-6),
         rope=rope,
         window_rope=window_rope,
@@ -283,69 +220,6 @@ def _experts(config: Mapping[str, Any], family: str, need: Callable[..., Any]) -
     )
 
 
-def _ropes(config: Mapping[str, Any], family: str) -> tuple[Rope, Rope | None]:
-    """The rotary embedding of the layers, and that of the layers with a window where it is another."""
-    # transformers 5 writes `rope_parameters`; older files have separate rope_theta and rope_scaling.
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    partial = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    if partial != 1:
-        raise UnsupportedModel(f"config.json: partial_rotary_factor {partial} is not supported: it can only be 1")
-    if family != "gemma3":
-        return _rope(scaling, scaling.get("rope_theta") or config.get("rope_theta") or 10000.0, config), None
-    full, local = scaling.get("full_attention", scaling), scaling.get("sliding_attention", {})
-    theta = full.get("rope_theta") or config.get("rope_theta") or 1e6
-    local_theta = local.get("rope_theta") or config.get("rope_local_base_freq") or 1e4
-    return _rope(full, theta, config), _rope(local, local_theta, config)
-
-
-def _rope(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -> Rope:
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind == "default":
-        return Rope(theta=theta)
-    try:
-        if kind == "linear":
-            return Rope(theta=theta, kind="linear", factor=scaling["factor"])
-        if kind == "llama3":
-            return Rope(
-                theta=theta,
-                kind="llama3",
-                factor=scaling["factor"],
-                low_freq_factor=scaling["low_freq_factor"],
-                high_freq_factor=scaling["high_freq_factor"],
-                original_max_len=scaling["original_max_position_embeddings"],
-            )
-        if kind == "yarn":
-            return _yarn(scaling, theta, config)
-    except KeyError as error:
-        raise UnsupportedModel(f"config.json: rope_type {kind!r} needs the field {error}") from error
-    raise UnsupportedModel(
-        f"config.json: rope_type {kind!r} is not supported; supported: default, linear, llama3, yarn"
-    )
-
-
-def _yarn(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -> Rope:
-    original = scaling["original_max_position_embeddings"]
-    factor = scaling.get("factor") or config["max_position_embeddings"] / original
-
-    def grown(scale: float = 1.0) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    scale = scaling.get("attention_factor")
-    if scale is None:  # DeepSeek gives two scales
-        mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        scale = grown(mscale) / grown(all_dim) if mscale and all_dim else grown()
-    return Rope(
-        theta=theta,
-        kind="yarn",
-        factor=factor,
-        original_max_len=original,
-        beta_fast=scaling.get("beta_fast") or 32.0,
-        beta_slow=scaling.get("beta_slow") or 1.0,
-        truncate=scaling.get("truncate", True),
-        scale=scale,
-    )
-
-
 def _activation(config: Mapping[str, Any], family: str) -> Literal["silu", "gelu_tanh"]:
     # Gemma's first configs say "gelu", but the models were trained with the tanh approximation; transformers uses it.
     name = config.get("hidden_activation") or config.get("hidden_act")
@@ -362,6 +236,8 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int |
     if family == "qwen2" or family == "qwen3":
         window = window if config.get("use_sliding_window") else None
     if family not in ("mistral", "phi3", "gemma2", "gemma3", "qwen2", "qwen3") or not window:
+        return (None,) * layers
+    if window >= config["max_position_embeddings"]:  # as Phi-3 128k has it
         return (None,) * layers
     kinds = config.get("layer_types")
     if kinds is None and family in ("gemma2", "gemma3"):

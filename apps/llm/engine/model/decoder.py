@@ -14,9 +14,10 @@ from apps.llm.engine.adapters.low_rank import Owned, delta, owned
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
 from apps.llm.engine.model import experts
-from apps.llm.engine.model.architecture import Architecture, Rope, sinusoid_frequencies
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.quantization import product
+from apps.llm.engine.model.rope import Rope, sinusoid_frequencies
 from apps.llm.engine.parallel.products import row_parallel, rows, splits_by_token, whole
 from apps.llm.engine.step import Batch
 
@@ -228,21 +229,26 @@ def _angles(batch: Batch, page_size: int, frequencies: list[float], scale: float
 
 
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary embedding on `[T, ..., head_dim]`: rotates channel i with channel i + head_dim / 2.
+    """Rotary embedding on `[T, ..., head_dim]`: rotates channel i with channel i + width / 2 of the first `width`.
+
+    The width is that of `cos` and `sin` `[T, width]`; other channels stay as they are.
 
     The partner channels come from a product with a signed permutation matrix, which is exact in any precision. XLA:CPU
     would copy the halves element by element, thirty times slower.
     """
-    half = x.shape[-1] // 2
-    swap = np.zeros((2 * half, 2 * half), np.float32)
+    half, width = cos.shape[-1] // 2, x.shape[-1]
+    swap = np.zeros((width, width), np.float32)
     swap[np.arange(half) + half, np.arange(half)] = -1
     swap[np.arange(half), np.arange(half) + half] = 1
     partner = jax.lax.dot_general(
-        x.reshape(-1, 2 * half),
+        x.reshape(-1, width),
         jnp.asarray(swap, x.dtype),
         (((1,), (0,)), ((), ())),
         precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     ).reshape(x.shape)
+    if 2 * half < width:
+        rest = (0, 0), (0, width - 2 * half)
+        cos, sin = jnp.pad(cos, rest, constant_values=1), jnp.pad(sin, rest)
     cos, sin = (jnp.expand_dims(part, tuple(range(1, x.ndim - 1))) for part in (cos, sin))
     return (x.astype(jnp.float32) * cos + partner * sin).astype(x.dtype)

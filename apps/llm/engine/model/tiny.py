@@ -3,8 +3,9 @@
 import math
 from dataclasses import replace
 
-from apps.llm.engine.model.architecture import Architecture, Experts, Rope
+from apps.llm.engine.model.architecture import Architecture, Experts
 from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.rope import Rope
 
 HEAD_DIM = 16  # the minimum of the CPU attention kernels
 HIDDEN = 64
@@ -37,7 +38,14 @@ def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
         head_dim=HEAD_DIM,
         attention_scale=arch.attention_scale * (arch.head_dim / HEAD_DIM) ** 0.5,
         experts=arch.experts and _few(arch.experts, shards),
+        rope=arch.rope and _narrow(arch.rope),
     )
+
+
+def _narrow(rope: Rope) -> Rope:
+    """The same for heads of HEAD_DIM channels: the first of longrope's divisors, as often as there are pairs."""
+    pairs = int(HEAD_DIM * rope.part) // 2
+    return replace(rope, short=rope.short[:1] * pairs, long=rope.long[:1] * pairs)
 
 
 def _few(experts: Experts, shards: int) -> Experts:

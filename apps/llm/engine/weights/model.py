@@ -40,9 +40,9 @@ class Model:
                 raise ValueError(f"model {config.model} has sizes but no weights: set random_weights to true")
             return cls(registered, None, random)
         if not config.tiny:
-            return cls._read(config.model, random, weights)
+            return cls._read(config, random, weights)
         try:
-            return cls._read(config.model, random, weights)
+            return cls._read(config, random, weights)
         except architecture.UnsupportedModel:
             raise
         except Exception as error:  # remote file systems raise their clients' own exceptions
@@ -50,12 +50,13 @@ class Model:
             return cls(generic(config.max_model_len), None, random)
 
     @classmethod
-    def _read(cls, location: str, random: bool, weights: bool) -> "Model":
-        checkpoint = Checkpoint(location, weights=False) if random else open_checkpoint(location, weights)
+    def _read(cls, config: EngineConfig, random: bool, weights: bool) -> "Model":
+        place = config.model
+        checkpoint = Checkpoint(place, weights=False) if random else open_checkpoint(place, weights)
         arch = architecture.from_hf_config(
             checkpoint.json("config.json"), checkpoint.json("generation_config.json", required=False)
         )
-        return cls(arch, checkpoint, random)
+        return cls(arch.serving(config.max_model_len), checkpoint, random)
 
     def settle(self, config: EngineConfig) -> EngineConfig:
         """The config with the quantization of a prepared or quantized checkpoint; unchanged for other models.

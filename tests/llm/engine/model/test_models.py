@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.tiny import HEAD_DIM, tiny
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.step import StepShape
@@ -36,7 +37,7 @@ class Stepper:
         sizes = {"model": str(folder), "max_model_len": 192, "max_step_tokens": 512}
         config = EngineConfig(**(tiny_models.SMALL | sizes | settings))
         checkpoint = Checkpoint(config.model)
-        arch = arch or from_hf_config(checkpoint.json("config.json"))
+        arch = arch or from_hf_config(checkpoint.json("config.json")).serving(config.max_model_len)
         (mesh,) = distributed.meshes(Layout(1, config.tensor_parallel or 1))
         self.executor = LocalExecutor(mesh, config, Model(arch, checkpoint, config.random_weights))
         self.executor.make_cache(list(range(2, tiny_models.VOCAB)))
@@ -62,12 +63,14 @@ class Stepper:
         return np.asarray(out)[: len(tokens)]
 
 
-def worst_error(stepper: Stepper, reference: transformers.PreTrainedModel | np.ndarray) -> float:
-    """Largest difference of a logit from the reference's for IDS, in parts of the largest logit, over all steps."""
-    cuts = np.cumsum([0, *CHUNKS, *[1] * DECODES])
-    ours = np.concatenate([stepper(IDS[start:stop]) for start, stop in pairwise(cuts)])
+def worst_error(stepper: Stepper, reference: transformers.PreTrainedModel | np.ndarray, ids: list[int] = IDS) -> float:
+    """Largest difference of a logit from the reference's for `ids`, in parts of the largest logit, over all steps."""
+    prompt = len(ids) - DECODES
+    first = prompt * CHUNKS[0] // sum(CHUNKS)
+    cuts = np.cumsum([0, first, prompt - first, *[1] * DECODES])
+    ours = np.concatenate([stepper(ids[start:stop]) for start, stop in pairwise(cuts)])
     if not isinstance(reference, np.ndarray):
-        reference = tiny_models.logits(reference, IDS).numpy()
+        reference = tiny_models.logits(reference, ids).numpy()
     return float(np.abs(ours - reference).max() / np.abs(reference).max())
 
 
@@ -123,6 +126,38 @@ def test_yarn_rope(tmp_path: Path, compile_cache: str) -> None:
     model = tiny_models.make("qwen3", rope_parameters=rope)
     tiny_models.save(model, tmp_path)
     assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
+
+
+@pytest.mark.parametrize("longest", [64, 192])
+def test_longrope_of_a_part_of_the_channels(longest: int, tmp_path: Path, compile_cache: str) -> None:
+    """As Phi-4-mini has it. Sequences within the original positions, and beyond them."""
+    factors = {f"{kind}_factor": [start + pair / 4 for pair in range(6)] for kind, start in (("short", 1), ("long", 3))}
+    rope = {"rope_type": "longrope", "partial_rotary_factor": 0.75, "original_max_position_embeddings": 64} | factors
+    model = tiny_models.make("phi3", rope_parameters=rope | {"rope_theta": 1e4}, original_max_position_embeddings=64)
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache, max_model_len=longest), model, IDS[:longest]) <= 1e-4
+
+
+def test_longrope_as_the_hub_has_it() -> None:
+    """Files of before transformers 5, such as Phi-3-mini-128k's: the first of them call it su."""
+    lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    old = {"model_type": "phi3", "hidden_act": "silu", "original_max_position_embeddings": 64} | tiny_models.SIZES
+    found = [from_hf_config(old | {"rope_scaling": {"type": kind} | lists}) for kind in ("su", "yarn", "longrope")]
+    assert found[0] == found[1] == found[2]
+    rope = found[0].rope
+    assert rope is not None and rope.kind == "longrope" and rope.scale == pytest.approx((1 + 3 / 6) ** 0.5)
+    assert found[0].serving(64).rope.inverse_frequencies(16)[0] == 1.0
+    assert len(tiny(found[0], shards=1, layers=1).rope.inverse_frequencies(HEAD_DIM)) == HEAD_DIM // 2
+    assert found[0].serving(65).rope.inverse_frequencies(16)[0] == 0.5
+
+
+@pytest.mark.parametrize(("trained", "longest"), [(512, 192), (64, 128)])
+def test_dynamic_rope(trained: int, longest: int, tmp_path: Path, compile_cache: str) -> None:
+    """Within the trained positions, and of a sequence of the longest served length."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    model = tiny_models.make("llama3", rope_parameters=rope, max_position_embeddings=trained)
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache, max_model_len=longest), model, IDS[:longest]) <= 1e-4
 
 
 def test_several_files(tmp_path: Path, compile_cache: str) -> None:

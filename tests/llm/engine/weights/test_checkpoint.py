@@ -107,6 +107,18 @@ UNSUPPORTED = {
     "model_type 'mamba'": {"model_type": "mamba"},
     "rope_type 'llama3' needs the field 'factor'": {"rope_parameters": {"rope_type": "llama3"}},
     "rope_type 'yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+    "rope_type 'longrope' needs the field 'short_factor'": {
+        "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    },
+    "short_factor has 3 numbers; heads of 16 channels need 8": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 3,
+            "long_factor": [1.0] * 8,
+        }
+    },
+    "rope_type 'other' is not supported": {"rope_parameters": {"rope_type": "other"}},
     "hidden_act 'relu'": {"hidden_act": "relu"},
     "'num_hidden_layers' is missing": {"num_hidden_layers": None},
     "4 attention heads are not a multiple of 3": {"num_key_value_heads": 3},
