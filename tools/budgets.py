@@ -63,8 +63,9 @@ SINCE = {
         "quantized checkpoints": 330,
         "LoRA adapters": 1_040,
         "LongRoPE and dynamic rope": 100,
+        "gpt-oss and MXFP4": 210,
     },
-    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 40, "experts": 120},
+    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 60, "experts": 120},
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
     "playground": {"a page to try a service": 971},
 }

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh
 
 from apps.llm.engine.model.architecture import Experts
-from apps.llm.engine.model.experts import feed_forward
+from apps.llm.engine.model.experts import ExpertWeights, feed_forward
 from apps.plan import hlo, traffic
 from apps.plan.traffic import Collective
 
@@ -170,8 +170,8 @@ def test_experts_are_read_once_for_each_block() -> None:
     mixture = Experts(count=16, per_token=2, width=256, renormalized=True, layers=(True,))
     mesh = Mesh(jax.devices()[:1], ("tensor",))
     into, down = jnp.ones((16 * 512, 128)), jnp.ones((16 * 128, 256))
-    given = jnp.ones((8, 128)), jnp.ones((8, 2)), jnp.ones((8, 2), jnp.int32), into, down
-    step = jax.jit(lambda *given: feed_forward(*given, jnp.tanh, mixture, mesh, False))
+    given = jnp.ones((8, 128)), jnp.ones((8, 2)), jnp.ones((8, 2), jnp.int32), ExpertWeights(into, down)
+    step = jax.jit(lambda *given: feed_forward(*given, lambda gate, up: jnp.tanh(gate) * up, mixture, mesh, False))
     module = hlo.parse(step.lower(*given).compile().as_text())
     one, five = (traffic.count(module, blocks=blocks).hbm_read for blocks in (1, 5))
     expert = (512 * 128 + 128 * 256) * 4

@@ -45,6 +45,8 @@ def measured(**values: float) -> MeasuredStep:
         ("Qwen/Qwen3-Coder-480B-A35B", 480.15),
         ("mistralai/Mixtral-8x7B-v0.1", 46.70),
         ("mistralai/Mixtral-8x22B-v0.1", 140.62),
+        ("openai/gpt-oss-20b", 20.91),
+        ("openai/gpt-oss-120b", 116.83),
     ],
 )
 def test_public_models_have_the_size_that_their_cards_state(name: str, billions: float) -> None:

@@ -74,7 +74,7 @@ class LocalExecutor:
         self.max_pages = self.shapes[0].max_pages
         platform = self.mesh.devices.flat[0].platform
         heads = HeadLayout.of(arch, self.mesh.shape["tensor"])
-        impl = choice.implementation(config.attention, self.mesh, arch.head_dim, config.page_size)
+        impl = choice.implementation(config.attention, self.mesh, arch.head_dim, config.page_size, arch.sinks)
         self.decoder = Decoder(arch, heads, config.page_size, self.dtype, impl, self.mesh)
         self.int8_weights = config.quantize_weights == "int8"
         self.int8_kv = config.quantize_kv_cache == "int8"

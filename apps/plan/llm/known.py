@@ -44,6 +44,27 @@ GEMMA3_1B = {
 MISTRAL = {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768, "hidden_act": "silu"}
 MISTRAL_SMALL = MISTRAL | {"vocab_size": 131072, "max_position_embeddings": 131072, "head_dim": 128}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 16384, "hidden_act": "silu"}
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "max_position_embeddings": 131072,
+    "attention_bias": True,
+    "hidden_act": "silu",
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
 QWEN3 = {
     "model_type": "qwen3",
@@ -114,6 +135,8 @@ MODELS: dict[str, Config] = {
         partial_rotary_factor=0.75,
     ),
     "microsoft/phi-4": _sized(PHI3, 40, 5120, 17920, 40, 10, vocab_size=100352, rope_theta=250000.0),
+    "openai/gpt-oss-20b": GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "openai/gpt-oss-120b": GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
     "Qwen/Qwen2.5-0.5B": _sized(QWEN25, 24, 896, 4864, 14, 2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen/Qwen2.5-1.5B": _sized(QWEN25, 28, 1536, 8960, 12, 2, vocab_size=151936, tie_word_embeddings=True),
     "Qwen/Qwen2.5-3B": _sized(QWEN25, 36, 2048, 11008, 16, 2, vocab_size=151936, tie_word_embeddings=True),

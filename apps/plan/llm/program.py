@@ -69,7 +69,7 @@ class StepPrograms:
     def _decoder(self, arch: Architecture) -> Decoder:
         size, page = self.mesh.shape["tensor"], self.config.page_size
         heads = HeadLayout.of(arch, size)
-        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dim, page)
+        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dim, page, arch.sinks)
         return Decoder(arch, heads, page, jnp.dtype(self.config.dtype), impl, self.mesh)
 
     @property

@@ -68,6 +68,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
             "norm_topk_prob": True,
         },
     ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 1.5,  # low, so that gates reach it
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        },
+    ),
     "gemma": ("Gemma", {"head_dim": 32, "num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh"}),
     "gemma2": (
         "Gemma2",
@@ -109,6 +128,8 @@ def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedM
             noise = torch.randn(weight.shape, generator=random)
             if name.endswith("norm.weight"):
                 weight.copy_(noise * 0.3 + (0.0 if "gemma" in family else 1.0))
+            elif name.endswith("sinks"):
+                weight.copy_(noise + 2.0)
             elif name.endswith("bias"):
                 weight.copy_(noise * 0.5)
             else:

@@ -1,5 +1,6 @@
 """Hosts in lockstep give the answers that one process gives; each reads its own shards; all fail when one does."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.llm.slice.processes import Processes
 pytestmark = pytest.mark.timeout(600)
 
 HOSTS, DEVICES = 2, 4
+EVERYWHERE = "norm.weight", "mlp.gate.weight", "router.weight", "router.bias", "o_proj.bias"
+PACKED = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(?:_(bias))?")
+"""A tensor of all experts of a layer. What is read of it is counted under the names of single experts."""
 FEW = 2
 """Devices of a host where their number does not matter: four on two cores mostly wait for each other."""
 PROMPTS = ["the quick brown fox", "x", "days of the week jump over the lazy dog and the brown fox " * 2]
@@ -26,6 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma": {"num_attention_heads": 8, "num_key_value_heads": 1},
     "gemma2": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 16, "num_hidden_layers": 2},
     "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2},  # two experts of each layer on each device
+    "gpt_oss": {"num_attention_heads": 8, "num_key_value_heads": 2},
 }
 
 
@@ -81,6 +86,7 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
         pytest.param("gemma", DEVICES, marks=pytest.mark.long),
         pytest.param("gemma2", DEVICES, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", DEVICES, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", DEVICES, marks=pytest.mark.slow),
     ],
 )
 def test_two_hosts_give_the_answers_of_one_process(
@@ -208,8 +214,13 @@ def check_bytes(by_host: list[dict[str, int]], devices: int, folder: str) -> Non
     """No host reads more of a matrix than its devices hold, however the matrix is split."""
     for name, entry in Checkpoint(folder).tensors.items():
         size, read = entry.stop - entry.start, [host.get(name, 0) for host in by_host]
-        if len(entry.shape) == 1 or name.endswith("mlp.gate.weight"):
-            assert read == [size] * HOSTS, "norms and routers are everywhere"
+        if name.endswith(EVERYWHERE):
+            assert read == [size] * HOSTS, name
+        elif match := PACKED.fullmatch(name):
+            experts, matrices, kind = match.groups()
+            each = re.compile(rf"{experts}\.\d+\.({matrices.replace('_', '|')})_proj\.{kind or 'weight'}")
+            read = [sum(count for part, count in host.items() if each.fullmatch(part)) for host in by_host]
+            assert read == [size // HOSTS] * HOSTS, name
         elif ".experts." in name:
             assert sorted(read) == [0, size], "an expert is whole on one host"
         elif any(part in name for part in ("k_proj", "v_proj")):

@@ -1,5 +1,6 @@
 """Chooses the attention implementation for a platform, and imports only that one because kernels import slowly."""
 
+import logging
 from typing import Literal
 
 from jax.sharding import Mesh
@@ -7,19 +8,29 @@ from jax.sharding import Mesh
 from apps.llm.engine.attention.spec import Implementation
 from apps.llm.engine.attention.xla import XlaAttention
 
+log = logging.getLogger("podslice")
+
 
 def implementation(
-    name: Literal["auto", "xla", "pallas", "cpu"], mesh: Mesh, head_dim: int, page_size: int
+    name: Literal["auto", "xla", "pallas", "cpu"], mesh: Mesh, head_dim: int, page_size: int, sinks: bool = False
 ) -> Implementation:
     """The implementation of that name; `auto` takes the platform's own, if it has one that fits the model.
 
     Falls back from the CPU kernels to plain XLA if the installed XLA has another foreign function interface.
+
+    Raises:
+        ValueError: the one that was asked for does not fit the model.
     """
     platform = mesh.devices.flat[0].platform
     if name == "pallas" or (name == "auto" and platform == "tpu"):
-        from apps.llm.engine.attention.pallas import PallasAttention
+        from apps.llm.engine.attention.pallas import PallasAttention, has_sinks
 
-        return PallasAttention(mesh.shape["tensor"], platform == "tpu")
+        if not sinks or has_sinks(head_dim):
+            return PallasAttention(mesh.shape["tensor"], platform == "tpu")
+        why = f"heads of {head_dim} channels leave no room for attention sinks in the kernel"
+        if name == "pallas":
+            raise ValueError(f"attention 'pallas' does not fit this model: {why}; use 'auto' or 'xla'")
+        log.warning("%s: plain XLA computes attention; expect it slow", why)
     if name == "cpu" or (name == "auto" and platform == "cpu" and head_dim % 16 == 0 and page_size % 16 == 0):
         from apps.llm.engine.attention.cpu.attention import CpuAttention
         from apps.llm.engine.attention.cpu.calls import usable

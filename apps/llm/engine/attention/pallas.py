@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
+LOWEST = -1e30
 LANES = 128  # the kernel needs head_dim in whole vector registers
 
 
@@ -40,6 +41,11 @@ def padded(head_dim: int) -> int:
     return -(-head_dim // LANES) * LANES
 
 
+def has_sinks(head_dim: int) -> bool:
+    """Whether attention sinks can be computed for heads of this width."""
+    return padded(head_dim) > head_dim
+
+
 def tileable(kv_heads: int, dtype: jnp.dtype) -> int:
     """The smallest number of key/value heads, at least `kv_heads`, whose rows fill whole tiles of the cache's type."""
     rows_per_word = 4 // jnp.dtype(dtype).itemsize
@@ -56,6 +62,8 @@ class PallasAttention:
 
     Wide heads are kept in several such arrays. Where the kernel cannot tile a device's share of the heads (one int8
     head, say), it is padded with heads of zeros.
+
+    The kernel has no attention sinks. They are taken into account after it, for heads that leave a lane free.
     """
 
     devices: int = 1  # that the heads are split over
@@ -88,14 +96,16 @@ class PallasAttention:
         if not isinstance(cache, tuple):
             return self._attend(new, cache, plan, batch, spec)
         few = replace(spec, kv_heads=spec.kv_heads // len(cache))
-        shares = zip(*(jnp.split(x, len(cache), axis=1) for x in new))
-        done = [self._attend(QKV(*share), part, plan, batch, few) for share, part in zip(shares, cache)]
+        q, k, v = (jnp.split(x, len(cache), axis=1) for x in new[:3])
+        sinks = [None] * len(cache) if new.sinks is None else jnp.split(new.sinks, len(cache))
+        shares = map(QKV, q, k, v, sinks)
+        done = [self._attend(share, part, plan, batch, few) for share, part in zip(shares, cache)]
         return jnp.concatenate([out for out, _ in done], axis=1), tuple(part for _, part in done)
 
     def _attend(
         self, new: QKV, cache: jax.Array, plan: jax.Array, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, jax.Array]:
-        q, k, v = new
+        q, k, v, sinks = new
         tokens, dim = q.shape[0], spec.head_dim
         heads, more = spec.kv_heads * spec.group, cache.shape[2] // 2 - spec.kv_heads
 
@@ -104,8 +114,12 @@ class PallasAttention:
 
         pairs = jnp.stack([k, v], axis=2).reshape(tokens, 2 * spec.kv_heads, dim)
         pairs = pad(pairs, 2 * more).astype(cache.dtype)
-        flat = cache.reshape(-1, *cache.shape[2:])
-        cache = flat.at[plan].set(pairs).reshape(cache.shape)
+
+        def written(pairs: jax.Array, cache: jax.Array) -> jax.Array:
+            return cache.reshape(-1, *cache.shape[2:]).at[plan].set(pairs).reshape(cache.shape)
+
+        # With sinks, this step's values have a 1 in a channel that is otherwise padding; see `_seen`.
+        cache = written(pairs if sinks is None else pairs.at[:, 1::2, dim].set(1), cache)
         queries = pad(q.reshape(tokens, heads, dim), more * spec.group)
         block = blocks(tokens, batch.pages.shape[0], spec.page_size, batch.pages.shape[1])
         out = ragged_paged_attention(
@@ -127,4 +141,29 @@ class PallasAttention:
             num_kv_pages_per_block=block.positions // spec.page_size,
             num_queries_per_block=block.queries,
         )
-        return out[:, :heads, :dim].reshape(q.shape), cache
+        if sinks is None:
+            return out[:, :heads, :dim].reshape(q.shape), cache
+        share = out[:, :heads, dim].reshape(q.shape[:3]).astype(jnp.float32)
+        seen = _seen(q, k, share, batch, spec)
+        out = out[:, :heads, :dim].reshape(q.shape) * jax.nn.sigmoid(seen - sinks)[..., None]
+        return out.astype(q.dtype), written(pairs, cache)
+
+
+def _seen(q: jax.Array, k: jax.Array, share: jax.Array, batch: Batch, spec: AttentionSpec) -> jax.Array:
+    """The logarithm of what each query's softmax divides by, `[T, kv_heads, group]`, which the kernel keeps to itself.
+
+    A query's own sequence has at least one key of this step, its token's. What these weigh is computed here, and which
+    share of the whole that is, the kernel says.
+
+    Args:
+        share: `[T, kv_heads, group]`, how much of its attention a query gives to this step's keys.
+    """
+    position, seq = slots(batch, spec.page_size)[1], batch.sequence_of_token()
+    scores = jnp.einsum("tkgd,skd->kgts", q, k.astype(q.dtype), preferred_element_type=jnp.float32) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * jnp.tanh(scores / spec.softcap)
+    visible = (seq[:, None] == seq) & (position <= position[:, None]) & (jnp.arange(len(seq)) < batch.q_starts[-1])
+    if spec.window is not None:
+        visible &= position > position[:, None] - spec.window
+    own = jax.nn.logsumexp(jnp.where(visible, scores, LOWEST), axis=-1)
+    return jnp.moveaxis(own, -1, 0) - jnp.log(jnp.maximum(share, jnp.finfo(jnp.float32).tiny))

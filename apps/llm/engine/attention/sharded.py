@@ -37,7 +37,8 @@ def attend(
     scales: KVScales | None,
 ) -> tuple[jax.Array, LayerCache]:
     """Attention with heads split over the mesh; an int8 cache's scales are folded into q, k, v and the output."""
-    (q, k, v), dtype = new, new.q.dtype
+    q, k, v, sinks = new
+    dtype = q.dtype
     if scales is not None:
         q = (q.astype(jnp.float32) * scales.k[:, None]).astype(dtype)
         k, v = (
@@ -49,15 +50,15 @@ def attend(
         return impl.attend(new, cache, plan, batch, replace(spec, kv_heads=new.k.shape[1]))
 
     if mesh.size > 1:
-        heads, everywhere = P(None, "tensor"), P()
+        heads = P(None, "tensor")
         local = jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(heads, impl.partition(), everywhere, everywhere),
+            in_specs=(QKV(heads, heads, heads, sinks if sinks is None else P("tensor")), impl.partition(), P(), P()),
             out_specs=(heads, impl.partition()),
             check_vma=False,
         )
-    out, cache = local(QKV(q, k, v), cache, plan, batch)
+    out, cache = local(QKV(q, k, v, sinks), cache, plan, batch)
     if scales is not None:
         out = (out.astype(jnp.float32) * scales.v[:, None]).astype(dtype)
     return out, cache

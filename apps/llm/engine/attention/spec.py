@@ -17,6 +17,7 @@ class QKV(NamedTuple):
     q: jax.Array  # [T, kv_heads, group, head_dim]
     k: jax.Array  # [T, kv_heads, head_dim]
     v: jax.Array  # like k
+    sinks: jax.Array | None = None  # [kv_heads, group] float32: score of a key without a value that each query sees
 
 
 class KVScales(NamedTuple):

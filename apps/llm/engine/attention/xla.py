@@ -21,6 +21,7 @@ from apps.llm.engine.step import Batch
 KEY_BLOCK = 128  # keys of one piece
 QUERY_BLOCK = 16  # queries of one piece of a prefill chunk
 LOWEST = -1e30
+LOG2_E = 1.4426950408889634
 
 
 class XlaCache(NamedTuple):
@@ -78,11 +79,11 @@ class XlaAttention:
     def attend(
         self, new: QKV, cache: XlaCache, plan: SweepPlan, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, XlaCache]:
-        q, k, v = new
+        q, k, v, sinks = new
         cache = XlaCache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
-        out = _run(q, cache, plan.single, spec)[:-1].reshape(-1, *q.shape[1:])
+        out = _run(q, cache, plan.single, spec, sinks)[:-1].reshape(-1, *q.shape[1:])
         if plan.blocks is not None:
-            chunks = _run(q, cache, plan.blocks, spec).reshape(-1, *q.shape[1:])
+            chunks = _run(q, cache, plan.blocks, spec, sinks).reshape(-1, *q.shape[1:])
             out = jnp.concatenate([out, chunks])[plan.token_row]
         return out.astype(q.dtype), cache
 
@@ -167,7 +168,7 @@ def _pow2(exponent: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((whole + 127) << 23, jnp.float32)
 
 
-def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec) -> jax.Array:
+def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec, sinks: jax.Array | None = None) -> jax.Array:
     """Run all pieces of a sweep. Returns the attention output by block, `[N + 1, B, heads, head_dim]` float32."""
     count, width = sweep.block_tokens.shape
     heads, dim, kv_heads, dtype = spec.kv_heads * spec.group, spec.head_dim, spec.kv_heads, q.dtype
@@ -201,7 +202,7 @@ def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec) -> ja
         if spec.window is not None:
             mask &= key > seen - spec.window
         mask = jnp.broadcast_to(mask[:, :, None], (chunk, width, heads, KEY_BLOCK)).reshape(scores.shape)
-        scores = jnp.where(mask, scores * 1.4426950408889634, LOWEST)  # to base 2
+        scores = jnp.where(mask, scores * LOG2_E, LOWEST)  # to base 2
         peak = jnp.ceil(scores.max(axis=-1))
         weights = jnp.where(mask, jnp.exp2(scores - peak[..., None]), 0.0).astype(dtype)
         part = jnp.einsum("pmc,pcd->pmd", weights, values, preferred_element_type=jnp.float32)
@@ -225,5 +226,7 @@ def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec) -> ja
         jnp.zeros((count, width * heads)),
         jnp.zeros((count, width * heads, dim)),
     )
-    _, total, out = jax.lax.fori_loop(0, -(-sweep.pieces // chunk), turn, state)
+    top, total, out = jax.lax.fori_loop(0, -(-sweep.pieces // chunk), turn, state)
+    if sinks is not None:
+        total = total + jnp.exp2(jnp.tile(sinks.reshape(-1) * LOG2_E, width) - top)
     return (out / jnp.maximum(total, 1e-30)[..., None]).reshape(count, width, heads, dim)

@@ -1,7 +1,7 @@
 """The architecture of a checkpoint's decoder, read from its Hugging Face config.json.
 
 One decoder serves all families; they differ only in the fields here. Sources: the config classes and modeling files of
-transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2 and gemma3;
+transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss;
 `lm_cloud` describes Saxml's.
 """
 
@@ -22,7 +22,8 @@ class Experts:
     width: int  # of one expert's intermediate activations
     renormalized: bool  # the picked experts' shares are scaled to add up to 1
     layers: tuple[bool, ...]  # which layers have them; the others have one feed-forward network
-    names: Literal["qwen", "mixtral"] = "qwen"  # of its tensors in a checkpoint
+    names: Literal["qwen", "mixtral", "gpt_oss"] = "qwen"  # of its tensors in a checkpoint
+    biases: bool = False  # on the router and in each expert
     shared_width: int = 0  # of one that every token takes, times a sigmoid gate (Qwen2-MoE); 0: none
 
 
@@ -56,6 +57,8 @@ class Architecture:
     attention_scale: float = 1.0  # multiplies q @ k
     attention_softcap: float | None = None  # cap * tanh(scores / cap)
     final_softcap: float | None = None  # the same on the logits
+    gate_limit: float | None = None  # gpt-oss: see Decoder._gated
+    sinks: bool = False  # each query head has a learned score beside those of the keys (gpt-oss)
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
     fused: bool = False  # the checkpoint has q, k and v in one tensor, and gate and up in another (Phi-3)
     experts: Experts | None = None
@@ -113,12 +116,14 @@ class Architecture:
 
 FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-    *("gemma", "gemma2", "gemma3", "gemma3_text"),
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss"),
 )
 WITH_TOWER = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 """Families with a vision tower, which is not loaded, and that of their decoder where its config does not say it."""
 DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
 """Families with experts, and the one that they are otherwise like."""
+GATE_SLOPE = 1.702
+"""Of gpt-oss's gates: sigmoid(GATE_SLOPE * x)."""
 GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -159,7 +164,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             raise UnsupportedModel(f"config.json: field {name!r} is missing (model_type {family})")
         return value
 
-    experts = _experts(config, family, need) if family in DENSE else None
+    experts = _experts(config, family, need) if family in DENSE or family == "gpt_oss" else None
     family = DENSE.get(family, family)
     gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3")
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
@@ -195,6 +200,8 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         attention_scale=query_scale**-0.5,
         attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if post_norms else None,
         final_softcap=config.get("final_logit_softcapping", softcaps[1]) if post_norms else None,
+        gate_limit=_gate_limit(config) if family == "gpt_oss" else None,
+        sinks=family == "gpt_oss",
         windows=_windows(config, family, layers),
         fused=family == "phi3",
         experts=experts,
@@ -206,6 +213,9 @@ def _experts(config: Mapping[str, Any], family: str, need: Callable[..., Any]) -
     layers = need("num_hidden_layers")
     # transformers 5 writes num_local_experts for all; the hub's files of Qwen say num_experts.
     count = need("num_local_experts", config.get("num_experts"))
+    if family == "gpt_oss":
+        width, per_token = need("intermediate_size"), need("num_experts_per_tok")
+        return Experts(count, per_token, width, True, (True,) * layers, names="gpt_oss", biases=True)
     if family == "mixtral":
         width, per_token = need("intermediate_size"), need("num_experts_per_tok", 2)
         return Experts(count, per_token, width, True, (True,) * layers, names="mixtral")
@@ -218,6 +228,13 @@ def _experts(config: Mapping[str, Any], family: str, need: Callable[..., Any]) -
         layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
         shared_width=need("shared_expert_intermediate_size") if family == "qwen2_moe" else 0,
     )
+
+
+def _gate_limit(config: Mapping[str, Any]) -> float:
+    alpha = config.get("swiglu_alpha", GATE_SLOPE)
+    if alpha != GATE_SLOPE:
+        raise UnsupportedModel(f"config.json: swiglu_alpha {alpha} is not supported: it can only be {GATE_SLOPE}")
+    return float(config.get("swiglu_limit", 7.0))
 
 
 def _activation(config: Mapping[str, Any], family: str) -> Literal["silu", "gelu_tanh"]:
@@ -235,13 +252,13 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int |
     window = config.get("sliding_window", 4096 if family == "gemma2" else None)
     if family == "qwen2" or family == "qwen3":
         window = window if config.get("use_sliding_window") else None
-    if family not in ("mistral", "phi3", "gemma2", "gemma3", "qwen2", "qwen3") or not window:
+    if family not in ("mistral", "phi3", "gemma2", "gemma3", "gpt_oss", "qwen2", "qwen3") or not window:
         return (None,) * layers
     if window >= config["max_position_embeddings"]:  # as Phi-3 128k has it
         return (None,) * layers
     kinds = config.get("layer_types")
-    if kinds is None and family in ("gemma2", "gemma3"):
-        period = 2 if family == "gemma2" else config.get("sliding_window_pattern", 6)
+    if kinds is None and family in ("gemma2", "gemma3", "gpt_oss"):
+        period = config.get("sliding_window_pattern", 6) if family == "gemma3" else 2
         kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
     elif kinds is None and family in ("qwen2", "qwen3"):
         first = config.get("max_window_layers", layers)

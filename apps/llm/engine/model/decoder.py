@@ -14,7 +14,7 @@ from apps.llm.engine.adapters.low_rank import Owned, delta, owned
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
 from apps.llm.engine.model import experts
-from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.architecture import GATE_SLOPE, Architecture
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.quantization import product
 from apps.llm.engine.model.rope import Rope, sinusoid_frequencies
@@ -105,7 +105,8 @@ class Decoder:
             if turn is not None:
                 qk = _rotate(qk, *turn)
             q, k = qk[:, :, :-1], qk[:, :, -1]
-            y, cache = attend(self.impl, QKV(q, k, v), cache, plan, batch, spec, self.mesh, scales)
+            sinks = layer["sinks"].reshape(-1, self.heads.group) if arch.sinks else None
+            y, cache = attend(self.impl, QKV(q, k, v, sinks), cache, plan, batch, spec, self.mesh, scales)
             y = y.reshape(len(y), -1)
             y = row_parallel(y, layer["out"], layer.get("out_bias"), self.mesh, by_token, adapted("out"))
             if arch.post_norms:
@@ -160,10 +161,12 @@ class Decoder:
         if "router" not in layer:
             return self._mlp(x, layer, by_token, adapted)
         assert self.arch.experts is not None
-        shares, picked = experts.route(product(x, layer["router"]), self.arch.experts)
+        shares, picked = experts.route(product(x, layer["router"], layer.get("router_bias")), self.arch.experts)
         picked = jnp.where(live[:, None], picked, self.arch.experts.count)
-        weights = layer["experts_in"], layer["experts_out"]
-        y = experts.feed_forward(x, shares, picked, *weights, self._activation, self.arch.experts, self.mesh, by_token)
+        weights = experts.ExpertWeights(
+            layer["experts_in"], layer["experts_out"], layer.get("experts_in_bias"), layer.get("experts_out_bias")
+        )
+        y = experts.feed_forward(x, shares, picked, weights, self._gated, self.arch.experts, self.mesh, by_token)
         if "shared_gate" in layer:
             share = jax.nn.sigmoid(product(x, layer["shared_gate"]))
             y = y + self._mlp(x, layer, by_token, adapted, share)
@@ -183,13 +186,20 @@ class Decoder:
             both = product(x, layer["gate_up"], layer.get("gate_up_bias")).reshape(len(x), shares, 2, -1)
             both = _plus(both, x, adapted("gate_up"), 2)
             gate, up = both[:, :, 0], both[:, :, 1]  # [T, devices, mlp / devices]
-            y = self._activation(gate) * up
+            y = self._gated(gate, up)
         else:
             up = product(x, layer["up"], layer.get("up_bias"))[:, None]
             y = self._activation(_plus(up, x, adapted("up"), 1))
         y = y.reshape(len(x), -1)
         y = (y if share is None else y * share).astype(x.dtype)
         return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token, adapted("down"))
+
+    def _gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        limit = self.arch.gate_limit
+        if limit is None:
+            return self._activation(gate) * up
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return _silu(gate * GATE_SLOPE) * (1 / GATE_SLOPE) * (up + 1)
 
     def _activation(self, x: jax.Array) -> jax.Array:
         return _silu(x) if self.arch.activation == "silu" else jax.nn.gelu(x, approximate=True)

@@ -5,6 +5,7 @@ and the devices' results are added up, so that no token is sent anywhere and non
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,24 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.model.architecture import Experts
-from apps.llm.engine.model.quantization import QuantArray, Weight, product, values
+from apps.llm.engine.model.quantization import Weight, product, values
 from apps.llm.engine.parallel.collectives import AXIS
 from apps.llm.engine.parallel.products import add_up
 
 MIN_BLOCK, MAX_BLOCK = 8, 128
 """Tokens of one product: a TPU's vector registers hold 8 rows, its matrix unit takes 128."""
 
-Activation = Callable[[jax.Array], jax.Array]
+Gated = Callable[[jax.Array, jax.Array], jax.Array]
+"""Gate and up `[tokens, width]` -> the activations that go down."""
+
+
+class ExpertWeights(NamedTuple):
+    """The matrices and biases of all experts of a layer, one expert after another."""
+
+    into: Weight  # [experts * 2 * width, hidden]: an expert's gate rows, then its up rows
+    down: Weight  # [experts * hidden, width]
+    into_bias: jax.Array | None = None  # [experts * 2 * width] float32
+    down_bias: jax.Array | None = None  # [experts * hidden] float32
 
 
 def route(logits: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array]:
@@ -34,9 +45,8 @@ def feed_forward(
     x: jax.Array,
     shares: jax.Array,
     picked: jax.Array,
-    into: Weight,
-    down: Weight,
-    activation: Activation,
+    weights: ExpertWeights,
+    gated: Gated,
     experts: Experts,
     mesh: Mesh,
     by_token: bool,
@@ -46,26 +56,23 @@ def feed_forward(
     Args:
         x: `[T, hidden]`, replicated.
         picked: `[T, per_token]`; a token with `experts.count` there has none and gives zeros.
-        into: each expert's gate rows, then its up rows: `[experts * 2 * width, hidden]`.
-        down: `[experts * hidden, width]`.
     """
     own = experts.count // mesh.size
 
-    def computed(x: jax.Array, shares: jax.Array, picked: jax.Array, into: Weight, down: Weight) -> jax.Array:
+    def computed(x: jax.Array, shares: jax.Array, picked: jax.Array, weights: ExpertWeights) -> jax.Array:
         mine = picked - (jax.lax.axis_index(AXIS) * own if mesh.size > 1 else 0)
         mine = jnp.where((mine >= 0) & (mine < own), mine, own)  # `own`: another device's
-        return add_up(_blocks(x, shares, mine, into, down, activation, experts), mesh, by_token)
+        return add_up(_blocks(x, shares, mine, weights, gated, experts), mesh, by_token)
 
     if mesh.size == 1:
-        return _blocks(x, shares, picked, into, down, activation, experts)
-    split = [QuantArray(P(AXIS), P(AXIS)) if isinstance(weight, QuantArray) else P(AXIS) for weight in (into, down)]
+        return _blocks(x, shares, picked, weights, gated, experts)
     return jax.shard_map(
         computed,
         mesh=mesh,
-        in_specs=(P(), P(), P(), *split),
+        in_specs=(P(), P(), P(), P(AXIS)),
         out_specs=P(AXIS if by_token else None),
         check_vma=False,
-    )(x, shares, picked, into, down)
+    )(x, shares, picked, weights)
 
 
 def block_of(tokens: int, experts: Experts) -> int:
@@ -78,9 +85,8 @@ def _blocks(
     x: jax.Array,
     shares: jax.Array,
     picked: jax.Array,
-    into: Weight,
-    down: Weight,
-    activation: Activation,
+    weights: ExpertWeights,
+    gated: Gated,
     experts: Experts,
 ) -> jax.Array:
     """`feed_forward` on one device, for those of the experts that it has.
@@ -88,7 +94,7 @@ def _blocks(
     Tokens are sorted by expert. A loop takes blocks of tokens of one expert and slices that expert's weights, so that
     it reads an expert once for each block, and experts without tokens never.
     """
-    count = values(down).shape[0] // x.shape[1]
+    count = values(weights.down).shape[0] // x.shape[1]
     tokens, per_token = picked.shape
     pairs, block = tokens * per_token, block_of(tokens, experts)
     expert_of = picked.reshape(-1)
@@ -108,8 +114,9 @@ def _blocks(
     def run(number: jax.Array, results: jax.Array) -> jax.Array:
         expert, first = turns[number]
         rows = jax.lax.dynamic_slice_in_dim(taken, first, block)
-        gate, up = jnp.split(product(rows, _of_expert(into, expert, count)), 2, axis=-1)
-        y = product((activation(gate) * up).astype(x.dtype), _of_expert(down, expert, count))
+        into, down, into_bias, down_bias = _of_expert(weights, expert, count)
+        gate, up = jnp.split(product(rows, into, into_bias), 2, axis=-1)
+        y = product(gated(gate, up).astype(x.dtype), down, down_bias)
         # A block that ends beyond its expert's tokens writes into the next expert's, whose own blocks come later.
         return jax.lax.dynamic_update_slice_in_dim(results, y.astype(x.dtype), first, 0)
 
@@ -123,9 +130,9 @@ def _blocks(
     return jnp.sum(found * shares[:, :, None], axis=1).astype(x.dtype)
 
 
-def _of_expert(weight: Weight, expert: jax.Array, count: int) -> Weight:
-    """One expert's rows of `[count * rows, in]`.
+def _of_expert(weights: ExpertWeights, expert: jax.Array, count: int) -> ExpertWeights:
+    """One expert's rows.
 
     Sliced along an axis of its own: the TPU compiler would give up the tiles of an int8 weight to slice any rows of it.
     """
-    return jax.tree.map(lambda array: array.reshape(count, -1, *array.shape[1:])[expert], weight)
+    return jax.tree.map(lambda array: array.reshape(count, -1, *array.shape[1:])[expert], weights)

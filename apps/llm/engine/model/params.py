@@ -120,22 +120,30 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
     def experts(prefix: str) -> Params:
         assert arch.experts is not None
         count, width = arch.experts.count, arch.experts.width
-        feed = f"{prefix}.mlp"
+        feed, router = f"{prefix}.mlp", "gate"
         gate_name, up_name, down_name = "gate_proj", "up_proj", "down_proj"
         if arch.experts.names == "mixtral":
             feed, (gate_name, up_name, down_name) = f"{prefix}.block_sparse_moe", ("w1", "w3", "w2")
+        elif arch.experts.names == "gpt_oss":  # Checkpoint finds its experts' matrices under Qwen's names
+            router = "router"
 
-        def each(shape: tuple[int, int], *names: str) -> Source:
-            """The experts' matrices one after another."""
-            places = (f"{feed}.experts.{expert}.{name}.weight" for expert in range(count) for name in names)
+        def each(kind: str, shape: tuple[int, ...], *names: str) -> Source:
+            """The experts' matrices, or biases, one after another."""
+            places = (f"{feed}.experts.{expert}.{name}.{kind}" for expert in range(count) for name in names)
             return tuple(Rows(place, shape, 0, shape[0]) for place in places)
 
-        into, down = each((width, hidden), gate_name, up_name), each((hidden, width), down_name)
+        into = each("weight", (width, hidden), gate_name, up_name)
+        down = each("weight", (hidden, width), down_name)
         params = {
-            "router": Param((count, hidden), (None, "embed"), _plain(f"{feed}.gate.weight", count, hidden)),
+            "router": Param((count, hidden), (None, "embed"), _plain(f"{feed}.{router}.weight", count, hidden)),
             "experts_in": Param((count * 2 * width, hidden), ("experts", "embed"), into, matrix=True),
             "experts_out": Param((count * hidden, width), ("experts", None), down, matrix=True),
         }
+        if arch.experts.biases:
+            into, down = each("bias", (width,), gate_name, up_name), each("bias", (hidden,), down_name)
+            params["router_bias"] = vector(f"{feed}.{router}.bias", count)
+            params["experts_in_bias"] = Param((count * 2 * width,), ("experts",), into, constant=0.0, wide=True)
+            params["experts_out_bias"] = Param((count * hidden,), ("experts",), down, constant=0.0, wide=True)
         if arch.experts.shared_width:
             params |= feed_forward(f"{feed}.shared_expert", arch.experts.shared_width)
             gate = _plain(f"{feed}.shared_expert_gate.weight", 1, hidden)
@@ -181,6 +189,10 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params |= norm("post_mlp_norm", f"{prefix}.post_feedforward_layernorm")
         else:
             params |= norm("mlp_norm", f"{prefix}.post_attention_layernorm")
+        if arch.sinks:
+            queries = heads.kv_heads * heads.group
+            places = _plain(f"{attention}.sinks", queries)
+            params["sinks"] = Param((queries,), ("kv_heads",), places, constant=0.0, wide=True)
         if arch.qk_norm:
             params["q_norm"] = vector(f"{attention}.q_norm.weight", dim)
             params["k_norm"] = vector(f"{attention}.k_norm.weight", dim)

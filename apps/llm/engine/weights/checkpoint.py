@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.llm.engine.weights import packed_experts
 from apps.llm.engine.weights.formats import QuantizedFormat, format_of
 from apps.serving.model_folder import DTYPES, QUANTIZED_DTYPES, CheckpointError, ModelFolder, TensorEntry, from_hub
 from ray_configs.llm import EngineConfig
@@ -116,6 +117,9 @@ class Checkpoint(ModelFolder):
 
     def read(self, name: str, shape: tuple[int, ...], rows: slice = slice(None)) -> np.ndarray:
         """Rows `rows` of a tensor, in float32 if it is stored quantized; `shape` is the whole tensor's."""
+        packed = packed_experts.read(self, name, shape)
+        if packed is not None:
+            return packed[rows]
         if self.format is not None:
             wanted = name, rows.indices(shape[0])[:2]
             if self._last_dequantized[0] == wanted:  # see `stored`

@@ -1,4 +1,5 @@
-"""Quantized weights as the hub ships them, read as float32: FP8, compressed-tensors, AWQ and GPTQ.
+"""Quantized weights as the hub ships them, read as float32: FP8, compressed-tensors, AWQ and GPTQ; MXFP4 is in
+`packed_experts`.
 
 What a tensor `NAME.weight` of such a checkpoint is stored as:
 
@@ -36,7 +37,7 @@ BLOCK = (128, 128)
 SCALES = "weight_scale_inv", "weight_scale"
 PIECE = 1 << 16
 """Weights that a core dequantizes at once."""
-SUPPORTED = "fp8, fbgemm_fp8, compressed-tensors, awq and gptq"
+SUPPORTED = "fp8, fbgemm_fp8, compressed-tensors, awq, gptq and mxfp4"
 COMPRESSED_FORMATS = (
     *("dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision"),
 )
@@ -88,10 +89,10 @@ class QuantizedFormat:
             return None
         return stored.weights()
 
-    def _scaled(self, parts: "_Parts", scale: str, rows: slice) -> "_Values":
+    def _scaled(self, parts: "_Parts", scale: str, rows: slice) -> "QuantizedRows":
         parts.expect("weight", parts.shape)
         zeros = self._of_rows(parts, "weight_zero_point", rows) if parts.has("weight_zero_point") else None
-        return _Values(parts.read("weight", rows), self._of_rows(parts, scale, rows), zeros)
+        return QuantizedRows(parts.read("weight", rows), self._of_rows(parts, scale, rows), zeros)
 
     def _of_rows(self, parts: "_Parts", name: str, rows: slice) -> np.ndarray:
         """The scales or zero points of each row: `[rows, groups]` float32."""
@@ -110,7 +111,7 @@ class QuantizedFormat:
         even = each.shape[1] == 1 or width % self.block[1] == 0 or size != blocks
         return each if even else np.repeat(each, self.block[1], axis=1)[:, :width]
 
-    def _transposed(self, parts: "_Parts", rows: slice) -> "_Values":
+    def _transposed(self, parts: "_Parts", rows: slice) -> "QuantizedRows":
         (height, width), bits, per_word = parts.shape, self.bits, WORD // self.bits
         parts.expect("qweight", (width, height // per_word) if self.awq else (width // per_word, height))
         groups = parts.entry("scales").shape[0]
@@ -122,7 +123,7 @@ class QuantizedFormat:
 
         def outputs(part: str) -> np.ndarray:
             """Values packed along the outputs: `[..., rows]`."""
-            found = _unpacked(parts.read(part)[:, words], bits)
+            found = unpacked(parts.read(part)[:, words], bits)
             if self.awq:
                 found = found.reshape(len(found), -1, len(AWQ_ORDER))[:, :, AWQ_ORDER].reshape(len(found), -1)
             return found[:, inside]
@@ -130,9 +131,11 @@ class QuantizedFormat:
         if self.awq:
             values = np.ascontiguousarray(outputs("qweight").T)
         else:
-            values = _unpacked(np.ascontiguousarray(parts.read("qweight")[:, first:last].T), bits)
+            values = unpacked(np.ascontiguousarray(parts.read("qweight")[:, first:last].T), bits)
         zeros = _floats(outputs("qzeros")) + self.zero_offset
-        return _Values(values, _floats(parts.read("scales")[:, first:last]).T, zeros.T, parts.groups("g_idx", groups))
+        return QuantizedRows(
+            values, _floats(parts.read("scales")[:, first:last]).T, zeros.T, parts.groups("g_idx", groups)
+        )
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ class _Parts:
         )
 
 
-def _packed(parts: _Parts, rows: slice) -> "_Values":
+def _packed(parts: _Parts, rows: slice) -> "QuantizedRows":
     height, width = parts.shape
     bits = WORD * parts.entry("weight_packed").shape[-1] // width
     if bits not in (2, 4, 8):
@@ -190,14 +193,16 @@ def _packed(parts: _Parts, rows: slice) -> "_Values":
     zeros = np.full((1, 1), 1 << bits - 1, np.float32)
     if parts.has("weight_zero_point"):
         parts.expect("weight_zero_point", (-(-height * bits // WORD), groups))
-        zeros = _floats(_unpacked(np.ascontiguousarray(parts.read("weight_zero_point").T), bits).T[:height][rows])
-    values = _unpacked(parts.read("weight_packed", rows), bits)[:, :width]
-    return _Values(values, scales, zeros, parts.groups("weight_g_idx", groups))
+        zeros = _floats(unpacked(np.ascontiguousarray(parts.read("weight_zero_point").T), bits).T[:height][rows])
+    values = unpacked(parts.read("weight_packed", rows), bits)[:, :width]
+    return QuantizedRows(values, scales, zeros, parts.groups("weight_g_idx", groups))
 
 
-def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
-    """The unsigned values in int32 words, lowest bits first: `[rows, words]` -> `[rows, words * 32 / bits]` uint8."""
-    data = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
+def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
+    """The unsigned values in int32 words, or bytes, lowest bits first: `[rows, words]` -> `[rows, values]` uint8."""
+    data = np.ascontiguousarray(words)
+    if data.dtype != np.uint8:
+        data = data.astype("<i4", copy=False).view(np.uint8)
     if bits == 8:
         return data
     shifts = np.arange(0, 8, bits)
@@ -212,7 +217,7 @@ def _floats(values: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Values:
+class QuantizedRows:
     """Quantized rows: (value - zero) * scale."""
 
     values: np.ndarray  # [rows, in], of one byte each
@@ -261,7 +266,7 @@ def format_of(config: Mapping[str, Any]) -> QuantizedFormat | None:
     method, bits = said.get("quant_method"), said.get("bits", 4)
     if method == "fp8":
         return QuantizedFormat(tuple(said.get("weight_block_size") or BLOCK))
-    if method == "fbgemm_fp8":
+    if method in ("fbgemm_fp8", "mxfp4"):  # MXFP4 is of experts alone: see packed_experts
         return QuantizedFormat()
     if method == "awq" and said.get("version", "gemm").lower() == "gemm" and bits == 4:
         return QuantizedFormat(awq=True)

@@ -77,3 +77,10 @@ def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
     finally:
         cpu_calls.usable.cache_clear()
     assert f"jaxlib has {has}" in caplog.text
+
+
+def test_sinks_need_an_implementation_that_has_them() -> None:
+    mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
+    assert isinstance(choice.implementation("auto", mesh, 64, 16, sinks=True), CpuAttention)
+    with pytest.raises(ValueError, match=r"attention 'pallas' does not fit .* heads of 128 channels"):
+        choice.implementation("pallas", mesh, 128, 16, sinks=True)

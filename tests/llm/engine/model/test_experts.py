@@ -23,8 +23,9 @@ def picked_at_random(tokens: int, per_token: int) -> np.ndarray:
 def feed_forward(x: np.ndarray, shares: np.ndarray, picked: np.ndarray, into: Weight, down: Weight) -> np.ndarray:
     of = Experts(COUNT, picked.shape[1], WIDTH, renormalized=True, layers=(True,))
     mesh = Mesh(jax.devices()[:1], ("tensor",))
-    run = jax.jit(lambda *given: experts.feed_forward(*given, jax.nn.silu, of, mesh, False))
-    return np.asarray(run(jnp.array(x), jnp.array(shares), jnp.array(picked, jnp.int32), into, down))
+    run = jax.jit(lambda *given: experts.feed_forward(*given, lambda gate, up: jax.nn.silu(gate) * up, of, mesh, False))
+    weights = experts.ExpertWeights(into, down)
+    return np.asarray(run(jnp.array(x), jnp.array(shares), jnp.array(picked, jnp.int32), weights))
 
 
 def dense(x: np.ndarray, shares: np.ndarray, picked: np.ndarray, into: np.ndarray, down: np.ndarray) -> np.ndarray:

@@ -128,6 +128,22 @@ def test_yarn_rope(tmp_path: Path, compile_cache: str) -> None:
     assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
 
 
+@pytest.mark.parametrize("kind", ["xla", "pallas"])
+def test_attention_sinks(kind: str, tmp_path: Path, compile_cache: str, interpreted: None) -> None:
+    model = tiny_models.make("gpt_oss")
+    tiny_models.save(model, tmp_path)
+    assert worst_error(Stepper(tmp_path, compile_cache, attention=kind), model) <= 1e-4
+
+
+def test_sinks_far_above_and_below_all_scores(tmp_path: Path, compile_cache: str, interpreted: None) -> None:
+    model = tiny_models.make("gpt_oss")
+    for sign, layer in zip((1, -1, 1), model.model.layers):
+        layer.self_attn.sinks.data.fill_(sign * 1000.0)
+    tiny_models.save(model, tmp_path)
+    for kind in ("cpu", "xla", "pallas"):
+        assert worst_error(Stepper(tmp_path, compile_cache, attention=kind), model) <= 1e-4
+
+
 @pytest.mark.parametrize("longest", [64, 192])
 def test_longrope_of_a_part_of_the_channels(longest: int, tmp_path: Path, compile_cache: str) -> None:
     """As Phi-4-mini has it. Sequences within the original positions, and beyond them."""

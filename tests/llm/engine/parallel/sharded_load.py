@@ -69,7 +69,11 @@ for devices in (1, 4):
     found[devices] = logits(executor)
     rows = dict(checkpoint.rows)
     layer = executor.params["layers"][0]
-    shards = {name: jax.tree.leaves(layer[name])[0].addressable_shards[0].data.shape for name in ("qkv", "out", "down")}
+    shards = {
+        name: jax.tree.leaves(layer[name])[0].addressable_shards[0].data.shape
+        for name in ("qkv", "out", "down")
+        if name in layer
+    }
 print(
     json.dumps(
         {

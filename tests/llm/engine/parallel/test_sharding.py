@@ -45,6 +45,13 @@ def test_the_same_logits_of_experts(kind: str, tmp_path: Path) -> None:
     assert set(rows.values()) == {32, 64} and len(rows) == 3 * 8, "each expert's rows once, over all devices"
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_the_same_logits_of_packed_experts_and_sinks(kind: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make("gpt_oss", num_attention_heads=8), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    assert loaded(tmp_path, kind)["error"] < (1e-5 if kind == "float32" else 1e-2)
+
+
 def test_the_same_logits_of_fused_tensors(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.make("phi3"), tmp_path)
     tiny_models.save_tokenizer(tmp_path)

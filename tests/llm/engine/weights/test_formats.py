@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from jax.sharding import Mesh
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.model import params
@@ -220,6 +222,52 @@ def test_from_a_bucket_and_prepared(name: str, tmp_path: Path) -> None:
     loaded = [load(tree, at, mesh, jnp.dtype(jnp.bfloat16), True) for load, at in zip(ways, checkpoints)]
     for other in loaded[1:]:
         jax.tree.map(np.testing.assert_array_equal, loaded[0], other)
+
+
+def mxfp4(folder: Path) -> transformers.PreTrainedModel:
+    """Save a tiny gpt-oss as the hub has it, of random blocks; the model that they stand for, by transformers."""
+    model, random = tiny_models.make("gpt_oss"), torch.Generator().manual_seed(5)
+    tiny_models.save(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), generator=random, dtype=torch.uint8)
+        scales = torch.randint(122, 126, (experts, outputs, inputs // 32), generator=random, dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        model.get_parameter(name).data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    return model
+
+
+def test_mxfp4(tmp_path: Path, compile_cache: str) -> None:
+    model = mxfp4(tmp_path)
+    checkpoint, experts = Checkpoint(str(tmp_path)), model.model.layers[1].mlp.experts
+    for name, meant in {
+        "gate_proj": experts.gate_up_proj[3, :, 0::2],
+        "up_proj": experts.gate_up_proj[3, :, 1::2],
+        "down_proj": experts.down_proj[3],
+    }.items():
+        found = checkpoint.read(f"model.layers.1.mlp.experts.3.{name}.weight", tuple(meant.T.shape))
+        np.testing.assert_array_equal(found, meant.T.detach().numpy())
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS[:90]])).logits[0].numpy()
+    unrounded = Stepper(tmp_path, compile_cache)(IDS[:90])
+    assert np.abs(unrounded - expected).max() <= 1e-4 * np.abs(expected).max()
+    config = EngineConfig(model=str(tmp_path))
+    assert Model.open(config).settle(config).quantize_weights == "int8"
+
+
+def test_packed_experts_of_another_shape_are_named(tmp_path: Path) -> None:
+    mxfp4(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_local_experts": 9}))
+    checkpoint = Checkpoint(str(tmp_path))
+    arch = from_hf_config(checkpoint.json("config.json"))
+    tree = params.declare(arch, params.HeadLayout.of(arch, 1))
+    with pytest.raises(CheckpointError, match=r"gate_up_proj_blocks has shape \(8, 192, 2, 16\), .* an expert 8"):
+        tree["layers"][0]["experts_in"].read(checkpoint, (slice(0, None), slice(0, None)))
 
 
 def test_int8_rows_are_kept_as_they_are(tmp_path: Path, compile_cache: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.attention.cpu.calls import register
+from apps.llm.engine.attention.cpu.kernels import LOWEST
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
@@ -51,7 +52,7 @@ class CpuAttention:
     def attend(
         self, new: QKV, cache: CpuCache, plan: jax.Array, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, CpuCache]:
-        q, k, v = new
+        q, k, v, sinks = new
         name = KINDS[cache.k.dtype]
         if name == "bf16":
             k, v = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (k, v))
@@ -63,7 +64,10 @@ class CpuAttention:
         attend = jax.ffi.ffi_call(f"podslice_attend_{name}", result)
         cap = (spec.softcap or 0.0) * math.log2(math.e)
         window = np.array([spec.window or 0], np.int32)
-        out = attend(queries, *cache, batch.q_starts, batch.kv_lens, batch.pages, window, np.array([cap], np.float32))
+        # A model without sinks has one that weighs nothing.
+        sinks = jnp.full(q.shape[1:3], LOWEST) if sinks is None else sinks * math.log2(math.e)
+        limits = window, np.array([cap], np.float32), sinks.reshape(-1)
+        out = attend(queries, *cache, batch.q_starts, batch.kv_lens, batch.pages, *limits)
         # The kernels do not write the rows of padding.
         real = jnp.arange(len(q)) < batch.q_starts[-1]
         return jnp.where(real[:, None, None, None], out, 0.0).astype(q.dtype), cache

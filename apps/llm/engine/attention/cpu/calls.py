@@ -165,7 +165,7 @@ def _work(state, like):
     q_starts, kv_lens = _vector(frame, 3, whole), _vector(frame, 4, whole)
     data, dims = _buffer(frame, FRAME_ARGS, 5)
     pages = numba.carray(_pointer(data, whole), (len(kv_lens), _words(dims, 2)[1]))
-    window, cap = _vector(frame, 6, whole)[0], _vector(frame, 7, real)[0]
+    window, cap, sinks = _vector(frame, 6, whole)[0], _vector(frame, 7, real)[0], _vector(frame, 8, real)
     room = scratch(v_pages.shape[3], v_pages.shape[2])
     seq, before = 0, 0  # units of the sequences before `seq`
     while unit < total:
@@ -173,7 +173,7 @@ def _work(state, like):
         while unit >= before + mine:
             seq, before = seq + 1, before + mine
             mine = units(q_starts, seq, q.shape[1], q.shape[2])
-        attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out, seq, unit - before, room)
+        attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sinks, out, seq, unit - before, room)
         _atomic_add(state + 8 * DONE, 1)
         unit = _atomic_add(state + 8 * NEXT, 1)
 

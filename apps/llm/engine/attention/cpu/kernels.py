@@ -77,13 +77,14 @@ def scratch(dim, page_size):
 
 
 @numba.njit(cache=True, fastmath=FAST)
-def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out, seq, unit, work):
+def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sinks, out, seq, unit, work):
     """Compute one unit: some tokens of a sequence, for one kv head, over the pages that they attend to.
 
     Args:
         q: `[T, kv_heads, group, head_dim]` float32, scaled so that scores are logarithms to base 2.
         window: sliding window in positions; 0: full attention.
         cap: soft cap on the scores; 0: none.
+        sinks: `[kv_heads * group]` float32, each query head's score of a key without a value, as a logarithm to base 2.
         seq, unit: the sequence, and which of its `units`.
     """
     queries, sums, scores, bits, top, total = work
@@ -120,7 +121,8 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, out,
             panel(scores, v_pages[page, head], sums, rows)
         for row in range(rows):
             target = out[first + row // heads, head, part + row % heads]
-            inverse = np.float32(1) / total[row]
+            sink = np.float32(np.exp2(min(sinks[head * group + part + row % heads] - top[row], np.float32(126))))
+            inverse = np.float32(1) / (total[row] + sink)
             for d in range(dim):
                 target[d] = sums[row, d] * inverse
 

@@ -1,0 +1,60 @@
+"""Experts that a checkpoint holds together, one tensor for a layer, read under the names of single experts.
+
+gpt-oss has its experts so, with `gate` in the even and `up` in the odd rows of `gate_up_proj`:
+
+- in floating point, transposed: `experts.gate_up_proj` `[experts, hidden, 2 * width]` and `experts.down_proj`;
+- in MXFP4: `experts.gate_up_proj_blocks` `[experts, 2 * width, hidden / 32, 16]`, two values to a byte, and
+  `experts.gate_up_proj_scales` `[experts, 2 * width, hidden / 32]`, a power of two for each 32 values;
+- the biases as `experts.gate_up_proj_bias` `[experts, 2 * width]`.
+
+Sources: transformers' GptOssExperts; MXFP4 is of the OCP Microscaling Formats specification 1.0.
+"""
+
+import re
+
+import ml_dtypes
+import numpy as np
+
+from apps.llm.engine.weights.formats import QuantizedRows, Tensors, unpacked
+from apps.serving.model_folder import CheckpointError
+
+NAME = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+GROUP = 32
+"""Values of one scale."""
+EXPONENT_BIAS = 127
+
+
+def read(checkpoint: Tensors, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """A matrix `[out, in]` or a bias `[out]` of one expert; None if no tensor holds it with others.
+
+    Raises:
+        CheckpointError: the tensor has another shape.
+    """
+    match = NAME.fullmatch(name)
+    if match is None or name in checkpoint.tensors:
+        return None
+    experts, expert, matrix, kind = match.groups()
+    base = f"{experts}.down_proj" if matrix == "down" else f"{experts}.gate_up_proj"
+    rows = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}[matrix]
+    height, number = shape[0] * (1 if matrix == "down" else 2), int(expert)
+
+    def stored(part: str, *size: int) -> np.ndarray:
+        """The expert's share of a tensor whose share has that size."""
+        entry = checkpoint.tensors[base + part]
+        if entry.shape[1:] != size or entry.shape[0] <= number:
+            raise CheckpointError(
+                f"{checkpoint.location}/{entry.file}: tensor {base}{part} has shape {entry.shape}, but config.json "
+                f"implies a share of {size} for each expert, and an expert {number}"
+            )
+        return checkpoint.stored(base + part, slice(number, number + 1))[0]
+
+    if kind == "bias":
+        return stored("_bias", height)[rows] if f"{base}_bias" in checkpoint.tensors else None
+    if base in checkpoint.tensors:
+        return stored("", shape[1], height).T[rows]
+    if f"{base}_blocks" not in checkpoint.tensors:
+        return None
+    groups = shape[1] // GROUP
+    codes = unpacked(stored("_blocks", height, groups, GROUP // 2)[rows].reshape(shape[0], -1), 4)
+    scales = np.ldexp(np.float32(1), stored("_scales", height, groups)[rows].astype(np.int32) - EXPONENT_BIAS)
+    return QuantizedRows(codes.view(ml_dtypes.float4_e2m1fn), scales, None).weights()
