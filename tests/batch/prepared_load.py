@@ -17,9 +17,10 @@ from jax.sharding import Mesh
 
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.executor import LocalExecutor
-from apps.llm.engine.model import architecture, params, prepared
+from apps.llm.engine.model import architecture, params
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.step import StepShape
+from apps.llm.engine.weights import prepared
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared
