@@ -16,14 +16,14 @@ def main() -> None:
 
     rank, trouble = orders["rank"], orders["trouble"]
     read: Counter[str] = Counter()
-    whole = Checkpoint.read
+    whole = Checkpoint.stored
 
-    def counting(self, name, shape, rows=slice(None)):
-        found = whole(self, name, shape, rows)
+    def counting(self, name, rows=slice(None), shape=None):
+        found = whole(self, name, rows, shape)
         read[name] += found.nbytes
         return found
 
-    Checkpoint.read = counting
+    Checkpoint.stored = counting
     if "free_memory" in orders:
         executor._free_host_memory = lambda: orders["free_memory"][rank]
     launch = executor.LocalExecutor.launch
