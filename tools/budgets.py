@@ -64,8 +64,14 @@ SINCE = {
         "LoRA adapters": 1_040,
         "LongRoPE and dynamic rope": 100,
         "gpt-oss and MXFP4": 210,
+        "Gemma 4": 380,
     },
-    "plan": {"the attention kernel's instructions": 130, "sizes of more families": 60, "experts": 120},
+    "plan": {
+        "the attention kernel's instructions": 130,
+        "sizes of more families": 60,
+        "experts": 120,
+        "layers of several kinds, Gemma 4's sizes": 90,
+    },
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
     "playground": {"a page to try a service": 971},
 }

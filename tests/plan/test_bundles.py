@@ -40,7 +40,8 @@ def test_a_decode_step_takes_fewer_than_a_prefill() -> None:
 
     def loops(tokens: int) -> Loops | None:
         shape = StepShape(tokens, 64, sized.shapes[0].max_pages)
-        return bundles.of_kernel(sized.programs.decoder, sized.programs.kv_dtype, slice, shape)
+        decoder = sized.programs.decoder
+        return bundles.of_kernel(decoder, decoder.attention_spec(0), sized.programs.kv_dtype, slice, shape)
 
     decode, prefill = loops(64), loops(512)
     assert decode is not None and prefill is not None

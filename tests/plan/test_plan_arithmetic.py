@@ -33,6 +33,7 @@ def measured(**values: float) -> MeasuredStep:
         ("google/gemma-3-4b", 3.88),
         ("google/gemma-3-12b", 11.77),
         ("google/gemma-3-27b", 27.01),
+        ("google/gemma-4-31B", 30.7),
         ("mistralai/Mistral-7B-v0.3", 7.248),
         ("microsoft/Phi-3-mini-128k-instruct", 3.82),
         ("microsoft/Phi-4-mini-instruct", 3.836),
@@ -137,7 +138,7 @@ def test_rates() -> None:
 
 def test_extrapolation_is_linear_in_the_layers() -> None:
     short, longer = measured(weights=10, cycles=7, seconds=1), measured(weights=14, cycles=7, seconds=2)
-    whole = extrapolated(short, longer, 2, 4, 10)
+    whole = extrapolated(short, (longer, 4.0))
     assert (whole.weights, whole.cycles, whole.seconds) == (26, 7, 3)
 
 

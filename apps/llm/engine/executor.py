@@ -74,7 +74,7 @@ class LocalExecutor:
         self.max_pages = self.shapes[0].max_pages
         platform = self.mesh.devices.flat[0].platform
         heads = HeadLayout.of(arch, self.mesh.shape["tensor"])
-        impl = choice.implementation(config.attention, self.mesh, arch.head_dim, config.page_size, arch.sinks)
+        impl = choice.implementation(config.attention, self.mesh, arch.head_dims, config.page_size, arch.sinks)
         self.decoder = Decoder(arch, heads, config.page_size, self.dtype, impl, self.mesh)
         self.int8_weights = config.quantize_weights == "int8"
         self.int8_kv = config.quantize_kv_cache == "int8"
@@ -120,15 +120,13 @@ class LocalExecutor:
         return self.pages
 
     def _empty_cache(self, pages: int, dtype: jnp.dtype) -> list[LayerCache]:
-        spec = self.decoder.attention_spec(0)
-        return sharded.make_cache(self.decoder.impl, spec, self.arch.num_layers, pages, dtype, self.mesh)
+        return sharded.make_cache(self.decoder.impl, self.decoder.cache_specs(), pages, dtype, self.mesh)
 
     def _pages_that_fit(self) -> int:
         """Pages that fit into the configured share of free memory, at most what a full batch needs (and page 0)."""
-        spec = self.decoder.attention_spec(0)
         dtype = jnp.dtype(jnp.int8) if self.int8_kv else self.dtype
-        shapes = jax.tree.leaves(self.decoder.impl.cache(spec, 1, dtype))
-        page_bytes = sum(shape.size * shape.dtype.itemsize for shape in shapes) * self.arch.num_layers
+        shapes = jax.tree.leaves([self.decoder.impl.cache(spec, 1, dtype) for spec in self.decoder.cache_specs()])
+        page_bytes: float = sum(shape.size * shape.dtype.itemsize for shape in shapes)
         device = self.mesh.local_devices[0]
         if device.platform == "cpu":
             page_bytes *= len(self.mesh.local_devices) / self.mesh.size

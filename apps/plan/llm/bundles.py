@@ -41,13 +41,15 @@ PAGES = 64
 TIMEOUT_S = 300
 
 
-def of_kernel(decoder: Decoder, kv_dtype: jnp.dtype, slice: TpuSlice, shape: StepShape) -> Loops | None:
+def of_kernel(
+    decoder: Decoder, spec: AttentionSpec, kv_dtype: jnp.dtype, slice: TpuSlice, shape: StepShape
+) -> Loops | None:
     """The kernel's loops in a step of this shape; None without a kernel, or with a warning if there is no dump."""
     if not isinstance(decoder.impl, PallasAttention):
         return None
-    spec = json.dumps(asdict(decoder.attention_spec(0)))
     types = json.dumps([decoder.dtype.name, kv_dtype.name])
-    return _loops(slice.model_dump_json(), decoder.mesh.size, spec, types, json.dumps(asdict(shape)))
+    given = json.dumps(asdict(spec)), types, json.dumps(asdict(shape))
+    return _loops(slice.model_dump_json(), decoder.mesh.size, *given)
 
 
 @cache

@@ -7,13 +7,14 @@ sequence in it, all the sequence's pages, a block at a time; masked rows and pos
 window masks but does not skip.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import jax
 
 from apps.llm.engine.attention.pallas import PallasAttention, blocks, padded
-from apps.llm.engine.attention.spec import LayerCache
+from apps.llm.engine.attention.spec import AttentionSpec, LayerCache
 from apps.llm.engine.model.decoder import Decoder
 from apps.plan.measured import KernelCost
 
@@ -31,42 +32,66 @@ class Loops:
 
 
 def attention(
-    decoder: Decoder, cache: LayerCache, sequences: Sequence[tuple[int, int]], max_pages: int, loops: Loops | None
+    decoder: Decoder,
+    caches: Sequence[LayerCache],
+    sequences: Sequence[tuple[int, int]],
+    max_pages: int,
+    loops: Callable[[AttentionSpec], Loops | None],
 ) -> KernelCost:
     """The kernel's cost for `sequences`, each (tokens in this step, tokens in the KV cache after it).
 
     Zero where the attention is plain XLA, which the compiler counts itself.
 
     Args:
-        cache: shapes of one layer's, all devices together, each `[pages, page_size, 2 * kv_heads, head_dim]`.
+        caches: shapes of each layer's, all devices together, each `[pages, page_size, 2 * kv_heads, head_dim]`.
         max_pages: of the longest sequence that the step can have.
+        loops: the loops of a layer's kernel.
     """
     if not isinstance(decoder.impl, PallasAttention):
         return KernelCost(0, 0, 0, 0)
-    arch, devices = decoder.arch, decoder.heads.devices
-    parts = jax.tree.leaves(cache)
+    kinds: dict[AttentionSpec, tuple[AttentionSpec, LayerCache]] = {}
+    counts, useful = Counter[AttentionSpec](), 0
+    for spec, cache in zip(decoder.cache_specs(), caches):
+        kind = replace(spec, window=None)
+        kinds.setdefault(kind, (spec, cache))
+        counts[kind] += 1
+        queries = spec.kv_heads // decoder.heads.devices * spec.group
+        seen = sum(_seen(length - tokens, length, spec.window) for tokens, length in sequences)
+        useful += 4 * queries * spec.head_dim * seen
+    hbm = flops = cycles = 0
+    for kind, (spec, cache) in kinds.items():
+        cost = _layer(decoder, spec, jax.tree.leaves(cache), sequences, max_pages, loops(spec))
+        hbm, flops, cycles = (one + counts[kind] * each for one, each in zip((hbm, flops, cycles), cost))
+    return KernelCost(hbm, flops, useful, cycles)
+
+
+def _layer(
+    decoder: Decoder,
+    spec: AttentionSpec,
+    parts: Sequence[jax.ShapeDtypeStruct],
+    sequences: Sequence[tuple[int, int]],
+    max_pages: int,
+    loops: Loops | None,
+) -> tuple[int, int, int]:
+    """Bytes, operations and cycles of one layer's kernels."""
     page, dim, item = parts[0].shape[1], parts[0].shape[3], parts[0].dtype.itemsize
-    rows, kv_heads = sum(part.shape[2] for part in parts) // devices, decoder.heads.kv_heads // devices
-    queries, executed_queries = kv_heads * decoder.heads.group, rows // 2 * decoder.heads.group
+    rows = sum(part.shape[2] for part in parts) // decoder.heads.devices
+    executed_queries = rows // 2 * spec.group
     total = sum(tokens for tokens, _ in sequences)
     block = blocks(total, len(sequences), page, max_pages)
-    read = flops = useful = start = visits = tiles = 0
+    read = flops = start = visits = tiles = 0
     for tokens, length in sequences:
         visited = (start + tokens - 1) // block.queries - start // block.queries + 1
         pages, deep = -(-length // page), -(-length // block.positions)
         visits, tiles = visits + visited, tiles + visited * deep
         read += visited * pages * page * rows * dim * item
         flops += 4 * visited * block.queries * deep * block.positions * executed_queries * dim
-        first = length - tokens
-        for window in arch.windows:
-            useful += 4 * queries * arch.head_dim * _seen(first, length, window)
         start += tokens
-    io = 2 * total * executed_queries * padded(arch.head_dim) * decoder.dtype.itemsize
-    layers = arch.num_layers
+    io = 2 * total * executed_queries * padded(spec.head_dim) * decoder.dtype.itemsize
     cycles = 0
     if loops is not None:
         cycles = -(-total // block.queries) * loops.queries + visits * loops.sequence + tiles * loops.positions
-    return KernelCost((read + io) * layers, flops * layers, useful, cycles * len(parts) * layers)
+    return read + io, flops, cycles * len(parts)
 
 
 def _seen(first: int, last: int, window: int | None) -> int:

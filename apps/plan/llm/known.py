@@ -41,6 +41,15 @@ GEMMA3_1B = {
     "max_position_embeddings": 32768,
     "sliding_window": 512,
 }
+GEMMA4: Config = {
+    "model_type": "gemma4_text",
+    "vocab_size": 262_144,
+    "max_position_embeddings": 262_144,
+    "sliding_window": 1024,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+}
 MISTRAL = {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768, "hidden_act": "silu"}
 MISTRAL_SMALL = MISTRAL | {"vocab_size": 131072, "max_position_embeddings": 131072, "head_dim": 128}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 16384, "hidden_act": "silu"}
@@ -113,6 +122,8 @@ MODELS: dict[str, Config] = {
     "google/gemma-3-4b": _sized(GEMMA3, 34, 2560, 10240, 8, 4, head_dim=256),
     "google/gemma-3-12b": _sized(GEMMA3, 48, 3840, 15360, 16, 8, head_dim=256),
     "google/gemma-3-27b": _sized(GEMMA3, 62, 5376, 21504, 32, 16, head_dim=128, query_pre_attn_scalar=168),
+    "google/gemma-4-12B": _sized(GEMMA4, 48, 3840, 15360, 16, 8, num_global_key_value_heads=1),
+    "google/gemma-4-31B": _sized(GEMMA4, 60, 5376, 21504, 32, 16, num_global_key_value_heads=4),
     "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
     "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),
     "mistralai/Mistral-Nemo-Base-2407": _sized(MISTRAL_SMALL, 40, 5120, 14336, 32, 8, rope_theta=1e6),

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from apps.llm.engine.attention.spec import AttentionSpec
 from apps.llm.engine.executor_protocol import fitting, step_shapes
 from apps.llm.engine.model.architecture import Architecture, Experts
 from apps.llm.engine.parallel.layout import Devices, Layout, choose
@@ -10,7 +11,8 @@ from apps.llm.engine.step import StepShape
 from apps.plan import topology
 from apps.plan.llm import architectures, bundles, capacity, experts, kernel
 from apps.plan.llm.capacity import BatchMemory, Memory
-from apps.plan.llm.program import FEW_LAYERS, MeasuredStep, StepPrograms, extrapolated
+from apps.plan.llm.kernel import Loops
+from apps.plan.llm.program import MeasuredStep, StepPrograms, extrapolated
 from apps.plan.llm.report import LargestBatch, LLMPlan, MemoryOfChip, ServingRates, StepReport
 from apps.plan.measured import KernelCost, run_time
 from apps.plan.report import core_notes, run_fields
@@ -93,8 +95,12 @@ class Sized:
     def kernel(self, shape: StepShape, sequences: Sequences) -> KernelCost:
         """The attention kernel's cost in a step of this shape."""
         programs = self.programs
-        loops = bundles.of_kernel(programs.decoder, programs.kv_dtype, self.workload.slice, shape)
-        return kernel.attention(programs.decoder, programs.layer_cache(), sequences, shape.max_pages, loops)
+        decoder = programs.decoder
+
+        def loops(spec: AttentionSpec) -> Loops | None:
+            return bundles.of_kernel(decoder, spec, programs.kv_dtype, self.workload.slice, shape)
+
+        return kernel.attention(decoder, programs.layer_caches(), sequences, shape.max_pages, loops)
 
     @property
     def context(self) -> int:
@@ -148,9 +154,7 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
     working = BatchMemory(config.max_batch_size, (decode.temporaries + decode.other_arguments) / config.max_batch_size)
     room = (sized.usable - (memory.total - memory.kv_cache)) * config.memory_fraction
     cores = len(topology.devices(slice)) // slice.chips
-    layers = [sized.arch.num_layers]
-    if not sized.workload.whole and sized.arch.num_layers > FEW_LAYERS[1]:
-        layers = list(FEW_LAYERS)
+    layers = list(map(len, programs.samples(sized.workload.whole)))
     return LLMPlan(
         model=config.model,
         architecture_from=sized.source,
@@ -199,7 +203,7 @@ def _prefills(
         done += tokens
         cost = prefill
         if small < shape.tokens < large:
-            cost = extrapolated(decode, prefill, small, large, shape.tokens)
+            cost = extrapolated(decode, (prefill, (shape.tokens - small) / (large - small)))
         elif shape.tokens <= small < large:
             shape, cost = sized.decode_shape, decode
         steps.append((shape, cost, (tokens, done)))
@@ -223,7 +227,8 @@ def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
 
 def _padding(sized: Sized, page_bytes: float) -> float:
     arch, config = sized.arch, sized.config
-    own = 2 * arch.num_kv_heads * arch.head_dim * sized.programs.kv_dtype.itemsize * arch.num_layers
+    layers = map(arch.of_layer, range(arch.num_layers))
+    own = 2 * sum(each.num_kv_heads * each.head_dim for each in layers) * sized.programs.kv_dtype.itemsize
     return page_bytes / config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
 
 
@@ -249,7 +254,7 @@ def _notes(
         )
     if len(layers) > 1:
         notes.append(
-            f"Programs of {layers[0]} and {layers[1]} layers were compiled, and the figures for "
+            f"Programs of {' and '.join(map(str, layers))} layers were compiled, and the figures for "
             f"{sized.arch.num_layers} layers extrapolated from them (--whole compiles all)."
         )
     if sized.arch.experts is not None:

@@ -1,12 +1,12 @@
 """The engine's own step programs, lowered from abstract arrays and compiled for devices that need not exist.
 
-A decoder's layers are alike, so a program of few layers and one of a few more say what each further layer adds:
-memory, bytes and cycles of the whole are extrapolated from the two. Only the layer count changes; widths, vocabulary,
-batch, cache and sharding are the config's own.
+A decoder's layers are alike, or of a few kinds, so a program of few layers and one of a few more of a kind say what
+each further layer adds: memory, bytes and cycles of the whole are extrapolated from them. Only the layer count changes;
+widths, vocabulary, batch, cache and sharding are the config's own.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.api import MAX_BIAS
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.attention import choice
-from apps.llm.engine.attention.spec import KVScales, LayerCache
+from apps.llm.engine.attention.spec import AttentionSpec, KVScales, LayerCache
 from apps.llm.engine.executor import compiled_step
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
@@ -31,8 +31,8 @@ from apps.plan.llm import experts
 from apps.plan.measured import Measured, compiled
 from ray_configs.llm import EngineConfig
 
-FEW_LAYERS = (2, 4)
-"""Layer counts compiled for extrapolation; even, since the windows of some models alternate from layer to layer."""
+FEW_LAYERS, MORE_LAYERS = 2, 2
+"""Layers compiled for extrapolation, and those more; even, since the windows of some models alternate."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,31 @@ class StepPrograms:
     def _decoder(self, arch: Architecture) -> Decoder:
         size, page = self.mesh.shape["tensor"], self.config.page_size
         heads = HeadLayout.of(arch, size)
-        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dim, page, arch.sinks)
+        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dims, page, arch.sinks)
         return Decoder(arch, heads, page, jnp.dtype(self.config.dtype), impl, self.mesh)
 
     @property
     def kv_dtype(self) -> jnp.dtype:
         return jnp.dtype(jnp.int8 if self.config.quantize_kv_cache == "int8" else self.config.dtype)
 
-    def with_layers(self, layers: int) -> "StepPrograms":
-        return replace(self, arch=self.arch.first(layers))
+    def samples(self, whole: bool = False) -> list[list[int]]:
+        """The layers of the programs to compile: of the first program, and of those with more layers of each kind."""
+        every, kinds = list(range(self.arch.num_layers)), defaultdict[Architecture, list[int]](list)
+        for layer in every:
+            kinds[self.arch.of_layer(layer)].append(layer)
+        few = self.arch.few(max(FEW_LAYERS, len(kinds)))
+        more = [[layer for layer in of_kind if layer not in few][:MORE_LAYERS] for of_kind in kinds.values()]
+        longer = [sorted(few + added) for added in more if added]
+        return [every] if whole or any(layers == every for layers in longer) else [few, *longer]
 
-    def layer_cache(self) -> LayerCache:
-        """Global shapes of one layer's KV cache."""
-        return self.decoder.impl.cache(self.decoder.attention_spec(0), self.pages, self.kv_dtype)
+    def layer_caches(self) -> list[LayerCache]:
+        """Global shapes of each layer's KV cache."""
+        return [self.decoder.impl.cache(spec, self.pages, self.kv_dtype) for spec in self.decoder.cache_specs()]
 
     def page_bytes(self) -> float:
         """Bytes of a page, all layers together, on each device; layouts may pad it."""
-        layer = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.layer_cache()))
-        return layer * self.arch.num_layers / self.pages / self.mesh.size
+        every = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.layer_caches()))
+        return every / self.pages / self.mesh.size
 
     def weight_bytes(self) -> int:
         """Bytes of the weights on each device; layouts may pad them."""
@@ -112,19 +119,25 @@ class StepPrograms:
         def abstract(shape: tuple[int, ...], dtype: jnp.dtype, spec: P = P()) -> jax.ShapeDtypeStruct:  # noqa: B008
             return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
-        layer = jax.tree.map(  # a partition may stand for all arrays below it
-            lambda spec, parts: jax.tree.map(lambda part: abstract(part.shape, part.dtype, spec), parts),
-            decoder.impl.partition(),
-            self.layer_cache(),
-        )
-        scale = abstract((decoder.heads.kv_heads, self.arch.head_dim), jnp.float32, P("tensor", None))
-        int8_kv = self.kv_dtype == jnp.int8
-        vocab, layers = self.arch.vocab_size, self.arch.num_layers
+        caches = [
+            jax.tree.map(  # a partition may stand for all arrays below it
+                lambda spec, parts: jax.tree.map(lambda part: abstract(part.shape, part.dtype, spec), parts),
+                decoder.impl.partition(),
+                cache,
+            )
+            for cache in self.layer_caches()
+        ]
+
+        def scales(spec: AttentionSpec) -> KVScales:
+            scale = abstract((spec.kv_heads, spec.head_dim), jnp.float32, P("tensor", None))
+            return KVScales(scale, scale)
+
+        int8_kv, vocab = self.kv_dtype == jnp.int8, self.arch.vocab_size
         return (
             self.weights(),
-            [layer] * layers,
+            caches,
             SamplingState(abstract((rows,), jnp.int32), abstract((rows, vocab), jnp.int16)),
-            [KVScales(scale, scale)] * layers if int8_kv else None,
+            [scales(spec) for spec in decoder.cache_specs()] if int8_kv else None,
             abstract((shape.size,), jnp.int32),
             Extras(
                 abstract((shape.seqs, -(-vocab // 32)), jnp.uint32),
@@ -146,11 +159,18 @@ class StepPrograms:
         Raises:
             jax.errors.JaxRuntimeError: a whole program does not fit into the devices' memory.
         """
-        few, more = FEW_LAYERS
-        if whole or self.arch.num_layers <= more:
-            return self.compiled(shape)
-        short, longer = (self.with_layers(count).compiled(shape) for count in FEW_LAYERS)
-        return extrapolated(short, longer, few, more, self.arch.num_layers)
+        samples = self.samples(whole)
+        few, *longer = (replace(self, arch=self.arch.only(layers)).compiled(shape) for layers in samples)
+        return extrapolated(few, *zip(longer, self._further(samples)))
+
+    def _further(self, samples: list[list[int]]) -> list[float]:
+        """How often what each longer program has more than the first is in the whole model beyond the first."""
+        few, *longer = samples
+        rest = Counter(self.arch.of_layer(layer) for layer in range(self.arch.num_layers) if layer not in few)
+        return [
+            rest[self.arch.of_layer(added[0])] / len(added)
+            for added in ([layer for layer in layers if layer not in few] for layers in longer)
+        ]
 
     def compiled(self, shape: StepShape) -> MeasuredStep:
         """Figures of the program with the layers that there are."""
@@ -163,12 +183,15 @@ class StepPrograms:
         return replace(step, flops=step.flops + more)
 
 
-def extrapolated(short: MeasuredStep, longer: MeasuredStep, few: int, more: int, layers: int) -> MeasuredStep:
-    """Extrapolates to `layers` layers from programs of `few` and `more`."""
+def extrapolated(base: MeasuredStep, *longer: tuple[MeasuredStep, float]) -> MeasuredStep:
+    """A step that has so many times what each longer one has more than `base`."""
     values = {}
     for field in fields(MeasuredStep):
-        a, b = getattr(short, field.name), getattr(longer, field.name)
-        values[field.name] = a + b if field.name == "seconds" else max(b + (b - a) * (layers - more) / (more - few), 0)
+        own, more = getattr(base, field.name), [(getattr(step, field.name), times) for step, times in longer]
+        if field.name == "seconds":
+            values[field.name] = own + sum(value for value, _ in more)
+        else:
+            values[field.name] = max(own + sum((value - own) * times for value, times in more), 0)
     return MeasuredStep(**values)
 
 

@@ -113,6 +113,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
             },
         },
     ),
+    "gemma4": (
+        "Gemma4Text",
+        {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 40,
+            "final_logit_softcapping": 5.0,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
 }
 
 
@@ -124,10 +140,10 @@ def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedM
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in [*model.named_parameters(), *_scalars(model)]:
             noise = torch.randn(weight.shape, generator=random)
-            if name.endswith("norm.weight"):
-                weight.copy_(noise * 0.3 + (0.0 if "gemma" in family else 1.0))
+            if name.endswith(("norm.weight", "layer_scalar")):
+                weight.copy_(noise * 0.3 + (0.0 if "gemma" in family and "gemma4" not in family else 1.0))
             elif name.endswith("sinks"):
                 weight.copy_(noise + 2.0)
             elif name.endswith("bias"):
@@ -136,6 +152,11 @@ def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedM
                 fan_in = HIDDEN if "embed" not in name else 1 if "gemma" not in family else HIDDEN
                 weight.copy_(noise * fan_in**-0.5)
     return model
+
+
+def _scalars(model: transformers.PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    """Gemma 4's, which are buffers."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
 
 
 def save(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> Path:

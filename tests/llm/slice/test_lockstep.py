@@ -18,7 +18,7 @@ from tests.llm.slice.processes import Processes
 pytestmark = pytest.mark.timeout(600)
 
 HOSTS, DEVICES = 2, 4
-EVERYWHERE = "norm.weight", "mlp.gate.weight", "router.weight", "router.bias", "o_proj.bias"
+EVERYWHERE = "norm.weight", "layer_scalar", "mlp.gate.weight", "router.weight", "router.bias", "o_proj.bias"
 PACKED = re.compile(r"\.experts\.(gate_up|down)_proj")
 """Tensors of all experts of a layer."""
 FEW = 2
@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 16, "num_hidden_layers": 2},
     "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2},  # two experts of each layer on each device
     "gpt_oss": {"num_attention_heads": 8, "num_key_value_heads": 2},
+    "gemma4": {},
 }
 
 
@@ -87,6 +88,7 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
         pytest.param("gemma2", DEVICES, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", DEVICES, marks=pytest.mark.slow),
         pytest.param("gpt_oss", DEVICES, marks=pytest.mark.slow),
+        pytest.param("gemma4", DEVICES, marks=pytest.mark.slow),
     ],
 )
 def test_two_hosts_give_the_answers_of_one_process(
@@ -223,14 +225,16 @@ def check_bytes(by_host: list[dict[str, int]], devices: int, folder: str) -> Non
             assert sorted(read) == [0, size], "an expert is whole on one host"
         elif any(part in name for part in ("k_proj", "v_proj")):
             # Where there are fewer heads than devices, each device reads the one head that it holds a copy of.
-            copies = max(1, HOSTS * devices // (entry.shape[0] // head_dim(folder)))
+            copies = max(1, HOSTS * devices // (entry.shape[0] // head_dim(folder, name)))
             assert sum(read) == size * copies and len(set(read)) == 1, name
         else:
             assert read == [size // HOSTS] * HOSTS, name
 
 
-def head_dim(folder: str) -> int:
+def head_dim(folder: str, name: str) -> int:
     sizes = Checkpoint(folder).json("config.json")
+    (layer,) = re.findall(r"layers\.(\d+)\.", name)
+    sizes |= sizes.get("per_layer_config", {}).get(layer, {})
     return sizes.get("head_dim") or sizes["hidden_size"] // sizes["num_attention_heads"]
 
 

@@ -19,7 +19,8 @@ class LowRank(NamedTuple):
     """The matrices of one product; those of a single adapter have no axis of places.
 
     The fused product into q, k and v has three inputs: q's A, k's, v's. Its outputs are slices of the fused rows: the
-    first, second... query heads of all groups, then the key heads, the value heads. The product into gate and up has
+    first, second... query heads of all groups, then the key heads, the value heads. Where keys give the values too, it
+    has no input and no output for them. The product into gate and up has
     two inputs and two outputs, the others have one.
     """
 

@@ -141,31 +141,33 @@ class PeftAdapter:
 
     def _layer(self, layer: int, heads: HeadLayout, rank: int, dtype: jnp.dtype) -> Adapted:
         """One layer's matrices, in the layout of the fused products; see `LowRank`."""
+        arch, heads = self.arch.of_layer(layer), heads.of_layer(self.arch, layer)
 
         def pairs(fused: str, *names: str) -> list[LowRank]:
             """The pair of each of these; cut from the fused one where the checkpoint has that."""
-            if not self.arch.fused:
+            if not arch.fused:
                 return [self._pair(layer, name, rank) for name in names]
             whole = self._pair(layer, fused, rank)
-            ends = np.cumsum([_sizes(self.arch)[name] for name in names])[:-1]
+            ends = np.cumsum([_sizes(arch)[name] for name in names])[:-1]
             return [LowRank(whole.a, part) for part in np.split(whole.b, ends, axis=1)]
 
         def stacked(*found: LowRank) -> LowRank:
             return LowRank(np.stack([pair.a for pair in found]), np.stack([pair.b for pair in found]))
 
-        q, k, v = pairs("self_attn.qkv_proj", *(f"self_attn.{name}_proj" for name in "qkv"))
-        dim = self.arch.head_dim
+        names = "qkv"[: 1 + arch.kv_projections]
+        q, *shared = pairs("self_attn.qkv_proj", *(f"self_attn.{name}_proj" for name in names))
+        dim = arch.head_dim
         by_head = q.b.reshape(rank, heads.kv_heads, heads.group, dim).transpose(2, 0, 1, 3)
         queries = by_head.reshape(heads.group, rank, -1)
-        shared = [
-            np.repeat(pair.b.reshape(rank, -1, dim), heads.repeat, axis=1).reshape(1, rank, -1) for pair in (k, v)
+        repeated = [
+            np.repeat(pair.b.reshape(rank, -1, dim), heads.repeat, axis=1).reshape(1, rank, -1) for pair in shared
         ]
         made = {
-            "qkv": LowRank(np.stack([q.a, k.a, v.a]), np.concatenate([queries, *shared])),
+            "qkv": LowRank(np.stack([q.a, *(pair.a for pair in shared)]), np.concatenate([queries, *repeated])),
             "out": stacked(self._pair(layer, "self_attn.o_proj", rank)),
         }
-        if not self.arch.has_experts(layer):
-            if self.arch.gated_mlp:
+        if not arch.has_experts(layer):
+            if arch.gated_mlp:
                 made["gate_up"] = stacked(*pairs("mlp.gate_up_proj", "mlp.gate_proj", "mlp.up_proj"))
             else:
                 made["up"] = stacked(self._pair(layer, "mlp.up_proj", rank))
@@ -177,11 +179,13 @@ def _sizes(arch: Architecture) -> dict[str, int]:
     """Outputs of the projections that a checkpoint may have in one tensor."""
     queries, keys, mlp = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim, arch.intermediate_size
     attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    attention = dict(list(attention.items())[: 1 + arch.kv_projections])
     return attention | {"mlp.gate_proj": mlp, "mlp.up_proj": mlp}
 
 
 def _targets(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the layer's projections that an adapter may change."""
+    arch = arch.of_layer(layer)
     hidden, queries, mlp = arch.hidden_size, arch.num_heads * arch.head_dim, arch.intermediate_size
     into = dict(_sizes(arch))
     if not arch.gated_mlp:

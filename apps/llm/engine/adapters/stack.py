@@ -29,13 +29,14 @@ SPLIT = {
 
 def shapes(arch: Architecture, heads: HeadLayout, rank: int, layer: int) -> Adapted:
     """Shapes of one adapter's matrices in a layer. Feed-forward networks of experts have none."""
+    arch, heads = arch.of_layer(layer), heads.of_layer(arch, layer)
     hidden, mlp, dim = arch.hidden_size, arch.intermediate_size, arch.head_dim
 
     def low(inputs: int, width: int, outputs: int, out: int) -> LowRank:
         return LowRank((inputs, rank, width), (outputs, rank, out))
 
     found = {
-        "qkv": low(3, hidden, heads.group + 2, heads.kv_heads * dim),
+        "qkv": low(1 + arch.kv_projections, hidden, heads.group + arch.kv_projections, heads.kv_heads * dim),
         "out": low(1, heads.kv_heads * heads.group * dim, 1, hidden),
     }
     if not arch.has_experts(layer):

@@ -1,6 +1,7 @@
 """Chooses the attention implementation for a platform, and imports only that one because kernels import slowly."""
 
 import logging
+from collections.abc import Collection
 from typing import Literal
 
 from jax.sharding import Mesh
@@ -12,9 +13,16 @@ log = logging.getLogger("podslice")
 
 
 def implementation(
-    name: Literal["auto", "xla", "pallas", "cpu"], mesh: Mesh, head_dim: int, page_size: int, sinks: bool = False
+    name: Literal["auto", "xla", "pallas", "cpu"],
+    mesh: Mesh,
+    head_dims: Collection[int],
+    page_size: int,
+    sinks: bool = False,
 ) -> Implementation:
     """The implementation of that name; `auto` takes the platform's own, if it has one that fits the model.
+
+    Args:
+        head_dims: of all layers.
 
     Falls back from the CPU kernels to plain XLA if the installed XLA has another foreign function interface.
 
@@ -25,13 +33,14 @@ def implementation(
     if name == "pallas" or (name == "auto" and platform == "tpu"):
         from apps.llm.engine.attention.pallas import PallasAttention, has_sinks
 
-        if not sinks or has_sinks(head_dim):
+        if not sinks or all(map(has_sinks, head_dims)):
             return PallasAttention(mesh.shape["tensor"], platform == "tpu")
-        why = f"heads of {head_dim} channels leave no room for attention sinks in the kernel"
+        why = f"heads of {max(head_dims)} channels leave no room for attention sinks in the kernel"
         if name == "pallas":
             raise ValueError(f"attention 'pallas' does not fit this model: {why}; use 'auto' or 'xla'")
         log.warning("%s: plain XLA computes attention; expect it slow", why)
-    if name == "cpu" or (name == "auto" and platform == "cpu" and head_dim % 16 == 0 and page_size % 16 == 0):
+    whole = all(size % 16 == 0 for size in (page_size, *head_dims))
+    if name == "cpu" or (name == "auto" and platform == "cpu" and whole):
         from apps.llm.engine.attention.cpu.attention import CpuAttention
         from apps.llm.engine.attention.cpu.calls import usable
 

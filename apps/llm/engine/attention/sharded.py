@@ -1,6 +1,8 @@
 """Attention and its KV cache with the heads split over a mesh."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,17 +15,21 @@ from apps.llm.engine.step import Batch
 
 
 def make_cache(
-    impl: Implementation, spec: AttentionSpec, layers: int, pages: int, dtype: jnp.dtype, mesh: Mesh
+    impl: Implementation, specs: Iterable[AttentionSpec], pages: int, dtype: jnp.dtype, mesh: Mesh
 ) -> list[LayerCache]:
-    """Empty pages of all layers, on their devices."""
+    """Empty pages of the layers with these specs, on their devices."""
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), impl.partition())
-    shapes = impl.cache(spec, pages, dtype)
 
-    def zeros() -> LayerCache:
-        return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    @cache
+    def maker(spec: AttentionSpec) -> Callable[[], LayerCache]:
+        shapes = impl.cache(spec, pages, dtype)
 
-    make = jax.jit(zeros, out_shardings=shardings)
-    return [make() for _ in range(layers)]
+        def zeros() -> LayerCache:
+            return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+
+        return jax.jit(zeros, out_shardings=shardings)
+
+    return [maker(replace(spec, window=None))() for spec in specs]
 
 
 def attend(

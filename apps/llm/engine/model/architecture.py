@@ -2,13 +2,15 @@
 
 One decoder serves all families; they differ only in the fields here. Sources: the config classes and modeling files of
 transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss;
-`lm_cloud` describes Saxml's.
+`gemma4` and `lm_cloud` describe Gemma 4's and Saxml's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from apps.llm.engine.model import config_fields, gemma4
+from apps.llm.engine.model.gemma4 import FullAttention
 from apps.llm.engine.model.rope import Rope, ropes
 from apps.llm.engine.model.rope import UnsupportedModel as UnsupportedModel
 
@@ -51,9 +53,12 @@ class Architecture:
     mlp_bias: bool = False
     head_bias: bool = False  # on the logits
     qk_norm: bool = False  # RMSNorm over each head of q and k (Qwen3, Gemma 3)
-    norm_plus_one: bool = False  # norms multiply by 1 + weight (Gemma)
+    value_norm: bool = False  # RMSNorm without a weight over each head of v (Gemma 4)
+    norm_plus_one: bool = False  # norms multiply by 1 + weight (Gemma 1 to 3)
+    wide_norm: bool = False  # norms multiply by the weight in float32 (Gemma 4)
     scaled_embeddings: bool = False  # embeddings times sqrt(hidden_size) (Gemma)
-    post_norms: bool = False  # RMSNorm also after attention and MLP (Gemma 2 and 3)
+    post_norms: bool = False  # RMSNorm also after attention and MLP (Gemma 2 to 4)
+    layer_scalars: bool = False  # each layer's output is multiplied by a number (Gemma 4)
     attention_scale: float = 1.0  # multiplies q @ k
     attention_softcap: float | None = None  # cap * tanh(scores / cap)
     final_softcap: float | None = None  # the same on the logits
@@ -62,7 +67,9 @@ class Architecture:
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
     fused: bool = False  # the checkpoint has q, k and v in one tensor, and gate and up in another (Phi-3)
     experts: Experts | None = None
-    window_rope: Rope | None = None  # of the layers with a window (Gemma 3); None: `rope`
+    window_rope: Rope | None = None  # of the layers with a window (Gemma 3 and 4); None: `rope`
+    kv_projections: int = 2  # 1: that of the keys gives the values too
+    full: FullAttention | None = None  # heads of the layers without a window (Gemma 4); None: like the others
     eos_token_ids: tuple[int, ...] = ()
 
     def rope_of(self, layer: int) -> Rope | None:
@@ -74,10 +81,33 @@ class Architecture:
         rope, window_rope = (each and replace(each, longest=longest) for each in (self.rope, self.window_rope))
         return replace(self, rope=rope, window_rope=window_rope)
 
-    def first(self, layers: int) -> "Architecture":
-        """The same with its first layers only."""
-        few = self.experts and replace(self.experts, layers=self.experts.layers[:layers])
-        return replace(self, num_layers=layers, windows=self.windows[:layers], experts=few)
+    def few(self, layers: int) -> list[int]:
+        """So many of its layers: the first, but one of each kind, as far as so few can be."""
+        every = range(self.num_layers)
+        kinds = {self.of_layer(layer): layer for layer in reversed(every)}
+        chosen = sorted(kinds.values())[:layers]
+        chosen += [layer for layer in every if layer not in chosen][: layers - len(chosen)]
+        return sorted(chosen)
+
+    def only(self, layers: Sequence[int]) -> "Architecture":
+        """The same with these of its layers."""
+
+        def of(each: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(each[layer] for layer in layers)
+
+        few = self.experts and replace(self.experts, layers=of(self.experts.layers))
+        return replace(self, num_layers=len(layers), windows=of(self.windows), experts=few)
+
+    def of_layer(self, layer: int) -> "Architecture":
+        """The same with this layer's heads in all layers."""
+        if self.full is None or self.windows[layer]:
+            return self
+        heads = {"num_kv_heads": self.full.num_kv_heads, "head_dim": self.full.head_dim}
+        return replace(self, **heads, kv_projections=self.full.kv_projections, full=None)
+
+    @property
+    def head_dims(self) -> set[int]:
+        return {self.of_layer(layer).head_dim for layer in range(self.num_layers)}
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -101,7 +131,9 @@ class Architecture:
         return self._params(self.experts.per_token if self.experts else 0)
 
     def _params(self, experts: int) -> int:
-        attention = self.hidden_size * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
+        attention = 0
+        for own in map(self.of_layer, range(self.num_layers)):
+            attention += own.head_dim * (2 * own.num_heads + own.kv_projections * own.num_kv_heads)
         matrices = 3 if self.gated_mlp else 2
         dense, sparse = self.num_layers, 0
         inner = 0
@@ -111,19 +143,23 @@ class Architecture:
             inner = matrices * (experts * self.experts.width + self.experts.shared_width) + self.experts.count
         feed = dense * matrices * self.intermediate_size + sparse * inner
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * attention + self.hidden_size * feed + embeddings
+        return self.hidden_size * (attention + feed) + embeddings
 
 
 FAMILIES = (
     *("llama", "mistral", "mixtral", "mistral3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
-    *("gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss"),
+    *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+    "gpt_oss",
 )
-WITH_TOWER = {"gemma3": "gemma3_text", "mistral3": "mistral"}
-"""Families with a vision tower, which is not loaded, and that of their decoder where its config does not say it."""
+WITH_TOWER = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "mistral3": "mistral",
+}
+"""Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
 DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
 """Families with experts, and the one that they are otherwise like."""
-GATE_SLOPE = 1.702
-"""Of gpt-oss's gates: sigmoid(GATE_SLOPE * x)."""
 GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -157,6 +193,8 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         family, config = "gemma3", GEMMA3_DEFAULTS | given
         if config.get("use_bidirectional_attention"):
             raise UnsupportedModel("config.json: use_bidirectional_attention is not supported: the model is an encoder")
+    if family.startswith("gemma4"):
+        family, config = "gemma4", gemma4.completed(config, family)
 
     def need(name: str, default: Any = None) -> Any:
         value = config.get(name, default)
@@ -166,13 +204,16 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
 
     experts = _experts(config, family, need) if family in DENSE or family == "gpt_oss" else None
     family = DENSE.get(family, family)
-    gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3")
+    gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3", "gemma4")
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
     head_dim = config.get("head_dim") or (256 if gemma else hidden // heads)
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise UnsupportedModel(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key/value heads")
-    query_scale = need("query_pre_attn_scalar", 256) if post_norms else head_dim
+    # Gemma 4's queries are not scaled: their norm's weights are.
+    query_scale = {"gemma2": 256, "gemma3": 256, "gemma4": 1}.get(family, head_dim)
+    if family in ("gemma2", "gemma3"):
+        query_scale = need("query_pre_attn_scalar", query_scale)
     softcaps = {"gemma2": (50.0, 30.0)}.get(family, (None, None))
     rope, window_rope = ropes(config, family, head_dim)
     return Architecture(
@@ -188,24 +229,28 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         norm_eps=need("rms_norm_eps", 1e-6),
         rope=rope,
         window_rope=window_rope,
-        activation=_activation(config, family),
+        activation=config_fields.activation(config, family),
         tied_embeddings=bool(config.get("tie_word_embeddings", gemma)),
         attention_bias=bool(config.get("attention_bias", False)) or family == "qwen2",
         output_bias=bool(config.get("attention_bias", False)) and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family in ("qwen3", "gemma3"),
-        norm_plus_one=gemma,
+        qk_norm=family in ("qwen3", "gemma3", "gemma4"),
+        value_norm=family == "gemma4",
+        norm_plus_one=gemma and family != "gemma4",
+        wide_norm=family == "gemma4",
         scaled_embeddings=gemma,
         post_norms=post_norms,
+        layer_scalars=family == "gemma4",
         attention_scale=query_scale**-0.5,
         attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if post_norms else None,
         final_softcap=config.get("final_logit_softcapping", softcaps[1]) if post_norms else None,
-        gate_limit=_gate_limit(config) if family == "gpt_oss" else None,
+        gate_limit=config_fields.gate_limit(config) if family == "gpt_oss" else None,
         sinks=family == "gpt_oss",
-        windows=_windows(config, family, layers),
+        windows=config_fields.windows(config, family, layers),
+        full=gemma4.full_attention(config) if family == "gemma4" else None,
         fused=family == "phi3",
         experts=experts,
-        eos_token_ids=_token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
+        eos_token_ids=config_fields.token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
     )
 
 
@@ -228,49 +273,3 @@ def _experts(config: Mapping[str, Any], family: str, need: Callable[..., Any]) -
         layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
         shared_width=need("shared_expert_intermediate_size") if family == "qwen2_moe" else 0,
     )
-
-
-def _gate_limit(config: Mapping[str, Any]) -> float:
-    alpha = config.get("swiglu_alpha", GATE_SLOPE)
-    if alpha != GATE_SLOPE:
-        raise UnsupportedModel(f"config.json: swiglu_alpha {alpha} is not supported: it can only be {GATE_SLOPE}")
-    return float(config.get("swiglu_limit", 7.0))
-
-
-def _activation(config: Mapping[str, Any], family: str) -> Literal["silu", "gelu_tanh"]:
-    # Gemma's first configs say "gelu", but the models were trained with the tanh approximation; transformers uses it.
-    name = config.get("hidden_activation") or config.get("hidden_act")
-    if family.startswith("gemma"):
-        name = {None: "gelu_pytorch_tanh", "gelu": "gelu_pytorch_tanh"}.get(name, name)
-    known: dict[str, Literal["silu", "gelu_tanh"]] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-    if name not in known:
-        raise UnsupportedModel(f"config.json: hidden_act {name!r} is not supported; supported: {', '.join(known)}")
-    return known[name]
-
-
-def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
-    window = config.get("sliding_window", 4096 if family == "gemma2" else None)
-    if family == "qwen2" or family == "qwen3":
-        window = window if config.get("use_sliding_window") else None
-    if family not in ("mistral", "phi3", "gemma2", "gemma3", "gpt_oss", "qwen2", "qwen3") or not window:
-        return (None,) * layers
-    if window >= config["max_position_embeddings"]:  # as Phi-3 128k has it
-        return (None,) * layers
-    kinds = config.get("layer_types")
-    if kinds is None and family in ("gemma2", "gemma3", "gpt_oss"):
-        period = config.get("sliding_window_pattern", 6) if family == "gemma3" else 2
-        kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
-    elif kinds is None and family in ("qwen2", "qwen3"):
-        first = config.get("max_window_layers", layers)
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    elif kinds is None:
-        kinds = ["sliding_attention"] * layers
-    if len(kinds) != layers:
-        raise UnsupportedModel(f"config.json: layer_types has {len(kinds)} entries for {layers} layers")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _token_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)

@@ -14,7 +14,8 @@ from apps.llm.engine.adapters.low_rank import Owned, delta, owned
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
 from apps.llm.engine.model import experts
-from apps.llm.engine.model.architecture import GATE_SLOPE, Architecture
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.config_fields import GATE_SLOPE
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.model.quantization import product
 from apps.llm.engine.model.rope import Rope, sinusoid_frequencies
@@ -34,15 +35,20 @@ class Decoder:
     mesh: Mesh
 
     def attention_spec(self, layer: int) -> AttentionSpec:
+        heads = self.heads.of_layer(self.arch, layer)
         return AttentionSpec(
-            kv_heads=self.heads.kv_heads,
-            group=self.heads.group,
-            head_dim=self.arch.head_dim,
+            kv_heads=heads.kv_heads,
+            group=heads.group,
+            head_dim=self.arch.of_layer(layer).head_dim,
             page_size=self.page_size,
             scale=self.arch.attention_scale,
             softcap=self.arch.attention_softcap,
             window=self.arch.windows[layer],
         )
+
+    def cache_specs(self) -> list[AttentionSpec]:
+        """Of each layer's cache."""
+        return [self.attention_spec(layer) for layer in range(self.arch.num_layers)]
 
     def hidden(
         self,
@@ -68,10 +74,11 @@ class Decoder:
         if arch.rope is None:
             cos, sin = _angles(batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
             x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)
-        turns: dict[Rope | None, Any] = {
-            rope: _angles(batch, self.page_size, rope.inverse_frequencies(arch.head_dim) * 2, rope.scale)
-            for rope in dict.fromkeys(map(arch.rope_of, range(arch.num_layers)))
-            if rope is not None
+        specs = self.cache_specs()
+        rotations = [(arch.rope_of(layer), spec.head_dim) for layer, spec in enumerate(specs)]
+        turns: dict[tuple[Rope | None, int], Any] = {
+            (rope, dim): rope and _angles(batch, self.page_size, rope.inverse_frequencies(dim) * 2, rope.scale)
+            for rope, dim in dict.fromkeys(rotations)
         }
         live = jnp.arange(len(tokens)) < batch.q_starts[-1]
         adapters = params["layers"][0].get("adapters")
@@ -96,16 +103,19 @@ class Decoder:
 
             y = whole(self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
             qkv = product(y, layer["qkv"], layer.get("qkv_bias"))
-            qkv = qkv.reshape(len(y), self.heads.kv_heads, self.heads.group + 2, arch.head_dim)
+            qkv = qkv.reshape(len(y), spec.kv_heads, -1, spec.head_dim)
             qkv = _plus(qkv, y, adapted("qkv"), 2).astype(y.dtype)
-            qk, v = qkv[:, :, :-1], qkv[:, :, -1]  # query heads and their key head rotate by the same angles
+            # Query heads and their key head rotate by the same angles. The last is that of the values, or of both.
+            qk, v = qkv[:, :, : spec.group + 1], qkv[:, :, -1]
+            if arch.value_norm:
+                v = self._norm(v)
             if arch.qk_norm:
-                q_norm = jnp.broadcast_to(layer["q_norm"], (self.heads.group, arch.head_dim))
+                q_norm = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
                 qk = self._norm(qk, jnp.concatenate([q_norm, layer["k_norm"][None]]))
             if turn is not None:
                 qk = _rotate(qk, *turn)
             q, k = qk[:, :, :-1], qk[:, :, -1]
-            sinks = layer["sinks"].reshape(-1, self.heads.group) if arch.sinks else None
+            sinks = layer["sinks"].reshape(-1, spec.group) if arch.sinks else None
             y, cache = attend(self.impl, QKV(q, k, v, sinks), cache, plan, batch, spec, self.mesh, scales)
             y = y.reshape(len(y), -1)
             y = row_parallel(y, layer["out"], layer.get("out_bias"), self.mesh, by_token, adapted("out"))
@@ -116,14 +126,14 @@ class Decoder:
             y = self._feed_forward(y, layer, live, by_token, adapted)
             if arch.post_norms:
                 y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
-            return x + y, cache, (k, v)
+            x = x + y
+            return x * layer["scalar"] if arch.layer_scalars else x, cache, (k, v)
 
-        for i, layer in enumerate(params["layers"]):
-            spec = self.attention_spec(i)
+        for i, (layer, spec, rotation) in enumerate(zip(params["layers"], specs, rotations)):
             if spec not in plans:
                 plans[spec] = self.impl.plan(batch, spec)
             scales = kv_scales[i] if kv_scales is not None else None
-            x, caches[i], seen = run_layer(x, layer, caches[i], plans[spec], scales, turns.get(arch.rope_of(i)), spec)
+            x, caches[i], seen = run_layer(x, layer, caches[i], plans[spec], scales, turns[rotation], spec)
             if observe is not None:
                 observe.append(seen)
         return whole(x, self.mesh, by_token), caches
@@ -140,16 +150,18 @@ class Decoder:
         """The final norm of the last layer's output, `[rows, hidden]`."""
         return self._norm(hidden, params["final_norm"], params.get("final_norm_bias"))
 
-    def _norm(self, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    def _norm(self, x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None) -> jax.Array:
         """RMSNorm over the last axis, or LayerNorm (which has a bias), in float32.
 
-        Gemma multiplies by 1 + weight before rounding; the other RMSNorms multiply after.
+        Gemma multiplies by the weight, or 1 + weight, before rounding; the other RMSNorms multiply after.
         """
         wide, share = x.astype(jnp.float32), 1 / x.shape[-1]  # TPUs fuse a multiplication, but not a division
         if self.arch.norm == "layer":
             wide = wide - jnp.sum(wide, axis=-1, keepdims=True) * share
         wide = wide * jax.lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) * share + self.arch.norm_eps)
-        if bias is None and not self.arch.norm_plus_one:
+        if weight is None:
+            return wide.astype(x.dtype)
+        if bias is None and not self.arch.norm_plus_one and not self.arch.wide_norm:
             return wide.astype(x.dtype) * weight
         wide = wide * weight + (wide if self.arch.norm_plus_one else 0.0)
         return (wide if bias is None else wide + bias).astype(x.dtype)

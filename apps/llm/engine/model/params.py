@@ -5,7 +5,7 @@ Abstract shapes, shardings, random weights and loading all follow from `declare`
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -77,6 +77,16 @@ class HeadLayout:
     group: int
     repeat: int
     devices: int
+    full: "HeadLayout | None" = None  # of the layers without a window, where they have other heads
+
+    def of_layer(self, arch: Architecture, layer: int) -> "HeadLayout":
+        return self if self.full is None or arch.windows[layer] else self.full
+
+    @classmethod
+    def once(cls, arch: Architecture, tensor_parallel: int) -> "HeadLayout":
+        """Key/value heads are not repeated, however many devices there are."""
+        full = arch.full and cls.once(replace(arch, num_kv_heads=arch.full.num_kv_heads, full=None), tensor_parallel)
+        return cls(arch.num_kv_heads, arch.num_heads // arch.num_kv_heads, 1, tensor_parallel, full)
 
     @classmethod
     def of(cls, arch: Architecture, tensor_parallel: int) -> "HeadLayout":
@@ -99,17 +109,18 @@ class HeadLayout:
                 f"tensor_parallel {tensor_parallel} cannot split {arch.num_heads} attention heads with "
                 f"{arch.num_kv_heads} key/value heads evenly; it can be one of {fits}"
             )
-        return cls(kv_heads, arch.num_heads // kv_heads, repeat, tensor_parallel)
+        full = arch.full and cls.of(replace(arch, num_kv_heads=arch.full.num_kv_heads, full=None), tensor_parallel)
+        return cls(kv_heads, arch.num_heads // kv_heads, repeat, tensor_parallel, full)
 
 
 def declare(arch: Architecture, heads: HeadLayout) -> Params:
     """All parameters as a tree of Param. The only place with a checkpoint's tensor names."""
-    hidden, dim = arch.hidden_size, arch.head_dim
+    hidden = arch.hidden_size
 
     def vector(name: str, size: int = hidden) -> Param:
         bias = name.endswith("bias")
         fill = 0.0 if arch.norm_plus_one or bias else 1.0
-        wide = bias or arch.norm_plus_one or arch.norm == "layer"  # see Decoder._norm
+        wide = bias or arch.norm_plus_one or arch.wide_norm or arch.norm == "layer"  # see Decoder._norm
         return Param((size,), (None,), _plain(name, size), constant=fill, wide=wide)
 
     def norm(key: str, name: str) -> Params:
@@ -166,19 +177,21 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
 
     def layer(i: int) -> Params:
         prefix = f"model.layers.{i}"
-        attention = f"{prefix}.self_attn"
+        attention, own, layout = f"{prefix}.self_attn", arch.of_layer(i), heads.of_layer(arch, i)
+        dim, queries = own.head_dim, layout.kv_heads * layout.group
+        qkv = layout.kv_heads * (layout.group + own.kv_projections) * dim
         params = {
             **norm("attention_norm", f"{prefix}.input_layernorm"),
             "qkv": Param(
-                (heads.kv_heads * (heads.group + 2) * dim, hidden),
+                (qkv, hidden),
                 ("kv_heads", "embed"),
-                _fused_qkv(arch, attention, "weight", heads, hidden),
+                _fused_qkv(own, attention, "weight", layout, hidden),
                 matrix=True,
             ),
             "out": Param(
-                (hidden, heads.kv_heads * heads.group * dim),
+                (hidden, queries * dim),
                 ("embed", "kv_heads"),
-                _plain(f"{attention}.o_proj.weight", hidden, heads.kv_heads * heads.group * dim),
+                _plain(f"{attention}.o_proj.weight", hidden, queries * dim),
                 matrix=True,
             ),
             **(experts(prefix) if arch.has_experts(i) else feed_forward(f"{prefix}.mlp")),
@@ -190,7 +203,6 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         else:
             params |= norm("mlp_norm", f"{prefix}.post_attention_layernorm")
         if arch.sinks:
-            queries = heads.kv_heads * heads.group
             places = _plain(f"{attention}.sinks", queries)
             params["sinks"] = Param((queries,), ("kv_heads",), places, constant=0.0, wide=True)
         if arch.qk_norm:
@@ -198,14 +210,16 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params["k_norm"] = vector(f"{attention}.k_norm.weight", dim)
         if arch.attention_bias:
             params["qkv_bias"] = Param(
-                (heads.kv_heads * (heads.group + 2) * dim,),
+                (qkv,),
                 ("kv_heads",),
-                _fused_qkv(arch, attention, "bias", heads),
+                _fused_qkv(own, attention, "bias", layout),
                 constant=0.0,
                 wide=True,
             )
         if arch.output_bias:
             params["out_bias"] = vector(f"{attention}.o_proj.bias")
+        if arch.layer_scalars:
+            params["scalar"] = Param((1,), (None,), _plain(f"{prefix}.layer_scalar", 1), constant=1.0)
         return params
 
     table = (arch.vocab_size, hidden)
@@ -245,7 +259,7 @@ def _gate_up(arch: Architecture, feed: str, kind: str, heads: HeadLayout, *shape
 
 
 def _fused_qkv(arch: Architecture, attention: str, kind: str, heads: HeadLayout, *inputs: int) -> Source:
-    """q, k and v as one matrix, each key/value head after the query heads that use it."""
+    """q, k and v, as far as there are, as one matrix: each key/value head after the query heads that use it."""
     dim, queries, keys = arch.head_dim, arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     heights, starts = (queries, keys, keys), (0, 0, 0)
     names = [f"{attention}.{name}_proj.{kind}" for name in "qkv"]
@@ -260,7 +274,8 @@ def _fused_qkv(arch: Architecture, attention: str, kind: str, heads: HeadLayout,
     parts = []
     for kv_head in range(heads.kv_heads):
         source = kv_head // heads.repeat
-        parts += [part(0, kv_head * heads.group, heads.group), part(1, source, 1), part(2, source, 1)]
+        parts.append(part(0, kv_head * heads.group, heads.group))
+        parts += [part(which, source, 1) for which in range(1, 1 + arch.kv_projections)]
     return tuple(parts)
 
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+GEMMA4_FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+"""Of layers without a window, where the config has none. Source: Gemma4TextConfig of transformers."""
+
 
 class UnsupportedModel(ValueError):
     """The decoder does not support the checkpoint's architecture, or its config.json lacks a field."""
@@ -25,6 +28,8 @@ class Rope:
         original positions, from another.
     dynamic
         raises `theta` with the longest sequence.
+    proportional (Gemma 4)
+        rotates the first `part` of the pairs of a whole head, as far as without `part`, and leaves the others.
 
     transformers picks the list or `theta` anew for the length of each pass, though the keys in its cache were rotated
     by the former. Here `longest` decides for all sequences, so that a cached key fits every later query. vLLM does the
@@ -33,8 +38,8 @@ class Rope:
 
     theta: float = 10000.0
     factor: float = 1.0
-    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic"] = "default"
-    part: float = 1.0  # of each head's channels that are rotated: the first ones
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"] = "default"
+    part: float = 1.0  # of each head's channels that are rotated: the first ones, except for proportional
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     original_max_len: int = 8192  # all but linear
@@ -47,7 +52,14 @@ class Rope:
     longest: int = 0  # longrope, dynamic: tokens of the longest sequence that is served
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """Angle per position for each rotated pair of channels: [part * head_dim / 2], float64."""
+        """Angle per position for each rotated pair of channels: [part * head_dim / 2], float64.
+
+        A pair is of channels half of those that are rotated apart, so proportional has all, many of them with angle 0.
+        """
+        if self.kind == "proportional":
+            pairs = head_dim // 2
+            turned = [self.theta ** (-2 * i / head_dim) / self.factor for i in range(int(self.part * pairs))]
+            return turned + [0.0] * (pairs - len(turned))
         width, theta = int(head_dim * self.part), self.theta
         if self.kind == "dynamic":
             stretched = max(self.longest / self.original_max_len, 1)
@@ -113,6 +125,8 @@ def ropes(config: Mapping[str, Any], family: str, head_dim: int) -> tuple[Rope, 
     """
     # transformers 5 writes `rope_parameters`; older files have separate rope_theta and rope_scaling.
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if family == "gemma4":
+        return _gemma4(scaling.get("full_attention") or GEMMA4_FULL), _gemma4(scaling.get("sliding_attention") or {})
     if family != "gemma3":
         rope = _rope(scaling, scaling.get("rope_theta") or config.get("rope_theta") or 10000.0, config)
         _check_lists(rope, head_dim)
@@ -121,6 +135,16 @@ def ropes(config: Mapping[str, Any], family: str, head_dim: int) -> tuple[Rope, 
     theta = full.get("rope_theta") or config.get("rope_theta") or 1e6
     local_theta = local.get("rope_theta") or config.get("rope_local_base_freq") or 1e4
     return _rope(full, theta, config), _rope(local, local_theta, config)
+
+
+def _gemma4(scaling: Mapping[str, Any]) -> Rope:
+    kind, theta = scaling.get("rope_type", "default"), scaling.get("rope_theta", 1e4)
+    if kind == "default":
+        return Rope(theta=theta)  # of all channels: transformers does not read partial_rotary_factor here
+    if kind != "proportional":
+        raise UnsupportedModel(f"config.json: rope_type {kind!r} is not supported for Gemma 4: default or proportional")
+    part, factor = scaling.get("partial_rotary_factor", 1.0), scaling.get("factor", 1.0)
+    return Rope(theta=theta, kind="proportional", part=part, factor=factor)
 
 
 def _rope(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -> Rope:

@@ -23,12 +23,19 @@ def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
     Raises:
         ValueError: the full model cannot be split over that many devices either.
     """
-    repeat = HeadLayout.of(arch, shards).repeat
-    kv_heads = next(
-        n for n in range(1, arch.num_kv_heads + 1) if arch.num_kv_heads % n == 0 and math.lcm(n, shards) == n * repeat
-    )
+    heads, full, all_kv_heads = HeadLayout.of(arch, shards), arch.full, arch.num_kv_heads
+
+    def fits(kv_heads: int) -> bool:
+        """Whether the heads of all layers can be fewer by the same factor."""
+        share, kinds = all_kv_heads // kv_heads, [(all_kv_heads, heads.repeat)]
+        if full is not None and heads.full is not None:
+            kinds.append((full.num_kv_heads, heads.full.repeat))
+        few = [(whole // share, whole % share, repeat) for whole, repeat in kinds]
+        return all(not rest and math.lcm(n, shards) == n * repeat for n, rest, repeat in few)
+
+    kv_heads = next(n for n in range(1, all_kv_heads + 1) if all_kv_heads % n == 0 and fits(n))
     layers = min(arch.num_layers, layers)
-    arch = arch.first(layers)
+    arch = arch.only(arch.few(layers))
     return replace(
         arch,
         hidden_size=HIDDEN,
@@ -36,6 +43,7 @@ def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
         num_heads=kv_heads * (arch.num_heads // arch.num_kv_heads),
         num_kv_heads=kv_heads,
         head_dim=HEAD_DIM,
+        full=full and replace(full, num_kv_heads=full.num_kv_heads * kv_heads // all_kv_heads, head_dim=2 * HEAD_DIM),
         attention_scale=arch.attention_scale * (arch.head_dim / HEAD_DIM) ** 0.5,
         experts=arch.experts and _few(arch.experts, shards),
         rope=arch.rope and _narrow(arch.rope),

@@ -7,6 +7,7 @@ depends on the model, its batch and the slice.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -187,7 +188,13 @@ def token_bytes(config: EngineConfig, arch: Architecture, tensor: int) -> float:
     """Bytes of one token's keys and values in all layers, on each device of a rank, in the TPU kernel's layout."""
     from apps.llm.engine.attention.pallas import PallasAttention  # imports slowly: only when needed
 
-    spec = AttentionSpec(HeadLayout.of(arch, tensor).kv_heads, 1, arch.head_dim, config.page_size, 1.0)
+    heads, impl = HeadLayout.of(arch, tensor), PallasAttention(tensor, on_tpu=True)
     dtype = jnp.dtype(jnp.int8 if config.quantize_kv_cache == "int8" else config.dtype)
-    page = jax.tree.leaves(PallasAttention(tensor, on_tpu=True).cache(spec, 1, dtype))
-    return sum(part.size * part.dtype.itemsize for part in page) * arch.num_layers / config.page_size / tensor
+    kinds = Counter(
+        (heads.of_layer(arch, layer).kv_heads, arch.of_layer(layer).head_dim) for layer in range(arch.num_layers)
+    )
+    total = 0
+    for (kv_heads, head_dim), layers in kinds.items():
+        page = jax.tree.leaves(impl.cache(AttentionSpec(kv_heads, 1, head_dim, config.page_size, 1.0), 1, dtype))
+        total += sum(part.size * part.dtype.itemsize for part in page) * layers
+    return total / config.page_size / tensor

@@ -30,6 +30,7 @@ DECODER_PREFIXES = {
 Beside a vision tower transformers writes `language_model.`; the first is how it names them in memory. The last three
 are those of a model without a head, such as one for embeddings (Qwen3-Embedding).
 """
+OF_DECODER = "model.layers.", "model.embed_tokens", "model.per_layer_", "model.norm.", "lm_head."
 LAST_READ = 4
 """Ranges of bytes kept of a remote checkpoint: the tensors that stand for one in the formats that have most."""
 TOKENIZER_FILES = (
@@ -77,7 +78,7 @@ class Checkpoint(ModelFolder):
     def tensors(self) -> Mapping[str, TensorEntry]:
         """All tensors by name, from the headers of all safetensors files.
 
-        The decoder's have the names that they have in a causal language model; a vision tower's are never asked for.
+        The decoder's have the names that they have in a causal language model; towers' are never asked for.
         """
         files = self.shards(INDEX)
         if files is None:
@@ -90,9 +91,13 @@ class Checkpoint(ModelFolder):
         for file in files:
             entries.update(self.header(file, DTYPES | QUANTIZED_DTYPES))
         named = {_alone(name): entry for name, entry in entries.items()}
-        towers = sum(not name.startswith(("model.layers.", "model.embed", "model.norm", "lm_head.")) for name in named)
+        towers = sum(not name.startswith(OF_DECODER) for name in named)
         if named.keys() != entries.keys() and towers:
-            log.info("%s: %d tensors of its vision tower are not loaded: only text is served", self.location, towers)
+            log.info(
+                "%s: %d tensors of a vision tower, or others beside the decoder, are not loaded: only text is served",
+                self.location,
+                towers,
+            )
         return named
 
     @cached_property

@@ -173,8 +173,7 @@ def by_columns(param: Param) -> bool:
 
 def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
     """The parameters as stored, by name. Key/value heads are stored once, even if the mesh repeats them."""
-    heads = HeadLayout(arch.num_kv_heads, arch.num_heads // arch.num_kv_heads, 1, tensor_parallel)
-    return dict(_named(declare(arch, heads)))
+    return dict(_named(declare(arch, HeadLayout.once(arch, tensor_parallel))))
 
 
 def _named(tree: Params) -> Iterator[tuple[str, Param]]:

@@ -11,7 +11,7 @@ from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 from tests.llm.engine.model.test_models import IDS, Stepper, worst_error
 
-DENSE = ("llama2", "llama3.2", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3")
+DENSE = ("llama2", "llama3.2", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "gemma4")
 RANK = 8
 
 

@@ -34,7 +34,9 @@ def outputs(folder: Path, compile_cache: str, **settings: str) -> tuple[np.ndarr
     return np.concatenate([stepper(ids[:90]), *(stepper([token]) for token in ids[90:])]), stepper
 
 
-@pytest.mark.parametrize("family", ["llama3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "gemma3"))])
+@pytest.mark.parametrize(
+    "family", ["llama3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "gemma3", "gemma4"))]
+)
 def test_logits_stay_close(family: str, tmp_path: Path, compile_cache: str) -> None:
     tiny_models.save(tiny_models.make(family), tmp_path)
     plain, full = outputs(tmp_path, compile_cache)

@@ -14,6 +14,7 @@ from apps.llm.engine.model.architecture import Architecture, UnsupportedModel, f
 from apps.llm.engine.model.params import HeadLayout, Param, declare
 from apps.llm.engine.model.tiny import generic, tiny
 from apps.llm.engine.weights.model import Model
+from apps.plan.llm import known
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ask, text
 
@@ -38,6 +39,7 @@ WHOLE = {
         ),
         (1, 2, 4, 16),
     ),
+    "gemma4": (from_hf_config(known.MODELS["google/gemma-4-31B"]), (1, 2, 8, 16, 32)),
 }
 
 
@@ -45,11 +47,13 @@ WHOLE = {
 def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
     toy = tiny(arch, shards)
     whole_heads, toy_heads = HeadLayout.of(arch, shards), HeadLayout.of(toy, shards)
-    assert (toy_heads.repeat, toy_heads.group) == (whole_heads.repeat, whole_heads.group)
+    for toys, wholes in ((toy_heads, whole_heads), (toy_heads.full or toy_heads, whole_heads.full or whole_heads)):
+        assert (toys.repeat, toys.group) == (wholes.repeat, wholes.group)
     assert toy.attention_scale * toy.head_dim**0.5 == pytest.approx(arch.attention_scale * arch.head_dim**0.5)
     assert toy.num_params < 5e7 and toy.num_layers == len(toy.windows) == 2
     sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
-    for field in (*sizes, "attention_scale", "windows", "experts"):
+    assert toy.full is None or not all(toy.windows), "a layer of each kind"
+    for field in (*sizes, "attention_scale", "windows", "experts", "full"):
         toy = replace(toy, **{field: getattr(arch, field)})
     assert toy == arch, "and every switch is the whole one's"
     assert tiny(arch, shards, layers=1000).num_layers == arch.num_layers

@@ -52,6 +52,17 @@ def test_the_same_logits_of_packed_experts_and_sinks(kind: str, tmp_path: Path) 
     assert loaded(tmp_path, kind)["error"] < (1e-5 if kind == "float32" else 1e-2)
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_the_same_logits_where_heads_differ_by_layer(kind: str, tmp_path: Path) -> None:
+    """Four heads of keys, or two of which each device has a copy and which give the values too."""
+    tiny_models.save(tiny_models.make("gemma4"), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    found = loaded(tmp_path, kind)
+    assert found["error"] < (1e-5 if kind == "float32" else 1e-2)
+    keys = [found["rows"][f"model.layers.{layer}.self_attn.k_proj.weight"] for layer in (0, 1)]
+    assert keys == [4 * 16, 4 * 32], "one head for each device"
+
+
 def test_the_same_logits_of_fused_tensors(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.make("phi3"), tmp_path)
     tiny_models.save_tokenizer(tmp_path)
