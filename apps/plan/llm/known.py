@@ -123,6 +123,11 @@ MODELS: dict[str, Config] = {
     "google/gemma-3-12b": _sized(GEMMA3, 48, 3840, 15360, 16, 8, head_dim=256),
     "google/gemma-3-27b": _sized(GEMMA3, 62, 5376, 21504, 32, 16, head_dim=128, query_pre_attn_scalar=168),
     "google/gemma-4-12B": _sized(GEMMA4, 48, 3840, 15360, 16, 8, num_global_key_value_heads=1),
+    "google/gemma-4-26B-A4B": _sized(
+        GEMMA4 | {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+        *(30, 2816, 2112, 16, 8),
+        num_global_key_value_heads=2,
+    ),
     "google/gemma-4-31B": _sized(GEMMA4, 60, 5376, 21504, 32, 16, num_global_key_value_heads=4),
     "mistralai/Mistral-7B-v0.1": _sized(MISTRAL, *_B8, sliding_window=4096),
     "mistralai/Mistral-7B-v0.3": _sized(MISTRAL, *_B8, vocab_size=32768, rope_theta=1e6),

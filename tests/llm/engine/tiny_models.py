@@ -38,6 +38,19 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 THETA_5E5 = {"rope_type": "default", "rope_theta": 500000.0}
+GEMMA4: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 40,
+    "final_logit_softcapping": 5.0,
+    "hidden_size_per_layer_input": 0,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' class, what differs from SIZES
     "llama2": ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
     "llama3": ("Llama", {"rope_parameters": THETA_5E5, "tie_word_embeddings": False}),
@@ -113,23 +126,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
             },
         },
     ),
-    "gemma4": (
+    "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4_moe": (
         "Gemma4Text",
-        {
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "num_global_key_value_heads": 2,
-            "attention_k_eq_v": True,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "sliding_window": 40,
-            "final_logit_softcapping": 5.0,
-            "hidden_size_per_layer_input": 0,
-        },
+        GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},
     ),
 }
+
+
+VARYING = "norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "router.scale", "per_expert_scale"
+"""Parameters near one, or near zero in the first Gemmas."""
 
 
 def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedModel:
@@ -142,8 +148,10 @@ def make(family: str, seed: int = 0, **changes: Any) -> transformers.PreTrainedM
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *_scalars(model)]:
             noise = torch.randn(weight.shape, generator=random)
-            if name.endswith(("norm.weight", "layer_scalar")):
+            if name.endswith(VARYING):
                 weight.copy_(noise * 0.3 + (0.0 if "gemma" in family and "gemma4" not in family else 1.0))
+            elif name.endswith("experts.down_proj"):  # Gemma 4's: of their width, not of the model's
+                weight.copy_(noise * weight.shape[-1] ** -0.5)
             elif name.endswith("sinks"):
                 weight.copy_(noise + 2.0)
             elif name.endswith("bias"):

@@ -166,7 +166,7 @@ class PeftAdapter:
             "qkv": LowRank(np.stack([q.a, *(pair.a for pair in shared)]), np.concatenate([queries, *repeated])),
             "out": stacked(self._pair(layer, "self_attn.o_proj", rank)),
         }
-        if not arch.has_experts(layer):
+        if arch.has_mlp(layer):
             if arch.gated_mlp:
                 made["gate_up"] = stacked(*pairs("mlp.gate_up_proj", "mlp.gate_proj", "mlp.up_proj"))
             else:
@@ -195,7 +195,7 @@ def _targets(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
         into = {"self_attn.qkv_proj": queries + 2 * keys, "mlp.gate_up_proj": 2 * mlp}
     found = {name: (hidden, out) for name, out in into.items()}
     found |= {"self_attn.o_proj": (queries, hidden), "mlp.down_proj": (mlp, hidden)}
-    return {name: size for name, size in found.items() if name.startswith("self_attn") or not arch.has_experts(layer)}
+    return {name: size for name, size in found.items() if name.startswith("self_attn") or arch.has_mlp(layer)}
 
 
 def _check_config(location: str, config: Mapping[str, Any]) -> None:

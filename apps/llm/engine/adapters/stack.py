@@ -39,7 +39,7 @@ def shapes(arch: Architecture, heads: HeadLayout, rank: int, layer: int) -> Adap
         "qkv": low(1 + arch.kv_projections, hidden, heads.group + arch.kv_projections, heads.kv_heads * dim),
         "out": low(1, heads.kv_heads * heads.group * dim, 1, hidden),
     }
-    if not arch.has_experts(layer):
+    if arch.has_mlp(layer):
         found |= {"gate_up": low(2, hidden, 2, mlp)} if arch.gated_mlp else {"up": low(1, hidden, 1, mlp)}
         found["down"] = low(1, mlp, 1, hidden)
     return found

@@ -24,9 +24,10 @@ class Experts:
     width: int  # of one expert's intermediate activations
     renormalized: bool  # the picked experts' shares are scaled to add up to 1
     layers: tuple[bool, ...]  # which layers have them; the others have one feed-forward network
-    names: Literal["qwen", "mixtral", "gpt_oss"] = "qwen"  # of its tensors in a checkpoint
+    names: Literal["qwen", "mixtral", "gpt_oss", "gemma4"] = "qwen"  # of its tensors in a checkpoint
     biases: bool = False  # on the router and in each expert
     shared_width: int = 0  # of one that every token takes, times a sigmoid gate (Qwen2-MoE); 0: none
+    beside: bool = False  # the layer's own feed-forward network, between other norms (Gemma 4): see Decoder._beside
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,16 @@ class Architecture:
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
 
+    def has_mlp(self, layer: int) -> bool:
+        """Whether it has a feed-forward network that all tokens take, not counting a shared expert."""
+        return self.experts is None or self.experts.beside or not self.experts.layers[layer]
+
     @property
     def split_widths(self) -> set[int]:
         """Widths of the feed-forward networks that are split over devices."""
         if self.experts is None:
             return {self.intermediate_size}
-        dense = set() if all(self.experts.layers) else {self.intermediate_size}
+        dense = {self.intermediate_size} if any(map(self.has_mlp, range(self.num_layers))) else set()
         return dense | ({self.experts.shared_width} - {0})
 
     @property
@@ -135,11 +140,10 @@ class Architecture:
         for own in map(self.of_layer, range(self.num_layers)):
             attention += own.head_dim * (2 * own.num_heads + own.kv_projections * own.num_kv_heads)
         matrices = 3 if self.gated_mlp else 2
-        dense, sparse = self.num_layers, 0
+        dense, sparse = sum(map(self.has_mlp, range(self.num_layers))), 0
         inner = 0
         if self.experts is not None:
             sparse = sum(self.experts.layers)
-            dense -= sparse
             inner = matrices * (experts * self.experts.width + self.experts.shared_width) + self.experts.count
         feed = dense * matrices * self.intermediate_size + sparse * inner
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
@@ -202,7 +206,8 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
             raise UnsupportedModel(f"config.json: field {name!r} is missing (model_type {family})")
         return value
 
-    experts = _experts(config, family, need) if family in DENSE or family == "gpt_oss" else None
+    sparse = family in DENSE or family == "gpt_oss" or config.get("enable_moe_block")
+    experts = _experts(config, family, need) if sparse else None
     family = DENSE.get(family, family)
     gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3", "gemma4")
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
@@ -264,6 +269,9 @@ def _experts(config: Mapping[str, Any], family: str, need: Callable[..., Any]) -
     if family == "mixtral":
         width, per_token = need("intermediate_size"), need("num_experts_per_tok", 2)
         return Experts(count, per_token, width, True, (True,) * layers, names="mixtral")
+    if family == "gemma4":
+        width, per_token = need("moe_intermediate_size"), need("top_k_experts")
+        return Experts(count, per_token, width, True, (True,) * layers, names="gemma4", beside=True)
     dense, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
     return Experts(
         count=count,

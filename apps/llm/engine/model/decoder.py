@@ -122,8 +122,11 @@ class Decoder:
             if arch.post_norms:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
             x = x + y
-            y = whole(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), self.mesh, by_token)
-            y = self._feed_forward(y, layer, live, by_token, adapted)
+            if "dense_norm" in layer:
+                y = self._beside(whole(x, self.mesh, by_token), layer, live, by_token, adapted)
+            else:
+                y = whole(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), self.mesh, by_token)
+                y = self._feed_forward(y, layer, live, by_token, adapted)
             if arch.post_norms:
                 y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
             x = x + y
@@ -172,17 +175,33 @@ class Decoder:
         """`[T, hidden]` -> the same; of experts, padding (where `live` is false) takes none."""
         if "router" not in layer:
             return self._mlp(x, layer, by_token, adapted)
-        assert self.arch.experts is not None
-        shares, picked = experts.route(product(x, layer["router"], layer.get("router_bias")), self.arch.experts)
-        picked = jnp.where(live[:, None], picked, self.arch.experts.count)
-        weights = experts.ExpertWeights(
-            layer["experts_in"], layer["experts_out"], layer.get("experts_in_bias"), layer.get("experts_out_bias")
-        )
-        y = experts.feed_forward(x, shares, picked, weights, self._gated, self.arch.experts, self.mesh, by_token)
+        logits = product(x, layer["router"], layer.get("router_bias"))
+        y = self._experts(x, logits, layer, live, by_token)
         if "shared_gate" in layer:
             share = jax.nn.sigmoid(product(x, layer["shared_gate"]))
             y = y + self._mlp(x, layer, by_token, adapted, share)
         return y
+
+    def _beside(
+        self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool, adapted: Callable[[str], Owned | None]
+    ) -> jax.Array:
+        """Gemma 4's experts and feed-forward network beside them, each from x `[T, hidden]` by norms of its own."""
+        dense = self._mlp(self._norm(x, layer["mlp_norm"]), layer, by_token, adapted)
+        logits = product(self._norm(x, layer["router_scale"]), layer["router"]) * self.arch.hidden_size**-0.5
+        routed = self._experts(self._norm(x, layer["experts_norm"]), logits, layer, live, by_token)
+        return self._norm(dense, layer["dense_norm"]) + self._norm(routed, layer["post_experts_norm"])
+
+    def _experts(self, x: jax.Array, logits: jax.Array, layer: Params, live: jax.Array, by_token: bool) -> jax.Array:
+        """The sum of each token's experts, which the router's logits `[T, experts]` pick."""
+        assert self.arch.experts is not None
+        shares, picked = experts.route(logits, self.arch.experts)
+        if "expert_scales" in layer:
+            shares = shares * layer["expert_scales"][picked]
+        picked = jnp.where(live[:, None], picked, self.arch.experts.count)
+        weights = experts.ExpertWeights(
+            layer["experts_in"], layer["experts_out"], layer.get("experts_in_bias"), layer.get("experts_out_bias")
+        )
+        return experts.feed_forward(x, shares, picked, weights, self._gated, self.arch.experts, self.mesh, by_token)
 
     def _mlp(
         self,

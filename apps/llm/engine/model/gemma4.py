@@ -53,7 +53,7 @@ def completed(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     config = (UNIFIED_DEFAULTS if unified else DEFAULTS) | given
     if config.get("use_bidirectional_attention") == "all":
         raise UnsupportedModel("config.json: use_bidirectional_attention 'all' is not supported: it is an encoder")
-    for name in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers"):
+    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers", *(("enable_moe_block",) if unified else ())):
         if config.get(name):
             raise UnsupportedModel(f"config.json: {name} {config[name]} is not supported for {family}")
     return config | {"layer_types": _layer_types(config)}

@@ -137,6 +137,8 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             feed, (gate_name, up_name, down_name) = f"{prefix}.block_sparse_moe", ("w1", "w3", "w2")
         elif arch.experts.names == "gpt_oss":  # Checkpoint finds its experts' matrices under Qwen's names
             router = "router"
+        elif arch.experts.names == "gemma4":
+            feed, router = prefix, "router.proj"
 
         def each(kind: str, shape: tuple[int, ...], *names: str) -> Source:
             """The experts' matrices, or biases, one after another."""
@@ -145,6 +147,9 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
 
         into = each("weight", (width, hidden), gate_name, up_name)
         down = each("weight", (hidden, width), down_name)
+        if arch.experts.names == "gemma4":  # in one tensor, as they are here
+            into = _plain(f"{feed}.experts.gate_up_proj", count * 2 * width, hidden)
+            down = _plain(f"{feed}.experts.down_proj", count * hidden, width)
         params = {
             "router": Param((count, hidden), (None, "embed"), _plain(f"{feed}.{router}.weight", count, hidden)),
             "experts_in": Param((count * 2 * width, hidden), ("experts", "embed"), into, matrix=True),
@@ -155,6 +160,13 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params["router_bias"] = vector(f"{feed}.{router}.bias", count)
             params["experts_in_bias"] = Param((count * 2 * width,), ("experts",), into, constant=0.0, wide=True)
             params["experts_out_bias"] = Param((count * hidden,), ("experts",), down, constant=0.0, wide=True)
+        if arch.experts.beside:
+            params |= feed_forward(f"{prefix}.mlp")
+            params["router_scale"] = vector(f"{prefix}.router.scale")
+            params["expert_scales"] = vector(f"{prefix}.router.per_expert_scale", count)
+            params |= norm("dense_norm", f"{prefix}.post_feedforward_layernorm_1")
+            params |= norm("experts_norm", f"{prefix}.pre_feedforward_layernorm_2")
+            params |= norm("post_experts_norm", f"{prefix}.post_feedforward_layernorm_2")
         if arch.experts.shared_width:
             params |= feed_forward(f"{feed}.shared_expert", arch.experts.shared_width)
             gate = _plain(f"{feed}.shared_expert_gate.weight", 1, hidden)

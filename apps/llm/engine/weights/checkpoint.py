@@ -94,7 +94,7 @@ class Checkpoint(ModelFolder):
         towers = sum(not name.startswith(OF_DECODER) for name in named)
         if named.keys() != entries.keys() and towers:
             log.info(
-                "%s: %d tensors of a vision tower, or others beside the decoder, are not loaded: only text is served",
+                "%s: %d tensors of its vision tower, or audio's, are not loaded: only text is served",
                 self.location,
                 towers,
             )
@@ -146,11 +146,13 @@ class Checkpoint(ModelFolder):
             entry = self.tensors[name]
         except KeyError:
             raise CheckpointError(f"{self.location}: tensor {name} is missing from the safetensors files") from None
-        if shape is not None and entry.shape != shape:
+        size = entry.shape or (1,)
+        if shape is not None and len(size) == len(shape) + 1:  # all experts' matrices (Gemma 4): one after another
+            size = (size[0] * size[1], *size[2:])
+        if shape is not None and size != shape:
             raise CheckpointError(
                 f"{self.location}/{entry.file}: tensor {name} has shape {entry.shape}, but config.json implies {shape}"
             )
-        size = entry.shape or (1,)
         first, last, _ = rows.indices(size[0])
         row_bytes = math.prod(size[1:]) * entry.dtype.itemsize
         start, stop = entry.start + first * row_bytes, entry.start + last * row_bytes

@@ -15,7 +15,7 @@ from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ids, read
 from tests.llm.engine.model.test_models import Stepper, worst_error
 
-KINDS = ("gemma4",)
+KINDS = ("gemma4", "gemma4_moe")
 MEDIA = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
