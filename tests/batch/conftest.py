@@ -27,6 +27,12 @@ def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _made(tmp_path_factory.mktemp("models") / "gemma", "gemma")
 
 
+@pytest.fixture(scope="session")
+def tiny_gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers of two kinds, and all experts in one tensor."""
+    return _made(tmp_path_factory.mktemp("models") / "gemma4", "gemma4_moe")
+
+
 def _made(folder: Path, family: str, **changes: int) -> Path:
     tiny_models.save(tiny_models.make(family, **changes), folder)
     tiny_models.save_tokenizer(folder)

@@ -57,7 +57,12 @@ def test_public_models_have_the_size_that_their_cards_state(name: str, billions:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("Qwen/Qwen3-30B-A3B", 3.35), ("Qwen/Qwen3-235B-A22B", 22.19), ("google/gemma-4-26B-A4B", 3.82), ("mistralai/Mixtral-8x7B-v0.1", 12.88)],
+    [
+        ("Qwen/Qwen3-30B-A3B", 3.35),
+        ("Qwen/Qwen3-235B-A22B", 22.19),
+        ("google/gemma-4-26B-A4B", 3.82),
+        ("mistralai/Mixtral-8x7B-v0.1", 12.88),
+    ],
 )
 def test_active_parameters(name: str, billions: float) -> None:
     assert from_hf_config(known.MODELS[name]).active_params / 1e9 == pytest.approx(billions, rel=2e-3)

@@ -100,7 +100,7 @@ class LocalExecutor:
             platform,
             time.monotonic() - started,
         )
-        self.kv_scales: list[KVScales] | None = None
+        self.kv_scales: list[KVScales | None] | None = None
         self.pages = 0
         self.caches: list[LayerCache] = []
 
@@ -125,7 +125,9 @@ class LocalExecutor:
     def _pages_that_fit(self) -> int:
         """Pages that fit into the configured share of free memory, at most what a full batch needs (and page 0)."""
         dtype = jnp.dtype(jnp.int8) if self.int8_kv else self.dtype
-        shapes = jax.tree.leaves([self.decoder.impl.cache(spec, 1, dtype) for spec in self.decoder.cache_specs()])
+        shapes = jax.tree.leaves(
+            [self.decoder.impl.cache(spec, 1, dtype) for spec in self.decoder.cache_specs() if spec]
+        )
         page_bytes: float = sum(shape.size * shape.dtype.itemsize for shape in shapes)
         device = self.mesh.local_devices[0]
         if device.platform == "cpu":
@@ -149,7 +151,7 @@ class LocalExecutor:
             )
         return min(fit, most)
 
-    def _calibrate(self, ids: list[int]) -> list[KVScales]:
+    def _calibrate(self, ids: list[int]) -> list[KVScales | None]:
         """Scales of an int8 KV cache, from the largest keys and values over a sample text, with a margin of a tenth."""
         ids = ids[: self.max_pages * self.config.page_size]
         pages = -(-len(ids) // self.config.page_size)
@@ -157,10 +159,11 @@ class LocalExecutor:
         step = shape.host()
         step.add(ids, len(ids), range(1, pages + 1), decoding=False)
 
-        def observe(weights: Params, caches: list[LayerCache], packed: jax.Array) -> list[KVScales]:
-            batch, seen, rotated = shape.unpack(packed), [], self.arch.rope is not None
+        def observe(weights: Params, caches: list[LayerCache], packed: jax.Array) -> list[KVScales | None]:
+            batch, rotated = shape.unpack(packed), self.arch.rope is not None
+            seen: list[tuple[jax.Array, jax.Array] | None] = []
             self.decoder.hidden(weights, batch, batch.tokens, caches, observe=seen)
-            return [KVScales(_channel_scale(k, rotated), _channel_scale(v, rotated=False)) for k, v in seen]
+            return [kv and KVScales(_channel_scale(kv[0], rotated), _channel_scale(kv[1], False)) for kv in seen]
 
         heads = NamedSharding(self.mesh, P("tensor", None))
         run = jax.jit(observe, out_shardings=heads)

@@ -51,9 +51,10 @@ def attention(
         return KernelCost(0, 0, 0, 0)
     kinds: dict[AttentionSpec, tuple[AttentionSpec, LayerCache]] = {}
     counts, useful = Counter[AttentionSpec](), 0
-    for spec, cache in zip(decoder.cache_specs(), caches):
+    for layer in range(decoder.arch.num_layers):
+        spec = decoder.attention_spec(layer)
         kind = replace(spec, window=None)
-        kinds.setdefault(kind, (spec, cache))
+        kinds.setdefault(kind, (spec, caches[decoder.arch.kv_layer(layer)]))
         counts[kind] += 1
         queries = spec.kv_heads // decoder.heads.devices * spec.group
         seen = sum(_seen(length - tokens, length, spec.window) for tokens, length in sequences)

@@ -50,6 +50,12 @@ GEMMA4: Config = {
     "final_logit_softcapping": 30.0,
     "hidden_size_per_layer_input": 0,
 }
+GEMMA4_E: Config = GEMMA4 | {
+    "max_position_embeddings": 131_072,
+    "sliding_window": 512,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 256,
+}
 MISTRAL = {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768, "hidden_act": "silu"}
 MISTRAL_SMALL = MISTRAL | {"vocab_size": 131072, "max_position_embeddings": 131072, "head_dim": 128}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 16384, "hidden_act": "silu"}
@@ -122,6 +128,13 @@ MODELS: dict[str, Config] = {
     "google/gemma-3-4b": _sized(GEMMA3, 34, 2560, 10240, 8, 4, head_dim=256),
     "google/gemma-3-12b": _sized(GEMMA3, 48, 3840, 15360, 16, 8, head_dim=256),
     "google/gemma-3-27b": _sized(GEMMA3, 62, 5376, 21504, 32, 16, head_dim=128, query_pre_attn_scalar=168),
+    "google/gemma-4-E2B": _sized(
+        GEMMA4_E | {"layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7},
+        *(35, 1536, 6144, 8, 1),
+        num_kv_shared_layers=20,
+        use_double_wide_mlp=True,
+    ),
+    "google/gemma-4-E4B": _sized(GEMMA4_E, 42, 2560, 10240, 8, 2, num_kv_shared_layers=18),
     "google/gemma-4-12B": _sized(GEMMA4, 48, 3840, 15360, 16, 8, num_global_key_value_heads=1),
     "google/gemma-4-26B-A4B": _sized(
         GEMMA4 | {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},

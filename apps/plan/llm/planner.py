@@ -227,7 +227,7 @@ def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
 
 def _padding(sized: Sized, page_bytes: float) -> float:
     arch, config = sized.arch, sized.config
-    layers = map(arch.of_layer, range(arch.num_layers))
+    layers = (arch.of_layer(layer) for layer in range(arch.num_layers) if arch.owns_kv(layer))
     own = 2 * sum(each.num_kv_heads * each.head_dim for each in layers) * sized.programs.kv_dtype.itemsize
     return page_bytes / config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
 

@@ -87,8 +87,9 @@ class StepPrograms:
         return [every] if whole or any(layers == every for layers in longer) else [few, *longer]
 
     def layer_caches(self) -> list[LayerCache]:
-        """Global shapes of each layer's KV cache."""
-        return [self.decoder.impl.cache(spec, self.pages, self.kv_dtype) for spec in self.decoder.cache_specs()]
+        """Global shapes of each layer's KV cache; None: it attends to another layer's."""
+        impl, pages, dtype = self.decoder.impl, self.pages, self.kv_dtype
+        return [spec and impl.cache(spec, pages, dtype) for spec in self.decoder.cache_specs()]
 
     def page_bytes(self) -> float:
         """Bytes of a page, all layers together, on each device; layouts may pad it."""
@@ -120,7 +121,8 @@ class StepPrograms:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
         caches = [
-            jax.tree.map(  # a partition may stand for all arrays below it
+            cache
+            and jax.tree.map(  # a partition may stand for all arrays below it
                 lambda spec, parts: jax.tree.map(lambda part: abstract(part.shape, part.dtype, spec), parts),
                 decoder.impl.partition(),
                 cache,
@@ -137,7 +139,7 @@ class StepPrograms:
             self.weights(),
             caches,
             SamplingState(abstract((rows,), jnp.int32), abstract((rows, vocab), jnp.int16)),
-            [scales(spec) for spec in decoder.cache_specs()] if int8_kv else None,
+            [spec and scales(spec) for spec in decoder.cache_specs()] if int8_kv else None,
             abstract((shape.size,), jnp.int32),
             Extras(
                 abstract((shape.seqs, -(-vocab // 32)), jnp.uint32),
@@ -213,7 +215,7 @@ def measured_step(lowered: jax.stages.Lowered, blocks: float = 1) -> MeasuredSte
 def argument_bytes(module: hlo.Module) -> dict[str, int]:
     """Bytes of the step's arguments on each device, by name, with the padding of their layouts.
 
-    `lookup` is the embedding table, if the logits are computed from another one.
+    `lookup` is the table of the layers' own embeddings, and that of the model's if the logits have another one.
     """
     sizes: dict[str, int] = defaultdict(int)
     tied = True
@@ -221,9 +223,9 @@ def argument_bytes(module: hlo.Module) -> dict[str, int]:
         name = parameter.line.partition('op_name="')[2].partition('"')[0].replace("\\'", "'")
         size = sum(array.nbytes for array in parameter.arrays)
         sizes[name.partition("[")[0].partition(".")[0]] += size
-        if name.startswith("weights['embed']"):
-            sizes["lookup"] += size
+        for table in ("embed", "extra_embed"):
+            if name.startswith(f"weights['{table}']"):
+                sizes[table] += size
         tied = tied and not name.startswith("weights['lm_head']")
-    if tied:
-        sizes["lookup"] = 0
+    sizes["lookup"] = sizes["extra_embed"] + (0 if tied else sizes["embed"])
     return sizes

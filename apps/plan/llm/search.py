@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.parallel.layout import Cost, Devices, Layout, possible
+from apps.llm.engine.parallel.layout import Cost, Devices, DeviceWeights, Layout, possible
 from apps.plan import topology
 from apps.plan.llm import architectures
 from apps.plan.llm.planner import Sized, Workload, plan
@@ -128,8 +128,8 @@ def _by_arithmetic(workload: Workload, criteria: Criteria, layout: Layout, devic
     pages = config.max_batch_size * -(-sized.context // config.page_size) + 1
     weights, cache = sized.programs.weight_bytes(), pages * sized.programs.page_bytes()
     peaks = Peaks.of(slice, len(topology.devices(slice)))
-    table = sized.arch.vocab_size * sized.arch.hidden_size * 2 / tensor * (not sized.arch.tied_embeddings)
-    least = (weights - table + cache) / peaks.hbm_bytes_per_s * 1e3
+    tables = DeviceWeights.of(config, sized.arch, tensor)
+    least = (weights - (tables.stored - tables.read) + cache) / peaks.hbm_bytes_per_s * 1e3
     verdict = ""
     if weights + cache / config.memory_fraction > sized.usable:
         need = (weights + cache / config.memory_fraction) / sized.usable

@@ -44,6 +44,23 @@ def test_the_whole_step_compiles_for_tpu_slices() -> None:
             assert step["temp"] < step["cache"] / 3, "and nowhere copied"
 
 
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("topology", ["v5e:2x4", pytest.param("v6e:2x4", marks=pytest.mark.long), "v5p:2x2x1"])
+def test_layers_of_several_kinds_compile_for_tpu_slices(topology: str) -> None:
+    """Gemma 4's: heads of 256 and 512 channels, experts beside feed-forward networks, shared keys and values."""
+    pytest.importorskip("libtpu")
+    models = "google/gemma-4-31B", "google/gemma-4-26B-A4B", "google/gemma-4-E4B"
+    steps = [f"decode:int8:{models[0]}", *(f"decode:bfloat16:{model}" for model in models)]
+    process = run(topology, *steps)
+    out, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors[-3000:]
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [step["step"] for step in found] == steps
+    for step in found:
+        assert step["alias"] >= step["cache"], "the cache is donated"
+        assert step["temp"] < step["cache"] / 3, "and nowhere copied"
+
+
 @pytest.mark.parametrize("attention", ["auto", "xla"])
 @pytest.mark.parametrize("tokens", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_the_cpu_keeps_one_cache(attention: str, tokens: int) -> None:

@@ -127,6 +127,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # name -> transformers' cla
         },
     ),
     "gemma4": ("Gemma4Text", GEMMA4),
+    "gemma4_e": (
+        "Gemma4Text",
+        GEMMA4
+        | {"attention_k_eq_v": False, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
+        | {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full", "full")]},
+    ),
     "gemma4_moe": (
         "Gemma4Text",
         GEMMA4 | {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32},

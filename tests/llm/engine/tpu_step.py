@@ -1,9 +1,9 @@
-"""Compiles the whole step of a Llama 3 8B (or a registered model) for a slice that is not there; prints its memory.
+"""Compiles the whole step of a Llama 3 8B (or another model) for a slice that is not there; prints its memory.
 
-Two layers stand for all.
+Two layers stand for all, or two of each kind. Other models are those registered, and those that the plan knows.
 
 A process of its own, with the environment that test_compiled_step.py gives it:
-python tpu_step.py v5e:2x4 decode:bfloat16 prefill:int8:lm_cloud.LmCloudSpmd2B
+python tpu_step.py v5e:2x4 decode:bfloat16 prefill:int8:lm_cloud.LmCloudSpmd2B decode:int8:google/gemma-4-31B
 """
 
 import json
@@ -18,6 +18,7 @@ from apps.llm.engine import EngineConfig
 from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.step import StepShape
+from apps.plan.llm import known
 from apps.plan.llm.program import StepPrograms
 
 LLAMA3 = {
@@ -34,6 +35,15 @@ LLAMA3 = {
 }
 BATCH, PAGE, PAGES = 64, 32, 4096
 SHAPES = {"decode": StepShape(64, BATCH, 64), "prefill": StepShape(512, BATCH, 64)}
+
+
+def few_layers(model: str) -> Architecture:
+    arch = lm_cloud.find(model)
+    if arch is not None:
+        return arch.only([0, 1])
+    arch = from_hf_config(known.MODELS[model])
+    kinds = {arch.of_layer(layer) for layer in range(arch.num_layers)}
+    return replace(arch.only(arch.few(2 * len(kinds))), vocab_size=LLAMA3["vocab_size"])
 
 
 def memory(arch: Architecture, mesh: Mesh, attention: str, int8: bool, shape: StepShape) -> dict[str, int]:
@@ -56,6 +66,6 @@ if __name__ == "__main__":
     mesh = Mesh(np.array(topology.devices), ("tensor",))
     for wanted in sys.argv[2:]:
         step, dtype, *model = wanted.split(":")
-        arch = replace(lm_cloud.find(model[0]), num_layers=2, windows=(None, None)) if model else from_hf_config(LLAMA3)
+        arch = few_layers(model[0]) if model else from_hf_config(LLAMA3)
         found = memory(arch, mesh, "auto", dtype == "int8", SHAPES[step])
         print(json.dumps(found | {"step": wanted, "devices": mesh.size}), flush=True)

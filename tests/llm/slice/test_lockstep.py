@@ -18,7 +18,9 @@ from tests.llm.slice.processes import Processes
 pytestmark = pytest.mark.timeout(600)
 
 HOSTS, DEVICES = 2, 4
-EVERYWHERE = "norm.weight", "layer_scalar", "mlp.gate.weight", "router.weight", "router.bias", "o_proj.bias"
+EVERYWHERE = "norm.weight", "mlp.gate.weight", "router.weight", "router.bias", "o_proj.bias"
+EVERYWHERE += "norm_1.weight", "norm_2.weight", "layer_scalar", "router.scale", "router.per_expert_scale"
+EVERYWHERE += "router.proj.weight", "input_gate.weight", "per_layer_projection.weight", "model_projection.weight"
 PACKED = re.compile(r"\.experts\.(gate_up|down)_proj")
 """Tensors of all experts of a layer."""
 FEW = 2
@@ -32,6 +34,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_attention_heads": 8, "num_key_value_heads": 2},  # two experts of each layer on each device
     "gpt_oss": {"num_attention_heads": 8, "num_key_value_heads": 2},
     "gemma4": {},
+    "gemma4_moe": {},
+    "gemma4_e": {},
 }
 
 
@@ -88,7 +92,9 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
         pytest.param("gemma2", DEVICES, marks=pytest.mark.slow),
         pytest.param("qwen3_moe", DEVICES, marks=pytest.mark.slow),
         pytest.param("gpt_oss", DEVICES, marks=pytest.mark.slow),
-        pytest.param("gemma4", DEVICES, marks=pytest.mark.slow),
+        pytest.param("gemma4", DEVICES, marks=pytest.mark.long),
+        pytest.param("gemma4_moe", DEVICES, marks=pytest.mark.slow),
+        pytest.param("gemma4_e", DEVICES, marks=pytest.mark.slow),
     ],
 )
 def test_two_hosts_give_the_answers_of_one_process(
@@ -219,7 +225,8 @@ def check_bytes(by_host: list[dict[str, int]], devices: int, folder: str) -> Non
         if name.endswith(EVERYWHERE):
             assert read == [size] * HOSTS, name
         elif PACKED.search(name):
-            times = 2 if "gate_up" in name else 1  # once for the gates' rows and once for the others
+            # gpt-oss's once for the gates' rows and once for the others.
+            times = 2 if "mlp.experts.gate_up" in name else 1
             assert read == [times * size // HOSTS] * HOSTS, name
         elif ".experts." in name:
             assert sorted(read) == [0, size], "an expert is whole on one host"

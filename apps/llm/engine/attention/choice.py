@@ -21,10 +21,10 @@ def implementation(
 ) -> Implementation:
     """The implementation of that name; `auto` takes the platform's own, if it has one that fits the model.
 
+    Falls back from the CPU kernels to plain XLA if the installed XLA has another foreign function interface.
+
     Args:
         head_dims: of all layers.
-
-    Falls back from the CPU kernels to plain XLA if the installed XLA has another foreign function interface.
 
     Raises:
         ValueError: the one that was asked for does not fit the model.

@@ -96,7 +96,7 @@ class PallasAttention:
         if not isinstance(cache, tuple):
             return self._attend(new, cache, plan, batch, spec)
         few = replace(spec, kv_heads=spec.kv_heads // len(cache))
-        q, k, v = (jnp.split(x, len(cache), axis=1) for x in new[:3])
+        q, k, v = ([None] * len(cache) if x is None else jnp.split(x, len(cache), axis=1) for x in new[:3])
         sinks = [None] * len(cache) if new.sinks is None else jnp.split(new.sinks, len(cache))
         shares = map(QKV, q, k, v, sinks)
         done = [self._attend(share, part, plan, batch, few) for share, part in zip(shares, cache)]
@@ -112,14 +112,14 @@ class PallasAttention:
         def pad(x: jax.Array, more_heads: int) -> jax.Array:
             return jnp.pad(x, ((0, 0), (0, more_heads), (0, padded(dim) - dim)))
 
-        pairs = jnp.stack([k, v], axis=2).reshape(tokens, 2 * spec.kv_heads, dim)
-        pairs = pad(pairs, 2 * more).astype(cache.dtype)
-
         def written(pairs: jax.Array, cache: jax.Array) -> jax.Array:
             return cache.reshape(-1, *cache.shape[2:]).at[plan].set(pairs).reshape(cache.shape)
 
-        # With sinks, this step's values have a 1 in a channel that is otherwise padding; see `_seen`.
-        cache = written(pairs if sinks is None else pairs.at[:, 1::2, dim].set(1), cache)
+        if k is not None and v is not None:
+            pairs = jnp.stack([k, v], axis=2).reshape(tokens, 2 * spec.kv_heads, dim)
+            pairs = pad(pairs, 2 * more).astype(cache.dtype)
+            # With sinks, this step's values have a 1 in a channel that is otherwise padding; see `_seen`.
+            cache = written(pairs if sinks is None else pairs.at[:, 1::2, dim].set(1), cache)
         queries = pad(q.reshape(tokens, heads, dim), more * spec.group)
         block = blocks(tokens, batch.pages.shape[0], spec.page_size, batch.pages.shape[1])
         out = ragged_paged_attention(
@@ -141,7 +141,8 @@ class PallasAttention:
             num_kv_pages_per_block=block.positions // spec.page_size,
             num_queries_per_block=block.queries,
         )
-        if sinks is None:
+        if sinks is None or k is None:
+            assert sinks is None, "no model has sinks where it attends to another layer's keys"
             return out[:, :heads, :dim].reshape(q.shape), cache
         share = out[:, :heads, dim].reshape(q.shape[:3]).astype(jnp.float32)
         seen = _seen(q, k, share, batch, spec)

@@ -15,9 +15,9 @@ from apps.llm.engine.step import Batch
 
 
 def make_cache(
-    impl: Implementation, specs: Iterable[AttentionSpec], pages: int, dtype: jnp.dtype, mesh: Mesh
+    impl: Implementation, specs: Iterable[AttentionSpec | None], pages: int, dtype: jnp.dtype, mesh: Mesh
 ) -> list[LayerCache]:
-    """Empty pages of the layers with these specs, on their devices."""
+    """Empty pages of the layers with these specs, on their devices; None where there is no spec."""
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), impl.partition())
 
     @cache
@@ -29,7 +29,7 @@ def make_cache(
 
         return jax.jit(zeros, out_shardings=shardings)
 
-    return [maker(replace(spec, window=None))() for spec in specs]
+    return [spec and maker(replace(spec, window=None))() for spec in specs]
 
 
 def attend(
@@ -48,19 +48,21 @@ def attend(
     if scales is not None:
         q = (q.astype(jnp.float32) * scales.k[:, None]).astype(dtype)
         k, v = (
-            jnp.clip(jnp.round(x.astype(jnp.float32) / scale), -127, 127).astype(jnp.int8)
+            None if x is None else jnp.clip(jnp.round(x.astype(jnp.float32) / scale), -127, 127).astype(jnp.int8)
             for x, scale in ((k, scales.k), (v, scales.v))
         )
 
     def local(new: QKV, cache: LayerCache, plan: Any, batch: Batch) -> tuple[jax.Array, LayerCache]:
-        return impl.attend(new, cache, plan, batch, replace(spec, kv_heads=new.k.shape[1]))
+        return impl.attend(new, cache, plan, batch, replace(spec, kv_heads=new.q.shape[1]))
 
     if mesh.size > 1:
         heads = P(None, "tensor")
+        written = None if k is None else heads
+        split = QKV(heads, written, written, None if sinks is None else P("tensor"))
         local = jax.shard_map(
             local,
             mesh=mesh,
-            in_specs=(QKV(heads, heads, heads, sinks if sinks is None else P("tensor")), impl.partition(), P(), P()),
+            in_specs=(split, impl.partition(), P(), P()),
             out_specs=(heads, impl.partition()),
             check_vma=False,
         )

@@ -15,8 +15,8 @@ class QKV(NamedTuple):
     """What a step adds, after rotary embedding."""
 
     q: jax.Array  # [T, kv_heads, group, head_dim]
-    k: jax.Array  # [T, kv_heads, head_dim]
-    v: jax.Array  # like k
+    k: jax.Array | None  # [T, kv_heads, head_dim]; None: another layer has written them to the cache
+    v: jax.Array | None  # like k
     sinks: jax.Array | None = None  # [kv_heads, group] float32: score of a key without a value that each query sees
 
 

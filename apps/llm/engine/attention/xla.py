@@ -80,7 +80,8 @@ class XlaAttention:
         self, new: QKV, cache: XlaCache, plan: SweepPlan, batch: Batch, spec: AttentionSpec
     ) -> tuple[jax.Array, XlaCache]:
         q, k, v, sinks = new
-        cache = XlaCache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
+        if k is not None and v is not None:
+            cache = XlaCache(_write(cache.k, k, plan.slots), _write(cache.v, v, plan.slots))
         out = _run(q, cache, plan.single, spec, sinks)[:-1].reshape(-1, *q.shape[1:])
         if plan.blocks is not None:
             chunks = _run(q, cache, plan.blocks, spec, sinks).reshape(-1, *q.shape[1:])

@@ -71,6 +71,9 @@ class Architecture:
     window_rope: Rope | None = None  # of the layers with a window (Gemma 3 and 4); None: `rope`
     kv_projections: int = 2  # 1: that of the keys gives the values too
     full: FullAttention | None = None  # heads of the layers without a window (Gemma 4); None: like the others
+    kv_of: tuple[int, ...] = ()  # the layer whose keys and values each layer attends to (Gemma 4); (): its own
+    wide_shared: bool = False  # layers with another's keys have feed-forward networks of twice the width
+    per_layer_width: int = 0  # of embeddings that each layer has of its own (Gemma 4); 0: none
     eos_token_ids: tuple[int, ...] = ()
 
     def rope_of(self, layer: int) -> Rope | None:
@@ -96,15 +99,31 @@ class Architecture:
         def of(each: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(each[layer] for layer in layers)
 
+        def source(layer: int) -> int:
+            """Among them, the layer whose keys and values it attends to, or the last one like that."""
+            wanted = self.kv_layer(layer)
+            like = (n for n in layers if self.owns_kv(n) and bool(self.windows[n]) == bool(self.windows[wanted]))
+            return layers.index(wanted if wanted in layers else max(like))
+
         few = self.experts and replace(self.experts, layers=of(self.experts.layers))
-        return replace(self, num_layers=len(layers), windows=of(self.windows), experts=few)
+        kv_of = tuple(map(source, layers)) if self.kv_of else ()
+        return replace(self, num_layers=len(layers), windows=of(self.windows), experts=few, kv_of=kv_of)
 
     def of_layer(self, layer: int) -> "Architecture":
-        """The same with this layer's heads in all layers."""
-        if self.full is None or self.windows[layer]:
-            return self
-        heads = {"num_kv_heads": self.full.num_kv_heads, "head_dim": self.full.head_dim}
-        return replace(self, **heads, kv_projections=self.full.kv_projections, full=None)
+        """The same where all layers have this one's heads, projections and width of the feed-forward network."""
+        changes: dict[str, Any] = {}
+        if self.full is not None and not self.windows[layer]:
+            changes = {"num_kv_heads": self.full.num_kv_heads, "head_dim": self.full.head_dim, "full": None}
+            changes["kv_projections"] = self.full.kv_projections
+        if not self.owns_kv(layer):
+            changes |= {"kv_projections": 0, "intermediate_size": self.intermediate_size * (1 + self.wide_shared)}
+        return replace(self, **changes) if changes else self
+
+    def kv_layer(self, layer: int) -> int:
+        return self.kv_of[layer] if self.kv_of else layer
+
+    def owns_kv(self, layer: int) -> bool:
+        return self.kv_layer(layer) == layer
 
     @property
     def head_dims(self) -> set[int]:
@@ -136,18 +155,16 @@ class Architecture:
         return self._params(self.experts.per_token if self.experts else 0)
 
     def _params(self, experts: int) -> int:
-        attention = 0
-        for own in map(self.of_layer, range(self.num_layers)):
-            attention += own.head_dim * (2 * own.num_heads + own.kv_projections * own.num_kv_heads)
         matrices = 3 if self.gated_mlp else 2
-        dense, sparse = sum(map(self.has_mlp, range(self.num_layers))), 0
-        inner = 0
-        if self.experts is not None:
-            sparse = sum(self.experts.layers)
-            inner = matrices * (experts * self.experts.width + self.experts.shared_width) + self.experts.count
-        feed = dense * matrices * self.intermediate_size + sparse * inner
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.hidden_size * (attention + feed) + embeddings
+        rows = 3 * self.num_layers * self.per_layer_width  # of hidden_size numbers, as in all matrices
+        for layer in range(self.num_layers):
+            own = self.of_layer(layer)
+            rows += own.head_dim * (2 * own.num_heads + own.kv_projections * own.num_kv_heads)
+            rows += matrices * own.intermediate_size * self.has_mlp(layer)
+            if self.experts is not None and self.has_experts(layer):
+                rows += matrices * (experts * self.experts.width + self.experts.shared_width) + self.experts.count
+        embeddings = self.hidden_size * (1 if self.tied_embeddings else 2) + self.num_layers * self.per_layer_width
+        return self.hidden_size * rows + self.vocab_size * embeddings
 
 
 FAMILIES = (
@@ -188,8 +205,10 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     if family not in FAMILIES:
         raise UnsupportedModel(f"config.json: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
     if family in WITH_TOWER:
-        text = config.get("text_config", {})
-        config, family = {"eos_token_id": config.get("eos_token_id")} | text, text.get("model_type", WITH_TOWER[family])
+        text, ends = config.get("text_config", {}), config.get("eos_token_id")
+        # Gemma 4's files have more ends beside the decoder's config than in it.
+        config = text if ends is None else text | {"eos_token_id": ends}
+        family = text.get("model_type", WITH_TOWER[family])
         if family not in FAMILIES:
             raise UnsupportedModel(f"config.json: text_config.model_type {family!r} is not supported")
     if family.startswith("gemma3"):
@@ -240,19 +259,16 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         output_bias=bool(config.get("attention_bias", False)) and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family in ("qwen3", "gemma3", "gemma4"),
-        value_norm=family == "gemma4",
         norm_plus_one=gemma and family != "gemma4",
-        wide_norm=family == "gemma4",
         scaled_embeddings=gemma,
         post_norms=post_norms,
-        layer_scalars=family == "gemma4",
         attention_scale=query_scale**-0.5,
         attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if post_norms else None,
         final_softcap=config.get("final_logit_softcapping", softcaps[1]) if post_norms else None,
         gate_limit=config_fields.gate_limit(config) if family == "gpt_oss" else None,
         sinks=family == "gpt_oss",
         windows=config_fields.windows(config, family, layers),
-        full=gemma4.full_attention(config) if family == "gemma4" else None,
+        **(gemma4.options(config) if family == "gemma4" else {}),
         fused=family == "phi3",
         experts=experts,
         eos_token_ids=config_fields.token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),

@@ -7,18 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from apps.llm.engine.adapters.low_rank import Owned, delta, owned
 from apps.llm.engine.attention.sharded import attend
-from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache, slots
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache
 from apps.llm.engine.model import experts
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.config_fields import GATE_SLOPE
 from apps.llm.engine.model.params import HeadLayout, Params
-from apps.llm.engine.model.quantization import product
+from apps.llm.engine.model.quantization import linear, product
 from apps.llm.engine.model.rope import Rope, sinusoid_frequencies
+from apps.llm.engine.model.rotation import angles, rotate
 from apps.llm.engine.parallel.products import row_parallel, rows, splits_by_token, whole
 from apps.llm.engine.step import Batch
 
@@ -46,9 +46,10 @@ class Decoder:
             window=self.arch.windows[layer],
         )
 
-    def cache_specs(self) -> list[AttentionSpec]:
-        """Of each layer's cache."""
-        return [self.attention_spec(layer) for layer in range(self.arch.num_layers)]
+    def cache_specs(self) -> list[AttentionSpec | None]:
+        """Of each layer's cache; None: it attends to another layer's."""
+        layers = range(self.arch.num_layers)
+        return [self.attention_spec(layer) if self.arch.owns_kv(layer) else None for layer in layers]
 
     def hidden(
         self,
@@ -56,14 +57,15 @@ class Decoder:
         batch: Batch,
         tokens: jax.Array,
         caches: list[LayerCache],
-        kv_scales: list[KVScales] | None = None,
-        observe: list[tuple[jax.Array, jax.Array]] | None = None,
+        kv_scales: list[KVScales | None] | None = None,
+        observe: list[tuple[jax.Array, jax.Array] | None] | None = None,
     ) -> tuple[jax.Array, list[LayerCache]]:
         """The last layer's output at every token, `[T, hidden]`, and the caches with the step's keys and values.
 
         Args:
             tokens: `[T]`, with the decoding sequences' last samples filled in.
-            observe: when given, each layer's keys and values `[T, kv_heads, head_dim]` are appended (calibration).
+            observe: when given, each layer's keys and values `[T, kv_heads, head_dim]` are appended (calibration); None
+                where it has none of its own.
         """
         arch = self.arch
         by_token = splits_by_token(len(tokens), self.mesh.size)
@@ -72,14 +74,15 @@ class Decoder:
             # The factor is rounded to the model's type first, as in the reference.
             x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
         if arch.rope is None:
-            cos, sin = _angles(batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
+            cos, sin = angles(batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
             x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)
-        specs = self.cache_specs()
+        specs = [self.attention_spec(layer) for layer in range(arch.num_layers)]
         rotations = [(arch.rope_of(layer), spec.head_dim) for layer, spec in enumerate(specs)]
         turns: dict[tuple[Rope | None, int], Any] = {
-            (rope, dim): rope and _angles(batch, self.page_size, rope.inverse_frequencies(dim) * 2, rope.scale)
+            (rope, dim): rope and angles(batch, self.page_size, rope.inverse_frequencies(dim) * 2, rope.scale)
             for rope, dim in dict.fromkeys(rotations)
         }
+        extras = self._per_layer(params, tokens, x, by_token) if arch.per_layer_width else [None] * arch.num_layers
         live = jnp.arange(len(tokens)) < batch.q_starts[-1]
         adapters = params["layers"][0].get("adapters")
         own = None if adapters is None else owned(batch, adapters["qkv"].a.shape[1])
@@ -96,8 +99,9 @@ class Decoder:
             plan: Any,
             scales: KVScales | None,
             turn: tuple[jax.Array, jax.Array] | None,
+            extra: jax.Array | None,
             spec: AttentionSpec,
-        ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array]]:
+        ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array] | None]:
             def adapted(name: str) -> Owned | None:
                 return None if own is None or name not in layer["adapters"] else (layer["adapters"][name], own)
 
@@ -106,15 +110,17 @@ class Decoder:
             qkv = qkv.reshape(len(y), spec.kv_heads, -1, spec.head_dim)
             qkv = _plus(qkv, y, adapted("qkv"), 2).astype(y.dtype)
             # Query heads and their key head rotate by the same angles. The last is that of the values, or of both.
-            qk, v = qkv[:, :, : spec.group + 1], qkv[:, :, -1]
-            if arch.value_norm:
+            qk, own_kv = qkv[:, :, : spec.group + 1], qkv.shape[2] > spec.group
+            v = qkv[:, :, -1] if own_kv else None
+            if arch.value_norm and v is not None:
                 v = self._norm(v)
             if arch.qk_norm:
-                q_norm = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
-                qk = self._norm(qk, jnp.concatenate([q_norm, layer["k_norm"][None]]))
+                weights = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
+                weights = jnp.concatenate([weights, layer["k_norm"][None]]) if own_kv else weights
+                qk = self._norm(qk, weights)
             if turn is not None:
-                qk = _rotate(qk, *turn)
-            q, k = qk[:, :, :-1], qk[:, :, -1]
+                qk = rotate(qk, *turn)
+            q, k = qk[:, :, : spec.group], qk[:, :, -1] if own_kv else None
             sinks = layer["sinks"].reshape(-1, spec.group) if arch.sinks else None
             y, cache = attend(self.impl, QKV(q, k, v, sinks), cache, plan, batch, spec, self.mesh, scales)
             y = y.reshape(len(y), -1)
@@ -130,16 +136,31 @@ class Decoder:
             if arch.post_norms:
                 y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
             x = x + y
-            return x * layer["scalar"] if arch.layer_scalars else x, cache, (k, v)
+            if extra is not None:
+                y = self._activation(product(x, layer["extra_in"])) * extra
+                x = x + self._norm(linear(y.astype(x.dtype), layer["extra_out"]), layer["extra_norm"])
+            x = x * layer["scalar"] if arch.layer_scalars else x
+            return x, cache, None if k is None or v is None else (k, v)
 
         for i, (layer, spec, rotation) in enumerate(zip(params["layers"], specs, rotations)):
             if spec not in plans:
                 plans[spec] = self.impl.plan(batch, spec)
-            scales = kv_scales[i] if kv_scales is not None else None
-            x, caches[i], seen = run_layer(x, layer, caches[i], plans[spec], scales, turns[rotation], spec)
+            kv = arch.kv_layer(i)
+            scales = kv_scales[kv] if kv_scales is not None else None
+            given = plans[spec], scales, turns[rotation], extras[i]
+            x, caches[kv], seen = run_layer(x, layer, caches[kv], *given, spec)
             if observe is not None:
                 observe.append(seen)
         return whole(x, self.mesh, by_token), caches
+
+    def _per_layer(self, params: Params, tokens: jax.Array, x: jax.Array, by_token: bool) -> list[jax.Array]:
+        """Gemma 4's further embeddings of each layer, `[T, width]`: from the tokens, and from their embeddings x."""
+        layers, width = self.arch.num_layers, self.arch.per_layer_width
+        own = rows(params["extra_embed"], tokens, self.dtype, self.mesh, by_token) * jnp.asarray(width**0.5, self.dtype)
+        projected = product(x, params["extra_projection"]) * self.arch.hidden_size**-0.5
+        projected = self._norm(projected.reshape(-1, layers, width), params["extra_projection_norm"]).astype(self.dtype)
+        both = (projected + own.reshape(-1, layers, width)) * jnp.asarray(2**-0.5, self.dtype)
+        return [both[:, layer] for layer in range(layers)]
 
     def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """`[rows, hidden]` -> `[rows, vocab]` float32."""
@@ -248,48 +269,3 @@ def _plus(y: jax.Array, x: jax.Array, adapted: Owned | None, axis: int) -> jax.A
 def _silu(x: jax.Array) -> jax.Array:
     """x * sigmoid(x), computed with tanh: one transcendental and no division, a third faster on XLA:CPU."""
     return x * (0.5 + 0.5 * jnp.tanh(0.5 * x))
-
-
-def _angles(batch: Batch, page_size: int, frequencies: list[float], scale: float = 1.0) -> tuple[jax.Array, jax.Array]:
-    """`scale` times cosines and sines of each position times each frequency: both `[T, frequencies]` float32."""
-    position = slots(batch, page_size)[1]
-
-    def angles() -> tuple[jax.Array, jax.Array]:
-        angle = position[:, None].astype(jnp.float32) * np.asarray(frequencies, np.float32)
-        if scale == 1:
-            return jnp.cos(angle), jnp.sin(angle)
-        return scale * jnp.cos(angle), scale * jnp.sin(angle)
-
-    def none() -> tuple[jax.Array, jax.Array]:
-        zeros = jnp.zeros((len(position), len(frequencies)))
-        return zeros, zeros
-
-    # The condition is only known at run time, which stops XLA from recomputing the angles for each head of each layer
-    # (it fuses them into their users, even through an optimization barrier).
-    return jax.lax.cond(batch.num_seqs[0] > 0, angles, none)
-
-
-def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary embedding on `[T, ..., head_dim]`: rotates channel i with channel i + width / 2 of the first `width`.
-
-    The width is that of `cos` and `sin` `[T, width]`; other channels stay as they are.
-
-    The partner channels come from a product with a signed permutation matrix, which is exact in any precision. XLA:CPU
-    would copy the halves element by element, thirty times slower.
-    """
-    half, width = cos.shape[-1] // 2, x.shape[-1]
-    swap = np.zeros((width, width), np.float32)
-    swap[np.arange(half) + half, np.arange(half)] = -1
-    swap[np.arange(half), np.arange(half) + half] = 1
-    partner = jax.lax.dot_general(
-        x.reshape(-1, width),
-        jnp.asarray(swap, x.dtype),
-        (((1,), (0,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    ).reshape(x.shape)
-    if 2 * half < width:
-        rest = (0, 0), (0, width - 2 * half)
-        cos, sin = jnp.pad(cos, rest, constant_values=1), jnp.pad(sin, rest)
-    cos, sin = (jnp.expand_dims(part, tuple(range(1, x.ndim - 1))) for part in (cos, sin))
-    return (x.astype(jnp.float32) * cos + partner * sin).astype(x.dtype)

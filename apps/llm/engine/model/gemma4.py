@@ -38,10 +38,6 @@ class FullAttention:
     kv_projections: int  # 1: the projection of the keys gives the values too
 
 
-def is_gemma4(family: str) -> bool:
-    return family.startswith("gemma4")
-
-
 def completed(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     """The config with the fields that may be left out.
 
@@ -53,14 +49,33 @@ def completed(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     config = (UNIFIED_DEFAULTS if unified else DEFAULTS) | given
     if config.get("use_bidirectional_attention") == "all":
         raise UnsupportedModel("config.json: use_bidirectional_attention 'all' is not supported: it is an encoder")
-    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers", *(("enable_moe_block",) if unified else ())):
-        if config.get(name):
+    for name in ("enable_moe_block", "hidden_size_per_layer_input"):
+        if unified and config.get(name):
             raise UnsupportedModel(f"config.json: {name} {config[name]} is not supported for {family}")
+    vocab, rows = config.get("vocab_size"), config.get("vocab_size_per_layer_input", 262_144)
+    if config["hidden_size_per_layer_input"] and vocab != rows:
+        raise UnsupportedModel(f"config.json: vocab_size_per_layer_input is {rows}; it can only be vocab_size, {vocab}")
     return config | {"layer_types": _layer_types(config)}
 
 
-def full_attention(config: Mapping[str, Any]) -> FullAttention:
-    """Raises UnsupportedModel if layers of one kind differ."""
+def options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an Architecture that no other family has, from a `completed` config.
+
+    Raises:
+        UnsupportedModel: layers of one kind differ, or none has the keys that others share.
+    """
+    return {
+        "value_norm": True,
+        "wide_norm": True,
+        "layer_scalars": True,
+        "full": _full_attention(config),
+        "kv_of": _kv_of(config),
+        "wide_shared": bool(config.get("use_double_wide_mlp")),
+        "per_layer_width": config["hidden_size_per_layer_input"],
+    }
+
+
+def _full_attention(config: Mapping[str, Any]) -> FullAttention:
     shared = bool(config.get("attention_k_eq_v"))
     heads = (config.get("num_global_key_value_heads") if shared else None) or config["num_key_value_heads"]
     found = {"head_dim": config["global_head_dim"], "num_key_value_heads": heads}
@@ -75,6 +90,19 @@ def full_attention(config: Mapping[str, Any]) -> FullAttention:
             raise UnsupportedModel(f"config.json: per_layer_config with {', '.join(unknown)} is not supported")
         found = {"head_dim": config["head_dim"], "num_key_value_heads": config["num_key_value_heads"]} | full[0]
     return FullAttention(found["num_key_value_heads"], found["head_dim"], 1 if shared else 2)
+
+
+def _kv_of(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The layer whose keys and values each layer attends to: of the last ones, the last before them of their kind."""
+    kinds, shared = config["layer_types"], config.get("num_kv_shared_layers") or 0
+    own = kinds[: len(kinds) - shared]
+    if missing := set(kinds) - set(own):
+        raise UnsupportedModel(
+            f"config.json: num_kv_shared_layers {shared} is not supported: it leaves no {', '.join(missing)} with "
+            "keys of its own"
+        )
+    last = {kind: layer for layer, kind in enumerate(own)}
+    return tuple(layer if layer < len(own) else last[kind] for layer, kind in enumerate(kinds))
 
 
 def _layer_types(config: Mapping[str, Any]) -> list[str]:

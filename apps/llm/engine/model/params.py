@@ -3,9 +3,8 @@
 Abstract shapes, shardings, random weights and loading all follow from `declare`.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.heads import HeadLayout as HeadLayout
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.source import Rows, Source, clipped
@@ -65,57 +65,9 @@ class Param:
         return whole[(slice(None), *index[1:])]
 
 
-@dataclass(frozen=True)
-class HeadLayout:
-    """How attention heads are laid out on the mesh: `kv_heads` groups of `group` query heads and one key/value head.
-
-    Where the checkpoint has fewer key/value heads than devices, each is repeated `repeat` times, so that every
-    device holds whole groups.
-    """
-
-    kv_heads: int
-    group: int
-    repeat: int
-    devices: int
-    full: "HeadLayout | None" = None  # of the layers without a window, where they have other heads
-
-    def of_layer(self, arch: Architecture, layer: int) -> "HeadLayout":
-        return self if self.full is None or arch.windows[layer] else self.full
-
-    @classmethod
-    def once(cls, arch: Architecture, tensor_parallel: int) -> "HeadLayout":
-        """Key/value heads are not repeated, however many devices there are."""
-        full = arch.full and cls.once(replace(arch, num_kv_heads=arch.full.num_kv_heads, full=None), tensor_parallel)
-        return cls(arch.num_kv_heads, arch.num_heads // arch.num_kv_heads, 1, tensor_parallel, full)
-
-    @classmethod
-    def of(cls, arch: Architecture, tensor_parallel: int) -> "HeadLayout":
-        for width in arch.split_widths:
-            if width % tensor_parallel:
-                raise ValueError(
-                    f"tensor_parallel {tensor_parallel} does not divide the model's intermediate_size {width}; choose "
-                    "a divisor of it"
-                )
-        if arch.experts is not None and arch.experts.count % tensor_parallel:
-            raise ValueError(
-                f"tensor_parallel {tensor_parallel} does not divide the model's {arch.experts.count} experts; choose a "
-                "divisor of it"
-            )
-        repeat = math.lcm(arch.num_kv_heads, tensor_parallel) // arch.num_kv_heads
-        kv_heads = arch.num_kv_heads * repeat
-        if arch.num_heads % kv_heads:
-            fits = [n for n in range(1, arch.num_heads + 1) if arch.num_heads % math.lcm(arch.num_kv_heads, n) == 0]
-            raise ValueError(
-                f"tensor_parallel {tensor_parallel} cannot split {arch.num_heads} attention heads with "
-                f"{arch.num_kv_heads} key/value heads evenly; it can be one of {fits}"
-            )
-        full = arch.full and cls.of(replace(arch, num_kv_heads=arch.full.num_kv_heads, full=None), tensor_parallel)
-        return cls(kv_heads, arch.num_heads // kv_heads, repeat, tensor_parallel, full)
-
-
 def declare(arch: Architecture, heads: HeadLayout) -> Params:
     """All parameters as a tree of Param. The only place with a checkpoint's tensor names."""
-    hidden = arch.hidden_size
+    hidden, extra = arch.hidden_size, arch.per_layer_width
 
     def vector(name: str, size: int = hidden) -> Param:
         bias = name.endswith("bias")
@@ -161,7 +113,6 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params["experts_in_bias"] = Param((count * 2 * width,), ("experts",), into, constant=0.0, wide=True)
             params["experts_out_bias"] = Param((count * hidden,), ("experts",), down, constant=0.0, wide=True)
         if arch.experts.beside:
-            params |= feed_forward(f"{prefix}.mlp")
             params["router_scale"] = vector(f"{prefix}.router.scale")
             params["expert_scales"] = vector(f"{prefix}.router.per_expert_scale", count)
             params |= norm("dense_norm", f"{prefix}.post_feedforward_layernorm_1")
@@ -206,7 +157,8 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
                 _plain(f"{attention}.o_proj.weight", hidden, queries * dim),
                 matrix=True,
             ),
-            **(experts(prefix) if arch.has_experts(i) else feed_forward(f"{prefix}.mlp")),
+            **(experts(prefix) if arch.has_experts(i) else {}),
+            **(feed_forward(f"{prefix}.mlp", own.intermediate_size) if arch.has_mlp(i) else {}),
         }
         if arch.post_norms:
             params |= norm("post_attention_norm", f"{prefix}.post_attention_layernorm")
@@ -219,6 +171,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             params["sinks"] = Param((queries,), ("kv_heads",), places, constant=0.0, wide=True)
         if arch.qk_norm:
             params["q_norm"] = vector(f"{attention}.q_norm.weight", dim)
+        if arch.qk_norm and own.kv_projections:
             params["k_norm"] = vector(f"{attention}.k_norm.weight", dim)
         if arch.attention_bias:
             params["qkv_bias"] = Param(
@@ -230,6 +183,14 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
             )
         if arch.output_bias:
             params["out_bias"] = vector(f"{attention}.o_proj.bias")
+        if arch.per_layer_width:
+            for key, name, *size in (
+                ("extra_in", "input_gate", extra, hidden),
+                ("extra_out", "projection", hidden, extra),
+            ):
+                source = _plain(f"{prefix}.per_layer_{name}.weight", *size)
+                params[key] = Param(tuple(size), (None, None), source, matrix=True)
+            params |= norm("extra_norm", f"{prefix}.post_per_layer_input_norm")
         if arch.layer_scalars:
             params["scalar"] = Param((1,), (None,), _plain(f"{prefix}.layer_scalar", 1), constant=1.0)
         return params
@@ -243,6 +204,14 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         "layers": [layer(i) for i in range(arch.num_layers)],
         **norm("final_norm", "model.norm"),
     }
+    if extra:
+        width = arch.num_layers * extra
+        rows, into = (arch.vocab_size, width), (width, hidden)
+        source = _plain("model.embed_tokens_per_layer.weight", *rows)
+        tree["extra_embed"] = Param(rows, ("vocab", None), source)
+        source = _plain("model.per_layer_model_projection.weight", *into)
+        tree["extra_projection"] = Param(into, (None, "embed"), source, matrix=True)
+        tree["extra_projection_norm"] = vector("model.per_layer_projection_norm.weight", extra)
     if not arch.tied_embeddings:
         tree["lm_head"] = Param(table, ("vocab", "embed"), _plain("lm_head.weight", *table), matrix=True)
     if arch.head_bias:

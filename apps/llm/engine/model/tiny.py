@@ -45,6 +45,7 @@ def tiny(arch: Architecture, shards: int, layers: int = 2) -> Architecture:
         head_dim=HEAD_DIM,
         full=full and replace(full, num_kv_heads=full.num_kv_heads * kv_heads // all_kv_heads, head_dim=2 * HEAD_DIM),
         attention_scale=arch.attention_scale * (arch.head_dim / HEAD_DIM) ** 0.5,
+        per_layer_width=arch.per_layer_width and HEAD_DIM,
         experts=arch.experts and _few(arch.experts, shards),
         rope=arch.rope and _narrow(arch.rope),
     )

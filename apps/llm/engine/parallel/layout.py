@@ -171,14 +171,14 @@ class DeviceWeights(NamedTuple):
     def of(cls, config: EngineConfig, arch: Architecture, tensor: int) -> "DeviceWeights":
         mesh = AbstractMesh((tensor,), ("tensor",))
         declared = params.declare(arch, HeadLayout.of(arch, tensor))
-        looked_up = None if arch.tied_embeddings else declared["embed"]
+        looked_up = [declared.get("extra_embed"), None if arch.tied_embeddings else declared["embed"]]
         stored = read = elements = 0
         for param in jax.tree.leaves(declared, is_leaf=params.is_param):
             own = math.prod(param.shape) // math.prod(mesh.shape[axis] for axis in param.spec(mesh) if axis)
             int8 = param.matrix and config.quantize_weights == "int8"
             size = own * (1 if int8 else param.dtype(jnp.dtype(config.dtype)).itemsize)
             stored += size
-            if param is not looked_up:
+            if not any(param is table for table in looked_up):
                 read += size
                 elements += own if param.matrix else 0
         return cls(stored, read, elements)
@@ -191,7 +191,9 @@ def token_bytes(config: EngineConfig, arch: Architecture, tensor: int) -> float:
     heads, impl = HeadLayout.of(arch, tensor), PallasAttention(tensor, on_tpu=True)
     dtype = jnp.dtype(jnp.int8 if config.quantize_kv_cache == "int8" else config.dtype)
     kinds = Counter(
-        (heads.of_layer(arch, layer).kv_heads, arch.of_layer(layer).head_dim) for layer in range(arch.num_layers)
+        (heads.of_layer(arch, layer).kv_heads, arch.of_layer(layer).head_dim)
+        for layer in range(arch.num_layers)
+        if arch.owns_kv(layer)
     )
     total = 0
     for (kv_heads, head_dim), layers in kinds.items():

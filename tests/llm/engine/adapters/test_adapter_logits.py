@@ -30,7 +30,7 @@ def targets(family: str) -> tuple[str, ...]:
     return making.FUSED if family == "phi3" else making.ATTENTION + making.MLP
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", [*DENSE, pytest.param("gemma4_e", marks=pytest.mark.slow)])
 def test_logits_are_those_of_the_merged_model(family: str, tmp_path: Path, compile_cache: str) -> None:
     model = tiny_models.make(family)
     base = tiny_models.save(model, tmp_path / "base")

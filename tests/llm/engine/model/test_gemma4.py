@@ -15,12 +15,12 @@ from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ids, read
 from tests.llm.engine.model.test_models import Stepper, worst_error
 
-KINDS = ("gemma4", "gemma4_moe")
+KINDS = ("gemma4", "gemma4_moe", "gemma4_e")
 MEDIA = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
 @pytest.mark.parametrize("kind", ["xla", pytest.param("pallas", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", ["gemma4_e", *(pytest.param(f, marks=pytest.mark.slow) for f in KINDS[:2])])
 def test_other_kinds_of_attention(
     family: str, kind: str, tmp_path: Path, compile_cache: str, interpreted: None
 ) -> None:
@@ -98,6 +98,8 @@ def test_files_of_the_hub_and_of_transformers_say_the_same() -> None:
     assert from_hf_config(written) == hub
     assert HeadLayout.of(hub, 4) == HeadLayout(4, 2, 1, 4, HeadLayout(4, 2, 2, 4))
     assert HeadLayout.once(hub, 4) == HeadLayout(4, 2, 1, 4, HeadLayout(2, 4, 1, 4))
+    beside = {"model_type": "gemma4", "eos_token_id": [1, 106], "text_config": config(eos_token_id=1)}
+    assert from_hf_config(beside).eos_token_ids == (1, 106)
     separate = from_hf_config(config(attention_k_eq_v=False))
     assert separate.full is not None and (separate.full.num_kv_heads, separate.full.kv_projections) == (4, 2)
 

@@ -35,7 +35,7 @@ def outputs(folder: Path, compile_cache: str, **settings: str) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize(
-    "family", ["llama3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "gemma3", "gemma4"))]
+    "family", ["llama3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "gemma3", "gemma4", "gemma4_e"))]
 )
 def test_logits_stay_close(family: str, tmp_path: Path, compile_cache: str) -> None:
     tiny_models.save(tiny_models.make(family), tmp_path)

@@ -40,6 +40,7 @@ WHOLE = {
         (1, 2, 4, 16),
     ),
     "gemma4": (from_hf_config(known.MODELS["google/gemma-4-31B"]), (1, 2, 8, 16, 32)),
+    "gemma4_e": (from_hf_config(known.MODELS["google/gemma-4-E4B"]), (1, 8)),
 }
 
 
@@ -53,7 +54,7 @@ def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
     assert toy.num_params < 5e7 and toy.num_layers == len(toy.windows) == 2
     sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
     assert toy.full is None or not all(toy.windows), "a layer of each kind"
-    for field in (*sizes, "attention_scale", "windows", "experts", "full"):
+    for field in (*sizes, "attention_scale", "windows", "experts", "full", "kv_of", "per_layer_width"):
         toy = replace(toy, **{field: getattr(arch, field)})
     assert toy == arch, "and every switch is the whole one's"
     assert tiny(arch, shards, layers=1000).num_layers == arch.num_layers

@@ -52,15 +52,19 @@ def test_the_same_logits_of_packed_experts_and_sinks(kind: str, tmp_path: Path) 
     assert loaded(tmp_path, kind)["error"] < (1e-5 if kind == "float32" else 1e-2)
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
-def test_the_same_logits_where_heads_differ_by_layer(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [("gemma4", "float32"), ("gemma4", "int8"), ("gemma4_moe", "int8"), ("gemma4_e", "int8")]
+)
+def test_the_same_logits_where_heads_differ_by_layer(family: str, kind: str, tmp_path: Path) -> None:
     """Four heads of keys, or two of which each device has a copy and which give the values too."""
-    tiny_models.save(tiny_models.make("gemma4"), tmp_path)
+    tiny_models.save(tiny_models.make(family), tmp_path)
     tiny_models.save_tokenizer(tmp_path)
     found = loaded(tmp_path, kind)
     assert found["error"] < (1e-5 if kind == "float32" else 1e-2)
     keys = [found["rows"][f"model.layers.{layer}.self_attn.k_proj.weight"] for layer in (0, 1)]
     assert keys == [4 * 16, 4 * 32], "one head for each device"
+    experts = {name: rows for name, rows in found["rows"].items() if ".layers.0.experts." in name}
+    assert set(experts.values()) == ({8 * 64} if family == "gemma4_moe" else set()), "each expert's rows once"
 
 
 def test_the_same_logits_of_fused_tensors(tmp_path: Path) -> None:

@@ -54,11 +54,12 @@ class CpuAttention:
     ) -> tuple[jax.Array, CpuCache]:
         q, k, v, sinks = new
         name = KINDS[cache.k.dtype]
-        if name == "bf16":
-            k, v = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (k, v))
-        like = CpuCache(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache))
-        write = jax.ffi.ffi_call(f"podslice_write_{name}", like, input_output_aliases={0: 0, 1: 1})
-        cache = CpuCache(*write(*cache, k, v, plan))
+        if k is not None and v is not None:
+            if name == "bf16":
+                k, v = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (k, v))
+            like = CpuCache(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cache))
+            write = jax.ffi.ffi_call(f"podslice_write_{name}", like, input_output_aliases={0: 0, 1: 1})
+            cache = CpuCache(*write(*cache, k, v, plan))
         queries = q.astype(jnp.float32) * (spec.scale * math.log2(math.e))
         result = jax.ShapeDtypeStruct(q.shape, jnp.float32)
         attend = jax.ffi.ffi_call(f"podslice_attend_{name}", result)
