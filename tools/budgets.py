@@ -65,6 +65,7 @@ SINCE = {
         "LongRoPE and dynamic rope": 100,
         "gpt-oss and MXFP4": 210,
         "Gemma 4": 380,
+        "types checked on the host side": 30,
     },
     "plan": {
         "the attention kernel's instructions": 130,

@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -82,8 +82,8 @@ def _prepare(
 
     from apps.batch.preparation import PrepareArguments, prepare
     from apps.batch.preparation.output import PreparationRefused
-    from apps.llm.engine.weights.checkpoint import CheckpointError
     from apps.serving.files import Busy
+    from apps.serving.model_folder import CheckpointError
     from ray_configs.tpu import SliceField
 
     try:
@@ -110,7 +110,7 @@ def _prepare(
 
 def _verify(location: str) -> None:
     from apps.batch.preparation import verify
-    from apps.llm.engine.weights.checkpoint import CheckpointError
+    from apps.serving.model_folder import CheckpointError
 
     try:
         problems = verify(location)
@@ -123,7 +123,7 @@ def _verify(location: str) -> None:
     typer.echo(f"{location} is intact")
 
 
-def _end(said: str, status: int) -> None:
+def _end(said: str, status: int) -> NoReturn:
     typer.echo(f"error: {said}", err=True)
     raise typer.Exit(status)
 

@@ -241,7 +241,7 @@ class Admin:
         """Holds the lock during a change. Raises Unavailable if another cell holds the lease."""
         with self._lock:
             if not self._lease.held:
-                where = self._lease.other.where if self._lease.other else "unknown"
+                where = self._lease.other or "unknown"
                 raise Unavailable(
                     f"another cell ({where}) holds the lease of this state, so this one cannot change it; give this "
                     f"cell its own state_uri, or stop the other one: {LEASE_S:.0f} s later this one takes over",

@@ -52,18 +52,21 @@ def build(config: CellConfig) -> serve.Application:
     plain = config.model_copy(update={"api_keys": ()})
     actor = {"num_cpus": OWN_CPUS} | on_cpu_pod(config)
     # The server logs a summary every few seconds, which says more than a line per request, and costs less.
-    quiet = {"logging_config": {"enable_access_log": False}, "ray_actor_options": actor}
-    admin = CellAdmin.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, **quiet).bind(plain, bool(keys))
-    return CellFront.options(
+    quiet: dict[str, Any] = {"logging_config": {"enable_access_log": False}, "ray_actor_options": actor}
+    # Type checkers take these deployments for their classes.
+    admin_deployment: Any = CellAdmin
+    front_deployment: Any = CellFront
+    admin = admin_deployment.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, **quiet)
+    return front_deployment.options(
         num_replicas=config.front_replicas, max_ongoing_requests=10_000, graceful_shutdown_timeout_s=120, **quiet
-    ).bind(plain, admin, keys)
+    ).bind(plain, admin.bind(plain, bool(keys)), keys)
 
 
 @serve.deployment
 class CellAdmin:
     """Owns the desired state and reconciles it. Called by the front."""
 
-    async def __init__(self, config: CellConfig, keys: bool):
+    async def __init__(self, config: CellConfig, keys: bool):  # type: ignore[misc]  # Serve awaits it
         log_as_serve_does()
         self._config = config
         self._keys = keys or bool(principals_from_environment())
@@ -159,7 +162,9 @@ class CellAdmin:
 class CellFront:
     """The HTTP API. Its only state is a view of the models, at most half a second old."""
 
-    async def __init__(self, config: CellConfig, admin: DeploymentHandle, keys: dict[bytes, str]):
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: CellConfig, admin: DeploymentHandle[Any], keys: dict[bytes, str]
+    ):
         log_as_serve_does()
         self._config, self._admin = config, admin
         self._keys = principals_from_environment(keys)

@@ -229,7 +229,7 @@ class EngineModel:
 
         async def read_one() -> None:
             (output,) = await _whole(open_[0])
-            vectors.append(output.embedding)
+            vectors.append(np.asarray(output.embedding))
             open_.popleft()
 
         try:

@@ -35,24 +35,24 @@ class EngineStream:
         Raises:
             EngineStopped: the engine has failed, or the request was aborted.
         """
-        first = last = None
+        first = last = 0.0  # seconds of the clock; 0: no output yet
         generation, *others = self._generations
         async for outputs in generation.batches(*others):
             last = time.monotonic()
-            if first is None:
+            if not first:
                 first = last
                 self._metrics.first_token(generation.caller.name, first - self._began / 1e9)
             for output in outputs:
                 if output.finish_reason is not None:
                     self._reasons[output.index] = output.finish_reason
                 if output.finish_reason == "error":
-                    self._end(EngineStopped(output.error))
+                    self._end(EngineStopped(output.error or ""))
                 output.raise_failure()
                 self._tokens += len(output.token_ids)
             yield outputs
         self._end()
         answers = len(self._reasons)
-        if first is not None and self._tokens > answers:
+        if first and self._tokens > answers:
             self._metrics.observe("tpot", (last - first) / (self._tokens / answers - 1))
 
     def abort(self) -> None:

@@ -24,7 +24,7 @@ def build(config: LLMConfig) -> serve.Application:
     Raises:
         ValueError: Ray cannot place the config's slice.
     """
-    if config.spans_hosts and config.slice.ray_refusal is not None:
+    if config.slice is not None and config.spans_hosts and config.slice.ray_refusal is not None:
         raise ValueError(f"slice {config.slice} cannot be used by a replica: {config.slice.ray_refusal}")
     return bound(LLMServer, config)
 

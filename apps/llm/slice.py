@@ -51,7 +51,7 @@ def load_engine(config: LLMConfig) -> "tuple[Engine, SliceHosts | None]":
 
     hosts = SliceHosts.start(config) if config.spans_hosts else None
     try:
-        return Engine.load(config, hosts and hosts.workers, config.slice), hosts
+        return Engine.load(config, None if hosts is None else hosts.workers, config.slice), hosts
     except BaseException:
         if hosts is not None:
             hosts.close()
@@ -113,7 +113,8 @@ class SliceHosts:
         Raises:
             RuntimeError, TimeoutError: a host did not start; the slice is given back.
         """
-        wanted: TpuSlice = config.slice
+        wanted = config.slice
+        assert wanted is not None  # it spans hosts
         reservation = reserve(wanted, _owner())
         log.info("reserved slice %s: %s", reservation.slice_name, wanted)
         hosts = cls(reservation, [])

@@ -63,7 +63,7 @@ def slices(wanted: TpuSlice) -> Slices:
         else:
             gone[name][host.labels.get(TPU_WORKER_ID, "")] = host  # the latest one, if several
     left = private_ray.free_resources()
-    free, busy = [], []
+    free, busy = list[str](), list[str]()
     for name, hosts in there.items():
         if not name or len(hosts) != wanted.hosts:
             continue

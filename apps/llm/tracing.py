@@ -99,7 +99,7 @@ class Tracing:
             path, parent = arrival
         params = params or (generations[0].params if generations else None)
         operation = "embeddings" if params is None else "chat" if path.endswith(CHATS) else "text_completion"
-        given = {"url.path": path} if path else {}
+        given: dict[str, Any] = {"url.path": path} if path else {}
         given |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "podslice"}
         given |= {"gen_ai.request.model": self._model, "gen_ai.response.model": self._model}
         given |= _of_params(params) if params is not None else {}

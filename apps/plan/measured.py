@@ -3,7 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import jax
 
@@ -42,7 +42,8 @@ class Measured:
         cls, compiled: jax.stages.Compiled, module: hlo.Module, seconds: float, blocks: float = 1, **more: float
     ) -> Self:
         """Reads all figures off a compiled program; `more` has those that a subclass adds. `blocks`: see `traffic`."""
-        memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+        memory: Any = compiled.memory_analysis()
+        cost: Any = compiled.cost_analysis()
         counted = traffic.count(module, blocks=blocks)
         return cls(
             arguments=memory.argument_size_in_bytes,
@@ -68,7 +69,7 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, hlo.Modu
     began = time.monotonic()
     program = lowered.compile()
     seconds = time.monotonic() - began
-    return program, hlo.parse(program.as_text()), seconds
+    return program, hlo.parse(program.as_text() or ""), seconds
 
 
 @dataclass(frozen=True)

@@ -167,13 +167,13 @@ def leased(fs: fsspec.AbstractFileSystem, folder: str, lease_s: float) -> Iterat
     told = False
     while not lease.renew():
         if not lease.undecided:
-            raise Busy(_busy(lease.other.where, folder))
+            raise Busy(_busy(lease.other, folder))
         if not told:
-            log.warning("the last writer (%s) left its lease behind; making sure that it is dead", lease.other.where)
+            log.warning("the last writer (%s) left its lease behind; making sure that it is dead", lease.other)
             told = True
         time.sleep(min(1.0, lease_s / 4))
     if not lease.renew():
-        raise Busy(_busy(lease.other.where, folder))  # both began at the same moment
+        raise Busy(_busy(lease.other, folder))  # both began at the same moment
     ended = threading.Event()
 
     def renew() -> None:
@@ -214,8 +214,8 @@ class Lease:
         self._count = 0
         self._seen: tuple[Any, float] | None = None
         self.held = False
-        self.other: Holder | None = None
-        """The holder, if it is not this process."""
+        self.other = ""
+        """Where the holder is, if it is not this process."""
         self.undecided = False
         """Whether the holder has not renewed since it was first seen: it may be dead and its lease left over."""
 
@@ -227,11 +227,11 @@ class Lease:
                 self.undecided = self._seen is None
                 self._seen = (found, now)
             if now - self._seen[1] < self._lease_s:
-                self.held, self.other = False, Holder(str(found.get("owner")), str(found.get("where")))
+                self.held, self.other = False, str(found.get("where"))
                 return False
         self._count += 1
         self._write({"owner": self._me.owner, "where": self._me.where, "count": self._count})
-        self._seen, self.other, self.held, self.undecided = None, None, True, False
+        self._seen, self.other, self.held, self.undecided = None, "", True, False
         return True
 
     def release(self) -> None:

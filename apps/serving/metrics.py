@@ -6,12 +6,15 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 log = logging.getLogger("podslice")
 
 LOG_PERIOD_S = 10
-Stats = TypeVar("Stats")
+Stats = TypeVar("Stats", bound="DataclassInstance")
 """A dataclass of numbers: an engine's load, and counters that are totals since it started."""
 
 
@@ -29,15 +32,16 @@ class Instruments(Generic[Stats]):
     def __init__(self, model: str):
         from ray.serve.metrics import Counter, Gauge, Histogram  # importing this module needs no Ray
 
-        keys = ("model", *self.KEYS)
+        # Ray annotates its tags as a tuple of one.
+        keys: Any = ("model", *self.KEYS)
         self._gauges = {field: Gauge(*metric, keys) for field, metric in self.GAUGES.items()}
         self._counters = {field: Counter(*metric, keys) for field, metric in self.COUNTERS.items()}
         self._histograms = {
             name: Histogram(metric, told, list(buckets), keys)
             for name, (metric, told, buckets) in self.HISTOGRAMS.items()
         }
-        for metric in (*self._gauges.values(), *self._counters.values(), *self._histograms.values()):
-            metric.set_default_tags({"model": model})  # a separate dict each: Serve adds its own tags to it
+        for instrument in (*self._gauges.values(), *self._counters.values(), *self._histograms.values()):
+            instrument.set_default_tags({"model": model})  # a separate dict each: Serve adds its own tags to it
         self._last: dict[tuple[str, ...], dict[str, Any]] = {}  # by the values of KEYS
 
     def observe(self, name: str, value: float, **tags: str) -> None:
@@ -72,7 +76,7 @@ class Metrics(Instruments[Stats], ABC):
         then, before = self._logged = self._logged or (now, stats)
         if (seconds := now - then) >= LOG_PERIOD_S:
             self._logged = now, stats
-            if stats.steps > before.steps:
+            if stats != before:
                 log.info("%s", self.line(stats, before, seconds))
 
     async def publish_forever(self, stats: Callable[[], Stats]) -> None:

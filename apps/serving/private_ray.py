@@ -13,12 +13,14 @@ import ray
 import ray._private.state
 import ray._private.worker
 from ray import PlacementGroupID, serve
-from ray.core.generated.common_pb2 import NodeDeathInfo
-from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from ray.core.generated import common_pb2, gcs_pb2
 from ray.serve.context import _get_global_client
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 CALL_S = 30
+# Protobuf makes these at import, where no type checker sees them.
+IDLE: Any = vars(common_pb2)["NodeDeathInfo"].AUTOSCALER_DRAIN_IDLE
+ALIVE: Any = vars(gcs_pb2)["GcsNodeInfo"].ALIVE
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,24 @@ class RayNode:
         return self.ended == math.inf
 
 
+def _worker() -> Any:
+    return ray._private.worker.global_worker
+
+
+def _serve() -> Any:
+    return _get_global_client()
+
+
 def nodes() -> Iterator[RayNode]:
     """All nodes of the cluster, including the dead ones that Ray remembers. `ray.nodes()` lacks the cause of death."""
-    for node in ray._private.worker.global_worker.gcs_client.get_all_node_info().values():
+    for node in _worker().gcs_client.get_all_node_info().values():
         yield RayNode(
             node.node_id.hex(),
             dict(node.labels),
             node.resources_total.get("TPU", 0),
-            node.death_info.reason == NodeDeathInfo.AUTOSCALER_DRAIN_IDLE,
+            node.death_info.reason == IDLE,
             node.start_time_ms / 1000,
-            math.inf if node.state == GcsNodeInfo.ALIVE else node.end_time_ms / 1000,
+            math.inf if node.state == ALIVE else node.end_time_ms / 1000,
         )
 
 
@@ -66,7 +76,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 def cluster_id() -> str:
     """The cluster's id; a restarted cluster has a new one."""
-    return ray._private.worker.global_worker.gcs_client.cluster_id.hex()
+    return _worker().gcs_client.cluster_id.hex()
 
 
 def remove_placement_groups(prefix: str) -> None:
@@ -78,17 +88,17 @@ def remove_placement_groups(prefix: str) -> None:
 
 def applications() -> dict[str, Any]:
     """Serve's applications by name, in the format of `serve status` and the dashboard's REST API."""
-    return _get_global_client().get_serve_details()["applications"]
+    return _serve().get_serve_details()["applications"]
 
 
 def versions() -> dict[str, str]:
     """The version that each application's deployment was given, which Serve's status lacks."""
-    controller = _get_global_client()._controller
+    controller = _serve()._controller
     infos = ray.get(controller.list_deployments_internal.remote(), timeout=CALL_S)
     return {id.app_name: info.version or "" for id, (info, _) in infos.items()}
 
 
-def with_version(deployment: serve.Deployment, version: str, **options: Any) -> serve.Deployment:
+def with_version(deployment: Any, version: str, **options: Any) -> serve.Deployment:
     """The deployment with options and a version. Redeploying the same version keeps the replicas."""
     return deployment.options(_internal=True, version=version, **options)
 
@@ -105,14 +115,14 @@ def controller_runs() -> bool:
 
 def http_port() -> int:
     """The port of Serve's HTTP proxies."""
-    return _get_global_client().http_config.port
+    return _serve().http_config.port
 
 
 def logs() -> str:
     """The folder where all processes of the Ray node write their logs."""
-    return ray._private.worker.global_worker.node.get_logs_dir_path()
+    return _worker().node.get_logs_dir_path()
 
 
 def joined() -> bool:
     """Whether `ray.init` joined a running cluster, instead of starting one that ends with this process."""
-    return not ray._private.worker.global_worker.node.head
+    return not _worker().node.head

@@ -46,8 +46,10 @@ def log_as_serve_does() -> None:
     log.setLevel(logging.INFO)
 
 
-def bound(server: serve.Deployment, config: LLMConfig | StableDiffusionConfig) -> serve.Application:
+def bound(server: Any, config: LLMConfig | StableDiffusionConfig) -> serve.Application:
     """The application of one EngineServer, with the deployment options that follow from the config.
+
+    `server` is a Deployment: what `serve.deployment` makes of a class, which type checkers take for the class.
 
     Keys are passed as digests, so that no pickle, log or process listing of the cluster contains one.
     """
@@ -61,7 +63,7 @@ class EngineServer(ABC):
     Serve creates it, calls `check_health` every few seconds, and deletes it when its requests are done.
     """
 
-    async def __init__(self, config: Any, keys: Principals = OPEN):
+    async def __init__(self, config: Any, keys: Principals = OPEN):  # type: ignore[misc]  # Serve awaits it
         log_as_serve_does()
         self._keys = principals_from_environment(keys)
         # In a thread: Serve's control calls share this event loop.

@@ -8,14 +8,14 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from apps.serving.errors import RequestError
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, QueuePosition, Step
-from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Size, check_size
+from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Scheduler, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from ray_configs.stable_diffusion import StableDiffusionConfig
@@ -131,7 +131,7 @@ class PictureModel:
                 height=height,
                 num_inference_steps=steps,
                 guidance_scale=float(guidance),
-                scheduler=wanted.scheduler or config.scheduler,
+                scheduler=cast(Scheduler, wanted.scheduler or config.scheduler),  # PictureRequest checks it
                 negative_prompt=wanted.negative_prompt,
                 seed=(seed + index) % (MAX_SEED + 1),
                 image=wanted.image,

@@ -15,7 +15,7 @@ def build(config: StableDiffusionConfig) -> serve.Application:
     Raises:
         ValueError: a slice of several hosts, or one that Ray can't place.
     """
-    if config.spans_hosts:
+    if config.slice is not None and config.spans_hosts:
         raise ValueError(
             f"slice {config.slice} has {config.slice.hosts} hosts, and a picture model fits on one: give it a slice of "
             "one host, such as v5e:2x4:8t or v4:2x2x1, and set max_replicas for more of them"

@@ -46,7 +46,7 @@ class LinesSource(Datasource):
     """The unanswered lines of the input, one chunk per row. Read on the driver's host, where a local file is."""
 
     def __init__(self, source: InputFile, todo: list[Todo], lines: int):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._source, self._todo, self._lines = source, todo, lines
 
     @property
@@ -96,7 +96,7 @@ def answers(
     # No more than each replica can use: a few lines do not need 32 threads.
     open_chunks = min(config.max_batch_size, math.ceil(left / replicas))
     reading = LinesSource(source, todo, chunk_lines(left, replicas, open_chunks))
-    deaths = Deaths.remote(replicas)
+    deaths = Deaths.remote(replicas)  # type: ignore[attr-defined]  # an actor class
     with DataContext.current(context):
         answered = ray.data.read_datasource(
             reading,

@@ -50,7 +50,7 @@ class Shown:
         self.counts.take(chunk)
         speed = f"{self.counts.tokens_per_s:,.0f} tokens/s"
         at = self._done + self.counts.lines
-        if self._bar is not None:
+        if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=at, description="generating", speed=speed)
         elif time.monotonic() - self._told > LOG_PERIOD_S:
             self._told = time.monotonic()

@@ -47,7 +47,7 @@ class Replica:
     def __init__(self, config: LLMConfig, defaults: Defaults, deaths: Any):
         logging.basicConfig(format="%(message)s")
         self._deaths = deaths
-        actor = ray.get_runtime_context().get_actor_id()
+        actor = ray.get_runtime_context().get_actor_id() or ""
         ray.get(deaths.started.remote(actor))
         self._model, self._defaults, self._deadline_s = config.served_name, defaults, config.health_step_deadline_s
         if config.spans_hosts:

@@ -19,7 +19,10 @@ from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engi
 if TYPE_CHECKING:
     from apps.llm.engine import Engine
 
-URLS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
+URLS: dict[str, type[CompletionBody] | type[ChatBody]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+}
 ID_FIELDS = ("id", "custom_id")
 
 
@@ -89,6 +92,7 @@ def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
             raise OpenAIError(400, message, "prompt", "missing_required_parameter")
         else:
             kind = CompletionBody if "prompt" in fields else ChatBody
+        assert kind is not None  # `request_body` refuses other URLs
         given = {name for name, value in fields.items() if value is not None}
         if "max_completion_tokens" in given:
             given.add("max_tokens")
@@ -147,8 +151,8 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
     prompts: Sequence[str | list[int]]
     try:
         if isinstance(body, ChatBody):
-            prompt, turn = engine.chat(body.request())
-            prompts, opened.params = [prompt], turn.constrained(opened.params)
+            ids, turn = engine.chat(body.request())
+            prompts, opened.params = [ids], turn.constrained(opened.params)
             opened.reader = turn.reader
         else:
             prompts = each(body.prompt)

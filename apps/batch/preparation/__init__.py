@@ -18,7 +18,7 @@ from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.parallel.layout import Devices, possible
-from apps.llm.engine.weights.checkpoint import TOKENIZER_FILES, Checkpoint, CheckpointError
+from apps.llm.engine.weights.checkpoint import TOKENIZER_FILES, Checkpoint
 from apps.llm.engine.weights.prepared import (
     FORMAT,
     MANIFEST,
@@ -29,6 +29,7 @@ from apps.llm.engine.weights.prepared import (
     open_checkpoint,
     size_problem,
 )
+from apps.serving.model_folder import CheckpointError
 from apps.serving.progress import bar
 from ray_configs.tpu import TpuSlice
 
@@ -152,9 +153,9 @@ def _blocks(wanted: PrepareArguments, arch: Architecture) -> int:
     """The `tensor_parallel` that the weights are laid out for."""
     try:
         if wanted.slice is None:
-            devices = wanted.tensor_parallel or 1
-            HeadLayout.of(arch, devices)
-            return devices
+            blocks = wanted.tensor_parallel or 1
+            HeadLayout.of(arch, blocks)
+            return blocks
         per_chip = DEVICES_PER_CHIP.get(wanted.slice.generation, 1)
         devices = Devices(wanted.slice.chips * per_chip, wanted.slice.hosts)
         return max((layout.tensor for layout in possible(arch, devices)), default=1)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,7 +56,8 @@ class StoredWeights:
             self._lay_out(file, names)
 
     def _lay_out(self, file: str, names: list[str]) -> None:
-        entries, at = {}, 0
+        entries: dict[str, dict[str, Any]] = {}
+        at = 0
         arrays = [(name, array) for name in names for array in self._arrays(name)]
         for _, array in arrays:
             offsets = [at, at + array.nbytes]

@@ -19,7 +19,7 @@ from apps.llm.batches.upload import FORM_BYTES, Form, check_length, opened_in_th
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
 from apps.serving.ingress.bodies import Body, Metadata
 from apps.serving.ingress.openai_errors import OpenAIError, parsed
-from apps.serving.ingress.openapi import form, json_body, query
+from apps.serving.ingress.openapi import Schema, form, json_body, query
 
 log = logging.getLogger("podslice")
 
@@ -106,8 +106,12 @@ def batches_router(
         """Uploads a file for a batch."""
         return await _uploaded(required(), request)
 
-    listing = {"after": {"type": "string"}, "order": {"enum": ["asc", "desc"], "type": "string"}}
-    files_query = {"purpose": {"type": "string"}, "limit": {"type": "integer", "maximum": MAX_FILES}, **listing}
+    listing: dict[str, Schema] = {"after": {"type": "string"}, "order": {"enum": ["asc", "desc"], "type": "string"}}
+    files_query: dict[str, Schema] = {
+        "purpose": {"type": "string"},
+        "limit": {"type": "integer", "maximum": MAX_FILES},
+        **listing,
+    }
 
     @router.get("/v1/files", openapi_extra=query(files_query))
     async def list_files(request: Request) -> Any:
@@ -161,7 +165,10 @@ def batches_router(
         on_change()
         return batch
 
-    batches_query = {"limit": {"type": "integer", "maximum": MAX_BATCHES}, "after": {"type": "string"}}
+    batches_query: dict[str, Schema] = {
+        "limit": {"type": "integer", "maximum": MAX_BATCHES},
+        "after": {"type": "string"},
+    }
 
     @router.get("/v1/batches", openapi_extra=query(batches_query))
     async def list_batches(request: Request) -> Any:

@@ -9,6 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 
 from starlette.types import ASGIApp
 
@@ -85,9 +86,12 @@ class Runner:
             if await asyncio.to_thread(lease.renew):
                 task = asyncio.create_task(self._hold(opened, lease, asker))
                 self._working[opened.id] = task
-                task.add_done_callback(lambda _, id_=opened.id: self._working.pop(id_))
+                task.add_done_callback(partial(self._ended, opened.id))
                 return True
         return False
+
+    def _ended(self, id_: str, _: object) -> None:
+        del self._working[id_]
 
     async def _hold(self, opened: OpenBatch, lease: Lease, asker: Asker) -> None:
         """Works on a batch while its lease is held."""

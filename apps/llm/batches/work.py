@@ -166,7 +166,7 @@ class BatchWork:
         ids = self._progress.get("file_ids") or [new_id(FILE), new_id(FILE)]
         finalizing = {"status": "finalizing", "finalizing_at": now} if ending == "completed" else {}
         await self._write_progress(file_ids=ids, **finalizing)  # saved first, so that a retry writes the same files
-        end = {"status": ending, f"{ending}_at": int(time.time())}
+        end: dict[str, Any] = {"status": ending, f"{ending}_at": int(time.time())}
         end |= {name: self._progress[name] for name in ("in_progress_at", "finalizing_at") if name in self._progress}
         outputs = Outputs(self._store.files, self._opened, ids)
         end |= await asyncio.to_thread(outputs.write, self._parts, self._source, ending == "expired")

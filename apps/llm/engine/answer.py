@@ -19,17 +19,17 @@ log = logging.getLogger("podslice")
 class Answer:
     """The text side of one sequence, beside the scheduler's `Sequence`."""
 
-    reads = False  # needs only the step's samples, not its hidden states; see `pooling`
-
     def __init__(self, seq: Sequence, tokenizer: ModelTokenizer, arch: Architecture, matcher: Matcher | None):
-        self.params = params = seq.generation.params
+        params = seq.generation.params
+        assert params is not None  # something is sampled
+        self.params = params
         self.entered = False  # has left the queue at least once
         self._seq, self._tokenizer, self._matcher = seq, tokenizer, matcher
         self._text = Detokenizer(
             tokenizer.fast, seq.generation.prompt_ids, params.stop, params.include_stop_text, params.shown_tokens
         )
         self._stops = frozenset(params.stop_token_ids)
-        self._eos = frozenset() if params.ignore_eos else frozenset(arch.eos_token_ids)
+        self._eos: frozenset[int] = frozenset() if params.ignore_eos else frozenset(arch.eos_token_ids)
         self._vocab_size = arch.vocab_size
         self.bias = params.logit_bias
         self.penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)

@@ -75,7 +75,7 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        loops: list[Loop],
+        loops: list[Loop[Any]],
         tokenizer: ModelTokenizer,
         grammars: Grammars,
         max_model_len: int,
@@ -176,7 +176,7 @@ class Engine:
         limit = answer_limit(len(prompt_ids), params, self.max_model_len, self._cache_tokens)
         generation = Generation(prompt_ids, params, caller=caller)
         first_seed = random.getrandbits(63) if params.seed is None else params.seed
-        answers = []
+        answers: list[Member] = []
         known = grams(prompt_ids) if self.config.speculation == "ngram" else None
         held = params.json_schema if params.grammar is None else params.grammar
         first = None
@@ -342,7 +342,7 @@ class Engine:
         """A vector of length 1 for each prompt, `[prompts, hidden]` float32: the hidden states after the final norm,
         averaged over the prompt's tokens or of the last one."""
         generations = [_submit_when_free(self.submit_embedding, prompt, pooling) for prompt in prompts]
-        return np.stack([_outputs_of(generation)[0].embedding for generation in generations])
+        return np.stack([np.asarray(_outputs_of(generation)[0].embedding) for generation in generations])
 
     def chat(self, request: ChatRequest) -> tuple[list[int], Turn]:
         """A chat's prompt ids, to submit with `turn.constrained(params)`, and the turn, which reads the answers.

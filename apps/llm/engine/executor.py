@@ -234,9 +234,9 @@ class LocalExecutor:
 
     def read(self, launched: Launched) -> Tokens:
         """Wait for a launched step and unpack its results."""
-        return Tokens.unpack(*(None if part is None else np.asarray(part) for part in launched))
+        return Tokens.unpack(*launched.on_host())
 
-    def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
+    def start_slot(self, slot: int, prompt: list[int] | np.ndarray, answer: list[int] | np.ndarray) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
         padded = np.full((2, self.max_pages * self.config.page_size), -1, np.int32)
         padded[0, : len(prompt)], padded[1, : len(answer)] = prompt, answer

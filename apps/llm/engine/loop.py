@@ -232,20 +232,20 @@ class Loop(Generic[LaunchedT]):
         if self.turn_times is None:
             return {}
         wanted = draft_lengths(self._scheduler, self.config, self.turn_times, in_flight=False)
-        return {seq: self._answers[seq].plausible(seq.drafter.draft(count)) for seq, count in wanted.items()}
+        return {seq: self._answers[seq].plausible(seq.drafted(count)) for seq, count in wanted.items()}
 
     def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:
         executor = self.executor
         for seq in self._scheduler.entered:
             self._leave_queue(seq, self._answers[seq])
             seq.generation.times.left_queue = seq.generation.times.left_queue or time.monotonic_ns()
-            if self._answers[seq].penalized:
+            if self._answers[seq].penalized and seq.slot is not None:
                 known = [token for token in seq.tokens if token >= 0]
                 executor.start_slot(seq.slot, known[: seq.prompt_len], known[seq.prompt_len :])
         self._scheduler.entered.clear()
         drafted = sum(len(item.draft) for item in work)
         tokens = sum(item.stop - item.start for item in work) + drafted
-        reads = any(self._answers[item.seq].reads for item in work if not item.decoding)
+        reads = any(isinstance(self._answers[item.seq], PromptTask) for item in work if not item.decoding)
         shape = executor.shape_for(tokens, len(work) + drafted, reads)
         step, readout = filled(shape, work, self._answers, scratch=self.config.max_batch_size)
         self._steps += 1
@@ -266,7 +266,7 @@ class Loop(Generic[LaunchedT]):
             if not item.decoding:
                 self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
             answer = self._answers[seq]
-            if answer.reads:
+            if isinstance(answer, PromptTask):
                 answer.note(result)
             if not item.samples:
                 continue

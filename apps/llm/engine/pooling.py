@@ -21,7 +21,6 @@ from apps.llm.engine.step import StepShape
 class PromptTask(ABC):
     """One such sequence, beside the scheduler's `Sequence`. The loop uses it like an `Answer`."""
 
-    reads = True
     penalized = False
     bias: ClassVar[dict[int, float]] = {}
     rows: ClassVar = {"temperature": 0.0, "top_p": 1.0, "repetition": 1.0}
@@ -74,6 +73,7 @@ class Scoring(PromptTask):
     def note(self, step: Tokens) -> None:
         start, part = self._wanted.popleft()
         if part.stop:
+            assert step.scores is not None  # `want` asked for them
             self._scores[:, part] = step.scores[:, start : start + part.stop - part.start]
 
     def take(self, token: int, step: Tokens, i: int) -> Output:
@@ -91,7 +91,7 @@ class Pooling(PromptTask):
         self._all = how == "mean"
         if self._all:
             self.seq.reusable = 0
-        self._sum: np.ndarray | None = None
+        self._sum: np.ndarray | float = 0.0  # [hidden], once there is one
         self._wanted: deque[tuple[int, Work]] = deque()  # for each step: the sequence's row in it
 
     def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:
@@ -105,11 +105,12 @@ class Pooling(PromptTask):
         if self._all or item.samples:
             # A sum restarts at token 0, also after a preemption.
             before = 0.0 if item.start == 0 or not self._all else self._sum
+            assert step.pooled is not None  # `want` asked for them
             self._sum = before + step.pooled[row]
 
     def take(self, token: int, step: Tokens, i: int) -> Output:
         # Normalized, the sum equals the mean.
-        vector = self._sum / max(float(np.linalg.norm(self._sum)), 1e-12)
+        vector = np.asarray(self._sum) / max(float(np.linalg.norm(self._sum)), 1e-12)
         return Output(self.seq.index, "", (), finish_reason="stop", embedding=vector.astype(np.float32))
 
 

@@ -71,6 +71,11 @@ class Launched(NamedTuple):
     scores: jax.Array | None = None  # [SCORE_ROWS, T] int32, floats as their bits
     pooled: jax.Array | None = None  # [S, hidden] float32
 
+    def on_host(self) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """Waits for the step."""
+        scores, pooled = (None if part is None else np.asarray(part) for part in (self.scores, self.pooled))
+        return np.asarray(self.samples), scores, pooled
+
 
 class ReadoutPrograms:
     """The compiled readout programs. They share the model's weights of the final norm and the output head."""

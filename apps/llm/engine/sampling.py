@@ -25,6 +25,9 @@ BLOCK = 128  # tokens in a block of two-stage scans over the vocabulary: the lan
 PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the prompt
 
 
+Input = jax.Array | np.ndarray
+
+
 class SamplingState(NamedTuple):
     """State that is kept between steps, one row for each slot of the batch and a scratch row."""
 
@@ -37,12 +40,12 @@ class SamplingState(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """Rarely used inputs. Empty ones are kept on the device and reused."""
+    """Rarely used inputs, made on the host. Empty ones are kept on the device and reused."""
 
-    allowed: jax.Array  # [S, ceil(vocab / 32)] uint32 token masks, one bit a token: structured output, min_tokens
-    bias_ids: jax.Array  # [S, MAX_BIAS] int32
-    bias: jax.Array  # [S, MAX_BIAS] float32
-    used: jax.Array  # [2] int32: whether any mask is in use, whether any bias is
+    allowed: Input  # [S, ceil(vocab / 32)] uint32 token masks, one bit a token: structured output, min_tokens
+    bias_ids: Input  # [S, MAX_BIAS] int32
+    bias: Input  # [S, MAX_BIAS] float32
+    used: Input  # [2] int32: whether any mask is in use, whether any bias is
 
     @classmethod
     def empty(cls, seqs: int, vocab: int) -> "Extras":

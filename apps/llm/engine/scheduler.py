@@ -55,6 +55,10 @@ class Sequence:
     def background(self) -> bool:
         return self.generation.caller.background
 
+    def drafted(self, count: int) -> list[int]:
+        """A guess of its next tokens, `count` at most."""
+        return [] if self.drafter is None else self.drafter.draft(count)
+
     @property
     def place(self) -> int:
         """Of its adapter on the devices; 0: it has none."""
@@ -158,7 +162,7 @@ class Scheduler:
         if len(clients) < 2 or any(account.running for account in background):
             return
         wants = least_served(account for account in clients if account.waiting and not account.waiting[0].unread)
-        holder = max(clients, key=lambda account: account.held, default=None)
+        holder = max(clients, key=lambda account: account.held)
         if wants is None or not wants.may_take_from(holder):
             return
         first_chunk = min(len(wants.waiting[0].tokens), self.max_step_tokens)
@@ -170,9 +174,9 @@ class Scheduler:
         # Callers that hold the least go first: pages are taken from those that hold the most, never from planned work.
         accounts = sorted(accounts, key=lambda account: account.held)
         prefills: dict[Account[Sequence], deque[Sequence]] = {}
-        for account in accounts:
-            prefills[account] = deque(seq for seq in account.running if not seq.one_left)
-            for seq in [seq for seq in account.running if seq.one_left]:
+        for each in accounts:
+            prefills[each] = deque(seq for seq in each.running if not seq.one_left)
+            for seq in [seq for seq in each.running if seq.one_left]:
                 if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
                     self._plan(seq, len(seq.tokens), self._fitting(seq, self._drafts.get(seq, ())))
         accounts = [account for account in accounts if prefills[account] or (entering and account.waiting)]
@@ -252,6 +256,7 @@ class Scheduler:
         """Get pages for `tokens` tokens of a running sequence, preempting others; False if it was preempted itself."""
         while not self._grow(seq, tokens):
             victim = self._last()
+            assert victim is not None  # `seq` itself, if there is no other
             self._preempt(victim)
             if victim is seq:
                 return False
@@ -294,6 +299,7 @@ class Scheduler:
         seq.account.running.remove(seq)
         if seq in self.entered:
             self.entered.remove(seq)
+        assert seq.slot is not None  # it was running
         self._slots.append(seq.slot)
         seq.slot, seq.on_device = None, False
         self._drop_pages(seq)

@@ -1,5 +1,7 @@
 """The HTTP application: all dialects, and the routes and middleware that they share."""
 
+from typing import TypeGuard
+
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
@@ -86,5 +88,5 @@ def http_app(
     return app
 
 
-def _is_post(route: BaseRoute) -> bool:
-    return isinstance(route, APIRoute) and "POST" in route.methods
+def _is_post(route: BaseRoute) -> TypeGuard[APIRoute]:
+    return isinstance(route, APIRoute) and "POST" in (route.methods or ())

@@ -1,5 +1,7 @@
 """The OpenAI dialect: /v1/completions, /v1/chat/completions and /v1/embeddings."""
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,15 +24,18 @@ def openai_router(model: EngineModel) -> APIRouter:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
         body = await parsed(CompletionBody, request, UNIONS)
         served = named(model, body.model)
-        prompts, params = each(body.prompt), body.params()
+        prompts: Sequence[str | list[int]] = each(body.prompt)
+        params = body.params()
         with refusing(body.names):
             echoes = [p if isinstance(p, str) else await served.decode(p) for p in prompts] if body.echo else []
             read: list[list[PromptToken]] = []
             if body.reads_prompt or body.only_prompt:
-                prompts = [await served.encode(p) if isinstance(p, str) else p for p in prompts]
-                read = await served.prompt_tokens(prompts, params)
-            source: Source = PromptsAlone(prompts, params.n)
-            if not body.only_prompt:
+                prompts = encoded = [await served.encode(p) if isinstance(p, str) else p for p in prompts]
+                read = await served.prompt_tokens(encoded, params)
+            source: Source
+            if body.only_prompt:
+                source = PromptsAlone(encoded, params.n)
+            else:
                 source = await served.submit(params, *prompts)
             answers = choices(len(prompts), params.n, echoes, read=read)
             writer = CompletionWriter(

@@ -150,7 +150,7 @@ async def generate(model: EngineModel, content: bytes) -> Response:
         return refusal(error)
 
 
-def refusal(error: Exception) -> Response:
+def refusal(error: EngineError | OpenAIError | ValidationError | BodyTooLarge) -> Response:
     """The response for any error, with the keys of both of Saxml's formats and the status of OpenAI's."""
     if not isinstance(error, OpenAIError):
         error = from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error)

@@ -50,7 +50,7 @@ class TokenizeBody(Body):
         return self
 
     def chat(self) -> ChatBody:
-        return ChatBody(messages=self.messages, tools=self.tools, chat_template_kwargs=self.chat_template_kwargs)
+        return ChatBody(messages=self.messages or [], tools=self.tools, chat_template_kwargs=self.chat_template_kwargs)
 
 
 class DetokenizeBody(Body):

@@ -115,10 +115,10 @@ def from_body(error: ValidationError | BodyTooLarge, unions: Mapping[str, str] |
             param += f"[{part}]"
         elif part.isidentifier() and part not in ("str", "int", "float", "bool", "none"):  # else a union's branch
             param += f".{part}" if param else part
-    field = detail["loc"][0] if detail["loc"] else None
+    field = detail["loc"][0] if detail["loc"] else ""
     if not param:
         return OpenAIError(400, "The body of the request must be a JSON object.", None, "invalid_type")
-    if unions and field in unions and detail["type"] != "value_error":
+    if unions and isinstance(field, str) and field in unions and detail["type"] != "value_error":
         return OpenAIError(400, unions[field], field, "invalid_type")
     message = detail["msg"].removeprefix("Value error, ")
     code = "missing_required_parameter" if detail["type"] == "missing" else "invalid_value"

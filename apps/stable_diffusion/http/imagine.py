@@ -10,7 +10,7 @@ The events suit a browser's EventSource as well as a program:
 
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict
 from typing import Any
 
@@ -102,7 +102,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequ
     )
 
 
-async def _events(model: PictureModel, job: ImageJob) -> AsyncIterator[bytes]:
+async def _events(model: PictureModel, job: ImageJob) -> AsyncGenerator[bytes]:
     """The job as server-sent events. Closing the iterator aborts the job."""
     try:
         async for news in model.news(job):

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -112,7 +112,7 @@ def _text(size: Size) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-async def _events(model: PictureModel, job: ImageJob, size: Size, kind: Kind, progress: bool) -> AsyncIterator[bytes]:
+async def _events(model: PictureModel, job: ImageJob, size: Size, kind: Kind, progress: bool) -> AsyncGenerator[bytes]:
     """OpenAI's events, plus `.step` ones if `progress`. Closing the iterator aborts the job."""
     try:
         async for news in model.news(job):

@@ -51,7 +51,7 @@ class GenerationBody(BaseModel):
     @field_validator(*ONLY)
     @classmethod
     def _offered(cls, value: str | None, info: ValidationInfo) -> str | None:
-        allowed, why = ONLY[info.field_name]
+        allowed, why = ONLY[info.field_name or ""]
         if value not in (None, "auto", allowed):
             raise ValueError(f"{value!r} is not offered; use {allowed!r}: {why}")
         return value

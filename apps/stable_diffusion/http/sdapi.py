@@ -24,6 +24,7 @@ from apps.stable_diffusion.engine.job import Aborted, ImageJob
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import (
+    Fit,
     from_base64,
     mask_from_brightness,
     pixels_of,
@@ -132,7 +133,7 @@ def _size(model: PictureModel, body: Text2ImageBody) -> Size:
 
 
 def _arrays(body: Image2ImageBody, size: Size) -> dict[str, Any]:
-    fit = "crop" if body.resize_mode == 1 else "stretch"
+    fit: Fit = "crop" if body.resize_mode == 1 else "stretch"
     image = read_image(from_base64(body.init_images[0], "image"), "image")
     arrays: dict[str, Any] = {"image": pixels_of(image, size, fit), "strength": body.denoising_strength}
     if body.mask:

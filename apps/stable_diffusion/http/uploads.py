@@ -56,7 +56,7 @@ def pixels_of(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:
 
 
 def has_transparency(image: Image.Image) -> bool:
-    return image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] < 255
+    return image.has_transparency_data and bool(np.any(np.asarray(image.convert("RGBA").getchannel("A")) < 255))
 
 
 def mask_from_alpha(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:

@@ -150,7 +150,7 @@ class Worker:
                 if not self._first:
                     jax.block_until_ready(launched)
                     continue
-                samples, scores, pooled = (None if part is None else np.asarray(part) for part in launched)
+                samples, scores, pooled = launched.on_host()
                 numbers = [self._executor.compiles_after_ready, *samples.shape]
                 numbers += [0 if scores is None else scores.size, 0 if pooled is None else pooled.shape[1]]
                 content = b"".join(part.tobytes() for part in (samples, scores, pooled) if part is not None)

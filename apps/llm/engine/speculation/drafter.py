@@ -35,7 +35,8 @@ class Drafter:
     def __init__(self, prompt: Sequence[int], known: Grams):
         self.acceptance = AT_FIRST
         """Acceptance rate of recent guesses: an exponential moving average."""
-        self._tokens, self._prompt, self._answer = list(prompt), known, {}
+        self._tokens, self._prompt = list(prompt), known
+        self._answer: dict[tuple[int, ...], int] = {}
         self._lost = 0  # position where the last guess was wrong
         self._place = self._find()  # position of the token that is guessed to come next
 

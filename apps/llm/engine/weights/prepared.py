@@ -23,7 +23,7 @@ computation. Any other mesh that the model can be split over can read it too, as
 import logging
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,8 @@ from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
 
-FORMAT, VERSION = "podslice-prepared", 1
+FORMAT: Final = "podslice-prepared"
+VERSION = 1
 MANIFEST = "manifest.json"
 UNFINISHED = "preparing.json"
 """Takes the manifest's place until every file is written: see `apps.batch.preparation.output`."""

@@ -13,8 +13,11 @@ from apps.serving.ingress.bodies import Body
 TEXT_ONLY = "this server's models read only text, not images, files or audio"
 
 
+TextKind = Literal["input_text", "output_text"]
+
+
 class ItemTextPart(Body):
-    type: Literal["input_text", "output_text"]
+    type: TextKind
     text: str
 
     @field_validator("type", mode="before")
@@ -45,7 +48,7 @@ class MessageItem(Body):
 
     def stored(self) -> dict[str, Any]:
         """The item as stored, with its content as a list."""
-        kind = "output_text" if self.role == "assistant" else "input_text"
+        kind: TextKind = "output_text" if self.role == "assistant" else "input_text"
         parts = [ItemTextPart(type=kind, text=self.content)] if isinstance(self.content, str) else self.content
         about = {"id": self.id or new_id("msg"), "type": "message", "status": "completed", "role": self.role}
         return about | {"content": [_part(part) for part in parts]}

@@ -137,8 +137,9 @@ class Programs:
             pixels = vae.decode(NamedWeights(weights), self.vae, x, self.attention)
             return jnp.round(jnp.clip(pixels / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
 
-        specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
-        return jax.shard_map(each, mesh=self.mesh, check_vma=False, **specs)(weights, jnp.stack(latents))
+        share = P("data")
+        decoded = jax.shard_map(each, mesh=self.mesh, in_specs=(P(), share), out_specs=share, check_vma=False)
+        return decoded(weights, jnp.stack(latents))
 
     def encode_image(
         self,
