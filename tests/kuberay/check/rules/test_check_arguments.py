@@ -11,7 +11,7 @@ from tests.kuberay.check import good_manifests as good
 from tests.kuberay.check.good_manifests import Change, changed, expect
 
 GROUP = "spec rayClusterConfig workerGroupSpecs 0"
-MANIFESTS = Path(__file__).parents[3] / "kuberay" / "manifests"
+MANIFESTS = Path(__file__).parents[4] / "kuberay" / "manifests"
 
 
 def application(path: str = "apps.llm:build", **args: Any) -> Change:

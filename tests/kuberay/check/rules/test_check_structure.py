@@ -13,7 +13,7 @@ from tests.kuberay.check.good_manifests import REMOVED, Change, changed
 from tools.kubernetes_schemas import schemas as made_of
 from tools.kubernetes_schemas import written
 
-CRDS = Path(os.environ.get("PODSLICE_KUBERAY_CRDS") or Path(__file__).parents[4] / "shared" / "kuberay-crds")
+CRDS = Path(os.environ.get("PODSLICE_KUBERAY_CRDS") or Path(__file__).parents[5] / "shared" / "kuberay-crds")
 
 
 GROUP = "spec workerGroupSpecs 0"

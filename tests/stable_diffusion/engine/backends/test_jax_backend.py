@@ -20,7 +20,7 @@ from tests.stable_diffusion.engine.test_pictures import MASK, MIXED, PICTURE, as
 
 
 def environment(**changes: str) -> dict[str, str]:
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[4])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path} | changes
 
