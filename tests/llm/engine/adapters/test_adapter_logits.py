@@ -11,7 +11,14 @@ from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 from tests.llm.engine.model.test_models import IDS, Stepper, worst_error
 
-DENSE = ("llama2", "llama3.2", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "gemma4")
+DENSE = (
+    "llama3.2",
+    "phi3",
+    *(
+        pytest.param(it, marks=pytest.mark.slow)
+        for it in ("llama2", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4")
+    ),
+)
 RANK = 8
 
 
@@ -39,7 +46,16 @@ def test_logits_are_those_of_the_merged_model(family: str, tmp_path: Path, compi
     assert worst_error(adapted(base, tmp_path / "adapter", compile_cache), making.merged(peft)) <= 1e-4
 
 
-@pytest.mark.parametrize(("family", "devices"), [("llama2", 2), ("llama2", 4), ("phi3", 2), ("gemma", 2), ("gemma", 4)])
+@pytest.mark.parametrize(
+    ("family", "devices"),
+    [
+        ("gemma", 4),
+        *(
+            pytest.param(*it, marks=pytest.mark.slow)
+            for it in (("llama2", 2), ("llama2", 4), ("phi3", 2), ("gemma", 2))
+        ),
+    ],
+)
 def test_logits_on_several_devices(family: str, devices: int, tmp_path: Path, compile_cache: str) -> None:
     """Gemma's one key/value head is repeated for each device; four devices split a chunk's tokens."""
     model = tiny_models.make(family)
@@ -49,6 +65,7 @@ def test_logits_on_several_devices(family: str, devices: int, tmp_path: Path, co
     assert worst_error(stepper, making.merged(peft)) <= 1e-4
 
 
+@pytest.mark.slow
 def test_attention_of_a_mixture_of_experts(tmp_path: Path, compile_cache: str) -> None:
     model = tiny_models.make("qwen3_moe")
     base = tiny_models.save(model, tmp_path / "base")
