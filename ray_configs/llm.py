@@ -12,7 +12,9 @@ from ray_configs.base import Config
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
 
 
-ToolCallFormat = Literal["auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "deepseek", "json"]
+ToolCallFormat = Literal[
+    "auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "json"
+]
 ReasoningFormat = Literal["auto", "none", "think", "mistral"]
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
@@ -74,10 +76,11 @@ class EngineConfig(Config):
     """Folder of JAX's persistent compilation cache, so that a second start compiles nothing. None: no cache."""
     tool_call_format: ToolCallFormat = "auto"
     """How the model writes tool calls: `hermes` (Qwen's too), `llama` (Llama 3's JSON), `pythonic`, `mistral`, `gemma`,
-    `deepseek`, or plain `json`. auto: detected from its chat template; none: requests with tools are refused."""
+    `deepseek`, `harmony` (gpt-oss's), or plain `json`. auto: detected from its chat template; none: requests with tools
+    are refused."""
     reasoning_format: ReasoningFormat = "auto"
     """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`) or `mistral`
-    (`[THINK]`). auto: detected from its chat template; none: reasoning is left in the answer."""
+    (`[THINK]`). auto: detected from its chat template (or gpt-oss's channel); none: reasoning is left in the answer."""
     speculation: Literal["ngram", "off"] = "off"
     """ngram: draft tokens by looking up repeated n-grams in the prompt and the answer, and verify them in rows of the
     step that the batch leaves free. Faster where an answer repeats text (edited documents, code, JSON); never changes

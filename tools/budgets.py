@@ -64,6 +64,7 @@ SINCE = {
         "LoRA adapters": 1_040,
         "LongRoPE and dynamic rope": 100,
         "gpt-oss and MXFP4": 210,
+        "gpt-oss's harmony format": 200,
         "Gemma 4": 380,
         "types checked on the host side": 30,
     },

@@ -2,7 +2,8 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from apps.llm.chat.reader import END, AnswerReader, Machine
 
@@ -30,13 +31,19 @@ class CallFormat(ABC):
     """In a format without a mark: the characters that a call may begin with."""
     separator: str | None = None
     """Separates one mark's calls from the next mark; None if all calls follow one mark."""
+    framed = False
+    """Whether all of an answer is within marks, reasoning and text too, so that every answer needs the reader."""
+    part_end = ""
+    """In a framed format: the mark after each part but the last."""
+    ends: tuple[str, ...] = ()
+    """Marks that end an answer, also where the model's config does not name them."""
 
     def read(self, reader: AnswerReader, char: str) -> Machine:
         """Reads text and calls up to the answer's end."""
         if not self.mark:
             char = yield from reader.attempt("", char, self.read_calls)
         while before := self.mark or self.tag:
-            char = yield from reader.text_before(char, before)
+            char = yield from reader.text_before(char, (before,))
             if not reader.at_mark:
                 return END
             char = yield from reader.attempt(before, char, self.read_calls)
@@ -54,9 +61,27 @@ class CallFormat(ABC):
         """The Lark after a mark; `call` is a rule for any call."""
         return "call"
 
-    def call_id(self, call_id: str) -> str:
-        """A call's id in the form that the chat template accepts."""
-        return call_id
+    def frame(self, tokens: Mapping[str, int], text: bool) -> tuple[str, str, str]:
+        """In a framed format, the Lark before another part, between `part_end` and the next, and before the answer.
+
+        Args:
+            text: whether another part may be text.
+        """
+        raise NotImplementedError
+
+    # -- what the chat template takes -----------------------------------------------------------------------------
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """A conversation's messages in the form that the chat template accepts."""
+        return messages
+
+    def card(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A tool's description in the form that the chat template accepts."""
+        return tool
+
+    def template_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The chat template's variables, with values that it knows."""
+        return fields
 
 
 def listed(one: bool, opens: str = "[", between: str = ", ", closes: str = "]") -> str:

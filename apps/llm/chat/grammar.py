@@ -101,16 +101,22 @@ def lark(
     if spec.content is not None:
         rules.append(f"content: {json_rule(spec.content)}")
     else:
-        barred = [m for m in (reasoning.opens if reasoning else "", *_call_marks(format_)) if m]
+        framing = format_.other_marks if format_ is not None and format_.framed else ()
+        barred = [m for m in (reasoning.opens if reasoning else "", *_call_marks(format_), *framing) if m]
         text = "".join(rf" & ~/(?s:.*){_escaped(m)}(?s:.*)/" for m in barred)
         if format_ is not None and not format_.mark:
             text += rf" & ~/\s*[{re.escape(format_.first_chars)}](?s:.*)/"
         rules.append(f"TEXT: {ANY}{text}")
-    if format_ is not None:
+    if format_ is not None and format_.framed:
+        opens, between, answer = format_.frame(tokens, text=spec.content is None)
+        rules += [f"aside: {opens} aside_rest {between}", f"answer: {answer}"]
+        rules += _until("aside_rest", format_.part_end, tokens)
+    if format_ is not None and spec.calls:
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(spec.calls))))
         for i, call in enumerate(spec.calls):
             before, after = format_.call(call.name, tokens)
             rules += [f"call_{i}: {before} arguments_{i} {after}", f"arguments_{i}: {json_rule(call.schema)}"]
+    if format_ is not None and not format_.framed:
         rules.append(f"calls: {format_.calls(tokens, spec.one)}")
         rules += [f"marked: {mark(m, tokens)} calls" for m in _call_marks(format_)]
         if format_.mark:
@@ -120,6 +126,9 @@ def lark(
 
 def _start(spec: Constraint, format_: CallFormat | None, reasoning: ReasoningMarks | None, opened: bool) -> str:
     free_text = spec.content is None and not spec.needed
+    if format_ is not None and format_.framed:
+        text = [f"answer {'TEXT' if free_text else 'content'}"] if not spec.needed else []
+        return f"aside* ({' | '.join([*text, *(['call'] if spec.calls else [])])})"
     thought = "" if reasoning is None else "thought_rest" if opened else "thought?"
     if thought and not free_text:
         thought = f"(thought_rest {GAP})" if opened else f"(thought {GAP})?"

@@ -1,7 +1,7 @@
 """A model's answer format, detected from its chat template: how it writes calls and how it marks reasoning."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.chat.formats.deepseek import FENCE, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma
+from apps.llm.chat.formats.harmony import CHANNEL, Harmony
 from apps.llm.chat.formats.hermes import OPENS as HERMES_OPENS
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import TAG as LLAMA_TAG
@@ -22,6 +23,7 @@ from apps.llm.chat.grammar import Constraint, lark, loaded_schema
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
 
+Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None, Mapping[str, Any]], str]
 REASONING = {
     "think": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
@@ -49,6 +51,8 @@ class ModelFormat:
     def of(cls, template: str, calls: ToolCallFormat = "auto", reasoning: ReasoningFormat = "auto") -> "ModelFormat":
         """The format of a chat template ("" if there is none), or the one that the config names."""
         takes_tools = re.search(r"\btools\b", template) is not None
+        if calls == "harmony" or (calls in ("auto", "none") and CHANNEL in template):
+            return cls(Harmony(apart=reasoning != "none"), None, takes_tools and calls != "none")
         found = next((marks for marks in REASONING.values() if marks.opens in template), None)
         return cls(
             _calls(template, calls) if takes_tools else None,
@@ -69,6 +73,11 @@ class ModelFormat:
     def _call_marks(self) -> tuple[str, ...]:
         return () if self.calls is None else (self.calls.mark or self.calls.tag, *self.calls.other_marks)
 
+    @property
+    def framed(self) -> bool:
+        """Whether even an answer without reasoning and calls is within marks."""
+        return self.calls is not None and self.calls.framed
+
     def shown(self, with_calls: bool) -> frozenset[int]:
         """The special tokens to keep in an answer's text, because its reader needs them."""
         marks = self.marks if with_calls else self._reasoning_marks
@@ -87,19 +96,14 @@ class ModelFormat:
                 "tools: the format of this model's calls is unknown; set tool_call_format in the server's config",
             )
 
-    def messages(self, request: ChatRequest) -> Sequence[Mapping[str, Any]]:
-        """The messages, with call ids in the form that the template accepts."""
-        if self.calls is None:
-            return request.messages
-        return [self._with_ids(message, self.calls) for message in request.messages]
-
-    @staticmethod
-    def _with_ids(message: Mapping[str, Any], format_: CallFormat) -> Mapping[str, Any]:
-        if "tool_call_id" in message:
-            return {**message, "tool_call_id": format_.call_id(message["tool_call_id"])}
-        if "tool_calls" in message:
-            return {**message, "tool_calls": [c | {"id": format_.call_id(c["id"])} for c in message["tool_calls"]]}
-        return message
+    def rendered(self, request: ChatRequest, render: Render) -> str:
+        """The prompt of a chat, by the chat template, which gets everything in the form that it accepts."""
+        messages, fields = request.messages, request.template_fields
+        cards: Sequence[Mapping[str, Any]] = [tool.card() for tool in request.tools.tools]
+        if self.calls is not None:
+            messages, fields = self.calls.messages(messages), self.calls.template_fields(fields)
+            cards = [self.calls.card(card) for card in cards]
+        return render(messages, cards if request.tools.offered else None, fields)
 
     def turn(self, request: ChatRequest, prompt: str) -> "Turn":
         """The model's turn after a rendered prompt."""
@@ -126,38 +130,44 @@ class Turn:
     @property
     def is_plain(self) -> bool:
         """Whether answers are only text."""
-        return self.reasoning is None and not self.request.tools.offered
+        return self.reasoning is None and self.calls is None
+
+    @property
+    def calls(self) -> CallFormat | None:
+        """The format of calls, if any can come, or of the whole answer."""
+        return self.model.calls if self.request.tools.offered or self.model.framed else None
 
     def reader(self) -> AnswerReader | None:
         """A reader for one answer; None if it is only text."""
         if self.is_plain:
             return None
         tools = self.request.tools
-        calls = self.model.calls if tools.offered else None
         names = [tool.name for tool in tools.offered]
-        return AnswerReader(calls, names, self.reasoning, self.opened, tools.one_call)
+        return AnswerReader(self.calls, names, self.reasoning, self.opened, tools.one_call)
 
     def constrained(self, params: SamplingParams) -> SamplingParams:
         """`params` with a grammar that enforces tools and schema. Raises RequestError for an unsupported schema."""
         if self.is_plain:
             return params
-        tools, model = self.request.tools, self.model
+        tools, model, calls = self.request.tools, self.model, self.calls
         content = None if params.json_schema is None else loaded_schema(params.json_schema)
-        shown = model.shown(bool(tools.offered))
-        if not tools.is_constrained and (content is None or (self.reasoning is None and not tools.offered)):
-            return replace(params, shown_tokens=shown)
+        params = replace(params, shown_tokens=model.shown(calls is not None))
+        if calls is not None and not params.ignore_eos:
+            ends = [model.tokens[end] for end in calls.ends if end in model.tokens]
+            params = replace(params, stop_token_ids=[*params.stop_token_ids, *ends])
+        if not tools.is_constrained and content is None:
+            return params
         schema = None if content is None or tools.mode == "required" else content
         wanted = Constraint(tools.constrained_calls(), tools.mode == "required", tools.one_call, schema)
-        calls = model.calls if tools.offered else None
         enforced = [(f"{tool.field}.{tool.schema_field}", c.schema) for tool, c in zip(tools.offered, wanted.calls)]
         if schema is not None:
             enforced.append(("response_format", schema))
         text = lark(wanted, calls, model.tokens, self.reasoning, self.opened)
-        return replace(params, json_schema=None, grammar=Grammar(text, tuple(enforced)), shown_tokens=shown)
+        return replace(params, json_schema=None, grammar=Grammar(text, tuple(enforced)))
 
 
 def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
-    """The chosen format, or the one whose marks the template has."""
+    """The chosen format, or the one whose marks the template has, of those within an answer's text."""
     gemma = Gemma(GEMMA4 if GEMMA4.opens in template else FUNCTION_GEMMA)
     mistral = Mistral(named=ARGS in template)
     deepseek = DeepSeek(fenced=FENCE in template)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from apps.llm.chat.call_format import CallFormat
 
 END = ""
+PARAGRAPH = "\n\n"
+"""Separates texts that a client joins."""
 
+Kind = type[TextPiece | ReasoningPiece]
 Machine = Generator[None, str, str]
 """Is sent characters; returns the first one after its part."""
 
@@ -64,7 +67,9 @@ class AnswerReader:
         self.called = 0  # number of calls begun
         self._calls, self._reasoning, self._opened, self._one_call = calls, reasoning, opened, one_call
         self._events: list[ChatEvent] = []
+        self._part: Kind = TextPiece  # kind of text that is being read
         self._kind: Callable[..., TextPiece | ReasoningPiece | ArgumentsPiece] = TextPiece  # kind of `_run`
+        self._emitted: set[Kind] = set()  # kinds of text so far
         self._run: list[str] = []  # text of the next event
         self._space = ""  # white space that is dropped unless text follows
         self._leading = False  # only white space since reasoning or a call; it is dropped
@@ -86,24 +91,27 @@ class AnswerReader:
 
     # -- for the formats ----------------------------------------------------------------------------------------
 
-    def text_before(self, char: str, mark: str, kind: type[TextPiece | ReasoningPiece] = TextPiece) -> Machine:
-        """Emits the text before the mark; returns the character after it. `at_mark`: whether the mark was found."""
-        self.at_mark = False
+    def text_before(self, char: str, marks: tuple[str, ...]) -> Machine:
+        """Emits the text before the first of the marks; returns the character after it. `at_mark`: the mark, or ""."""
+        self.at_mark = ""
         while char is not END:
-            if char != mark[0]:
-                self._emit_text(kind, char)
+            held = ""
+            while char is not END and any(mark.startswith(held + char) for mark in marks):
+                held += char
                 char = yield
-                continue
-            found = 0
-            while found < len(mark) and char == mark[found]:
-                found += 1
+                if held in marks:
+                    self.at_mark = held
+                    return char
+            for one in held or char:
+                self._emit_text(one)
+            if not held:
                 char = yield
-            if found == len(mark):
-                self.at_mark = True
-                return char
-            for held in mark[:found]:
-                self._emit_text(kind, held)
         return END
+
+    def part(self, kind: Kind) -> None:
+        """Begins another part of the answer, a paragraph after others of its kind. White space before it is dropped."""
+        self._part, self._leading = kind, True
+        self._space = PARAGRAPH if kind in self._emitted else ""
 
     def attempt(self, mark: str, char: str, machine: Callable[["AnswerReader", str], Machine]) -> Machine:
         """Runs `machine`; if it raises NotACall, emits what it read, and the mark, as text."""
@@ -116,7 +124,7 @@ class AnswerReader:
                 self.end()
             else:
                 for held in "".join(self._seen).removesuffix(char):
-                    self._emit_text(TextPiece, held)
+                    self._emit_text(held)
         self._seen = None
         return char
 
@@ -174,9 +182,9 @@ class AnswerReader:
                 char = yield
             if len(held) < space + len(marks.opens):
                 return held, char
-        self._leading = True
-        char = yield from self.text_before(char, marks.closes, ReasoningPiece)
-        self._space, self._leading = "", True
+        self.part(ReasoningPiece)
+        char = yield from self.text_before(char, (marks.closes,))
+        self.part(TextPiece)
         return "", char
 
     def _body(self, char: str) -> Machine:
@@ -185,21 +193,22 @@ class AnswerReader:
             if self._calls is not None:
                 char = yield from self._calls.read(self, char)
             while char is not END:
-                self._emit_text(TextPiece, char)
+                self._emit_text(char)
                 char = yield
         except ExtraCall:
             self._seen, self._space, char = None, "", "more"
             while char is not END:
                 char = yield
-        if self._space:
+        if self._space and self._part is TextPiece and not self._leading:
             self._emit(TextPiece, self._space)
         while True:
             yield
 
-    def _emit_text(self, kind: type[TextPiece | ReasoningPiece], char: str) -> None:
+    def _emit_text(self, char: str) -> None:
         """Emits text, without white space next to reasoning or calls."""
         if not char.isspace():
-            self._emit(kind, self._space + char)
+            self._emit(self._part, self._space + char)
+            self._emitted.add(self._part)
             self._space, self._leading = "", False
         elif not self._leading:
             self._space += char

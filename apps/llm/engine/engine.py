@@ -351,8 +351,7 @@ class Engine:
             RequestError: the model's chat template refuses it, or has no place for tools.
         """
         self.format.check(request)
-        tools = [tool.card() for tool in request.tools.tools] if request.tools.offered else None
-        prompt = self.tokenizer.render(self.format.messages(request), tools, request.template_fields)
+        prompt = self.format.rendered(request, self.tokenizer.render)
         return self.tokenizer.encode_suffix(prompt), self.format.turn(request, prompt)
 
     def callers(self) -> dict[str, CallerStats]:

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import Output
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
-from apps.llm.chat.reader import AnswerReader
+from apps.llm.chat.reader import PARAGRAPH, AnswerReader
 from apps.llm.engine_stream import EngineStream
 from apps.serving.ingress.bodies import EventStream
 
@@ -126,6 +126,8 @@ class BlockWriter(Writer):
                 case TextPiece(text) | ReasoningPiece(text):
                     if self.open is not type(event):
                         events += [*self.close(), *self.begin(event)]
+                        if len(self.blocks) > 1:  # that block keeps it apart already
+                            text = text.removeprefix(PARAGRAPH)
                     events.append(self.grow(text))
                 case CallStart():
                     events += [*self.close(), *self.begin(event)]

@@ -1,19 +1,29 @@
 """Formats detected from chat templates, and requests checked against them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from apps.llm.api import RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
+from apps.llm.chat.events import ReasoningPiece, TextPiece
 from apps.llm.chat.formats.deepseek import DeepSeek
 from apps.llm.chat.formats.gemma import GEMMA4, Gemma
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.model_format import ModelFormat
 from apps.llm.chat.tools import Tool, ToolUse
+from tests.llm.chat.written import pieces_of
 
 ASK = Tool("ask", "tools[0].function")
+
+
+def shown(format_: ModelFormat, request: ChatRequest) -> dict[str, Any]:
+    """What the chat template gets."""
+    given: dict[str, Any] = {}
+    format_.rendered(request, lambda *what: given.update(zip(("messages", "tools", "fields"), what)) or "")
+    return given
 
 
 @pytest.mark.parametrize(
@@ -30,6 +40,7 @@ ASK = Tool("ask", "tools[0].function")
         ("{{ tools }}<start_function_call>", "Gemma", None),
         ("{{ tools }}<|tool_call>call:", "Gemma", None),
         ("{{ tools }}<｜tool▁calls▁begin｜> <think>", "DeepSeek", "<think>"),
+        ("{{ tools }}<|channel|>analysis", "Harmony", None),
         ("{{ tools }} Answer in JSON.", "Plain", None),
         ("{{ tools }} <tool_call><function=f>", "NoneType", None),
         ("{{ tools }} <tool_call>f<arg_key>", "NoneType", None),
@@ -62,6 +73,12 @@ def test_the_config_knows_better() -> None:
     assert ModelFormat.of(template, "auto", "none").reasoning is None
     assert ModelFormat.of("{{ message }}", "auto", "mistral").marks == ("[THINK]", "[/THINK]")
     assert ModelFormat.of("{{ message }}", "hermes").calls is None  # does not support tools
+    channels = "{{ tools }} <|channel|>"
+    assert not ModelFormat.of(channels, "none").takes_tools and ModelFormat.of(channels, "none").framed
+    assert type(ModelFormat.of(channels, "hermes").calls).__name__ == "Hermes"
+    told = [ModelFormat.of(channels, "auto", kind).turn(ChatRequest([]), "").reader() for kind in ("auto", "none")]
+    events = [pieces_of(reader, ["<|channel|>analysis<|message|>Hm"]) for reader in told if reader]
+    assert events == [[ReasoningPiece("Hm")], [TextPiece("Hm")]]
 
 
 def test_special_tokens_are_shown_where_they_mean_something() -> None:
@@ -86,11 +103,36 @@ def test_ids_of_calls_are_as_mistrals_templates_take_them() -> None:
     conversation.answer("", None, [PastCall("call_0123456789", "ask", "", "f"), PastCall("abcdefgh9", "ask", "", "f")])
     conversation.result("call_0123456789", "no", "f")
     conversation.result("abcdefgh9", "yes", "f")
-    calls, first, second = ModelFormat.of("tools [TOOL_CALLS]").messages(ChatRequest(conversation.messages))
+    calls, first, second = shown(ModelFormat.of("tools [TOOL_CALLS]"), ChatRequest(conversation.messages))["messages"]
     ids = [call["id"] for call in calls["tool_calls"]]
     assert ids == [first["tool_call_id"], second["tool_call_id"]] and ids[1] == "abcdefgh9"
     assert len(ids[0]) == 9 and ids[0].isalnum()
     assert conversation.messages[1]["tool_call_id"] == "call_0123456789"  # the conversation itself is unchanged
+
+
+def test_harmonys_template_gets_one_call_a_message_and_what_it_needs() -> None:
+    """OpenAI's template writes a message's first call alone, and refuses text beside both reasoning and a call."""
+    conversation = Conversation()
+    conversation.say("user", "Rain?")
+    conversation.answer("I look.", "Two days.", [PastCall(i, "ask", f'{{"days": {i}}}', "f") for i in "12"])
+    conversation.result("2", "no", "f")
+    conversation.result("1", "yes", "f")
+    conversation.answer("Both.", "So.")
+    request = ChatRequest(conversation.messages, ToolUse([ASK]), {"reasoning_effort": "xhigh", "other": 1})
+    given = shown(ModelFormat.of("tools <|channel|>"), request)
+    assert given["fields"] == {"reasoning_effort": "high", "other": 1}
+    assert given["tools"][0]["function"]["description"] == ""
+    _, first, one, second, other, last = given["messages"]
+    assert [(m["thinking"], m["content"]) for m in (first, second, last)] == [
+        ("Two days.\n\nI look.", ""),
+        ("", ""),
+        ("So.", "Both."),
+    ]
+    assert [[call["id"] for call in m["tool_calls"]] for m in (first, second)] == [["1"], ["2"]]
+    assert (one["content"], other["content"]) == ("yes", "no")
+    for wished, known in (("none", "low"), ("minimal", "low"), ("medium", "medium")):
+        request = replace(request, template_fields={"reasoning_effort": wished})
+        assert shown(ModelFormat.of("<|channel|>"), request)["fields"]["reasoning_effort"] == known
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", "7", '"{}"', "[" * 100_000])

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ReasoningPiece, TextPiece
 from apps.llm.chat.formats.deepseek import CALL, CALL_END, CLOSES, FENCE, OPENS, SEPARATOR, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4
+from apps.llm.chat.formats.harmony import Harmony
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import Llama
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.formats.plain import Plain
 from apps.llm.chat.formats.pythonic import Pythonic
-from apps.llm.chat.reader import AnswerReader, ReasoningMarks
-from tests.llm.chat.written import FAMILIES, Call, pieces_of, understood
+from apps.llm.chat.reader import AnswerReader
+from tests.llm.chat.written import FAMILIES, THINK, Call, pieces_of, understood
 
 NAMES = ("f", "get_weather", "web.search-2")
-THINK = ReasoningMarks("<think>", "</think>")
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\\{}[]<>\n\t,:"), max_size=8)
@@ -49,7 +49,18 @@ MARKS = [
     *GEMMA4,
     *(OPENS, CLOSES, CALL, SEPARATOR, CALL_END, FENCE, "```"),
 ]
-PARTS = [*MARKS, *NAMES, '{"name": "f"', '{"name":"g", "arguments":', '"arguments": {"a": [1, "]}"]}', '"parameters":']
+HARMONY = [Harmony.mark, *Harmony.other_marks]
+HEADERS = ["<|channel|>analysis<|message|>", "<|start|>assistant", "<|channel|>commentary to=functions.f json"]
+PARTS = [
+    *MARKS,
+    *HARMONY,
+    *HEADERS,
+    *NAMES,
+    '{"name": "f"',
+    '{"name":"g", "arguments":',
+    '"arguments": {"a": [1, "]}"]}',
+    '"parameters":',
+]
 PARTS += ["f(", "a=1", "'it\\'s'", '"\\u00e9"', "None", "0x10", "\n", "\\", *";,:{}[]() "]
 answers = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join)
 
@@ -59,8 +70,8 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[start:stop] for start, stop in zip([0, *at], [*at, len(text)])]
 
 
-def reader(family: str, reasoning: ReasoningMarks | None = THINK, **options: Any) -> AnswerReader:
-    return AnswerReader(FAMILIES[family].calls, NAMES, reasoning, **options)
+def reader(family: str, **options: Any) -> AnswerReader:
+    return AnswerReader(FAMILIES[family].calls, NAMES, FAMILIES[family].reasoning, **options)
 
 
 families = st.sampled_from(list(FAMILIES))
@@ -74,9 +85,11 @@ def any_cut_of_any_answer_gives_the_same_events(
     whole = pieces_of(reader(family, **options), [text])
     assert pieces_of(reader(family, **options), cut(text, places)) == whole
     assert pieces_of(reader(family, **options), list(text)) == whole
-    found = understood(whole)  # in an order that a dialect can write
+    framed = FAMILIES[family].calls.framed
+    found = understood(whole, framed)  # in an order that a dialect can write
     assert not one_call or len(found.calls) <= 1
-    if not found.calls and not opened and not text.lstrip().startswith("<think>"):
+    no_marks = not any(mark in text for mark in HARMONY) if framed else not text.lstrip().startswith("<think>")
+    if not found.calls and no_marks and (framed or not opened):
         assert found.text == text  # nothing is lost
 
 
@@ -85,7 +98,7 @@ def what_a_model_writes_is_understood(
 ) -> None:
     if not FAMILIES[family].after_text:
         text = ""
-    answer = f"<think>\n{thought}\n</think>\n\n{text}\n{FAMILIES[family].write(called)}"
+    answer = FAMILIES[family].whole(thought, text, FAMILIES[family].write(called))
     found = understood(pieces_of(reader(family), cut(answer, places)))
     assert found.loaded() == called
     assert (found.text, found.reasoning) == (text.strip(), thought.strip())
@@ -160,6 +173,10 @@ def test_events_come_as_soon_as_they_are_sure() -> None:
         (Pythonic(), "[]"),
         (Mistral(), "[TOOL_CALLS]rm[ARGS]{}"),
         (Mistral(), "[TOOL_CALLS]"),
+        (Harmony(), "<|channel|>commentary to=functions.rm <|constrain|>json<|message|>{}"),
+        (Harmony(), "<|channel|>commentary to=functions.f<|message|>[1]"),
+        (Harmony(), "<|channel|>thoughts<|message|>Hm"),
+        (Harmony(), "to be or <|message|> not <|channel|>"),
         (Plain(), '{"days": 7}'),
         (Plain(), '[{"name": "Ada"}, {"name": "f"}]'),
     ],
@@ -217,7 +234,26 @@ def test_deepseek_without_the_sections_end_loses_no_text():
     assert found.calls == [("f", "{}")] * 2 and found.text == f"Done.{CALL}f{SEPARATOR}"
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama", "mistral", "json"])
+def test_harmonys_messages_are_told_apart() -> None:
+    """Reasoning may come between texts; parts of one kind are paragraphs; a role or tool that is not known is text."""
+    parts = ["analysis<|message|>A.", "analysis<|message|> B. ", "commentary<|message|>C.", "analysis<|message|>D."]
+    parts += ["final<|message|>E.", "final <|constrain|>json<|message|>F. <|return|>"]
+    answer = "<|channel|>" + "<|end|><|start|>assistant<|channel|>".join(parts)
+    assert pieces_of(AnswerReader(Harmony(), NAMES), [answer]) == [
+        ReasoningPiece("A.\n\nB."),
+        TextPiece("C."),
+        ReasoningPiece("\n\nD."),
+        TextPiece("\n\nE.\n\nF."),
+    ]
+    said = "<|channel|>final<|message|>Yes.<|end|>"
+    for other in ("<|start|>user<|message|>No.", "<|start|>assistant<|channel|>analysis to=python code<|message|>1"):
+        found = understood(pieces_of(AnswerReader(Harmony(), NAMES), [said + other]))
+        assert (found.text, found.calls) == (f"Yes.\n\n{other}", [])
+    cut = pieces_of(AnswerReader(Harmony(), NAMES), ["<|channel|>analysis<|message|>Hm \n"])
+    assert cut == [ReasoningPiece("Hm")]
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama", "mistral", "json", "harmony"])
 def test_a_line_break_in_a_string_is_escaped(family: str) -> None:
     program = "def f():\n\treturn 1"
     written = FAMILIES[family].write([("f", {"text": program})])

@@ -9,12 +9,13 @@ from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.formats.deepseek import CALL, CALL_END, CLOSES, OPENS, SEPARATOR, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma, GemmaMarks
+from apps.llm.chat.formats.harmony import Harmony
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import Llama
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.formats.plain import Plain
 from apps.llm.chat.formats.pythonic import Pythonic
-from apps.llm.chat.reader import AnswerReader
+from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 
 Call = tuple[str, dict[str, Any]]
 """A call: the tool's name and arguments."""
@@ -44,6 +45,20 @@ def python_call(call: Call) -> str:
     return f"{call[0]}({', '.join(f'{key}={value!r}' for key, value in call[1].items())})"
 
 
+THINK = ReasoningMarks("<think>", "</think>")
+
+
+def thinking(thought: str, text: str, calls: str) -> str:
+    return f"<think>\n{thought}\n</think>\n\n{text}\n{calls}"
+
+
+def in_channels(thought: str, text: str, calls: str) -> str:
+    """An answer of gpt-oss, after the `<|start|>assistant` in its prompt."""
+    kinds = {"analysis": thought, "commentary": text}
+    parts = [f"<|channel|>{channel}<|message|>{part}<|end|>" for channel, part in kinds.items()]
+    return "<|start|>assistant".join([*parts, calls])
+
+
 @dataclass(frozen=True)
 class Family:
     """A call format, and how a model writes it."""
@@ -51,6 +66,8 @@ class Family:
     calls: CallFormat
     write: Callable[[Sequence[Call]], str]
     after_text: bool = True  # whether calls may follow text
+    reasoning: ReasoningMarks | None = THINK
+    whole: Callable[[str, str, str], str] = thinking  # an answer with reasoning, text and calls
 
 
 FAMILIES: dict[str, Family] = {
@@ -101,6 +118,23 @@ FAMILIES: dict[str, Family] = {
             + CLOSES
         ),
     ),
+    "harmony": Family(
+        Harmony(),
+        lambda calls: "<|start|>assistant".join(
+            f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{json.dumps(a)}<|call|>"
+            for n, a in calls
+        ),
+        reasoning=None,
+        whole=in_channels,
+    ),
+    "harmony, the tool before the channel": Family(
+        Harmony(),
+        lambda calls: "<|start|>assistant".join(
+            f" to=functions.{n}<|channel|>commentary json<|message|>{json.dumps(a)}<|end|>" for n, a in calls
+        ),
+        reasoning=None,
+        whole=in_channels,
+    ),
     "json": Family(
         Plain(), lambda calls: "[\n" + ",\n".join(as_object(call, "arguments") for call in calls) + "]", False
     ),
@@ -131,8 +165,8 @@ class Understood:
         return [(name, json.loads(arguments)) for name, arguments in self.calls or ()]
 
 
-def understood(events: Sequence[ChatEvent]) -> Understood:
-    """Asserts that a dialect can write the events in this order."""
+def understood(events: Sequence[ChatEvent], framed: bool = False) -> Understood:
+    """Asserts that a dialect can write the events in this order. `framed`: reasoning may come between texts."""
     found = Understood(calls=[])
     within = False
     for event in events:
@@ -141,7 +175,7 @@ def understood(events: Sequence[ChatEvent]) -> Understood:
                 assert not within and text
                 found.text += text
             case ReasoningPiece(text):
-                assert not within and text and not found.text and not found.calls
+                assert not within and text and (framed or not (found.text or found.calls))
                 found.reasoning += text
             case CallStart(index, name):
                 assert not within and index == len(found.calls)

@@ -1,6 +1,7 @@
 """The demo model, deployed for all tests of this folder and those under it."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -50,7 +51,9 @@ def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -
     def change(name: str) -> None:
         template = chat_models.TEMPLATES[name]
         monkeypatch.setattr(chat_server.engine.tokenizer._hf, "chat_template", template)
-        monkeypatch.setattr(chat_server.engine, "format", ModelFormat.of(template))
+        format_ = ModelFormat.of(template)
+        format_ = replace(format_, tokens=chat_server.engine._grammars.tokens(format_.marks))
+        monkeypatch.setattr(chat_server.engine, "format", format_)
 
     return change
 

@@ -1,7 +1,8 @@
 """Mistral's format: `[TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]`, since 2025 `[TOOL_CALLS]f[ARGS]{...}`."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from apps.llm.chat.call_format import CallFormat, listed, literal, mark
 from apps.llm.chat.reader import AnswerReader, Machine, NotACall
@@ -56,8 +57,20 @@ class Mistral(CallFormat):
     def calls(self, tokens: Mapping[str, int], one: bool) -> str:
         return "call" if self.named else listed(one)
 
-    def call_id(self, call_id: str) -> str:
-        """A nine-character id: Mistral's templates refuse any other length."""
-        if len(call_id) == ID_LENGTH and call_id.isalnum():
-            return call_id
-        return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:ID_LENGTH]
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """With nine-character ids of calls: Mistral's templates refuse any other length."""
+        return [_with_ids(message) for message in messages]
+
+
+def _with_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _call_id(message["tool_call_id"])}
+    if "tool_calls" in message:
+        return {**message, "tool_calls": [call | {"id": _call_id(call["id"])} for call in message["tool_calls"]]}
+    return message
+
+
+def _call_id(call_id: str) -> str:
+    if len(call_id) == ID_LENGTH and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:ID_LENGTH]

@@ -144,6 +144,29 @@ def test_reasoning_is_apart_from_the_content(client: openai.OpenAI, change_templ
     assert not any(delta.content for delta in deltas)
 
 
+def test_gpt_osss_channels(
+    client: openai.OpenAI, chat_server: LocalServer, change_template: Callable[[str], None]
+) -> None:
+    """Reasoning ends soon by a bias; the stream has what the whole answer has."""
+    change_template("harmony")
+    fields: dict[str, Any] = {"logit_bias": {chat_server.engine.format.tokens["<|end|>"]: 4.5}, "extra_body": {}}
+    fields["max_tokens"] = 190
+    seen = set()
+    for seed in range(6):
+        choice = ask(client, seed=seed, **fields).choices[0]
+        deltas = [chunk.choices[0].delta for chunk in ask(client, seed=seed, stream=True, **fields)]
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        arguments = "".join(c.function.arguments for delta in deltas for c in delta.tool_calls or ())
+        assert reasoning == getattr(choice.message, "reasoning_content", "")
+        if choice.finish_reason == "tool_calls":
+            (call,) = choice.message.tool_calls
+            assert call.function.arguments == arguments
+            Draft202012Validator(WEATHER).validate(json.loads(arguments))
+            seen.add("call")
+        seen |= {"reasoning"} if reasoning else set()
+    assert seen == {"call", "reasoning"}
+
+
 def test_logprobs_of_a_call(client: openai.OpenAI) -> None:
     whole = ask(client, logprobs=True).choices[0]
     streamed = [chunk.choices[0] for chunk in ask(client, logprobs=True, stream=True)]
