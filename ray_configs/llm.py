@@ -64,6 +64,10 @@ class EngineConfig(Config):
     """Reuse the KV pages of a prefix that an earlier prompt shares."""
     tensor_parallel: int | None = Field(None, ge=1)
     """Devices over which each layer is split; default: with `data_parallel`, the devices of each DP rank."""
+    expert_parallel: int | None = Field(None, ge=1)
+    """Groups of a DP rank's devices over which a mixture's experts are split; a group's devices share the width of its
+    experts. Default: each expert whole on one device where `tensor_parallel` divides their number, or else as few
+    devices to a group as divide it."""
     data_parallel: int | None = Field(None, ge=1)
     """DP ranks: copies of the model side by side in one replica, each over `tensor_parallel` devices.
 

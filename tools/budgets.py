@@ -67,6 +67,7 @@ SINCE = {
         "gpt-oss's harmony format": 200,
         "Gemma 4": 380,
         "types checked on the host side": 30,
+        "expert_parallel": 85,
     },
     "plan": {
         "the attention kernel's instructions": 130,

@@ -142,7 +142,7 @@ class Engine:
                     executor.close()
                 raise
         loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
-        heads = HeadLayout.of(model.arch, chosen.tensor)
+        heads = HeadLayout.of(model.arch, chosen.tensor, config.expert_parallel)
         engine = cls(config, loops, tokenizer, grammars, max_len, heads)
         try:
             for name, location in config.adapters.items():

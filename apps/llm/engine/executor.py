@@ -73,7 +73,7 @@ class LocalExecutor:
         self.readable = readable(self.shapes)
         self.max_pages = self.shapes[0].max_pages
         platform = self.mesh.devices.flat[0].platform
-        heads = HeadLayout.of(arch, self.mesh.shape["tensor"])
+        heads = HeadLayout.of(arch, self.mesh.shape["tensor"], config.expert_parallel)
         impl = choice.implementation(config.attention, self.mesh, arch.head_dims, config.page_size, arch.sinks)
         self.decoder = Decoder(arch, heads, config.page_size, self.dtype, impl, self.mesh)
         self.int8_weights = config.quantize_weights == "int8"

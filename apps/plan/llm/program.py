@@ -68,7 +68,7 @@ class StepPrograms:
 
     def _decoder(self, arch: Architecture) -> Decoder:
         size, page = self.mesh.shape["tensor"], self.config.page_size
-        heads = HeadLayout.of(arch, size)
+        heads = HeadLayout.of(arch, size, self.config.expert_parallel)
         impl = choice.implementation(self.config.attention, self.mesh, arch.head_dims, page, arch.sinks)
         return Decoder(arch, heads, page, jnp.dtype(self.config.dtype), impl, self.mesh)
 

@@ -67,7 +67,7 @@ def search(workload: Workload, criteria: Criteria, tell: Callable[[str], None] =
     fitting: list[tuple[Candidate, Workload]] = []
     refused: list[Candidate] = []
     arch = architectures.find(workload.config).arch
-    for slice, devices, layout in layouts(arch, criteria):
+    for slice, devices, layout in layouts(arch, criteria, workload.config.expert_parallel):
         update = {"data_parallel": layout.data, "tensor_parallel": layout.tensor}
         there = replace(workload, slice=slice, config=workload.config.model_copy(update=update))
         found = _by_arithmetic(there, criteria, layout, devices)
@@ -95,7 +95,9 @@ def search(workload: Workload, criteria: Criteria, tell: Callable[[str], None] =
 GOOD = "fits and is fast enough"
 
 
-def layouts(arch: Architecture, criteria: Criteria) -> Iterator[tuple[TpuSlice, Devices, Layout]]:
+def layouts(
+    arch: Architecture, criteria: Criteria, expert_parallel: int | None = None
+) -> Iterator[tuple[TpuSlice, Devices, Layout]]:
     """The slices that Ray can place, with the meshes over which the engine can split the model on each.
 
     On a single host chips may stay idle if the model does not split over all; in a multi-host slice all take part. If
@@ -107,7 +109,7 @@ def layouts(arch: Architecture, criteria: Criteria) -> Iterator[tuple[TpuSlice, 
             if slice.ray_refusal or slice.chips > criteria.most_chips:
                 continue
             devices = Devices(slice.chips * (2 if name in TWO_DEVICES else 1), slice.hosts)
-            yield from ((slice, devices, layout) for layout in possible(arch, devices))
+            yield from ((slice, devices, layout) for layout in possible(arch, devices, expert_parallel))
             if slice.single_host:
                 fewer = (devices.count // 2, devices.count // 4)
                 yield from ((slice, devices, Layout(1, tensor)) for tensor in fewer if tensor)

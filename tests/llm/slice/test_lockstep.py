@@ -121,6 +121,18 @@ def test_two_hosts_give_the_answers_of_one_process(
     assert place.left == [0] * HOSTS, "hosts end with the engine"
 
 
+@pytest.mark.slow
+def test_two_hosts_share_the_width_of_experts(config: Callable[..., EngineConfig]) -> None:
+    """Two groups of devices, one on each host; the expert's biases count once."""
+    alone = Engine.load(config("gpt_oss"))
+    together = Engine.load(config("gpt_oss", expert_parallel=2), Processes(HOSTS, FEW))
+    try:
+        assert_same(answers(together), answers(alone))
+    finally:
+        alone.shutdown()
+        together.shutdown()
+
+
 def test_two_hosts_load_and_unload_an_adapter(config: Callable[..., EngineConfig], tmp_path: Path) -> None:
     base = tiny_models.make("llama3", **MODELS["llama3"])
     for seed, name in enumerate(("one", "other")):

@@ -1,7 +1,8 @@
 """Mixture of experts: a router picks a few feed-forward networks for each token, and only those are read and computed.
 
-Experts are split over the mesh whole. Every device has all tokens, computes those that its own experts were picked for,
-and the devices' results are added up, so that no token is sent anywhere and none is dropped, however uneven the load.
+Experts are split over the mesh, whole or by their width. Every device has all tokens, computes those that its own
+experts were picked for, and the devices' results are added up, so that no token is sent anywhere and none is dropped,
+however uneven the load.
 """
 
 from collections.abc import Callable
@@ -25,12 +26,16 @@ Gated = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class ExpertWeights(NamedTuple):
-    """The matrices and biases of all experts of a layer, one expert after another."""
+    """The matrices and biases of all experts of a layer, one expert after another.
+
+    Where `parts` devices share each expert's width, they are as if there were as many more experts of a part of it:
+    those of the first group of devices with the first part, with the second, and so on.
+    """
 
     into: Weight  # [experts * 2 * width, hidden]: an expert's gate rows, then its up rows
-    down: Weight  # [experts * hidden, width]
+    down: Weight  # [experts * hidden, width], or [experts * parts * hidden, width / parts]
     into_bias: jax.Array | None = None  # [experts * 2 * width] float32
-    down_bias: jax.Array | None = None  # [experts * hidden] float32
+    down_bias: jax.Array | None = None  # [experts * hidden] float32, or [experts * parts * hidden], repeated
 
 
 def route(logits: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array]:
@@ -57,11 +62,16 @@ def feed_forward(
         x: `[T, hidden]`, replicated.
         picked: `[T, per_token]`; a token with `experts.count` there has none and gives zeros.
     """
-    own = experts.count // mesh.size
+    width = values(weights.down).shape[1]
+    parts = experts.width // width
+    own = experts.count * parts // mesh.size
 
     def computed(x: jax.Array, shares: jax.Array, picked: jax.Array, weights: ExpertWeights) -> jax.Array:
-        mine = picked - (jax.lax.axis_index(AXIS) * own if mesh.size > 1 else 0)
+        device = jax.lax.axis_index(AXIS)
+        mine = picked - device // parts * own
         mine = jnp.where((mine >= 0) & (mine < own), mine, own)  # `own`: another device's
+        if parts > 1 and weights.down_bias is not None:  # once for all parts of a width
+            weights = weights._replace(down_bias=jnp.where(device % parts == 0, weights.down_bias, 0.0))
         return add_up(_blocks(x, shares, mine, weights, gated, experts), mesh, by_token)
 
     if mesh.size == 1:

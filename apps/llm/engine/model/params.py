@@ -60,7 +60,12 @@ class Param:
         """Read one shard, given as slices of the declared shape."""
         first, last, _ = index[0].indices(self.shape[0])
         rows = clipped(self.source, first, last)
-        parts = [checkpoint.read(part.tensor, part.shape, slice(part.start, part.stop)) for part in rows]
+        parts = [
+            checkpoint.read(part.tensor, part.shape, slice(part.start, part.stop))[
+                ..., slice(*(part.columns or (None,)))
+            ]
+            for part in rows
+        ]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return whole[(slice(None), *index[1:])]
 
@@ -82,7 +87,7 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
 
     def experts(prefix: str) -> Params:
         assert arch.experts is not None
-        count, width = arch.experts.count, arch.experts.width
+        count, width, parts = arch.experts.count, arch.experts.width, heads.expert_parts
         feed, router = f"{prefix}.mlp", "gate"
         gate_name, up_name, down_name = "gate_proj", "up_proj", "down_proj"
         if arch.experts.names == "mixtral":
@@ -92,26 +97,49 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         elif arch.experts.names == "gemma4":
             feed, router = prefix, "router.proj"
 
-        def each(kind: str, shape: tuple[int, ...], *names: str) -> Source:
-            """The experts' matrices, or biases, one after another."""
-            places = (f"{feed}.experts.{expert}.{name}.{kind}" for expert in range(count) for name in names)
-            return tuple(Rows(place, shape, 0, shape[0]) for place in places)
+        # One after another on each device; devices that share experts have a part each of their width.
+        own, share = count * parts // heads.devices, width // parts
+        placed = [
+            (expert, part * share, (part + 1) * share)
+            for first in range(0, count, own)
+            for part in range(parts)
+            for expert in range(first, first + own)
+        ]
 
-        into = each("weight", (width, hidden), gate_name, up_name)
-        down = each("weight", (hidden, width), down_name)
-        if arch.experts.names == "gemma4":  # in one tensor, as they are here
-            into = _plain(f"{feed}.experts.gate_up_proj", count * 2 * width, hidden)
-            down = _plain(f"{feed}.experts.down_proj", count * hidden, width)
+        packed = arch.experts.names == "gemma4"  # all experts in one tensor
+
+        def inward(kind: str, *inputs: int) -> Source:
+            return tuple(
+                Rows(f"{feed}.experts.gate_up_proj", (count * 2 * width, *inputs), first + start, first + stop)
+                if packed
+                else Rows(f"{feed}.experts.{expert}.{name}.{kind}", (width, *inputs), start, stop)
+                for expert, start, stop in placed
+                for first, name in ((expert * 2 * width, gate_name), (expert * 2 * width + width, up_name))
+            )
+
+        def outward(kind: str, *inputs: int) -> Source:
+            def of(expert: int, columns: tuple[int, int] | None) -> Rows:
+                if packed:
+                    shape, first = (count * hidden, *inputs), expert * hidden
+                    return Rows(f"{feed}.experts.down_proj", shape, first, first + hidden, columns)
+                return Rows(f"{feed}.experts.{expert}.{down_name}.{kind}", (hidden, *inputs), 0, hidden, columns)
+
+            columns = bool(inputs) and parts > 1
+            return tuple(of(expert, (start, stop) if columns else None) for expert, start, stop in placed)
+
+        rows = count * parts * hidden
         params = {
             "router": Param((count, hidden), (None, "embed"), _plain(f"{feed}.{router}.weight", count, hidden)),
-            "experts_in": Param((count * 2 * width, hidden), ("experts", "embed"), into, matrix=True),
-            "experts_out": Param((count * hidden, width), ("experts", None), down, matrix=True),
+            "experts_in": Param(
+                (count * 2 * width, hidden), ("experts", "embed"), inward("weight", hidden), matrix=True
+            ),
+            "experts_out": Param((rows, share), ("experts", None), outward("weight", width), matrix=True),
         }
         if arch.experts.biases:
-            into, down = each("bias", (width,), gate_name, up_name), each("bias", (hidden,), down_name)
+            into, down = inward("bias"), outward("bias")
             params["router_bias"] = vector(f"{feed}.{router}.bias", count)
             params["experts_in_bias"] = Param((count * 2 * width,), ("experts",), into, constant=0.0, wide=True)
-            params["experts_out_bias"] = Param((count * hidden,), ("experts",), down, constant=0.0, wide=True)
+            params["experts_out_bias"] = Param((rows,), ("experts",), down, constant=0.0, wide=True)
         if arch.experts.beside:
             params["router_scale"] = vector(f"{prefix}.router.scale")
             params["expert_scales"] = vector(f"{prefix}.router.per_expert_scale", count)

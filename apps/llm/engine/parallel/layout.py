@@ -99,14 +99,14 @@ def misfit(layout: Layout, devices: Devices) -> str:
     return ""
 
 
-def possible(arch: Architecture, devices: Devices) -> Iterator[Layout]:
+def possible(arch: Architecture, devices: Devices, expert_parallel: int | None = None) -> Iterator[Layout]:
     """The layouts that use every device, fewest DP ranks first."""
     for data in range(1, devices.count + 1):
         if devices.count % data:
             continue
         layout = Layout(data, devices.count // data)
         try:
-            HeadLayout.of(arch, layout.tensor)
+            HeadLayout.of(arch, layout.tensor, expert_parallel)
         except ValueError:
             continue
         if not misfit(layout, devices):
@@ -121,9 +121,9 @@ def shortest_step(config: EngineConfig, arch: Architecture, devices: Devices, sl
     Raises:
         ValueError: the model cannot be split over these devices; says which splits are possible.
     """
-    layouts = list(possible(arch, devices))
+    layouts = list(possible(arch, devices, config.expert_parallel))
     if not layouts:
-        HeadLayout.of(arch, devices.count)  # raises an error that says which splits fit
+        HeadLayout.of(arch, devices.count, config.expert_parallel)  # raises an error that says which splits fit
         raise ValueError(f"the model cannot be split over {slice}: choose a slice of another size")
     costs = {layout: Cost.of(config, arch, layout, devices, slice) for layout in layouts}
     holding = [layout for layout in layouts if costs[layout].share_of_hbm <= 1]
@@ -170,7 +170,7 @@ class DeviceWeights(NamedTuple):
     @classmethod
     def of(cls, config: EngineConfig, arch: Architecture, tensor: int) -> "DeviceWeights":
         mesh = AbstractMesh((tensor,), ("tensor",))
-        declared = params.declare(arch, HeadLayout.of(arch, tensor))
+        declared = params.declare(arch, HeadLayout.of(arch, tensor, config.expert_parallel))
         looked_up = [declared.get("extra_embed"), None if arch.tied_embeddings else declared["embed"]]
         stored = read = elements = 0
         for param in jax.tree.leaves(declared, is_leaf=params.is_param):

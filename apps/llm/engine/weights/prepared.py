@@ -233,7 +233,10 @@ class Prepared(Checkpoint):
         stored = self._stored[name.removesuffix(SCALE)].source
         ranges = positions(stored, clipped(wanted.source, first, last))
         parts = [self.stored(name, slice(*rows), shape) for rows in ranges]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        # Experts are stored whole. A shard has the same columns of all its own.
+        columns = wanted.source[0].columns and next(clipped(wanted.source, first, last)).columns
+        return whole[:, slice(*columns)] if columns and whole.ndim == 2 else whole
 
     def _columns(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         out, columns = self._stored[name].shape

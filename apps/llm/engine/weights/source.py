@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 
 class Rows(NamedTuple):
-    """Rows `[start, stop)` of a tensor; `shape` is the whole tensor's."""
+    """Rows `[start, stop)` of a tensor, or some of their columns; `shape` is the whole tensor's."""
 
     tensor: str
     shape: tuple[int, ...]
     start: int
     stop: int
+    columns: tuple[int, int] | None = None  # None: all
 
 
 Source = tuple[Rows, ...]
@@ -46,7 +47,7 @@ def positions(stored: Source, wanted: Iterator[Rows]) -> list[tuple[int, int]]:
     for ranges in parts.values():
         ranges.sort()
     found: list[tuple[int, int]] = []
-    for tensor, _, start, stop in wanted:
+    for tensor, _, start, stop, _ in wanted:
         ranges = parts[tensor]
         place = bisect_right(ranges, (start, float("inf"), 0)) - 1
         while start < stop:

@@ -1,6 +1,6 @@
 """Loads a checkpoint over four pretended devices and over one: prints what each device read, and both logits.
 
-Run by test_sharding.py as a process of its own: python sharded_load.py FOLDER float32|int8
+Run by test_sharding.py as a process of its own: python sharded_load.py FOLDER float32|int8 [EXPERT_PARALLEL]
 """
 
 import json
@@ -18,7 +18,7 @@ from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
-folder, kind = sys.argv[1:]
+folder, kind, *expert_parallel = sys.argv[1:]
 SETTINGS = {
     "model": folder,
     "dtype": "float32",
@@ -65,13 +65,14 @@ arch = architecture.from_hf_config(checkpoint.json("config.json"))
 for devices in (1, 4):
     mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
     checkpoint.rows.clear()
-    executor = LocalExecutor(mesh, EngineConfig(**SETTINGS), Model(arch, checkpoint, False))
+    more = {"expert_parallel": int(expert_parallel[0])} if expert_parallel and devices > 1 else {}
+    executor = LocalExecutor(mesh, EngineConfig(**SETTINGS, **more), Model(arch, checkpoint, False))
     found[devices] = logits(executor)
     rows = dict(checkpoint.rows)
     layer = executor.params["layers"][0]
     shards = {
         name: jax.tree.leaves(layer[name])[0].addressable_shards[0].data.shape
-        for name in ("qkv", "out", "down")
+        for name in ("qkv", "out", "down", "experts_in", "experts_out")
         if name in layer
     }
 print(

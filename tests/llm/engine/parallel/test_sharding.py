@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +17,10 @@ pytestmark = pytest.mark.slow
 
 
 @cache
-def loaded(folder: Path, kind: str) -> dict:
+def loaded(folder: Path, kind: str, *expert_parallel: str) -> dict:
     script = Path(__file__).with_name("sharded_load.py")
     found = subprocess.run(
-        [sys.executable, str(script), str(folder), kind],
+        [sys.executable, str(script), str(folder), kind, *expert_parallel],
         env=tiny_models.environment(XLA_FLAGS=tiny_models.xla_flags(4)),
         capture_output=True,
         text=True,
@@ -67,6 +68,26 @@ def test_the_same_logits_where_heads_differ_by_layer(family: str, kind: str, tmp
     assert set(experts.values()) == ({8 * 64} if family == "gemma4_moe" else set()), "each expert's rows once"
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_the_same_logits_of_experts_split_by_width(kind: str, tmp_path: Path) -> None:
+    """Four of the eight experts on each half of the devices, and half of their width on each device; with biases."""
+    tiny_models.save(tiny_models.make("gpt_oss", num_attention_heads=8), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    found = loaded(tmp_path, kind, "2")
+    assert found["error"] < (1e-5 if kind == "float32" else 1e-2)
+    hidden, width = tiny_models.SIZES["hidden_size"], tiny_models.SIZES["intermediate_size"]
+    assert found["shards"]["experts_in"] == [4 * width, hidden]
+    assert found["shards"]["experts_out"] == [4 * hidden, width // 2]
+
+
+def test_the_same_logits_of_experts_that_the_devices_do_not_divide(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make("qwen2_moe", num_attention_heads=8, num_experts=6), tmp_path)
+    tiny_models.save_tokenizer(tmp_path)
+    found = loaded(tmp_path, "float32")
+    assert found["error"] < 1e-5
+    assert found["shards"]["experts_out"] == [3 * 64, 16], "three whole experts for two devices"
+
+
 def test_the_same_logits_of_fused_tensors(tmp_path: Path) -> None:
     tiny_models.save(tiny_models.make("phi3"), tmp_path)
     tiny_models.save_tokenizer(tmp_path)
@@ -104,5 +125,16 @@ def test_layouts() -> None:
         HeadLayout.of(arch, 3)
     sizes = tiny_models.SIZES | tiny_models.FAMILIES["mixtral"][1]
     mixtral = from_hf_config({"model_type": "mixtral", "hidden_act": "silu"} | sizes)
-    with pytest.raises(ValueError, match="tensor_parallel 3 does not divide the model's 8 experts"):
-        HeadLayout.of(mixtral, 3)
+    assert HeadLayout.of(mixtral, 4).expert_parts == 1 and HeadLayout.of(mixtral, 4, 2).expert_parts == 2
+    many = replace(mixtral, num_heads=64, num_kv_heads=16, intermediate_size=192)
+    assert HeadLayout.of(many, 16).expert_parts == 2, "of eight experts"
+    for devices, asked, said in (
+        (5, None, "tensor_parallel 5 does not divide the model's 8 experts, nor .* their width, 96"),
+        (4, 3, "expert_parallel 3 does not divide tensor_parallel 4"),
+        (16, 16, "expert_parallel 16 does not divide the model's 8 experts"),
+        (64, 1, "expert_parallel 1 leaves 64 devices for the width of an expert, 96"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            HeadLayout.of(many, devices, asked)
+    with pytest.raises(ValueError, match="expert_parallel is 2, but this model has no experts"):
+        HeadLayout.of(arch, 2, 2)
