@@ -68,11 +68,13 @@ SINCE = {
         "Gemma 4": 380,
         "types checked on the host side": 30,
         "expert_parallel": 85,
+        "experts by a TPU kernel": 300,
     },
     "plan": {
         "the attention kernel's instructions": 130,
         "sizes of more families": 60,
         "experts": 120,
+        "the experts' kernel and their uneven load": 250,
         "layers of several kinds, Gemma 4's sizes": 90,
     },
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},

@@ -2,7 +2,8 @@
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import jax
@@ -74,7 +75,7 @@ def compiled(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, hlo.Modu
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Analytic cost of one run's Pallas kernels on each device, which the compiler cannot analyse."""
+    """Analytic cost of one run's calls of a Pallas kernel on each device, which the compiler cannot analyse."""
 
     hbm_bytes: float
     flops: float
@@ -83,6 +84,17 @@ class KernelCost:
     """Operations for unmasked positions only; 0 if the kernel has a cost estimate of its own."""
     cycles: float
     """Cycles of the instructions that the compiler made, without waits for memory; 0 if they were not counted."""
+
+    def seconds(self, peaks: Peaks) -> float:
+        """The longest of its HBM time and compute time, by hand, and its instructions' cycles."""
+        return max(
+            self.hbm_bytes / peaks.hbm_bytes_per_s,
+            self.flops / peaks.flops_per_s,
+            self.cycles / (peaks.cycles_per_s or math.inf),
+        )
+
+    def __add__(self, other: "KernelCost") -> "KernelCost":
+        return KernelCost(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -94,12 +106,12 @@ class RunTime:
     hbm: float
     ici: float
     compiler: float | None
-    """The compiler's cycle estimate divided by the clock rate: fusions only. Copies from HBM, collectives and the
-    attention kernel have no cycle estimate."""
+    """The compiler's cycle estimate divided by the clock rate: fusions only. Copies from HBM, collectives and kernels
+    have no cycle estimate."""
     kernel: float
-    """The attention kernel: the longest of its HBM time and compute time, by hand, and its instructions' cycles."""
+    """The kernels, one after another: see `KernelCost.seconds`."""
     xla_hbm: float
-    """`hbm` without the attention kernel."""
+    """`hbm` without the kernels."""
 
     @property
     def floor(self) -> float:
@@ -110,14 +122,13 @@ class RunTime:
         return max(self.compiler or 0.0, self.xla_hbm) + self.kernel + self.ici
 
 
-def run_time(measured: Measured, kernel: KernelCost, peaks: Peaks) -> RunTime:
+def run_time(measured: Measured, kernels: Sequence[KernelCost], peaks: Peaks) -> RunTime:
     read = measured.hbm_read + measured.hbm_written
-    kernel_hbm = kernel.hbm_bytes / peaks.hbm_bytes_per_s
     return RunTime(
-        compute=(measured.flops + kernel.useful_flops) / peaks.flops_per_s,
-        hbm=read / peaks.hbm_bytes_per_s + kernel_hbm,
+        compute=(measured.flops + sum(kernel.useful_flops for kernel in kernels)) / peaks.flops_per_s,
+        hbm=(read + sum(kernel.hbm_bytes for kernel in kernels)) / peaks.hbm_bytes_per_s,
         ici=measured.ici_sent / peaks.ici_bytes_per_s,
         compiler=measured.cycles / peaks.cycles_per_s if peaks.cycles_per_s else None,
-        kernel=max(kernel_hbm, kernel.flops / peaks.flops_per_s, kernel.cycles / (peaks.cycles_per_s or math.inf)),
+        kernel=sum(kernel.seconds(peaks) for kernel in kernels),
         xla_hbm=read / peaks.hbm_bytes_per_s,
     )

@@ -32,7 +32,7 @@ if __name__ == "__main__":
         sized = Sized.of(Workload(EngineConfig(**fields), slice))
         measured = sized.programs.measure(sized.decode_shape)
         batch, programs = sized.workload.config.max_batch_size, sized.programs
-        cost = sized.kernel(sized.decode_shape, [(1, sized.context)] * batch)
+        cost, _ = sized.kernels(sized.decode_shape, [(1, sized.context)] * batch)
         live = measured.kv_cache * batch * sized.context / (programs.pages * sized.workload.config.page_size)
         rest = {
             "kernel": cost.hbm_bytes,

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from apps.llm.engine.step import StepShape
-from apps.plan.llm import bundles
+from apps.plan.llm import bundles, experts
 from apps.plan.llm.kernel import Loops
 from apps.plan.llm.planner import Sized, Workload
 from ray_configs.llm import EngineConfig
@@ -23,12 +23,36 @@ def kernel(loops: list[int]) -> str:
 
 @pytest.mark.parametrize("loops", [[5, 40, 3, 90], [40, 3, 90]], ids=["blocks of queries", "one block"])
 def test_bundles_are_counted_by_depth(loops: list[int]) -> None:
-    assert bundles.parsed(kernel(loops)) == Loops(40, 3, 90)
+    assert bundles.attention_loops(kernel(loops)) == Loops(40, 3, 90)
+
+
+EXPERTS = """
+     0   :  { %s1 = smov 0 }
+  0x10 LB: > { %s1 = smov 0  ;;  %37 = sbr.rel (%p1) target = $region10 }
+  0x11   : > { %s1 = smov 0 }
+  0x12   : > { %s1 = smov 0 }
+  0x13 PF: > { %38 = sbr.rel (%p2) target = $region12 }
+  0x14 LB: >> { %s1 = smov 0 }
+  0x15   : >> { %39 = sbr.rel (%p3) target = $region13 }
+  0x16   : >> { %s1 = smov 0 }
+  0x17   : >> { %s1 = smov 0 }
+  0x18   : >> { %s1 = smov 0 }
+  0x19 PF: >> { %s1 = smov 0 }
+  0x1a   : >> { %s1 = smov 0 }
+  0x1b PF: > { %s1 = smov 0 }
+  0x1c PF:  { %s1 = smov 0 }
+"""
+"""Two tiles' loop, and in it a loop over blocks of tokens; each has a branch."""
+
+
+def test_branches_of_the_experts_kernel_are_counted_apart() -> None:
+    assert bundles.experts_loops(EXPERTS, gathers=True) == experts.ExpertsLoops(layer=2 + 2, tile=3, block=4, rows=3)
+    assert bundles.experts_loops(EXPERTS, gathers=False) == experts.ExpertsLoops(layer=2, tile=5 + 7, block=0, rows=0)
 
 
 def test_other_loops_are_refused() -> None:
     with pytest.raises(ValueError, match="depth 1"):
-        bundles.parsed(kernel([5, 40]))
+        bundles.attention_loops(kernel([5, 40]))
 
 
 @pytest.mark.slow
@@ -41,7 +65,7 @@ def test_a_decode_step_takes_fewer_than_a_prefill() -> None:
     def loops(tokens: int) -> Loops | None:
         shape = StepShape(tokens, 64, sized.shapes[0].max_pages)
         decoder = sized.programs.decoder
-        return bundles.of_kernel(decoder, decoder.attention_spec(0), sized.programs.kv_dtype, slice, shape)
+        return bundles.of_attention(decoder, decoder.attention_spec(0), sized.programs.kv_dtype, slice, shape)
 
     decode, prefill = loops(64), loops(512)
     assert decode is not None and prefill is not None

@@ -74,9 +74,21 @@ def test_what_a_step_takes_of_its_experts() -> None:
     one, few, many = (experts.load(mixture, tokens, 8) for tokens in (1, 64, 4096))
     assert one.read == pytest.approx(8 / 128, rel=0.05) and one.even_blocks == pytest.approx(1, rel=0.05)
     assert few.read == pytest.approx(1 - (1 - 8 / 128) ** 64, rel=0.01) and 16 < few.blocks < 19
+    assert 16 * few.read < few.busiest <= 16
     assert many.read == 1 and 32 <= many.even_blocks <= many.blocks <= 50  # 256 tokens an expert, 128 a block
     assert experts.load(mixture, 64, 1).blocks == pytest.approx(8 * few.even_blocks, rel=0.02)
     assert experts.batch_of_all(mixture) == 72
+
+
+def test_popular_experts_make_a_device_busy() -> None:
+    mixture = from_hf_config(known.MODELS["Qwen/Qwen3-30B-A3B"]).experts
+    assert mixture is not None
+    likely = experts.popularity(mixture, 0.5)
+    assert likely.sum() == pytest.approx(8) and likely[0] / likely.mean() > 5 and likely[-1] < 0.6 * likely.mean()
+    even, uneven = (experts.load(mixture, 2048, 8, skew=skew) for skew in (0.0, 0.5))
+    assert 1 < even.uneven < 1.05 < 1.25 < uneven.uneven < 1.35
+    assert experts.load(mixture, 64, 8, skew=0.5).read < experts.load(mixture, 64, 8).read
+    assert experts.load(mixture, 64, 1, skew=0.5).uneven == 1, "all experts are on one device"
 
 
 @pytest.mark.parametrize("name", known.MODELS)
@@ -131,7 +143,7 @@ def test_two_devices_on_a_chip_share_it() -> None:
 
 def test_the_floor_is_the_longest_and_the_estimate_the_sum() -> None:
     step = measured(flops=197e12 * 0.002, hbm_read=819e9 * 0.004, ici_sent=100e9 * 0.003, cycles=1.5e9 * 0.005)
-    time = run_time(step, KernelCost(819e9 * 0.001, 0, 0, 0), Peaks.of(TpuSlice("v5e", "4x8"), 32))
+    time = run_time(step, [KernelCost(819e9 * 0.001, 0, 0, 0)], Peaks.of(TpuSlice("v5e", "4x8"), 32))
     assert time.floor == pytest.approx(0.005)  # HBM, with the kernel's millisecond
     assert time.estimate == pytest.approx(0.005 + 0.001 + 0.003)  # cycles outlast the reads, then kernel and ring
 

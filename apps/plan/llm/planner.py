@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from apps.llm.engine.attention.spec import AttentionSpec
 from apps.llm.engine.executor_protocol import fitting, step_shapes
-from apps.llm.engine.model.architecture import Architecture, Experts
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Devices, Layout, choose
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
@@ -92,15 +92,18 @@ class Sized:
         batch = self.config.max_batch_size
         return fitting(self.shapes, batch, batch)
 
-    def kernel(self, shape: StepShape, sequences: Sequences) -> KernelCost:
-        """The attention kernel's cost in a step of this shape."""
-        programs = self.programs
+    def kernels(self, shape: StepShape, sequences: Sequences) -> list[KernelCost]:
+        """The costs of the kernels of attention and of experts in a step of this shape."""
+        programs, slice, int8 = self.programs, self.workload.slice, self.config.quantize_weights == "int8"
         decoder = programs.decoder
 
         def loops(spec: AttentionSpec) -> Loops | None:
-            return bundles.of_kernel(decoder, spec, programs.kv_dtype, self.workload.slice, shape)
+            return bundles.of_attention(decoder, spec, programs.kv_dtype, slice, shape)
 
-        return kernel.attention(decoder, programs.layer_caches(), sequences, shape.max_pages, loops)
+        return [
+            kernel.attention(decoder, programs.layer_caches(), sequences, shape.max_pages, loops),
+            experts.kernel(decoder, int8, shape.tokens, bundles.of_experts(programs, slice, shape.tokens)),
+        ]
 
     @property
     def context(self) -> int:
@@ -133,8 +136,8 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
     batch = min(config.max_batch_size, max(1, (pages - 1) // each))
 
     def step(shape: StepShape, measured: MeasuredStep, sequences: Sequences) -> StepReport:
-        cost = sized.kernel(shape, sequences)
-        run = run_fields(measured, cost, run_time(measured, cost, peaks))
+        costs = sized.kernels(shape, sequences)
+        run = run_fields(measured, costs, run_time(measured, costs, peaks))
         weights = measured.weights - measured.lookup - _unread(sized, shape)
         least = weights + sum(n for _, n in sequences) * page_bytes / config.page_size
         return StepReport(
@@ -177,6 +180,7 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
             LargestBatch(context=length, batch=count * copies)
             for length, count in capacity.batches(room, page_bytes, config.page_size, sized.max_len, working)
         ],
+        experts=experts.report(sized.programs.decoder, sized.decode_shape.tokens),
         decode=decoding,
         prefill=prefilling,
         at_floor=ServingRates.of(decoding.floor_s, sum(s.floor_s for s in first), batch * copies, slice.chips),
@@ -216,7 +220,7 @@ def _unread(sized: Sized, shape: StepShape) -> float:
     if mixture is None:
         return 0.0
     itemsize = 1 if sized.config.quantize_weights == "int8" else sized.programs.decoder.dtype.itemsize
-    idle = 1 - experts.load(mixture, shape.tokens, devices).read
+    idle = 1 - experts.load(mixture, shape.tokens, 1).read
     return idle * experts.weights(sized.arch, mixture, devices, itemsize)
 
 
@@ -230,16 +234,6 @@ def _padding(sized: Sized, page_bytes: float) -> float:
     layers = (arch.of_layer(layer) for layer in range(arch.num_layers) if arch.owns_kv(layer))
     own = 2 * sum(each.num_kv_heads * each.head_dim for each in layers) * sized.programs.kv_dtype.itemsize
     return page_bytes / config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
-
-
-def _of_experts(mixture: Experts, shape: StepShape, devices: int) -> str:
-    load = experts.load(mixture, shape.tokens, devices)
-    uneven = load.blocks / load.even_blocks
-    return (
-        f"A token takes {mixture.per_token} of {mixture.count} experts. If all are picked equally often, a decode step "
-        f"of {shape.tokens} sequences reads {load.read:.0%} of them, and one of {experts.batch_of_all(mixture)} nearly "
-        f"all. The busiest device has {uneven:.2f} times the average one's work, and the others wait for it."
-    )
 
 
 def _notes(
@@ -257,8 +251,8 @@ def _notes(
             f"Programs of {' and '.join(map(str, layers))} layers were compiled, and the figures for "
             f"{sized.arch.num_layers} layers extrapolated from them (--whole compiles all)."
         )
-    if sized.arch.experts is not None:
-        notes.append(_of_experts(sized.arch.experts, sized.decode_shape, sized.programs.mesh.size))
+    if (load := experts.report(sized.programs.decoder, sized.decode_shape.tokens)) is not None:
+        notes.append(load.sentence())
     padding = _padding(sized, decode.kv_cache / sized.programs.pages)
     if padding > 1.01:
         notes.append(

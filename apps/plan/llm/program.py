@@ -177,11 +177,11 @@ class StepPrograms:
     def compiled(self, shape: StepShape) -> MeasuredStep:
         """Figures of the program with the layers that there are."""
         mixture = self.arch.experts
-        if mixture is None:
+        if mixture is None or experts.in_kernel(self.decoder):
             return measured_step(self.lowered(shape))
-        blocks = experts.load(mixture, shape.tokens, self.mesh.size).blocks
+        blocks = experts.load(mixture, shape.tokens, experts.groups(self.decoder.heads)).blocks
         step = measured_step(self.lowered(shape), blocks)
-        more = (blocks - 1) * sum(mixture.layers) * experts.block_flops(self.arch, mixture, shape.tokens)
+        more = (blocks - 1) * sum(mixture.layers) * experts.block_flops(self.decoder, mixture, shape.tokens)
         return replace(step, flops=step.flops + more)
 
 

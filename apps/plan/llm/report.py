@@ -56,6 +56,30 @@ class ServingRates(Part):
         )
 
 
+class ExpertsReport(Part):
+    """A decode step's load of a mixture of experts on one copy of the model, by draws at random."""
+
+    tokens: int
+    count: int
+    per_token: int
+    groups: int = Field(description="of devices, which have different experts; those of a group share their width")
+    read: float = Field(description="share of them that some token picks, if all are picked equally often")
+    busiest: float = Field(description="tokens on the busiest device over those on the average one, likewise")
+    uneven_read: float = Field(description="read, if the r-th most popular is wanted in proportion to r ** -0.5")
+    uneven_busiest: float = Field(description="busiest, likewise")
+    batch_of_all: int = Field(description="tokens of a step from which over 99 of 100 are read, picked equally often")
+    ici_bytes: float = Field(description="of the step's: what each device sends to add up the devices' experts")
+
+    def sentence(self) -> str:
+        return (
+            f"A token takes {self.per_token} of {self.count} experts. If all are picked equally often, a decode step "
+            f"of {self.tokens} sequences reads {self.read:.0%} of them, and one of {self.batch_of_all} nearly all; the "
+            f"busiest device has {self.busiest:.2f} times the average one's tokens. If the r-th most popular is wanted "
+            f"in proportion to 1 / sqrt(r), {self.uneven_read:.0%} and {self.uneven_busiest:.2f} times. Each device "
+            f"sends {self.ici_bytes / 1e6:.1f} MB to add up what the experts made."
+        )
+
+
 class LLMPlan(Plan):
     architecture_from: str
     parameters: float
@@ -73,6 +97,7 @@ class LLMPlan(Plan):
     pages: int = Field(description="of each copy")
     memory: MemoryOfChip
     batches: list[LargestBatch]
+    experts: ExpertsReport | None = Field(description="None: the model has none")
     decode: StepReport
     prefill: StepReport
     at_floor: ServingRates

@@ -131,7 +131,7 @@ def _measured(jitted: jax.stages.Wrapped, shapes: tuple[Any, ...], name: str, pi
     program, module, seconds = compiled(jitted.lower(*shapes))
     measured, kernel, weights = Measured.of(program, module, seconds), attention_kernels(module), _nbytes(shapes[0])
     return Program(
-        **run_fields(measured, kernel, run_time(measured, kernel, peaks)),
+        **run_fields(measured, [kernel], run_time(measured, [kernel], peaks)),
         name=name,
         pictures=pictures,
         weights_gib=weights / 2**30,

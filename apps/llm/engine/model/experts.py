@@ -21,6 +21,10 @@ from apps.llm.engine.parallel.products import add_up
 MIN_BLOCK, MAX_BLOCK = 8, 128
 """Tokens of one product: a TPU's vector registers hold 8 rows, its matrix unit takes 128."""
 
+LANES = 128
+"""The kernel takes experts whose sizes are multiples of this. XLA turns matrices of other sizes around, so that they
+fill whole tiles of memory, and would copy them for the kernel."""
+
 Gated = Callable[[jax.Array, jax.Array], jax.Array]
 """Gate and up `[tokens, width]` -> the activations that go down."""
 
@@ -72,10 +76,11 @@ def feed_forward(
         mine = jnp.where((mine >= 0) & (mine < own), mine, own)  # `own`: another device's
         if parts > 1 and weights.down_bias is not None:  # once for all parts of a width
             weights = weights._replace(down_bias=jnp.where(device % parts == 0, weights.down_bias, 0.0))
-        return add_up(_blocks(x, shares, mine, weights, gated, experts), mesh, by_token)
+        return add_up(on_device(x, shares, mine, weights, gated, experts), mesh, by_token)
 
+    on_device = _implementation(mesh, x.shape[1], width)
     if mesh.size == 1:
-        return _blocks(x, shares, picked, weights, gated, experts)
+        return on_device(x, shares, picked, weights, gated, experts)
     return jax.shard_map(
         computed,
         mesh=mesh,
@@ -83,6 +88,19 @@ def feed_forward(
         out_specs=P(AXIS if by_token else None),
         check_vma=False,
     )(x, shares, picked, weights)
+
+
+def uses_kernel(mesh: Mesh, hidden: int, width: int) -> bool:
+    """Whether `experts_kernel` computes experts of that width on each device, and not XLA."""
+    return mesh.devices.flat[0].platform == "tpu" and hidden % LANES == 0 and width % LANES == 0
+
+
+def _implementation(mesh: Mesh, hidden: int, width: int) -> Callable[..., jax.Array]:
+    if not uses_kernel(mesh, hidden, width):
+        return _blocks
+    from apps.llm.engine.model import experts_kernel  # imports slowly: only where there is a TPU
+
+    return experts_kernel.feed_forward
 
 
 def block_of(tokens: int, experts: Experts) -> int:

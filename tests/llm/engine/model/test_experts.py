@@ -1,4 +1,6 @@
-"""Experts: the loop over blocks against every expert computed for every token, and what it leaves unread."""
+"""Experts: the loop over blocks and the TPU kernel against all experts on all tokens, and what they leave unread."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine.model import experts
+from apps.llm.engine.model import experts, experts_kernel
 from apps.llm.engine.model.architecture import Experts
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
 
-COUNT, HIDDEN, WIDTH = 16, 24, 40
+COUNT, HIDDEN, WIDTH = 16, 64, 192
+VMEM = 2**20  # so little that the kernel takes 300 tokens in two parts
 RANDOM = np.random.default_rng(3)
 INTO = RANDOM.normal(size=(COUNT * 2 * WIDTH, HIDDEN)).astype(np.float32)
 DOWN = RANDOM.normal(size=(COUNT * HIDDEN, WIDTH)).astype(np.float32)
@@ -20,19 +23,36 @@ def picked_at_random(tokens: int, per_token: int) -> np.ndarray:
     return np.stack([RANDOM.permutation(COUNT)[:per_token] for _ in range(tokens)])
 
 
-def feed_forward(x: np.ndarray, shares: np.ndarray, picked: np.ndarray, into: Weight, down: Weight) -> np.ndarray:
+def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) * up
+
+
+def feed_forward(
+    form: str, x: np.ndarray, shares: np.ndarray, picked: np.ndarray, into: Weight, down: Weight, *biases: np.ndarray
+) -> np.ndarray:
+    """By `form`: XLA's loop, or the TPU kernel, interpreted, with two tiles of the width (the second not full)."""
     of = Experts(COUNT, picked.shape[1], WIDTH, renormalized=True, layers=(True,))
     mesh = Mesh(jax.devices()[:1], ("tensor",))
-    run = jax.jit(lambda *given: experts.feed_forward(*given, lambda gate, up: jax.nn.silu(gate) * up, of, mesh, False))
-    weights = experts.ExpertWeights(into, down)
-    return np.asarray(run(jnp.array(x), jnp.array(shares), jnp.array(picked, jnp.int32), weights))
+
+    def run(*given: Any) -> jax.Array:
+        if form == "xla":
+            return experts.feed_forward(*given, gated, of, mesh, False)
+        chip = experts_kernel.Chip(cores=2 if form == "two cores" else 1, vmem=VMEM)
+        return experts_kernel.feed_forward(*given, gated, of, tile=128, chip=chip, interpret=True)
+
+    weights = experts.ExpertWeights(into, down, *map(jnp.array, biases))
+    return np.asarray(jax.jit(run)(jnp.array(x), jnp.array(shares), jnp.array(picked, jnp.int32), weights))
 
 
-def dense(x: np.ndarray, shares: np.ndarray, picked: np.ndarray, into: np.ndarray, down: np.ndarray) -> np.ndarray:
+def dense(
+    x: np.ndarray, shares: np.ndarray, picked: np.ndarray, into: np.ndarray, down: np.ndarray, *biases: np.ndarray
+) -> np.ndarray:
     """Every expert on every token, in float64."""
+    first, last = biases or (np.zeros(COUNT * 2 * WIDTH), np.zeros(COUNT * HIDDEN))
     both = np.einsum("th,eoh->teo", x, into.reshape(COUNT, 2 * WIDTH, HIDDEN), dtype=np.float64)
-    gate, up = np.split(both, 2, axis=-1)
+    gate, up = np.split(both + first.reshape(COUNT, 2 * WIDTH), 2, axis=-1)
     each = np.einsum("tew,ehw->teh", gate / (1 + np.exp(-gate)) * up, down.reshape(COUNT, HIDDEN, WIDTH))
+    each += last.reshape(COUNT, HIDDEN)
     weights = np.zeros((len(x), COUNT + 1))
     for token, (row, of) in enumerate(zip(shares, picked)):
         weights[token, of] += row
@@ -43,38 +63,65 @@ def close(found: np.ndarray, expected: np.ndarray) -> bool:
     return bool(np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 64, 300])
-@pytest.mark.parametrize("load", ["random", "one expert takes all", "some are padding"])
-def test_the_same_as_all_experts_on_all_tokens(tokens: int, load: str) -> None:
+FORMS = ["xla", "kernel"]
+LOADS = ["random", "one expert takes all", "some are padding"]
+
+
+@pytest.mark.parametrize(
+    ("form", "tokens", "load"),
+    [
+        *(("xla", tokens, load) for tokens in (1, 7, 64, 300) for load in LOADS),
+        *(("kernel", tokens, load) for tokens in (1, 64, 300) for load in LOADS),
+        ("two cores", 40, "one expert takes all"),
+    ],
+)
+def test_the_same_as_all_experts_on_all_tokens(form: str, tokens: int, load: str) -> None:
     picked = picked_at_random(tokens, 4)
     if load == "one expert takes all":
         picked[:, 0] = np.where((picked == 5).any(axis=1), picked[:, 0], 5)
     elif load == "some are padding":
         picked[tokens // 2 :] = COUNT
     x, shares = RANDOM.normal(size=(tokens, HIDDEN)).astype(np.float32), RANDOM.random((tokens, 4), np.float32)
-    found = feed_forward(x, shares, picked, jnp.array(INTO), jnp.array(DOWN))
+    found = feed_forward(form, x, shares, picked, jnp.array(INTO), jnp.array(DOWN))
     if load == "some are padding":
         assert (found[tokens // 2 :] == 0).all()
     assert close(found, dense(x, shares, picked, INTO, DOWN))
 
 
-def test_int8() -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [50, 130])
+def test_int8_with_biases(tokens: int, form: str) -> None:
+    biases = [RANDOM.normal(size=COUNT * size).astype(np.float32) for size in (2 * WIDTH, HIDDEN)]
     into, down = quantize(jnp.array(INTO)), quantize(jnp.array(DOWN))
-    x, shares = RANDOM.normal(size=(50, HIDDEN)).astype(np.float32), RANDOM.random((50, 2), np.float32)
-    picked = picked_at_random(50, 2)
+    x, shares = RANDOM.normal(size=(tokens, HIDDEN)).astype(np.float32), RANDOM.random((tokens, 2), np.float32)
+    picked = picked_at_random(tokens, 2)
     widened = [np.asarray(weight.values * weight.scale[:, None]) for weight in (into, down)]
     assert isinstance(into, QuantArray)
-    assert close(feed_forward(x, shares, picked, into, down), dense(x, shares, picked, *widened))
+    found = feed_forward(form, x, shares, picked, into, down, *biases)
+    assert close(found, dense(x, shares, picked, *widened, *biases))
 
 
-def test_experts_that_no_token_takes_are_not_read() -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [40, 100])
+def test_a_token_that_is_not_a_number_spoils_no_other(tokens: int, form: str) -> None:
+    x, shares = RANDOM.normal(size=(tokens, HIDDEN)).astype(np.float32), RANDOM.random((tokens, 2), np.float32)
+    picked = picked_at_random(tokens, 2)
+    expected = dense(x, shares, picked, INTO, DOWN)
+    x[3], picked[5:9], x[6] = np.nan, COUNT, np.inf
+    found, others = feed_forward(form, x, shares, picked, jnp.array(INTO), jnp.array(DOWN)), [0, 1, 2, 4]
+    assert close(found[others], expected[others]) and close(found[9:], expected[9:]) and (found[[5, 7, 8]] == 0).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [40, 100])
+def test_experts_that_no_token_takes_are_not_read(tokens: int, form: str) -> None:
     """Their weights are NaN here."""
-    picked = RANDOM.permuted(np.tile([2, 9, 11], (40, 1)), axis=1)[:, :2]
+    picked = RANDOM.permuted(np.tile([2, 9, 11], (tokens, 1)), axis=1)[:, :2]
     used = np.isin(np.arange(COUNT), picked)[:, None, None]
     into, down = INTO.reshape(COUNT, -1, HIDDEN), DOWN.reshape(COUNT, -1, WIDTH)
     missing = [np.where(used, weight, np.nan).reshape(-1, weight.shape[-1]) for weight in (into, down)]
-    x, shares = RANDOM.normal(size=(40, HIDDEN)).astype(np.float32), RANDOM.random((40, 2), np.float32)
-    found = feed_forward(x, shares, picked, *map(jnp.array, missing))
+    x, shares = RANDOM.normal(size=(tokens, HIDDEN)).astype(np.float32), RANDOM.random((tokens, 2), np.float32)
+    found = feed_forward(form, x, shares, picked, *map(jnp.array, missing))
     assert close(found, dense(x, shares, picked, INTO, DOWN))
 
 

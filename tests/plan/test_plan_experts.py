@@ -1,0 +1,49 @@
+"""The TPU compiler's program of a layer's experts: one kernel, which alone reads the weights, and how long it takes."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from apps.plan import hlo, traffic
+from apps.plan.llm import bundles, experts
+from apps.plan.llm.planner import Sized, Workload
+from ray_configs.llm import EngineConfig
+from ray_configs.tpu import TpuSlice
+
+QWEN = "Qwen/Qwen3-30B-A3B"
+V5E, V5P, V6E = TpuSlice("v5e", "2x4", "ct5lp-hightpu-8t"), TpuSlice("v5p", "2x2x1"), TpuSlice("v6e", "2x2")
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize(
+    ("slice", "fields", "tokens"),
+    [
+        (V5E, {"model": QWEN}, 64),
+        (V5E, {"model": QWEN, "quantize_weights": "int8"}, 512),
+        (V5P, {"model": QWEN, "quantize_weights": "int8"}, 64),
+        (V6E, {"model": "mistralai/Mixtral-8x7B-v0.1", "quantize_weights": "int8"}, 64),
+    ],
+    ids=["v5e-decode", "v5e-int8-prefill", "v5p-int8-decode", "v6e-mixtral-int8-decode"],
+)
+def test_only_the_kernel_reads_the_experts(slice: TpuSlice, fields: dict, tokens: int) -> None:
+    pytest.importorskip("libtpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sized = Sized.of(Workload(EngineConfig(max_model_len=2048, max_batch_size=64, **fields), slice))
+    programs = replace(sized.programs, arch=sized.programs.arch.only([0]))
+    mixture = experts.in_kernel(programs.decoder)
+    assert mixture is not None
+    kernel = bundles.ExpertsKernel(slice, programs.mesh.size, programs.config, programs.arch, tokens)
+    module = hlo.parse(kernel.compiled().as_text())
+    counted = traffic.count(module)
+    own = experts.weights(programs.arch, mixture, programs.mesh.size, 1 if "quantize_weights" in fields else 2)
+    assert counted.kernels == 1
+    assert counted.hbm < own / 20, "nothing else copies or reads them"
+
+    loops = bundles.of_experts(programs, slice, tokens)
+    cost = experts.kernel(programs.decoder, "quantize_weights" in fields, tokens, loops)
+    assert own * 0.9 < cost.hbm_bytes < own * 1.1, "nearly all are picked, and each is read once"
+    assert cost.useful_flops < cost.flops
+    # Bytes of HBM in each cycle: more means that the instructions take longer than the weights.
+    bandwidth = {"v5e": 546, "v5p": 1580, "v6e": 936}[slice.generation]
+    assert 0 < cost.cycles < 1.25 * cost.hbm_bytes / bandwidth
