@@ -99,7 +99,7 @@ def _running(
             trips = instruction.number("known_trip_count") or (blocks if EXPERTS in instruction.line else 1)
             for name in instruction.called("body"):
                 yield from _running(module, module.computations[name], branch, blocks, times * trips)
-        elif instruction.opcode == "call":
+        elif instruction.opcode in ("call", "call-start"):  # the latter on SparseCores, as 7x runs its collectives
             for name in instruction.called("to_apply", "calls"):
                 yield from _running(module, module.computations[name], branch, blocks, times)
         else:

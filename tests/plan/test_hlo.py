@@ -63,6 +63,20 @@ ENTRY %main (table: bf16[16032,4096], ids: s32[64], cache: s8[131104,4,128], w: 
   ROOT %out = f32[64,128]{1,0:T(8,128)} conditional(%ids, %logits, %logits), branch_computations={%skip, %work}
 }
 """  # noqa: E501
+ON_SPARSE_CORES = """
+HloModule jit_step, is_scheduled=true
+
+%sum (x: bf16[128,2048]) -> bf16[16,2048] {
+  %x = bf16[128,2048]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %reduce-scatter = bf16[16,2048]{1,0:T(8,128)(2,1)} reduce-scatter(%x), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (x: bf16[128,2048]) -> bf16[16,2048] {
+  %x = bf16[128,2048]{1,0:T(8,128)(2,1)} parameter(0)
+  %start = ((bf16[128,2048]{1,0:T(8,128)(2,1)}), bf16[16,2048]{1,0:T(8,128)(2,1)}) call-start(%x), async_execution_thread="sparsecore", to_apply=%sum
+  ROOT %done = bf16[16,2048]{1,0:T(8,128)(2,1)} call-done(%start)
+}
+"""  # noqa: E501
 SLICE_OF_A_VIEW = """
 HloModule jit_step, is_scheduled=true
 
@@ -176,6 +190,13 @@ def test_experts_are_read_once_for_each_block() -> None:
     one, five = (traffic.count(module, blocks=blocks).hbm_read for blocks in (1, 5))
     expert = (512 * 128 + 128 * 256) * 4
     assert expert <= (five - one) / 4 <= 2.5 * expert, "and what XLA:CPU copies of it"
+
+
+def test_collectives_on_sparse_cores_count() -> None:
+    """As the compiler offloads them on 7x."""
+    counted = traffic.count(hlo.parse(ON_SPARSE_CORES))
+    assert counted.ici_sent == 7 / 8 * 128 * 2048 * 2
+    assert (counted.hbm_read, counted.hbm_written) == (128 * 2048 * 2, 16 * 2048 * 2)
 
 
 def test_a_slice_of_a_view_is_what_it_takes() -> None:
