@@ -67,8 +67,8 @@ SINCE = {
         "gpt-oss's harmony format": 200,
         "Gemma 4": 380,
         "types checked on the host side": 30,
-        "expert_parallel": 85,
-        "experts by a TPU kernel": 300,
+        "expert_parallel": 135,
+        "experts by a TPU kernel": 320,
     },
     "plan": {
         "the attention kernel's instructions": 130,

@@ -22,9 +22,10 @@ V5E, V5P, V6E = TpuSlice("v5e", "2x4", "ct5lp-hightpu-8t"), TpuSlice("v5p", "2x2
         (V5E, {"model": QWEN}, 64),
         (V5E, {"model": QWEN, "quantize_weights": "int8"}, 512),
         (V5P, {"model": QWEN, "quantize_weights": "int8"}, 64),
+        (V5E, {"model": "openai/gpt-oss-20b", "quantize_weights": "int8"}, 64),
         (V6E, {"model": "mistralai/Mixtral-8x7B-v0.1", "quantize_weights": "int8"}, 64),
     ],
-    ids=["v5e-decode", "v5e-int8-prefill", "v5p-int8-decode", "v6e-mixtral-int8-decode"],
+    ids=["v5e-decode", "v5e-int8-prefill", "v5p-int8-decode", "v5e-gpt-oss-int8-decode", "v6e-mixtral-int8-decode"],
 )
 def test_only_the_kernel_reads_the_experts(slice: TpuSlice, fields: dict, tokens: int) -> None:
     pytest.importorskip("libtpu")

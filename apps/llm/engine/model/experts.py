@@ -14,16 +14,15 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.model.architecture import Experts
-from apps.llm.engine.model.quantization import Weight, product, values
+from apps.llm.engine.model.quantization import LANES, Weight, filled, product, values
 from apps.llm.engine.parallel.collectives import AXIS
 from apps.llm.engine.parallel.products import add_up
 
 MIN_BLOCK, MAX_BLOCK = 8, 128
 """Tokens of one product: a TPU's vector registers hold 8 rows, its matrix unit takes 128."""
 
-LANES = 128
-"""The kernel takes experts whose sizes are multiples of this. XLA turns matrices of other sizes around, so that they
-fill whole tiles of memory, and would copy them for the kernel."""
+ROWS = 32
+"""Rows of a tile of a TPU's memory, in int8."""
 
 Gated = Callable[[jax.Array, jax.Array], jax.Array]
 """Gate and up `[tokens, width]` -> the activations that go down."""
@@ -38,6 +37,7 @@ class ExpertWeights(NamedTuple):
 
     into: Weight  # [experts * 2 * width, hidden]: an expert's gate rows, then its up rows
     down: Weight  # [experts * hidden, width], or [experts * parts * hidden, width / parts]
+    # Columns are filled up with any values: see `whole_lanes`.
     into_bias: jax.Array | None = None  # [experts * 2 * width] float32
     down_bias: jax.Array | None = None  # [experts * hidden] float32, or [experts * parts * hidden], repeated
 
@@ -66,8 +66,7 @@ def feed_forward(
         x: `[T, hidden]`, replicated.
         picked: `[T, per_token]`; a token with `experts.count` there has none and gives zeros.
     """
-    width = values(weights.down).shape[1]
-    parts = experts.width // width
+    parts = values(weights.down).shape[0] // (experts.count * x.shape[1])
     own = experts.count * parts // mesh.size
 
     def computed(x: jax.Array, shares: jax.Array, picked: jax.Array, weights: ExpertWeights) -> jax.Array:
@@ -78,7 +77,7 @@ def feed_forward(
             weights = weights._replace(down_bias=jnp.where(device % parts == 0, weights.down_bias, 0.0))
         return add_up(on_device(x, shares, mine, weights, gated, experts), mesh, by_token)
 
-    on_device = _implementation(mesh, x.shape[1], width)
+    on_device = _implementation(mesh, x.shape[1], experts.width // parts)
     if mesh.size == 1:
         return on_device(x, shares, picked, weights, gated, experts)
     return jax.shard_map(
@@ -92,7 +91,8 @@ def feed_forward(
 
 def uses_kernel(mesh: Mesh, hidden: int, width: int) -> bool:
     """Whether `experts_kernel` computes experts of that width on each device, and not XLA."""
-    return mesh.devices.flat[0].platform == "tpu" and hidden % LANES == 0 and width % LANES == 0
+    whole = all(size % ROWS == 0 and size >= LANES for size in (hidden, width))
+    return whole and mesh.devices.flat[0].platform == "tpu"
 
 
 def _implementation(mesh: Mesh, hidden: int, width: int) -> Callable[..., jax.Array]:
@@ -143,8 +143,8 @@ def _blocks(
         expert, first = turns[number]
         rows = jax.lax.dynamic_slice_in_dim(taken, first, block)
         into, down, into_bias, down_bias = _of_expert(weights, expert, count)
-        gate, up = jnp.split(product(rows, into, into_bias), 2, axis=-1)
-        y = product(gated(gate, up).astype(x.dtype), down, down_bias)
+        gate, up = jnp.split(product(filled(rows, into), into, into_bias), 2, axis=-1)
+        y = product(filled(gated(gate, up), down).astype(x.dtype), down, down_bias)
         # A block that ends beyond its expert's tokens writes into the next expert's, whose own blocks come later.
         return jax.lax.dynamic_update_slice_in_dim(results, y.astype(x.dtype), first, 0)
 

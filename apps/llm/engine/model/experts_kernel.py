@@ -1,10 +1,9 @@
 """The experts of one device as one Pallas kernel for TPU.
 
-XLA's loop over experts (`experts._blocks`) waits for each expert's weights before it multiplies, and sorting tokens by
-expert outside it takes longer than the products. Here the weights of the experts that some token picks pass through
-VMEM once, a tile of their width at a time, and the next tile is on its way while one is multiplied; int8 tiles become
-the activations' type there. jax's own grouped products (`megablox`, `ragged_dot`) have no int8 weights, and need them
-transposed.
+XLA's loop over experts (`experts._blocks`) waits for each expert's weights, and sorting tokens outside it takes longer
+than the products. Here the weights of the experts that some token picks pass through VMEM once, a tile of their width
+at a time, the next while one is multiplied; int8 becomes the activations' type there. jax's own grouped products
+(`megablox`, `ragged_dot`) have no int8, and transpose the weights.
 
 Few tokens are all multiplied by each expert, those that did not pick it for nothing: up to 64 rows take the matrix unit
 no longer than loading the weights into it. Of more, an expert's tokens are gathered, and added to the results, by
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from apps.llm.engine.model.quantization import QuantArray, Weight, values
+from apps.llm.engine.model.quantization import LANES, QuantArray, Weight, filled, values
 
 if TYPE_CHECKING:
     from apps.llm.engine.model.architecture import Experts
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 NAME = "experts"
 """The kernel's name in a compiled program."""
-LANES = 128
 FEW_TOKENS = 64
 """Up to so many tokens are all multiplied by each expert."""
 TILE_BYTES = 4 * 2**20
@@ -38,14 +36,13 @@ ROWS_OF_VMEM = 0.45
 
 
 class Chip(NamedTuple):
-    """What the kernel asks of a device."""
+    """What the kernel asks of a device; `here` is of the mesh in use."""
 
     cores: int  # TensorCores, which share the experts
     vmem: int  # bytes for each of them
 
     @classmethod
     def here(cls) -> "Chip":
-        """The device of the mesh in use."""
         info = pltpu.get_tpu_info()
         return cls(info.num_cores, info.vmem_capacity_bytes)
 
@@ -121,12 +118,14 @@ def _call(
     interpret: Any,
 ) -> jax.Array:
     (tokens, hidden), per_token = x.shape, picked.shape[1]
-    down = values(weights.down)
-    count, width, itemsize = down.shape[0] // hidden, down.shape[1], down.dtype.itemsize
+    down, into = values(weights.down), values(weights.into)
+    count, itemsize = down.shape[0] // hidden, down.dtype.itemsize
+    width, inputs = into.shape[0] // (2 * count), into.shape[1]
+    x = filled(x, weights.into)
     tile = min(tile or tile_of(hidden, width, itemsize), -(-width // LANES) * LANES)
     tiles = pl.cdiv(width, tile)
 
-    # Which experts have tokens, in order. Each operation here is a step of the program, so there are few.
+    # Which experts have tokens, in order, in few operations: each takes a microsecond.
     counts = jnp.sum(picked.reshape(-1, 1) == jnp.arange(count), axis=0, dtype=jnp.int32)
     before = jnp.sum((counts > 0)[:, None] & (jnp.arange(count)[:, None] <= jnp.arange(count)), axis=0)
     ids = jnp.sum(before <= jnp.arange(count)[:, None], axis=1, dtype=jnp.int32)
@@ -141,7 +140,9 @@ def _call(
         """A block of the current expert; axis `tiled` of it follows the tiles."""
 
         def place(core: jax.Array, turn: jax.Array, step: jax.Array, ids: Any, _: Any, used: Any) -> tuple[Any, ...]:
-            return expert(core, turn, ids, used), *(step if axis == tiled else 0 for axis in range(1, len(shape)))
+            last = core * pl.cdiv(used[0], cores) + turn >= used[0]
+            at = jnp.where(last, tiles - 1, step)
+            return expert(core, turn, ids, used), *(at if axis == tiled else 0 for axis in range(1, len(shape)))
 
         return pl.BlockSpec(shape, place)
 
@@ -157,25 +158,28 @@ def _call(
     given = [
         (picked.T, all_of(per_token, tokens)),
         (shares.T, all_of(per_token, tokens)),
-        (x, all_of(tokens, hidden)),
-        (of_experts(values(weights.into), 2, width, hidden), spec((1, 2, tile, hidden), 2)),
+        (x, all_of(tokens, inputs)),
+        (of_experts(into, 2, width, inputs), spec((1, 2, tile, inputs), 2)),
         (of_experts(scale(weights.into), 2, width), spec((1, 2, tile), 2)),
         (of_experts(weights.into_bias, 2, width), spec((1, 2, tile), 2)),
-        (of_experts(down, hidden, width), spec((1, hidden, tile), 2)),
+        (of_experts(down, hidden, down.shape[1]), spec((1, hidden, tile), 2)),
         (of_experts(scale(weights.down), 1, hidden), spec((1, 1, hidden), None)),
         (of_experts(weights.down_bias, 1, hidden), spec((1, 1, hidden), None)),
     ]
     gathers = tokens > block
-    gathered = (pl.cdiv(tokens, block) * block, hidden) if gathers else (8, LANES)
+    rows = pl.cdiv(tokens, block) * block
+
+    def if_gathers(rows: int, columns: int, dtype: jnp.dtype) -> Any:
+        return pltpu.VMEM((rows, columns) if gathers else (8, LANES), dtype)
+
     scratch = [
         pltpu.VMEM((count, tokens), jnp.float32),  # each expert's shares
         pltpu.VMEM((count, tokens), jnp.float32),  # the row of each token among its expert's, or -1
         pltpu.VMEM((tokens, hidden), jnp.float32),  # the result
-        pltpu.VMEM((tokens if gathers else 8, gathered[1]), x.dtype),  # x without what is not a number
-        pltpu.VMEM(gathered, x.dtype),  # an expert's tokens
-        pltpu.VMEM(gathered, jnp.float32),  # what it makes of them
+        if_gathers(tokens, inputs, x.dtype),  # x without what is not a number
+        if_gathers(rows, inputs, x.dtype),  # an expert's tokens
+        if_gathers(rows, hidden, jnp.dtype(jnp.float32)),  # what it makes of them
     ]
-    kept = tokens * hidden * _token_itemsize(x.dtype)
     passing = 3 * tile * hidden * (2 * itemsize + x.dtype.itemsize)
     y = pl.pallas_call(
         partial(_kernel, expert_at=expert, gated=gated, block=block, width=width, tile=tile),
@@ -189,7 +193,7 @@ def _call(
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"),
-            vmem_limit_bytes=int(1.5 * (kept + passing)) + 8 * 2**20,
+            vmem_limit_bytes=int(1.5 * (tokens * hidden * _token_itemsize(x.dtype) + passing)) + 8 * 2**20,
         ),
         interpret=interpret,
         name=NAME,
@@ -265,7 +269,7 @@ def _kernel(*refs: Any, expert_at: Callable[..., jax.Array], gated: "Gated", blo
             @pl.when(step == 0)
             def gather() -> None:
                 gathered[at, :] = _dot(chosen().astype(dtype), finite[...], ((1,), (0,))).astype(dtype)
-                sums[at, :] = jnp.zeros((block, x.shape[1]), jnp.float32)
+                sums[at, :] = jnp.zeros((block, sums.shape[1]), jnp.float32)
 
             sums[at, :] += computed(gathered[at, :])
 

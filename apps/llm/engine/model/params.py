@@ -15,8 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.heads import HeadLayout as HeadLayout
-from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
+from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, whole_lanes
 from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.expert_rows import ExpertRows
 from apps.llm.engine.weights.source import Rows, Source, clipped
 from apps.serving.progress import bar
 
@@ -67,7 +68,12 @@ class Param:
             for part in rows
         ]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return whole[(slice(None), *index[1:])]
+        return self.filled(whole)[(slice(None), *index[1:])]
+
+    def filled(self, rows: np.ndarray) -> np.ndarray:
+        """Whole rows of the source, with zeros after them where the parameter's are longer."""
+        more = self.shape[-1] - rows.shape[-1] if rows.ndim == 2 else 0
+        return np.pad(rows, ((0, 0), (0, more))) if more else rows
 
 
 def declare(arch: Architecture, heads: HeadLayout) -> Params:
@@ -89,57 +95,23 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
         assert arch.experts is not None
         count, width, parts = arch.experts.count, arch.experts.width, heads.expert_parts
         feed, router = f"{prefix}.mlp", "gate"
-        gate_name, up_name, down_name = "gate_proj", "up_proj", "down_proj"
         if arch.experts.names == "mixtral":
-            feed, (gate_name, up_name, down_name) = f"{prefix}.block_sparse_moe", ("w1", "w3", "w2")
-        elif arch.experts.names == "gpt_oss":  # Checkpoint finds its experts' matrices under Qwen's names
+            feed = f"{prefix}.block_sparse_moe"
+        elif arch.experts.names == "gpt_oss":
             router = "router"
         elif arch.experts.names == "gemma4":
             feed, router = prefix, "router.proj"
-
-        # One after another on each device; devices that share experts have a part each of their width.
-        own, share = count * parts // heads.devices, width // parts
-        placed = [
-            (expert, part * share, (part + 1) * share)
-            for first in range(0, count, own)
-            for part in range(parts)
-            for expert in range(first, first + own)
-        ]
-
-        packed = arch.experts.names == "gemma4"  # all experts in one tensor
-
-        def inward(kind: str, *inputs: int) -> Source:
-            return tuple(
-                Rows(f"{feed}.experts.gate_up_proj", (count * 2 * width, *inputs), first + start, first + stop)
-                if packed
-                else Rows(f"{feed}.experts.{expert}.{name}.{kind}", (width, *inputs), start, stop)
-                for expert, start, stop in placed
-                for first, name in ((expert * 2 * width, gate_name), (expert * 2 * width + width, up_name))
-            )
-
-        def outward(kind: str, *inputs: int) -> Source:
-            def of(expert: int, columns: tuple[int, int] | None) -> Rows:
-                if packed:
-                    shape, first = (count * hidden, *inputs), expert * hidden
-                    return Rows(f"{feed}.experts.down_proj", shape, first, first + hidden, columns)
-                return Rows(f"{feed}.experts.{expert}.{down_name}.{kind}", (hidden, *inputs), 0, hidden, columns)
-
-            columns = bool(inputs) and parts > 1
-            return tuple(of(expert, (start, stop) if columns else None) for expert, start, stop in placed)
-
-        rows = count * parts * hidden
+        source = ExpertRows(arch.experts, feed, hidden, heads.devices, parts)
+        up, down = (2 * count * width, whole_lanes(hidden)), (count * parts * hidden, whole_lanes(width // parts))
         params = {
             "router": Param((count, hidden), (None, "embed"), _plain(f"{feed}.{router}.weight", count, hidden)),
-            "experts_in": Param(
-                (count * 2 * width, hidden), ("experts", "embed"), inward("weight", hidden), matrix=True
-            ),
-            "experts_out": Param((rows, share), ("experts", None), outward("weight", width), matrix=True),
+            "experts_in": Param(up, ("experts", "embed"), source.into("weight", hidden), matrix=True),
+            "experts_out": Param(down, ("experts", None), source.down("weight", width), matrix=True),
         }
         if arch.experts.biases:
-            into, down = inward("bias"), outward("bias")
             params["router_bias"] = vector(f"{feed}.{router}.bias", count)
-            params["experts_in_bias"] = Param((count * 2 * width,), ("experts",), into, constant=0.0, wide=True)
-            params["experts_out_bias"] = Param((rows,), ("experts",), down, constant=0.0, wide=True)
+            params["experts_in_bias"] = Param(up[:1], ("experts",), source.into("bias"), constant=0.0, wide=True)
+            params["experts_out_bias"] = Param(down[:1], ("experts",), source.down("bias"), constant=0.0, wide=True)
         if arch.experts.beside:
             params["router_scale"] = vector(f"{prefix}.router.scale")
             params["expert_scales"] = vector(f"{prefix}.router.per_expert_scale", count)

@@ -15,6 +15,8 @@ class QuantArray(NamedTuple):
 
 
 Weight = jax.Array | QuantArray
+LANES = 128
+"""Columns of a tile of a TPU's memory."""
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -48,3 +50,16 @@ def linear(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.A
 def values(weight: Weight) -> jax.Array:
     """The weight's values, without the scale."""
     return weight.values if isinstance(weight, QuantArray) else weight
+
+
+def whole_lanes(size: int) -> int:
+    """The columns of an expert's matrix with so many inputs.
+
+    XLA turns a matrix that does not fill tiles of a TPU's memory around, and would copy it for a kernel.
+    """
+    return size if size <= LANES else -(-size // LANES) * LANES
+
+
+def filled(x: jax.Array, weight: Weight) -> jax.Array:
+    """`[rows, inputs]` with zeros for the columns that the weight is filled up with."""
+    return jnp.pad(x, ((0, 0), (0, values(weight).shape[1] - x.shape[1])))

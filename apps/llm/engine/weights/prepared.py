@@ -16,6 +16,8 @@ type, or int8 with `NAME.scale` beside them. They are stored in the order of a m
 
 Files are replaced, never changed in place, because an engine may have them mapped.
 
+Experts are whole. Where devices share their width, int8 scales are still those of whole rows.
+
 So on the mesh that it was prepared for, each device reads one byte range of each parameter, without copies or
 computation. Any other mesh that the model can be split over can read it too, as several ranges.
 """
@@ -236,7 +238,7 @@ class Prepared(Checkpoint):
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         # Experts are stored whole. A shard has the same columns of all its own.
         columns = wanted.source[0].columns and next(clipped(wanted.source, first, last)).columns
-        return whole[:, slice(*columns)] if columns and whole.ndim == 2 else whole
+        return wanted.filled(whole[:, slice(*columns)]) if columns and whole.ndim == 2 else whole
 
     def _columns(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         out, columns = self._stored[name].shape

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from apps.llm.engine.model import experts, experts_kernel
 from apps.llm.engine.model.architecture import Experts
-from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
+from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, values, whole_lanes
 
 COUNT, HIDDEN, WIDTH = 16, 64, 192
 VMEM = 2**20  # so little that the kernel takes 300 tokens in two parts
@@ -30,7 +30,10 @@ def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
 def feed_forward(
     form: str, x: np.ndarray, shares: np.ndarray, picked: np.ndarray, into: Weight, down: Weight, *biases: np.ndarray
 ) -> np.ndarray:
-    """By `form`: XLA's loop, or the TPU kernel, interpreted, with two tiles of the width (the second not full)."""
+    """By `form`: XLA's loop, or the TPU kernel, interpreted, with two tiles of the width (the second not full).
+
+    The columns of `down` are filled up with noise.
+    """
     of = Experts(COUNT, picked.shape[1], WIDTH, renormalized=True, layers=(True,))
     mesh = Mesh(jax.devices()[:1], ("tensor",))
 
@@ -40,6 +43,12 @@ def feed_forward(
         chip = experts_kernel.Chip(cores=2 if form == "two cores" else 1, vmem=VMEM)
         return experts_kernel.feed_forward(*given, gated, of, tile=128, chip=chip, interpret=True)
 
+    noise = RANDOM.integers(-9, 9, (COUNT * HIDDEN, whole_lanes(WIDTH) - WIDTH))
+    more = jnp.array(noise, values(down).dtype)
+    if isinstance(down, QuantArray):
+        down = down._replace(values=jnp.concatenate([down.values, more], axis=1))
+    else:
+        down = jnp.concatenate([down, more], axis=1)
     weights = experts.ExpertWeights(into, down, *map(jnp.array, biases))
     return np.asarray(jax.jit(run)(jnp.array(x), jnp.array(shares), jnp.array(picked, jnp.int32), weights))
 

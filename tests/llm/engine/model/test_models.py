@@ -81,6 +81,16 @@ def test_logits(family: str, tmp_path: Path, compile_cache: str) -> None:
     assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["none", "int8"])
+def test_experts_whose_matrices_are_filled_up(kind: str, tmp_path: Path, compile_cache: str) -> None:
+    model = tiny_models.make("qwen3_moe", moe_intermediate_size=160)
+    tiny_models.save(model, tmp_path)
+    stepper = Stepper(tmp_path, compile_cache, quantize_weights=kind)
+    assert jax.tree.leaves(stepper.executor.params["layers"][0]["experts_out"])[0].shape[1] == 256
+    assert worst_error(stepper, model) < (1e-4 if kind == "none" else 0.1)
+
+
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_gemma3_beside_a_vision_tower(
     prefix: str, tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture
