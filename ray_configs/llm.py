@@ -67,7 +67,7 @@ class EngineConfig(Config):
     expert_parallel: int | None = Field(None, ge=1)
     """Groups of a DP rank's devices over which a mixture's experts are split; a group's devices share the width of its
     experts. Default: each expert whole on one device where `tensor_parallel` divides their number, or else as few
-    devices to a group as divide it."""
+    devices to a group as divide it. Fewer groups share the work of a small batch more evenly."""
     data_parallel: int | None = Field(None, ge=1)
     """DP ranks: copies of the model side by side in one replica, each over `tensor_parallel` devices.
 
