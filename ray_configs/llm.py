@@ -85,6 +85,10 @@ class EngineConfig(Config):
     reasoning_format: ReasoningFormat = "auto"
     """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`) or `mistral`
     (`[THINK]`). auto: detected from its chat template (or gpt-oss's channel); none: reasoning is left in the answer."""
+    reranker: Literal["auto", "none", "qwen3"] = "auto"
+    """How `/v1/rerank` and `/v1/score` judge a document. qwen3: by the probability of `yes` after Qwen3-Reranker's
+    prompt. none: by the cosine of embeddings. auto: qwen3 for a Qwen3 whose config.json says that it is a classifier
+    (`Qwen3ForSequenceClassification`, `classifier_from_token`) or whose name has `Qwen3-Reranker`; otherwise none."""
     speculation: Literal["ngram", "off"] = "off"
     """ngram: draft tokens by looking up repeated n-grams in the prompt and the answer, and verify them in rows of the
     step that the batch leaves free. Faster where an answer repeats text (edited documents, code, JSON); never changes

@@ -65,6 +65,7 @@ SINCE = {
         "LongRoPE and dynamic rope": 100,
         "gpt-oss and MXFP4": 210,
         "gpt-oss's harmony format": 200,
+        "Qwen3-Reranker and scores": 210,
         "Gemma 4": 380,
         "types checked on the host side": 30,
         "expert_parallel": 135,

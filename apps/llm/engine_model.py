@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -216,36 +217,65 @@ class EngineModel:
             for token, score in zip(prompt, [None, *scores], strict=True)
         ]
 
-    async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool) -> list[np.ndarray]:
-        """A vector of length 1 for each prompt, `[embedding_size]` float32: mean or last hidden state.
+    async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool | None = None) -> list[np.ndarray]:
+        """A vector of length 1 for each prompt, `[embedding_size]` float32: mean or last hidden state, None: the
+        model's own choice. Queues as `_outputs` does."""
+        how, loop = pooling or self._engine.pooling, asyncio.get_running_loop()
+        ids = [await self.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        submit = self._engine.submit_embedding
+        outputs = await self._outputs(ids, lambda ids: submit(ids, how, loop, CALLER.get(), self._adapter))
+        return [np.asarray(output.embedding) for output in outputs]
+
+    async def judgement(self, query: str, document: str, instruction: str | None) -> list[int] | None:
+        """The prompt by which a reranker judges a document; None if the model is no reranker."""
+        reranker = self._engine.reranker
+        if reranker is None:
+            return None
+        return await self.encode(reranker.prompt(query, document, instruction), special=False)
+
+    async def judged(self, prompts: Sequence[Sequence[int]]) -> list[float]:
+        """The probability of yes, against no, after each prompt of a reranker. Queues as `_outputs` does.
+
+        All are read twice: the second time, all but the last page is in the prefix cache.
+        """
+        reranker, loop = self._engine.reranker, asyncio.get_running_loop()
+        assert reranker is not None
+        submit, logprobs = self._engine.submit_score, []
+        for token in (reranker.yes, reranker.no):
+            answer = [[token]]
+            outputs = await self._outputs(prompts, lambda p: submit(p, answer, loop, CALLER.get(), self._adapter))  # noqa: B023
+            logprobs.append([output.scores[0].logprob for output in outputs])
+        return [0.5 + 0.5 * math.tanh((yes - no) / 2) for yes, no in zip(*logprobs, strict=True)]
+
+    async def _outputs(
+        self, prompts: Sequence[Sequence[int]], submit: Callable[[Sequence[int]], Generation]
+    ) -> list[Output]:
+        """The only output of each prompt's request.
 
         A long list of prompts does not by itself cause a 429: QueueFull is raised only for the first prompt, the others
         wait for room. Cancelling aborts the requests.
         """
-        at_once, loop = self._engine.config.max_batch_size, asyncio.get_running_loop()
+        at_once = self._engine.config.max_batch_size
         open_: deque[Generation] = deque()
         began, submitted, error = time.monotonic_ns(), list[Generation](), None
-        vectors: list[np.ndarray] = []
+        read: list[Output] = []
 
         async def read_one() -> None:
-            (output,) = await _whole(open_[0])
-            vectors.append(np.asarray(output.embedding))
+            read.extend(await _whole(open_[0]))
             open_.popleft()
 
         try:
             for prompt in prompts:
-                if isinstance(prompt, str):
-                    prompt = await self.encode(prompt)
                 while len(open_) >= at_once:
                     await read_one()
                 while True:
                     try:
-                        open_.append(self._engine.submit_embedding(prompt, pooling, loop, CALLER.get(), self._adapter))
+                        open_.append(submit(prompt))
                         if self.tracing is not None:
                             submitted.append(open_[-1])
                         break
                     except QueueFull:
-                        if not open_ and not vectors:
+                        if not open_ and not read:
                             raise
                         await (read_one() if open_ else asyncio.sleep(0.02))
             while open_:
@@ -258,7 +288,7 @@ class EngineModel:
                 generation.abort()
             if self.tracing is not None:
                 self.tracing.end(began, submitted, error=error)
-        return vectors
+        return read
 
     def stats(self) -> EngineStats:
         return self._engine.stats()

@@ -54,6 +54,7 @@ from apps.llm.engine.pooling import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
+from apps.llm.engine.text.reranker import Reranker
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
@@ -80,6 +81,7 @@ class Engine:
         grammars: Grammars,
         max_model_len: int,
         heads: HeadLayout,
+        pooling: Pool = "mean",
     ):
         self.config, self.tokenizer, self.max_model_len = config, tokenizer, max_model_len
         self.loops, self._grammars = loops, grammars
@@ -87,6 +89,9 @@ class Engine:
         self.format = replace(format_, tokens=grammars.tokens(format_.marks))
         """How the model writes tool calls and reasoning."""
         self._arch = loops[0].executor.arch
+        self.reranker = Reranker.of(config, self._arch, tokenizer)
+        """How the model judges documents; None: by its embeddings, which `pooling` makes by default."""
+        self.pooling: Pool = pooling
         self.admission = Admission(config.callers, config.max_waiting)
         """Limits and usage of each caller, over all DP ranks."""
         self.adapters = LoadedAdapters(config.adapter_places)
@@ -143,7 +148,7 @@ class Engine:
                 raise
         loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
         heads = HeadLayout.of(model.arch, chosen.tensor, config.expert_parallel)
-        engine = cls(config, loops, tokenizer, grammars, max_len, heads)
+        engine = cls(config, loops, tokenizer, grammars, max_len, heads, model.pooling())
         try:
             for name, location in config.adapters.items():
                 engine.load_adapter(name, location)

@@ -66,7 +66,7 @@ def openai_router(model: EngineModel) -> APIRouter:
             raise OpenAIError(400, message, "dimensions", "invalid_value")
         prompts = [await served.encode(p) if isinstance(p, str) else p for p in each(body.input)]
         with refusing({"prompt": "input"}):
-            vectors = await served.embed(prompts, body.pooling or "mean")
+            vectors = await served.embed(prompts, body.pooling)
         whole = embeddings(served.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
         return JSONResponse(whole)
 

@@ -249,7 +249,7 @@ class EmbeddingBody(Body):
     dimensions: int | None = None
     """Must be the model's own size, if given."""
     pooling: Literal["mean", "last"] | None = None
-    """Extension: the tokens whose hidden states make the vector. Default: mean."""
+    """Extension: the tokens whose hidden states make the vector. Default: the model's own choice, else mean."""
 
     @field_validator("input")
     @classmethod

@@ -1,6 +1,8 @@
-"""vLLM's endpoints beside OpenAI's: /tokenize, /detokenize, /tokenizer_info, /v1/rerank and /metrics."""
+"""vLLM's endpoints beside OpenAI's: /tokenize, /detokenize, /tokenizer_info, /v1/rerank, /v1/score and /metrics."""
 
+import time
 import uuid
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +20,13 @@ from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body
 
-UNIONS = {"documents": 'documents must be a list of strings or of {"text": string}'}
+UNIONS = {
+    "documents": 'documents must be a list of strings or of {"text": string}',
+    "text_1": "text_1 must be a string or a list of strings",
+    "text_2": "text_2 must be a string or a list of strings",
+}
+Place = tuple[str, str]
+"""A text, and its field in the request."""
 
 
 class TokenizeBody(Body):
@@ -63,20 +71,50 @@ class RerankDocument(Body):
     text: str
 
 
-class RerankBody(Body):
+class Judging(Body):
     model: str | None = None
     """The served model's name. Optional, except in a cell with several published models."""
+    pooling: Pool | None = None
+    """Extension, for a model that is no reranker: the tokens whose hidden states make the vectors."""
+    instruction: str | None = None
+    """Extension, for a reranker: what makes a document relevant, in place of its own instruction."""
+
+
+class RerankBody(Judging):
     query: str
     documents: Annotated[list[str] | list[RerankDocument], Field(min_length=1, max_length=MAX_INPUTS - 1)]
     top_n: Annotated[int, Field(ge=0)] | None = None
     """Number of results. Default, and 0: all."""
     return_documents: bool | None = None
     """Default: true."""
-    pooling: Pool | None = None
-    """Extension: the tokens whose hidden states make the vectors. Default: mean."""
 
     def texts(self) -> list[str]:
         return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+class ScoreBody(Judging):
+    text_1: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS // 2)]
+    """One text, compared with each of `text_2`; or as many as those, compared one by one."""
+    text_2: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS // 2)]
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "ScoreBody":
+        first, second = each(self.text_1), each(self.text_2)
+        if len(first) not in (1, len(second)):
+            message = f"text_1 has {len(first)} texts and text_2 {len(second)}: give one, or as many"
+            raise OpenAIError(400, message, "text_1", "invalid_value")
+        return self
+
+    def pairs(self) -> list[tuple[Place, Place]]:
+        first, second = (
+            [(text, name if isinstance(field, str) else f"{name}[{i}]") for i, text in enumerate(each(field))]
+            for name, field in (("text_1", self.text_1), ("text_2", self.text_2))
+        )
+        return list(zip(first * (len(second) if len(first) == 1 else 1), second, strict=True))
+
+
+def each(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
@@ -122,30 +160,22 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
 
     @router.post("/v1/rerank", openapi_extra=json_body(RerankBody))
     async def rerank(request: Request) -> Response:
-        """Sorts documents by relevance to a query: the cosine similarity of the model's embeddings, -1 to 1.
+        """Sorts documents by relevance to a query: a reranker's probability that one is relevant, or the cosine
+        similarity of any other model's embeddings, -1 to 1.
 
         The format is that of Cohere, Jina and vLLM.
         """
         body = await parsed(RerankBody, request, UNIONS)
         served = named(model, body.model)
         documents = body.texts()
-        prompts = [await served.encode(text) for text in (body.query, *documents)]
-        for i, prompt in enumerate(prompts):
-            if not prompt:
-                raise OpenAIError(
-                    400, f"{_place(i)} is empty: it must have at least one token", _place(i), "invalid_value"
-                )
-            if len(prompt) > served.max_model_len:
-                message = f"{_place(i)} has {len(prompt)} tokens, but the model's context holds {served.max_model_len}"
-                raise OpenAIError(400, message, _place(i), "context_length_exceeded")
-        with refusing({"prompt": "documents"}):
-            query, *vectors = await served.embed(prompts, body.pooling or "mean")
-        scores = np.stack(vectors) @ query  # of length 1, so this is the cosine
-        best = np.argsort(-scores, kind="stable")[: body.top_n or None]
-        results = [{"index": i, "relevance_score": float(scores[i])} for i in best.tolist()]
+        query = body.query, "query"
+        scores, tokens = await _relevance(
+            served, [(query, (text, f"documents[{i}]")) for i, text in enumerate(documents)], body
+        )
+        best = np.argsort(-np.asarray(scores), kind="stable")[: body.top_n or None]
+        results = [{"index": i, "relevance_score": scores[i]} for i in best.tolist()]
         if body.return_documents is not False:
             results = [result | {"document": {"text": documents[result["index"]]}} for result in results]
-        tokens = sum(map(len, prompts))
         return JSONResponse(
             {
                 "id": f"rerank-{uuid.uuid4().hex}",
@@ -155,9 +185,61 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
             }
         )
 
+    @router.post("/v1/score", openapi_extra=json_body(ScoreBody))
+    async def score(request: Request) -> Response:
+        """Scores pairs of texts as `/v1/rerank` scores a query and a document, in vLLM's format."""
+        body = await parsed(ScoreBody, request, UNIONS)
+        served = named(model, body.model)
+        scores, tokens = await _relevance(served, body.pairs(), body)
+        return JSONResponse(
+            {
+                "id": f"score-{uuid.uuid4().hex}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": served.name,
+                "data": [{"index": i, "object": "score", "score": value} for i, value in enumerate(scores)],
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
+
     return router
 
 
-def _place(index: int) -> str:
-    """The field of a rerank request's text: the query, then the documents."""
-    return f"documents[{index - 1}]" if index else "query"
+async def _relevance(
+    served: EngineModel, pairs: Sequence[tuple[Place, Place]], body: Judging
+) -> tuple[list[float], int]:
+    """How relevant the second text of each pair is to the first, and the number of tokens that were read.
+
+    Raises:
+        OpenAIError: a text is empty, or too long for the context.
+    """
+    prompts: dict[tuple[Place, ...], list[int]] = {}
+    for pair in pairs:
+        prompt = await served.judgement(pair[0][0], pair[1][0], body.instruction)
+        if prompt is not None:
+            prompts[pair] = _fitting(served, prompt, pair[1][1], after=1)
+            continue
+        if body.instruction is not None:
+            raise OpenAIError(
+                400, "instruction is for rerankers, and this model is none", "instruction", "invalid_value"
+            )
+        for place in pair:
+            if (place,) not in prompts:
+                prompts[place,] = _fitting(served, await served.encode(place[0]), place[1])
+    tokens = sum(map(len, prompts.values()))
+    with refusing({"prompt": "documents"}):
+        if pairs[0] in prompts:
+            return await served.judged([prompts[pair] for pair in pairs]), tokens
+        vectors = dict(zip(prompts, await served.embed(list(prompts.values()), body.pooling)))
+    # Vectors have length 1, so this is the cosine.
+    return [float(vectors[first,] @ vectors[second,]) for first, second in pairs], tokens
+
+
+def _fitting(served: EngineModel, prompt: list[int], field: str, after: int = 0) -> list[int]:
+    """The prompt, if it has a token, and fits with `after` more. Raises OpenAIError, naming the field."""
+    if not prompt:
+        raise OpenAIError(400, f"{field} is empty: it must have at least one token", field, "invalid_value")
+    if len(prompt) + after > served.max_model_len:
+        message = f"{field} has {len(prompt)} tokens, but the model's context holds {served.max_model_len - after}"
+        raise OpenAIError(400, message, field, "context_length_exceeded")
+    return prompt

@@ -75,6 +75,8 @@ class Architecture:
     wide_shared: bool = False  # layers with another's keys have feed-forward networks of twice the width
     per_layer_width: int = 0  # of embeddings that each layer has of its own (Gemma 4); 0: none
     eos_token_ids: tuple[int, ...] = ()
+    labels: int = 0  # of a classifier, whose matrix takes the place of the head's first rows; 0: the head is a head
+    answers: tuple[str, str] | None = None  # the words for no and yes, of a model that judges with one of them
 
     def rope_of(self, layer: int) -> Rope | None:
         return self.window_rope if self.window_rope is not None and self.windows[layer] else self.rope
@@ -240,6 +242,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         query_scale = need("query_pre_attn_scalar", query_scale)
     softcaps = {"gemma2": (50.0, 30.0)}.get(family, (None, None))
     rope, window_rope = ropes(config, family, head_dim)
+    labels = config_fields.labels(config)
     return Architecture(
         family=family,
         vocab_size=need("vocab_size"),
@@ -254,7 +257,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         rope=rope,
         window_rope=window_rope,
         activation=config_fields.activation(config, family),
-        tied_embeddings=bool(config.get("tie_word_embeddings", gemma)),
+        tied_embeddings=bool(config.get("tie_word_embeddings", gemma)) and not labels,
         attention_bias=bool(config.get("attention_bias", False)) or family == "qwen2",
         output_bias=bool(config.get("attention_bias", False)) and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
@@ -272,6 +275,8 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         fused=family == "phi3",
         experts=experts,
         eos_token_ids=config_fields.token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
+        labels=labels,
+        answers=tuple(config.get("classifier_from_token") or ()) or None,
     )
 
 

@@ -53,3 +53,13 @@ def token_ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def labels(config: Mapping[str, Any]) -> int:
+    """Labels of a model that classifies sequences, 0 of any other."""
+    if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+        return 0
+    count = len(config["id2label"]) if "id2label" in config else config.get("num_labels", 2)
+    if count > 2:
+        raise UnsupportedModel(f"config.json: a classifier of {count} labels is not supported: it can have 1 or 2")
+    return int(count)

@@ -1,1 +1,1 @@
-"""Tokenizing, detokenizing, and grammars that constrain answers."""
+"""Tokenizing, detokenizing, grammars that constrain answers, and the prompt of rerankers."""

@@ -31,6 +31,7 @@ Beside a vision tower transformers writes `language_model.`; the first is how it
 are those of a model without a head, such as one for embeddings (Qwen3-Embedding).
 """
 OF_DECODER = "model.layers.", "model.embed_tokens", "model.per_layer_", "model.norm.", "lm_head."
+EMBEDDINGS, HEAD, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 LAST_READ = 4
 """Ranges of bytes kept of a remote checkpoint: the tensors that stand for one in the formats that have most."""
 TOKENIZER_FILES = (
@@ -98,6 +99,8 @@ class Checkpoint(ModelFolder):
                 self.location,
                 towers,
             )
+        if HEAD not in named and "embed_tokens.weight" in entries:
+            named[HEAD] = named[EMBEDDINGS]  # of a model without a head: nothing depends on it
         return named
 
     @cached_property
@@ -122,6 +125,8 @@ class Checkpoint(ModelFolder):
 
     def read(self, name: str, shape: tuple[int, ...], rows: slice = slice(None)) -> np.ndarray:
         """Rows `rows` of a tensor, in float32 if it is stored quantized; `shape` is the whole tensor's."""
+        if name == HEAD and HEAD not in self.tensors and CLASSIFIER in self.tensors:
+            return self._classifier(shape, rows)
         packed = packed_experts.read(self, name, shape)
         if packed is not None:
             return packed[rows]
@@ -139,6 +144,13 @@ class Checkpoint(ModelFolder):
                 "has no scale, or config.json no quantization_config"
             )
         return self.stored(name, rows, shape)
+
+    def _classifier(self, shape: tuple[int, ...], rows: slice) -> np.ndarray:
+        """What stands for the head of a classifier: its own rows, and zeros below them."""
+        labels = self.tensors[CLASSIFIER].shape[0]
+        first, last, _ = rows.indices(shape[0])
+        scores = self.stored(CLASSIFIER, slice(first, min(last, labels)), (labels, shape[1]))
+        return np.concatenate([scores, np.zeros((last - first - len(scores), shape[1]), scores.dtype)])
 
     def stored(self, name: str, rows: slice = slice(None), shape: tuple[int, ...] | None = None) -> np.ndarray:
         """Rows of a tensor as the file has them; `shape` is what the whole tensor's must be."""

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 
+from apps.llm.api import Pool
 from apps.llm.engine.model import architecture, lm_cloud
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.tiny import generic, tiny
@@ -79,6 +80,11 @@ class Model:
         if self.checkpoint is None:
             return ModelTokenizer.of_bytes(self.arch.vocab_size)
         return ModelTokenizer.of_folder(self.checkpoint.tokenizer_folder())
+
+    def pooling(self) -> Pool:
+        """How a model for embeddings says, in sentence-transformers' file, that it is pooled; mean for any other."""
+        said = self.checkpoint.json("1_Pooling/config.json", required=False) if self.checkpoint else None
+        return "last" if said and said.get("pooling_mode_lasttoken") else "mean"
 
     def max_len(self, config: EngineConfig) -> int:
         """The longest sequence, in tokens: the config's, or the model's context where it sets none.

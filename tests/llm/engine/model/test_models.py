@@ -122,9 +122,13 @@ def test_mistral3_beside_a_vision_tower(tmp_path: Path, compile_cache: str) -> N
     assert worst_error(Stepper(tmp_path, compile_cache), text) <= 1e-4
 
 
-def test_a_model_without_a_head(tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture) -> None:
-    """As the hub has Qwen3-Embedding: its tensors' names do not begin with `model.`."""
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_without_a_head(
+    tied: bool, tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the hub has Qwen3-Embedding: its tensors' names do not begin with `model.`. Some configs leave tying out."""
     model = tiny_models.make("qwen3", tie_word_embeddings=True)
+    model.config.tie_word_embeddings = tied
     tiny_models.save(model.model, tmp_path)
     with caplog.at_level("INFO", logger="podslice"):
         assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4

@@ -134,6 +134,17 @@ def test_rerank_is_the_cosine_of_the_embeddings(server: LocalServer) -> None:
     assert len(two) == 2 and set(two[0]) == {"index", "relevance_score"}
 
 
+def test_scores_of_pairs_are_cosines_too(server: LocalServer) -> None:
+    query, *vectors = server.engine.embed(["Rain", "Sun", "Rain"], "last")
+    told = ask(server, "/v1/score", text_1="Rain", text_2=["Sun", "Rain"], pooling="last")
+    assert [(entry["index"], entry["object"]) for entry in told["data"]] == [(0, "score"), (1, "score")]
+    assert [entry["score"] for entry in told["data"]] == pytest.approx([float(v @ query) for v in vectors], abs=1e-5)
+    (pair,) = ask(server, "/v1/score", text_1=["Rain"], text_2="Rain")["data"]
+    assert pair["score"] == pytest.approx(1, abs=1e-5)
+    one_by_one = ask(server, "/v1/score", text_1=["Rain", "Sun"], text_2=["Sun", "Sun"], pooling="last")["data"]
+    assert [entry["score"] for entry in one_by_one] == pytest.approx([told["data"][0]["score"], 1], abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -152,6 +163,12 @@ def test_rerank_is_the_cosine_of_the_embeddings(server: LocalServer) -> None:
         ("/v1/rerank", {"query": "x " * 3000, "documents": ["x"]}, "query"),
         ("/v1/rerank", {"query": "x", "documents": ["x"], "top_n": -1}, "top_n"),
         ("/v1/rerank", {"query": "x", "documents": ["x"], "pooling": "max"}, "pooling"),
+        ("/v1/rerank", {"query": "x", "documents": ["x"], "instruction": "y"}, "instruction"),
+        ("/v1/score", {"text_1": "x"}, "text_2"),
+        ("/v1/score", {"text_1": [], "text_2": "x"}, "text_1"),
+        ("/v1/score", {"text_1": ["x", "x"], "text_2": ["x"] * 3}, "text_1"),
+        ("/v1/score", {"text_1": "x", "text_2": ["x", 3]}, "text_2"),
+        ("/v1/score", {"text_1": "x", "text_2": ["x", "y " * 3000]}, "text_2[1]"),
     ],
 )
 def test_a_bad_body_names_the_field(server: LocalServer, path: str, body: dict[str, Any], param: str | None) -> None:

@@ -40,8 +40,15 @@ RIGHT: dict[str, dict[str, list[Any]]] = {  # route -> field -> valid values
         "return_documents": [True, False],
         "pooling": ["mean", "last"],
     },
+    "/v1/score": {
+        "model": [MODEL],
+        "text_1": ["Rain", "é\u4fa8\0", ["Rain"], ["Rain", "Sun"]],
+        "text_2": ["Sun", ["Rain", "Sun"], ["x " * 200] * 2],
+        "pooling": ["mean", "last"],
+    },
 }
 NEEDED = {"/tokenize": ("prompt", "messages"), "/detokenize": ("tokens",), "/v1/rerank": ("query", "documents")}
+NEEDED["/v1/score"] = ("text_1", "text_2")
 WRONG: list[Any] = [
     *(None, True, 0, -1, 2**31, 2**63, 10**30, 1.5, 1e308, "", "x", "\ud800", "\0", "9" * 400, [], {}, [[]], [None]),
     *({"a": 1}, [{"role": "user"}], [{"text": None}], [{"text": "\ud800"}], [302, -5], [1.5], ["\ud800"], [319, 320]),
@@ -110,6 +117,9 @@ def read(route: str, body: dict[str, Any], reply: httpx.Response) -> None:
         assert (told["token_strs"] is not None) == (body.get("return_token_strs") is True)
     elif route == "/detokenize":
         assert bool(told["prompt"]) <= bool(body["tokens"])
+    elif route == "/v1/score":
+        lengths = [len(body[name]) for name in ("text_1", "text_2") if isinstance(body[name], list)]
+        assert len(told["data"]) == max(lengths, default=1)
     else:
         scores = [result["relevance_score"] for result in told["results"]]
         assert scores == sorted(scores, reverse=True) and len(scores) == min(
