@@ -39,6 +39,7 @@ class Stepper:
         checkpoint = Checkpoint(config.model)
         arch = arch or from_hf_config(checkpoint.json("config.json")).serving(config.max_model_len)
         (mesh,) = distributed.meshes(Layout(1, config.tensor_parallel or 1))
+        assert mesh.size == (config.tensor_parallel or 1)  # fewer devices pass unseen
         self.executor = LocalExecutor(mesh, config, Model(arch, checkpoint, config.random_weights))
         self.executor.make_cache(list(range(2, tiny_models.VOCAB)))
         self._run = jax.jit(self._step, static_argnames="shape", donate_argnums=1)
