@@ -105,7 +105,7 @@ def test_the_kernels_work_by_hand() -> None:
 @pytest.mark.timeout(900)
 def test_a_plan(checkpoint) -> None:
     pytest.importorskip("libtpu")
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     where = ["--model", str(checkpoint("sd1")), "--slice", "v5e:2x2", "--size", "64x64", "--pictures", "1,2"]
     command = [sys.executable, "-m", "apps.stable_diffusion.plan", PICTURES, *where, "--json"]
