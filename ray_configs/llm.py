@@ -38,8 +38,9 @@ class EngineConfig(Config):
     """int8: one scale per output channel, computed while loading; halves what a decode step reads.
 
     A checkpoint prepared as int8 stays int8 in any case."""
-    quantize_kv_cache: Literal["none", "int8"] = "none"
-    """int8: static scales per layer and channel, calibrated at startup; twice the tokens in the same memory."""
+    quantize_kv_cache: Literal["none", "int8", "fp8"] = "none"
+    """int8: static scales per layer and channel, calibrated at startup; twice the tokens in the same memory. fp8: E4M3
+    without scales, as small as int8: less exact, but keys and values that no calibration has seen are not clipped."""
     random_weights: bool = False
     """Ignore the checkpoint's tensors and draw random ones: for load tests with nothing but a config.json."""
     tiny: bool = False

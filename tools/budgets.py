@@ -66,6 +66,7 @@ SINCE = {
         "gpt-oss and MXFP4": 210,
         "gpt-oss's harmony format": 200,
         "Qwen3-Reranker and scores": 210,
+        "a KV cache in FP8": 25,
         "Gemma 4": 380,
         "types checked on the host side": 30,
         "expert_parallel": 135,

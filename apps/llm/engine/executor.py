@@ -23,7 +23,7 @@ from apps.llm.engine import sampling
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention import choice, sharded
-from apps.llm.engine.attention.spec import KVScales, LayerCache
+from apps.llm.engine.attention.spec import KVScales, LayerCache, cache_dtype
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model import params
 from apps.llm.engine.model.decoder import Decoder
@@ -72,12 +72,14 @@ class LocalExecutor:
         self.shapes = step_shapes(config, model.max_len(config))
         self.readable = readable(self.shapes)
         self.max_pages = self.shapes[0].max_pages
+        self.kv_dtype = cache_dtype(config)
         platform = self.mesh.devices.flat[0].platform
         heads = HeadLayout.of(arch, self.mesh.shape["tensor"], config.expert_parallel)
-        impl = choice.implementation(config.attention, self.mesh, arch.head_dims, config.page_size, arch.sinks)
+        impl = choice.implementation(
+            config.attention, self.mesh, arch.head_dims, config.page_size, arch.sinks, self.kv_dtype
+        )
         self.decoder = Decoder(arch, heads, config.page_size, self.dtype, impl, self.mesh)
         self.int8_weights = config.quantize_weights == "int8"
-        self.int8_kv = config.quantize_kv_cache == "int8"
         self.declared = params.declare(arch, heads)
         started = time.monotonic()
         if model.checkpoint is None or model.random_weights:
@@ -108,11 +110,10 @@ class LocalExecutor:
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         """Measure int8 scales if wanted, allocate the KV cache, and return how many pages it has."""
-        if self.int8_kv:
+        if self.kv_dtype == jnp.int8:
             self.kv_scales = self._calibrate(calibration_ids)
         self.pages = self.config.pages or self._pages_that_fit()
-        dtype = jnp.dtype(jnp.int8) if self.int8_kv else self.dtype
-        self.caches = self._empty_cache(self.pages, dtype)
+        self.caches = self._empty_cache(self.pages, self.kv_dtype)
         rows, vocab = self.config.max_batch_size + 1, self.arch.vocab_size
         self.state = jax.jit(lambda: SamplingState.empty(rows, vocab), out_shardings=self._everywhere)()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(self.caches))
@@ -124,9 +125,8 @@ class LocalExecutor:
 
     def _pages_that_fit(self) -> int:
         """Pages that fit into the configured share of free memory, at most what a full batch needs (and page 0)."""
-        dtype = jnp.dtype(jnp.int8) if self.int8_kv else self.dtype
         shapes = jax.tree.leaves(
-            [self.decoder.impl.cache(spec, 1, dtype) for spec in self.decoder.cache_specs() if spec]
+            [self.decoder.impl.cache(spec, 1, self.kv_dtype) for spec in self.decoder.cache_specs() if spec]
         )
         page_bytes: float = sum(shape.size * shape.dtype.itemsize for shape in shapes)
         device = self.mesh.local_devices[0]

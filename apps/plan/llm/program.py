@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.api import MAX_BIAS
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.attention import choice
-from apps.llm.engine.attention.spec import AttentionSpec, KVScales, LayerCache
+from apps.llm.engine.attention.spec import AttentionSpec, KVScales, LayerCache, cache_dtype
 from apps.llm.engine.executor import compiled_step
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
@@ -69,12 +69,12 @@ class StepPrograms:
     def _decoder(self, arch: Architecture) -> Decoder:
         size, page = self.mesh.shape["tensor"], self.config.page_size
         heads = HeadLayout.of(arch, size, self.config.expert_parallel)
-        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dims, page, arch.sinks)
+        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dims, page, arch.sinks, self.kv_dtype)
         return Decoder(arch, heads, page, jnp.dtype(self.config.dtype), impl, self.mesh)
 
     @property
     def kv_dtype(self) -> jnp.dtype:
-        return jnp.dtype(jnp.int8 if self.config.quantize_kv_cache == "int8" else self.config.dtype)
+        return cache_dtype(self.config)
 
     def samples(self, whole: bool = False) -> list[list[int]]:
         """The layers of the programs to compile: of the first program, and of those with more layers of each kind."""

@@ -61,11 +61,23 @@ def test_layers_of_several_kinds_compile_for_tpu_slices(topology: str) -> None:
         assert step["temp"] < step["cache"] / 3, "and nowhere copied"
 
 
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize("topology", ["v5e:2x4", pytest.param("v6e:2x4", marks=pytest.mark.long), "v5p:2x2x1"])
+def test_an_fp8_cache_compiles_for_tpu_slices(topology: str) -> None:
+    pytest.importorskip("libtpu")
+    out, errors = (process := run(topology, "decode:fp8", "prefill:fp8")).communicate(timeout=280)
+    assert process.returncode == 0, errors[-3000:]
+    decode, prefill = (json.loads(line) for line in out.splitlines())
+    for step in (decode, prefill):
+        assert step["alias"] >= step["cache"], "the cache is donated"
+        assert step["temp"] < step["cache"] / 2, "and nowhere copied"
+
+
 @pytest.mark.parametrize("attention", ["auto", "xla"])
 @pytest.mark.parametrize("tokens", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_the_cpu_keeps_one_cache(attention: str, tokens: int) -> None:
     arch = from_hf_config(tpu_step.LLAMA3 | tiny_models.SIZES | {"head_dim": 64})
     mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))
-    found = tpu_step.memory(arch, mesh, attention, False, StepShape(tokens, tpu_step.BATCH, 16))
+    found = tpu_step.memory(arch, mesh, attention, "none", StepShape(tokens, tpu_step.BATCH, 16))
     assert found["alias"] >= found["cache"]
     assert found["temp"] < found["cache"]

@@ -3,7 +3,7 @@
 Two layers stand for all, or two of each kind. Other models are those registered, and those that the plan knows.
 
 A process of its own, with the environment that test_compiled_step.py gives it:
-python tpu_step.py v5e:2x4 decode:bfloat16 prefill:int8:lm_cloud.LmCloudSpmd2B decode:int8:google/gemma-4-31B
+python tpu_step.py v5e:2x4 decode:bfloat16 prefill:int8:lm_cloud.LmCloudSpmd2B decode:fp8 decode:int8:google/gemma-4-31B
 """
 
 import json
@@ -46,11 +46,11 @@ def few_layers(model: str) -> Architecture:
     return replace(arch.only(arch.few(2 * len(kinds))), vocab_size=LLAMA3["vocab_size"])
 
 
-def memory(arch: Architecture, mesh: Mesh, attention: str, int8: bool, shape: StepShape) -> dict[str, int]:
-    """Bytes on each device of the compiled step, and of the KV cache among its arguments."""
-    kind = "int8" if int8 else "none"
+def memory(arch: Architecture, mesh: Mesh, attention: str, kv_cache: str, shape: StepShape) -> dict[str, int]:
+    """Bytes on each device of the compiled step, and of the KV cache among its arguments. Quantized: weights too."""
+    weights = "none" if kv_cache == "none" else "int8"
     sizes = {"page_size": PAGE, "max_batch_size": BATCH, "attention": attention}
-    config = EngineConfig(quantize_weights=kind, quantize_kv_cache=kind, **sizes)
+    config = EngineConfig(quantize_weights=weights, quantize_kv_cache=kv_cache, **sizes)
     programs = StepPrograms(config, arch, mesh, PAGES)
     found = programs.lowered(shape).compile().memory_analysis()
     return {
@@ -67,5 +67,5 @@ if __name__ == "__main__":
     for wanted in sys.argv[2:]:
         step, dtype, *model = wanted.split(":")
         arch = few_layers(model[0]) if model else from_hf_config(LLAMA3)
-        found = memory(arch, mesh, "auto", dtype == "int8", SHAPES[step])
+        found = memory(arch, mesh, "auto", {"bfloat16": "none"}.get(dtype, dtype), SHAPES[step])
         print(json.dumps(found | {"step": wanted, "devices": mesh.size}), flush=True)

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Collection
 from typing import Literal
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from apps.llm.engine.attention.spec import Implementation
+from apps.llm.engine.attention.spec import FP8, Implementation
 from apps.llm.engine.attention.xla import XlaAttention
 
 log = logging.getLogger("podslice")
@@ -18,6 +19,7 @@ def implementation(
     head_dims: Collection[int],
     page_size: int,
     sinks: bool = False,
+    cache: jnp.dtype | None = None,
 ) -> Implementation:
     """The implementation of that name; `auto` takes the platform's own, if it has one that fits the model.
 
@@ -25,6 +27,7 @@ def implementation(
 
     Args:
         head_dims: of all layers.
+        cache: type of the cache; None: any that all of them have.
 
     Raises:
         ValueError: the one that was asked for does not fit the model.
@@ -39,7 +42,9 @@ def implementation(
         if name == "pallas":
             raise ValueError(f"attention 'pallas' does not fit this model: {why}; use 'auto' or 'xla'")
         log.warning("%s: plain XLA computes attention; expect it slow", why)
-    whole = all(size % 16 == 0 for size in (page_size, *head_dims))
+    if name == "cpu" and cache == FP8:
+        raise ValueError("attention 'cpu' has no FP8 cache: use 'auto' or 'xla', or quantize_kv_cache int8")
+    whole = all(size % 16 == 0 for size in (page_size, *head_dims)) and cache != FP8
     if name == "cpu" or (name == "auto" and platform == "cpu" and whole):
         from apps.llm.engine.attention.cpu.attention import CpuAttention
         from apps.llm.engine.attention.cpu.calls import usable

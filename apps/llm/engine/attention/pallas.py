@@ -135,8 +135,8 @@ class PallasAttention:
             sliding_window=spec.window,
             soft_cap=spec.softcap,
             # An int8 cache's real scales are folded into q and the output; 1.0 only makes the kernel convert the type.
-            k_scale=1.0 if cache.dtype == jnp.int8 else None,
-            v_scale=1.0 if cache.dtype == jnp.int8 else None,
+            k_scale=1.0 if cache.dtype.itemsize == 1 else None,
+            v_scale=1.0 if cache.dtype.itemsize == 1 else None,
             # Set explicitly, because the kernel's own table needs a local device, and ahead-of-time compiling has none.
             num_kv_pages_per_block=block.positions // spec.page_size,
             num_queries_per_block=block.queries,

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache
+from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, Implementation, KVScales, LayerCache
 from apps.llm.engine.step import Batch
+
+FP8_MOST = float(jnp.finfo(FP8).max)
 
 
 def make_cache(
@@ -51,6 +53,9 @@ def attend(
             None if x is None else jnp.clip(jnp.round(x.astype(jnp.float32) / scale), -127, 127).astype(jnp.int8)
             for x, scale in ((k, scales.k), (v, scales.v))
         )
+    elif jax.tree.leaves(cache)[0].dtype in (FP8, jnp.uint8):  # plain XLA keeps its bits
+        # Beyond the largest number of this type there is no infinity.
+        k, v = (None if x is None else jnp.clip(x, -FP8_MOST, FP8_MOST).astype(FP8) for x in (k, v))
 
     def local(new: QKV, cache: LayerCache, plan: Any, batch: Batch) -> tuple[jax.Array, LayerCache]:
         return impl.attend(new, cache, plan, batch, replace(spec, kv_heads=new.q.shape[1]))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from apps.llm.engine.step import Batch
+from ray_configs.llm import EngineConfig
 
 LayerCache = Any  # one layer's pages, as its implementation lays them out
 
@@ -38,6 +39,15 @@ class AttentionSpec:
     scale: float  # multiplies q @ k
     softcap: float | None = None
     window: int | None = None  # sliding window, in positions, the token itself included; None: full attention
+
+
+FP8 = jnp.dtype(jnp.float8_e4m3fn)
+
+
+def cache_dtype(config: EngineConfig) -> jnp.dtype:
+    """The type of the KV cache's numbers."""
+    quantized = {"int8": jnp.dtype(jnp.int8), "fp8": FP8}
+    return quantized.get(config.quantize_kv_cache, jnp.dtype(config.dtype))
 
 
 class Implementation(Protocol):

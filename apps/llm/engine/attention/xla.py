@@ -15,17 +15,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.attention.spec import QKV, AttentionSpec, slots
+from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, slots
 from apps.llm.engine.step import Batch
 
 KEY_BLOCK = 128  # keys of one piece
 QUERY_BLOCK = 16  # queries of one piece of a prefill chunk
 LOWEST = -1e30
 LOG2_E = 1.4426950408889634
+BITS = {jnp.dtype(jnp.bfloat16): jnp.dtype(jnp.uint16), FP8: jnp.dtype(jnp.uint8)}
 
 
 class XlaCache(NamedTuple):
-    """`[pages, page_size, kv_heads, head_dim]`; bfloat16 is stored as its bits, see `_bits`."""
+    """`[pages, page_size, kv_heads, head_dim]`; bfloat16 and FP8 are stored as their bits, see `_bits`."""
 
     k: jax.Array
     v: jax.Array
@@ -52,7 +53,7 @@ class SweepPlan(NamedTuple):
 class XlaAttention:
     def cache(self, spec: AttentionSpec, pages: int, dtype: jnp.dtype) -> XlaCache:
         shape = (pages, spec.page_size, spec.kv_heads, spec.head_dim)
-        stored = jax.ShapeDtypeStruct(shape, jnp.uint16 if dtype == jnp.bfloat16 else dtype)
+        stored = jax.ShapeDtypeStruct(shape, BITS.get(jnp.dtype(dtype), dtype))
         return XlaCache(stored, stored)
 
     def partition(self) -> XlaCache:
@@ -90,12 +91,13 @@ class XlaAttention:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """bfloat16 as uint16, for copies: XLA:CPU would convert to float32 and back, in a scatter the whole cache."""
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+    """bfloat16 and FP8 as integers, for copies: XLA:CPU would convert to float32 and back, a scatter the cache."""
+    return jax.lax.bitcast_convert_type(x, BITS[x.dtype]) if x.dtype in BITS else x
 
 
 def _unbits(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype == jnp.uint16 else x.astype(dtype)
+    stored = next((float_ for float_, bits in BITS.items() if bits == x.dtype), None)
+    return (x if stored is None else jax.lax.bitcast_convert_type(x, stored)).astype(dtype)
 
 
 def _write(pages: jax.Array, new: jax.Array, slot: jax.Array) -> jax.Array:

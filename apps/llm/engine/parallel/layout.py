@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from apps.llm.engine.attention.spec import AttentionSpec
+from apps.llm.engine.attention.spec import AttentionSpec, cache_dtype
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout
@@ -189,7 +189,7 @@ def token_bytes(config: EngineConfig, arch: Architecture, tensor: int) -> float:
     from apps.llm.engine.attention.pallas import PallasAttention  # imports slowly: only when needed
 
     heads, impl = HeadLayout.of(arch, tensor), PallasAttention(tensor, on_tpu=True)
-    dtype = jnp.dtype(jnp.int8 if config.quantize_kv_cache == "int8" else config.dtype)
+    dtype = cache_dtype(config)
     kinds = Counter(
         (heads.of_layer(arch, layer).kv_heads, arch.of_layer(layer).head_dim)
         for layer in range(arch.num_layers)
