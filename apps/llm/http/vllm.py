@@ -92,13 +92,13 @@ class RerankBody(Judging):
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
-class ScoreBody(Judging):
+class PairsBody(Judging):
     text_1: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS // 2)]
     """One text, compared with each of `text_2`; or as many as those, compared one by one."""
     text_2: str | Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS // 2)]
 
     @model_validator(mode="after")
-    def _pairs(self) -> "ScoreBody":
+    def _pairs(self) -> "PairsBody":
         first, second = each(self.text_1), each(self.text_2)
         if len(first) not in (1, len(second)):
             message = f"text_1 has {len(first)} texts and text_2 {len(second)}: give one, or as many"
@@ -185,10 +185,10 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
             }
         )
 
-    @router.post("/v1/score", openapi_extra=json_body(ScoreBody))
+    @router.post("/v1/score", openapi_extra=json_body(PairsBody))
     async def score(request: Request) -> Response:
         """Scores pairs of texts as `/v1/rerank` scores a query and a document, in vLLM's format."""
-        body = await parsed(ScoreBody, request, UNIONS)
+        body = await parsed(PairsBody, request, UNIONS)
         served = named(model, body.model)
         scores, tokens = await _relevance(served, body.pairs(), body)
         return JSONResponse(
