@@ -76,8 +76,8 @@ docs: $(DOCS_STAMP) ## Build the documentation into site/; a link that leads now
 demo-model: $(TEST_STAMP) ## Train the demo language model again (about 40 minutes on two cores)
 	@. $(VENV)/bin/activate && python -m tools.demo_models.language.train
 
-manifests: $(SERVE_STAMP) ## Render the catalog into kuberay/manifests/ again
-	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names) -o kuberay/manifests
+manifests: $(SERVE_STAMP) ## Render the catalog (without its models) into kuberay/manifests/ again
+	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names | grep -v '\.models\.') -o kuberay/manifests
 
 clean: ## Remove the virtual environments
 	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV)

@@ -62,7 +62,8 @@ def catalog() -> list[str]:
     """Module paths of the ready configs."""
     import ray_configs.catalog as package
 
-    return [f"{package.__name__}.{module.name}" for module in pkgutil.iter_modules(package.__path__)]
+    modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    return [module.name for module in modules if not module.ispkg]
 
 
 def explained(error: ValidationError) -> str:

@@ -34,7 +34,11 @@ def test_long_comments_are_wrapped() -> None:
     assert all(len(line) < 120 for line in lines) and len(lines) > 2
 
 
-@pytest.mark.parametrize("name", catalog())
+COMMITTED = [name for name in catalog() if ".models." not in name]
+"""Those of `catalog.models` differ from them in sizes alone."""
+
+
+@pytest.mark.parametrize("name", COMMITTED)
 def test_the_committed_manifest_is_current(name: str) -> None:
     """`make manifests` writes them anew."""
     from pathlib import Path
@@ -51,4 +55,4 @@ def test_no_manifest_is_left_of_a_config_that_is_gone() -> None:
     import kuberay
 
     folder = Path(kuberay.__file__).parent / "manifests"
-    assert {path.name for path in folder.iterdir()} == {file_name(name) for name in catalog()}
+    assert {path.name for path in folder.iterdir()} == {file_name(name) for name in COMMITTED}
