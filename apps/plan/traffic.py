@@ -63,6 +63,10 @@ class Traffic:
         return self.hbm_read + self.hbm_written
 
 
+UNKNOWN_CYCLES = 2**62
+"""The compiler's estimate, or more, of what it cannot estimate, such as a sort of 200,000 columns."""
+
+
 def count(module: Module, branch: int = 0, blocks: float = 1) -> Traffic:
     """Counts one run of the program that takes branch number `branch` at each conditional.
 
@@ -74,7 +78,8 @@ def count(module: Module, branch: int = 0, blocks: float = 1) -> Traffic:
     """
     total = Traffic()
     for computation, instruction, times in _running(module, module.entry, branch, blocks, 1):
-        total.cycles += times * (instruction.number("estimated_cycles") or 0)
+        cycles = instruction.number("estimated_cycles") or 0
+        total.cycles += times * cycles if cycles < UNKNOWN_CYCLES else 0
         read, written = _moved(module, computation, instruction)
         total.hbm_read += times * read
         total.hbm_written += times * written

@@ -120,6 +120,11 @@ def test_a_branch_that_requests_ask_for_counts_when_asked_for() -> None:
     assert most.hbm == least.hbm + 2 * LOGITS
 
 
+def test_cycles_that_the_compiler_does_not_know_are_not_counted() -> None:
+    unknown = hlo.parse(STEP.replace('"900"', f'"{2**63 - 1}"'))
+    assert traffic.count(unknown, branch=1).cycles == traffic.count(unknown).cycles
+
+
 @pytest.mark.parametrize(
     ("shape", "nbytes", "space"),
     [

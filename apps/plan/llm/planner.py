@@ -271,6 +271,6 @@ def _notes(
         asked = (decode.cycles_everything - decode.cycles) / peaks.cycles_per_s * 1e3
         notes.append(
             "The decode step has greedy requests only. If any asks for sampling, penalties, biases and log "
-            f"probabilities, the compiler's own estimate grows by {asked:.2f} ms."
+            f"probabilities, the compiler's own estimate grows by {asked:.2f} ms or more."
         )
     return notes
