@@ -69,6 +69,7 @@ SINCE = {
         "a KV cache in FP8": 25,
         "Gemma 4": 380,
         "types checked on the host side": 30,
+        "six models in the catalog": 150,
         "expert_parallel": 135,
         "experts by a TPU kernel": 320,
     },

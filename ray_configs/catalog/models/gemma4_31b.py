@@ -10,7 +10,7 @@ service = Service(
         Application(
             config=LLMConfig(
                 model="google/gemma-4-31b-it",
-                slice="v6e:2x2:4t",
+                slice="v6e:2x4:8t",
                 min_replicas=1,
                 max_replicas=1,
                 max_model_len=8192,
