@@ -14,12 +14,14 @@ from kuberay.local.hosts import plan_of
 from kuberay.render import render
 from ray_configs.loading import load
 from tests.kuberay.local.local_runs import REPOSITORY, serving_port
+from tests.ports import free_port
 
 LOCAL = "ray_configs.catalog.local"
 
 
 def refused(*arguments: str) -> str:
-    command = [sys.executable, "-m", "kuberay", "local", *arguments]
+    port = () if "--port" in arguments else ("--port", str(free_port()))
+    command = [sys.executable, "-m", "kuberay", "local", *arguments, *port]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stdout + done.stderr
     return done.stderr

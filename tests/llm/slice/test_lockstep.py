@@ -133,6 +133,7 @@ def test_two_hosts_share_the_width_of_experts(config: Callable[..., EngineConfig
         together.shutdown()
 
 
+@pytest.mark.slow
 def test_two_hosts_load_and_unload_an_adapter(config: Callable[..., EngineConfig], tmp_path: Path) -> None:
     base = tiny_models.make("llama3", **MODELS["llama3"])
     for seed, name in enumerate(("one", "other")):

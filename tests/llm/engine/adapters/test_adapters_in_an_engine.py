@@ -160,6 +160,7 @@ def test_scores_and_embeddings_under_an_adapter(
     assert abs(alone @ adapted) < 0.999
 
 
+@pytest.mark.slow
 def test_adapters_of_the_config_are_there_at_once(
     load: Callable[..., Engine], llama: Path, compile_cache: str, adapters: dict[str, tuple[Path, Any]]
 ) -> None:
@@ -175,6 +176,7 @@ def test_adapters_of_the_config_are_there_at_once(
         Engine.load(EngineConfig(**settings, adapters={"sql": "/nowhere"}))
 
 
+@pytest.mark.slow
 def test_a_tiny_model_draws_its_adapters(llama: Path, compile_cache: str) -> None:
     settings = tiny_models.SMALL | {"model": str(llama), "compile_cache": compile_cache, "tiny": True}
     engine = Engine.load(EngineConfig(**settings, adapters={"sql": "gs://nobody/reads/this"}))

@@ -77,6 +77,7 @@ except CheckpointError as error:
 """
 
 
+@pytest.mark.slow
 def test_from_the_hub(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Only the adapter is fetched, not what training left beside it."""
     (adapter / "optimizer.pt").write_text("large")

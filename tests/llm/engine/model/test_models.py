@@ -75,7 +75,14 @@ def worst_error(stepper: Stepper, reference: transformers.PreTrainedModel | np.n
     return float(np.abs(ours - reference).max() / np.abs(reference).max())
 
 
-@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+QUICK = {"llama3", "qwen3", "mixtral", "gpt_oss", "gemma3", "gemma4"}
+"""Families whose differences are those of the others, or most of them."""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(family, marks=[] if family in QUICK else pytest.mark.slow) for family in tiny_models.FAMILIES],
+)
 def test_logits(family: str, tmp_path: Path, compile_cache: str) -> None:
     model = tiny_models.make(family)
     tiny_models.save(model, tmp_path)
@@ -143,6 +150,7 @@ def test_yarn_rope(tmp_path: Path, compile_cache: str) -> None:
     assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xla", "pallas"])
 def test_attention_sinks(kind: str, tmp_path: Path, compile_cache: str, interpreted: None) -> None:
     model = tiny_models.make("gpt_oss")
@@ -150,6 +158,7 @@ def test_attention_sinks(kind: str, tmp_path: Path, compile_cache: str, interpre
     assert worst_error(Stepper(tmp_path, compile_cache, attention=kind), model) <= 1e-4
 
 
+@pytest.mark.slow
 def test_sinks_far_above_and_below_all_scores(tmp_path: Path, compile_cache: str, interpreted: None) -> None:
     model = tiny_models.make("gpt_oss")
     for sign, layer in zip((1, -1, 1), model.model.layers):
@@ -159,6 +168,7 @@ def test_sinks_far_above_and_below_all_scores(tmp_path: Path, compile_cache: str
         assert worst_error(Stepper(tmp_path, compile_cache, attention=kind), model) <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longest", [64, 192])
 def test_longrope_of_a_part_of_the_channels(longest: int, tmp_path: Path, compile_cache: str) -> None:
     """As Phi-4-mini has it. Sequences within the original positions, and beyond them."""

@@ -65,6 +65,7 @@ def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str]
         assert ("tpu_custom_call" in text) == (key[0] != "text"), key
 
 
+@pytest.mark.slow
 def test_open_backend(checkpoint: Callable[[str], Path], compile_cache: str) -> None:
     told = []
     opened = open_backend(
