@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -70,10 +70,10 @@ def compiled(config: LLMConfig, tell: Tell) -> Iterator[tuple[str, Program]]:
         every = list(pool.map(measure, sized.shapes))
     for shape, measured in zip(sized.shapes, every):
         sequences = _sequences(shape, sized.context)
-        cost = sized.kernel(shape, sequences)
+        costs = sized.kernels(shape, sequences)
         tokens, length = sequences[0]
         name = f"decode {len(sequences)} x {length}" if tokens == 1 else f"prefill {len(sequences)} x {tokens}"
-        yield f"{shape.tokens} tokens: {name}", numbers(measured, cost, slice)
+        yield f"{shape.tokens} tokens: {name}", numbers(measured, costs, slice)
 
 
 def _sequences(shape: StepShape, context: int) -> list[tuple[int, int]]:
@@ -84,20 +84,20 @@ def _sequences(shape: StepShape, context: int) -> list[tuple[int, int]]:
     return [(prompt, prompt)] * (shape.tokens // prompt)
 
 
-def numbers(measured: MeasuredStep, kernel: KernelCost, slice: TpuSlice) -> dict[str, float]:
-    """Figures for one run on one device, to four digits. The kernel's bytes and operations are analytic."""
+def numbers(measured: MeasuredStep, kernels: Sequence[KernelCost], slice: TpuSlice) -> dict[str, float]:
+    """Figures for one run on one device, to four digits. The kernels' bytes and operations are analytic."""
     peaks = Peaks.of(slice, len(topology.devices(slice)))
-    by_hand = replace(kernel, cycles=0)
+    by_hand = [replace(kernel, cycles=0) for kernel in kernels]
     exact = {
-        "estimate_ms": run_time(measured, kernel, peaks).estimate * 1e3,
+        "estimate_ms": run_time(measured, kernels, peaks).estimate * 1e3,
         "estimate_by_hand_ms": run_time(measured, by_hand, peaks).estimate * 1e3,
         "kcycles": measured.cycles / 1e3,
         "kcycles_all_options": measured.cycles_everything / 1e3,  # sampling, penalties, log probabilities
         "hbm_mb": (measured.hbm_read + measured.hbm_written) / 1e6,
         "kernels": measured.kernels,
-        "kernel_kcycles": kernel.cycles / 1e3,
-        "kernel_hbm_mb": kernel.hbm_bytes / 1e6,
-        "kernel_gflop": kernel.flops / 1e9,
+        "kernel_kcycles": sum(kernel.cycles for kernel in kernels) / 1e3,
+        "kernel_hbm_mb": sum(kernel.hbm_bytes for kernel in kernels) / 1e6,
+        "kernel_gflop": sum(kernel.flops for kernel in kernels) / 1e9,
         "collectives": measured.collectives,
         "ici_mb": measured.ici_sent / 1e6,
         "temporaries_mib": measured.temporaries / 2**20,
