@@ -16,12 +16,10 @@ LLAMA = {"model": "meta-llama/Meta-Llama-3-8B", "max_model_len": 2048, "max_batc
 GEMMA = {"model": "google/gemma-7b-it", "max_model_len": 2048, "max_batch_size": 32}
 LARGE = {"model": "lm_cloud.LmCloudSpmd175B32Test", "random_weights": True, "max_model_len": 256, "max_batch_size": 8}
 ONE_HOST, EIGHT_HOSTS = TpuSlice("v5e", "2x4", "8t"), TpuSlice("v5e", "4x8")
-GEMMA4 = {"max_model_len": 2048, "max_batch_size": 64, "quantize_weights": "int8"}
 STEPS = {
     "llama-bf16": (LLAMA, ONE_HOST),
     "llama-int8": (LLAMA | INT8, ONE_HOST),
     "gemma-bf16": (GEMMA, ONE_HOST),
-    "dense gemma4": (GEMMA4 | {"model": "google/gemma-4-31B"}, ONE_HOST),
     "175b-bf16": (LARGE, EIGHT_HOSTS),
     "175b-int8": (LARGE | {"quantize_weights": "int8"}, EIGHT_HOSTS),
 }

@@ -1,4 +1,5 @@
-"""One real size of each family that people run on TPUs, each on the cheapest v6e slice for 25 ms per token.
+"""One real size of each family that people run on TPUs, each on a v6e slice chosen for 25 ms per token.
 
-`podslice plan ray_configs.catalog.models.NAME --search --ms-per-token 25 --generation v6e --context 2048` found it.
+By `podslice plan ray_configs.catalog.models.NAME --search --ms-per-token 25 --generation v6e --context 2048` for Qwen3
+30B-A3B, Mixtral and Gemma 3; by a plan of that slice for gpt-oss; by arithmetic for Gemma 4 and Qwen3 Coder.
 """
