@@ -43,7 +43,7 @@ def written(output: Path) -> float:
         return 0
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(15, marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("kills", [pytest.param(2, marks=pytest.mark.slow), pytest.param(15, marks=pytest.mark.chaos)])
 @pytest.mark.timeout(600)
 def test_killed_again_and_again(kills: int, many_layers: Path, tmp_path: Path) -> None:
     undisturbed, output, draw = tmp_path / "undisturbed", tmp_path / "output", random.Random(kills)

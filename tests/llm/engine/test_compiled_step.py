@@ -44,21 +44,33 @@ def test_the_whole_step_compiles_for_tpu_slices() -> None:
             assert step["temp"] < step["cache"] / 3, "and nowhere copied"
 
 
+def assert_compiles(topology: str, *steps: str) -> None:
+    process = run(topology, *steps)
+    out, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors[-3000:]
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [step["step"] for step in found] == list(steps)
+    for step in found:
+        assert step["alias"] >= step["cache"], "the cache is donated"
+        assert step["temp"] < step["cache"] / 3, "and nowhere copied"
+
+
 @pytest.mark.tpu_compile
 @pytest.mark.parametrize("topology", ["v5e:2x4", pytest.param("v6e:2x4", marks=pytest.mark.long), "v5p:2x2x1"])
 def test_layers_of_several_kinds_compile_for_tpu_slices(topology: str) -> None:
     """Gemma 4's: heads of 256 and 512 channels, experts beside feed-forward networks, shared keys and values."""
     pytest.importorskip("libtpu")
     models = "google/gemma-4-31B", "google/gemma-4-26B-A4B", "google/gemma-4-E4B"
-    steps = [f"decode:int8:{models[0]}", *(f"decode:bfloat16:{model}" for model in models)]
-    process = run(topology, *steps)
-    out, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors[-3000:]
-    found = [json.loads(line) for line in out.splitlines()]
-    assert [step["step"] for step in found] == steps
-    for step in found:
-        assert step["alias"] >= step["cache"], "the cache is donated"
-        assert step["temp"] < step["cache"] / 3, "and nowhere copied"
+    assert_compiles(topology, f"decode:int8:{models[0]}", *(f"decode:bfloat16:{model}" for model in models))
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.long
+@pytest.mark.timeout(1000)
+def test_every_other_family_compiles_for_a_tpu_slice() -> None:
+    """At full width. For other slices: tpu_step.py v6e:2x4 decode:bfloat16:MODEL ..."""
+    pytest.importorskip("libtpu")
+    assert_compiles("v5e:2x4", *(f"decode:bfloat16:{model}" for model in tpu_step.FAMILIES))
 
 
 @pytest.mark.tpu_compile

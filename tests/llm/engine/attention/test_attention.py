@@ -134,7 +134,7 @@ SHAPES = {"decodes": (8, 8), "prefills": (64, 8), "chunks": (64, 8), "mixed": (6
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": 24, "page_size": 32}, OTHER, {"kv_heads": 1, "group": 3}],
+    [{}, pytest.param({"window": 24, "page_size": 32}, marks=pytest.mark.slow), OTHER, {"kv_heads": 1, "group": 3}],
     ids=str,
 )
 @HERE
@@ -158,7 +158,7 @@ def test_int8_cache(impl: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("changes", [{}, OTHER], ids=str)
+@pytest.mark.parametrize("changes", [{}, pytest.param(OTHER, marks=pytest.mark.slow)], ids=str)
 def test_pallas_kernel_agrees(name: str, changes: dict, interpreted: None) -> None:
     spec = replace(SPEC, **changes)
     case = make(BATCHES[name], spec)

