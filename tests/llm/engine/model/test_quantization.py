@@ -34,15 +34,18 @@ def outputs(folder: Path, compile_cache: str, **settings: str) -> tuple[np.ndarr
     return np.concatenate([stepper(ids[:90]), *(stepper([token]) for token in ids[90:])]), stepper
 
 
-BOTH = (({"quantize_weights": "int8", "quantize_kv_cache": "int8"}, 0.05),)
-EACH = (
+Choices = tuple[tuple[dict[str, str], float], ...]
+"""Settings, and the most that logits may differ under them: RMS over RMS."""
+BOTH: Choices = (({"quantize_weights": "int8", "quantize_kv_cache": "int8"}, 0.05),)
+EACH: Choices = (
     ({"quantize_weights": "int8"}, 0.03),
     ({"quantize_kv_cache": "int8"}, 0.03),
     ({"quantize_kv_cache": "fp8"}, 0.06),
 )
 SENSITIVE = {"gemma4": 3.5, "gemma4_e": 5.0}
-"""Times the bounds: attention scores without a scale are large where weights are random. transformers' own models, with
-their matrices rounded to int8 alike, are 7 and 11 % off too."""
+"""Times the bounds: attention scores have no scale, so with random weights they are large, and errors in them count
+more. With queries a quarter as large the error is a quarter to a third. transformers' own models, with their matrices
+rounded to int8 alike, are 7 and 11 % off."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,7 @@ their matrices rounded to int8 alike, are 7 and 11 % off too."""
         *(pytest.param(f, BOTH + EACH, marks=pytest.mark.slow) for f in ("gemma2", "gemma3", "gemma4", "gemma4_e")),
     ],
 )
-def test_logits_stay_close(family: str, choices: tuple, tmp_path: Path, compile_cache: str) -> None:
+def test_logits_stay_close(family: str, choices: Choices, tmp_path: Path, compile_cache: str) -> None:
     tiny_models.save(tiny_models.make(family), tmp_path)
     plain, full = outputs(tmp_path, compile_cache)
     for settings, bound in choices:
