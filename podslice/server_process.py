@@ -5,16 +5,16 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from apps.serving.progress import EVENTS, Event
+from kuberay.local.folder import free_ports, is_free
 
 KILL_S = 10
 INNER_PORTS = {
@@ -30,7 +30,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 class Server:
     """A server's process and its descendants."""
 
-    def __init__(self, command: Sequence[str], folder: Path):
+    def __init__(self, command: Sequence[str], folder: Path, port: int):
         self.log = folder / "podslice-serve.log"
         events = folder / "events"
         events.touch()
@@ -43,7 +43,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | inner_ports() | {EVENTS: str(events)},
+                env=os.environ | inner_ports(port) | {EVENTS: str(events)},
                 start_new_session=True,  # a terminal's Ctrl-C reaches only the command, which handles it
             )
 
@@ -74,18 +74,9 @@ class Server:
             time.sleep(0.01)
 
 
-def inner_ports() -> dict[str, str]:
-    """INNER_PORTS for the server's environment: the ports of this environment, or else the defaults. A port in use, for
-    example by the server that set this environment, is replaced by a free one."""
-    with ExitStack() as held:
-
-        def free(wanted: str | int) -> str:
-            probe = held.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", int(wanted)))
-            except OSError:
-                probe.bind(("", 0))
-            return str(probe.getsockname()[1])
-
-        return {name: free(os.environ.get(name, wanted)) for name, wanted in INNER_PORTS.items()}
+def inner_ports(port: int) -> dict[str, str]:
+    """INNER_PORTS for the environment of the server on `port`: the ports of this environment, or else the defaults. A
+    port in use, for example by the server that set this environment, is replaced by a free one."""
+    wanted = {name: int(os.environ.get(name, default)) for name, default in INNER_PORTS.items()}
+    others = (free for free in free_ports(port) if free not in wanted.values())
+    return {name: str(inner if is_free(inner, "0.0.0.0") else next(others)) for name, inner in wanted.items()}

@@ -56,7 +56,7 @@ class Supervisor:
             _refuse_taken(self._serving.port)
             _refuse_absent(self._serving)
         with tempfile.TemporaryDirectory(prefix="podslice-") as folder:
-            server = Server(command, Path(folder))
+            server = Server(command, Path(folder), self._serving.port)
             try:
                 port = self._start(server)
                 if port is None:

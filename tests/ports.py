@@ -1,16 +1,16 @@
 """Ports that nobody listens on."""
 
-import socket
+import secrets
 
+from kuberay.local.folder import free_ports
 from podslice.server_process import INNER_PORTS
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Outside the kernel's ephemeral ports, so that no other process gets it before it is used."""
+    return next(free_ports(secrets.randbits(16)))
 
 
 def serve_ports() -> dict[str, str]:
     """Environment variables that move Serve's own ports to free ones: a server may run on the usual ones."""
-    return {name: str(free_port()) for name in INNER_PORTS}
+    return {name: str(port) for name, port in zip(INNER_PORTS, free_ports(secrets.randbits(16)))}

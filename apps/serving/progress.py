@@ -68,7 +68,9 @@ def tell(event: Event) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why something did not start, for the user. Errors meant for users are complete; others need their type's name."""
+    """Why something did not start, for the user. Errors meant for users are complete; others need their type's name. An
+    error of Ray's that wraps what another process raised has a traceback for its text; what was raised is enough."""
+    error = getattr(error, "cause", None) or error
     text = str(error).strip()
     told = isinstance(error, ValueError | MemoryError | TimeoutError) and text
     return text if told else f"{type(error).__name__}: {text}"
