@@ -18,6 +18,9 @@ PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# One worker runs the tests that start servers, which mostly wait, beside those that compute (tests/conftest.py).
+PARALLEL ?= -n 2 --dist loadscope
+
 .PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground lint coverage docs demo-model manifests clean
 
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
@@ -28,11 +31,11 @@ serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://l
 
 test: $(TEST_STAMP) ## Run the quick tests: all but what test-all adds
 	@echo "== running the tests"
-	@. $(VENV)/bin/activate && python -m pytest $(PYTEST_ARGS)
+	@. $(VENV)/bin/activate && python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-all: $(TEST_STAMP) ## Run all tests but those on Kubernetes: compiling for TPUs, lost hosts, the long ones
 	@echo "== running all tests"
-	@. $(VENV)/bin/activate && python -m pytest -m 'not chaos and not kubernetes' $(PYTEST_ARGS)
+	@. $(VENV)/bin/activate && python -m pytest $(PARALLEL) -m 'not chaos and not kubernetes' $(PYTEST_ARGS)
 
 plan-check: $(TEST_STAMP) ## Hold TPU's compiler's counts of all programs against tests/plan/expected (NAMES=..., WRITE=1)
 	@. $(VENV)/bin/activate && python -m tools.plan_check $(if $(WRITE),--write) $(NAMES)
@@ -66,7 +69,7 @@ lint: $(TEST_STAMP) ## Check style, types, and each room's lines against its bud
 
 ROOMS := apps/batch apps/cell apps/llm apps/plan apps/serving apps/stable_diffusion clients kuberay podslice ray_configs
 coverage: $(TEST_STAMP) ## Run the tests with coverage, and print it by folder (of the tests' own process)
-	@. $(VENV)/bin/activate; python -m pytest --cov --cov-report= $(PYTEST_ARGS); status=$$?; \
+	@. $(VENV)/bin/activate; python -m pytest $(PARALLEL) --cov --cov-report= $(PYTEST_ARGS); status=$$?; \
 		echo "== % of the lines run, by folder" && for room in $(ROOMS); do \
 		printf '%-24s' $$room && python -m coverage report --include="$$room/*" --format=total; done; exit $$status
 

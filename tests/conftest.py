@@ -7,6 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,6 +39,25 @@ _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)
 # A shell's background job, and some CI runners' steps, ignore Ctrl-C, and so would each program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+SERVERS = (
+    *("tests/batch/", "tests/cell/", "tests/clients/", "tests/examples/", "tests/podslice/", "tests/serving/"),
+    *("tests/kuberay/local/", "tests/kuberay/observability/", "tests/stable_diffusion/serve/"),
+    *("tests/llm/batches/", "tests/llm/client_libraries/", "tests/llm/serve/", "tests/llm/slice/"),
+)
+"""Tests that start Ray or other servers, and mostly wait for them."""
+
+
+@pytest.hookimpl(optionalhook=True)  # some of the tests run in environments without pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives all SERVERS to one process, in which they share a Ray cluster, and the rest to whichever is free."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ServersTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "servers" if nodeid.startswith(SERVERS) else nodeid.partition("::")[0]
+
+    return ServersTogether(config, log)
 
 
 @pytest.fixture(scope="session")
