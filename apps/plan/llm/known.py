@@ -8,13 +8,7 @@ from typing import Any
 Config = dict[str, Any]
 
 LLAMA2 = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096, "hidden_act": "silu"}
-LLAMA3 = {
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-}
+LLAMA3 = LLAMA2 | {"vocab_size": 128256, "max_position_embeddings": 8192, "rope_theta": 500000.0}
 LLAMA31: Config = LLAMA3 | {
     "max_position_embeddings": 131072,
     "rope_scaling": {
@@ -81,27 +75,9 @@ GPT_OSS = {
     },
 }
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
-QWEN3 = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1e6,
-    "head_dim": 128,
-    "hidden_act": "silu",
-}
+QWEN3 = QWEN25 | {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
 QWEN3_MOE = QWEN3 | {"model_type": "qwen3_moe", "num_experts_per_tok": 8, "norm_topk_prob": True}
-QWEN15_MOE = {
-    "model_type": "qwen2_moe",
-    "vocab_size": 151936,
-    "max_position_embeddings": 8192,
-    "rope_theta": 1e6,
-    "hidden_act": "silu",
-    "num_experts": 60,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 1408,
-    "shared_expert_intermediate_size": 5632,
-    "norm_topk_prob": False,
-}
+QWEN15_MOE = QWEN25 | {"model_type": "qwen2_moe", "vocab_size": 151936, "max_position_embeddings": 8192}
 MIXTRAL = MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6, "num_local_experts": 8}
 
 
@@ -191,7 +167,12 @@ MODELS: dict[str, Config] = {
     "Qwen/Qwen3-8B": _sized(QWEN3, 36, 4096, 12288, 32, 8),
     "Qwen/Qwen3-14B": _sized(QWEN3, 40, 5120, 17408, 40, 8),
     "Qwen/Qwen3-32B": _sized(QWEN3, 64, 5120, 25600, 64, 8),
-    "Qwen/Qwen1.5-MoE-A2.7B": _sized(QWEN15_MOE, 24, 2048, 5632, 16, 16),
+    "Qwen/Qwen1.5-MoE-A2.7B": _sized(
+        QWEN15_MOE | {"num_experts": 60, "num_experts_per_tok": 4, "norm_topk_prob": False},
+        *(24, 2048, 5632, 16, 16),
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
+    ),
     "Qwen/Qwen3-30B-A3B": _sized(QWEN3_MOE, 48, 2048, 6144, 32, 4, num_experts=128, moe_intermediate_size=768),
     "Qwen/Qwen3-235B-A22B": _sized(QWEN3_MOE, 94, 4096, 12288, 64, 4, num_experts=128, moe_intermediate_size=1536),
     "Qwen/Qwen3-Coder-480B-A35B": _sized(
