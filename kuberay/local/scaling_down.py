@@ -36,7 +36,10 @@ def scale_down(service: Service, *, tiny: bool = False, hosts_per_slice: int | N
     try:
         return Scaled(Service(**fields), tuple(notes))
     except ValidationError as error:  # slices that differed may now have the same shape
-        raise LocalError(f"scaled down, {service.name} is not a valid service:\n{explained(error)}") from error
+        why = f"scaled down, {service.name} is not a valid service:\n{explained(error)}"
+        if hosts_per_slice is not None:
+            why += f"\n--hosts-per-slice {hosts_per_slice} may be why: choose another number, or leave it out"
+        raise LocalError(why) from error
 
 
 def _application(

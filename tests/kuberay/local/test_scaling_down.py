@@ -122,5 +122,5 @@ def test_two_applications_that_would_meet_on_the_same_workers():
         Application(config=LLMConfig(slice="v5e:2x4:8t")),
         Application(config=LLMConfig(slice="v5e:4x8"), name="other", route_prefix="/other"),
     )
-    with pytest.raises(LocalError, match="workers of different machine type"):
+    with pytest.raises(LocalError, match=r"(?s)workers of different machine type.*--hosts-per-slice 2 may be why"):
         scale_down(Service(name="s", applications=apps), hosts_per_slice=2)
