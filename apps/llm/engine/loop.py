@@ -283,8 +283,6 @@ class Loop(Generic[LaunchedT]):
     def _taken(self, seq: Sequence, answer: Answer | PromptTask, result: Tokens, row: int) -> tuple[Generation, Output]:
         """Take a sequence's next token from a row of its step, and finish the sequence if it is the last one."""
         token = int(result.ids[row])
-        if seq.drafter is not None:
-            seq.drafter.take(token)
         output = answer.take(token, result, row)
         self._generated_tokens += len(output.token_ids)
         if output.token_ids and seq.generation.usage is not None:

@@ -55,6 +55,12 @@ class Sequence:
     def background(self) -> bool:
         return self.generation.caller.background
 
+    def follow(self) -> Drafter | None:
+        """Its drafter, which has seen every token that is read."""
+        if self.drafter is not None:
+            self.drafter.follow(self.tokens, len(self.tokens) - self.tokens[-2:].count(UNREAD))
+        return self.drafter
+
     def drafted(self, count: int) -> list[int]:
         """A guess of its next tokens, `count` at most."""
         return [] if self.drafter is None else self.drafter.draft(count)

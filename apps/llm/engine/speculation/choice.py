@@ -109,11 +109,13 @@ class TurnTimes:
 def draft_lengths(scheduler: Scheduler, config: EngineConfig, times: TurnTimes, in_flight: bool) -> dict[Sequence, int]:
     """How many tokens to draft for each decoding sequence, where it pays; see `lengths`."""
     decodes = [seq for seq in scheduler.running if seq.one_left]
-    guessing = {seq: seq.drafter for seq in decodes if seq.drafter is not None and seq.drafter.guesses}
-    if not guessing:
-        return {}
     # Every sequence that may run in the step needs a row, also those that wait and may enter it.
     spare = max(config.max_batch_size - len(scheduler.running) - len(scheduler.waiting), 0)
+    if not decodes or not spare or not times.nearly_free(len(decodes)):
+        return {}  # before the drafters follow their sequences: a batch without room costs them nothing
+    guessing = {seq: drafter for seq in decodes if (drafter := seq.follow()) is not None and drafter.guesses}
+    if not guessing:
+        return {}
     limits = [min(config.max_draft_tokens, seq.limit - len(seq.tokens) - 1) for seq in guessing]
     drafting = [DraftState(drafter.acceptance, limit) for drafter, limit in zip(guessing.values(), limits)]
     chosen = lengths(drafting, len(decodes), spare, times, in_flight)

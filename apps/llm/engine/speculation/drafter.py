@@ -44,6 +44,11 @@ class Drafter:
     def guesses(self) -> bool:
         return self._place is not None
 
+    def follow(self, tokens: Sequence[int], known: int) -> None:
+        """Take those of the sequence's first `known` tokens that are new."""
+        for token in tokens[len(self._tokens) : known]:
+            self.take(token)
+
     def take(self, token: int) -> None:
         """Append the sequence's next token, and score the guess of it."""
         tokens, place = self._tokens, self._place

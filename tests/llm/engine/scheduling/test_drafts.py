@@ -24,6 +24,16 @@ def test_what_followed_the_last_tokens_before() -> None:
     assert of([1, 2, 3, 4, 1, 2, 3, 5], [1, 2, 3]).draft(1) == [4], "near the beginning, where nothing was lost yet"
 
 
+def test_it_follows_what_is_read() -> None:
+    tokens = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, -1]
+    late, prompt = of(tokens[:6]), tokens[:6]
+    late.follow(tokens, 8)
+    late.follow(tokens, 10)
+    late.follow(tokens, 10)
+    assert late.draft(2) == of(prompt, tokens[6:10]).draft(2) == [5, 6]
+    assert late.acceptance == of(prompt, tokens[6:10]).acceptance
+
+
 def test_nothing_without_an_earlier_occurrence() -> None:
     for tokens in ([], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 1, 2, 5]):
         for cut in range(len(tokens) + 1):

@@ -33,7 +33,7 @@ def eager(load: Load, **settings: Any) -> Engine:
 
 
 def plain(load: Load, **settings: Any) -> Engine:
-    return load(**settings)
+    return load(speculation="off", **settings)
 
 
 def everything(engine: Engine, prompt: str, **params: Any) -> list[list[tuple]]:
