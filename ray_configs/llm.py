@@ -90,7 +90,7 @@ class EngineConfig(Config):
     """How `/v1/rerank` and `/v1/score` judge a document. qwen3: by the probability of `yes` after Qwen3-Reranker's
     prompt. none: by the cosine of embeddings. auto: qwen3 for a Qwen3 whose config.json says that it is a classifier
     (`Qwen3ForSequenceClassification`, `classifier_from_token`) or whose name has `Qwen3-Reranker`; otherwise none."""
-    speculation: Literal["ngram", "off"] = "off"
+    speculation: Literal["ngram", "off"] = "ngram"
     """ngram: draft tokens by looking up repeated n-grams in the prompt and the answer, and verify them in rows of the
     step that the batch leaves free. Faster where an answer repeats text (edited documents, code, JSON); never changes
     it."""
