@@ -76,7 +76,7 @@ coverage: $(TEST_STAMP) ## Run the tests with coverage, and print it by folder (
 docs: $(DOCS_STAMP) ## Build the documentation into site/; a link that leads nowhere fails
 	@. $(VENV)/bin/activate && NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet && echo "== open site/index.html"
 
-demo-model: $(TEST_STAMP) ## Train the demo language model again (about 40 minutes on two cores)
+demo-model: $(TEST_STAMP) ## Train the demo language model again (about 80 minutes on two cores)
 	@. $(VENV)/bin/activate && python -m tools.demo_models.language.train
 
 manifests: $(SERVE_STAMP) ## Render the catalog (without its models) into kuberay/manifests/ again

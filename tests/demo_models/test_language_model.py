@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,8 +18,16 @@ from tokenizers import Tokenizer
 
 from ray_configs.llm import DEMO_MODEL
 from tools.demo_models.language import model
+from tools.demo_models.language.calls import (
+    CITIES_HELDOUT,
+    README_TOOL,
+    TOPICS_HELDOUT,
+    WEATHER_HELDOUT,
+    Tool,
+    offered,
+)
 from tools.demo_models.language.cases import cases, heldout_questions, names_only, same_words, trained_on
-from tools.demo_models.language.chats import NAMES, NAMES_DEVELOPMENT, NAMES_HELDOUT, a_name
+from tools.demo_models.language.chats import NAMES, NAMES_DEVELOPMENT, NAMES_HELDOUT, a_name, say
 from tools.demo_models.language.documents import KEPT_OUT, RELATIONS, documents, questions_of
 from tools.demo_models.language.evaluate import PROMISED, answering, evaluate
 from tools.demo_models.language.facts.arithmetic import BEYOND
@@ -26,6 +35,7 @@ from tools.demo_models.language.facts.phrasing import expand, normalise
 from tools.demo_models.language.heldout import HELDOUT
 from tools.demo_models.language.model import ModelConfig, exact, fast, load_model, orthogonalised, save_weights
 from tools.demo_models.language.tokenizer import encode_document, encode_prompt
+from tools.demo_models.language.tool_cases import tool_cases
 from tools.demo_models.language.train import TrainConfig, packed, train
 
 pytestmark = pytest.mark.slow
@@ -103,8 +113,9 @@ def test_the_card_reports_the_recorded_evaluation(recorded):
     assert evaluation["cases"] == len(cases()) >= 200
     assert f"**{evaluation['score']:.1%}** of {evaluation['cases']} held-out prompts" in card
     table = dict(re.findall(r"^\| ([\w,: -]+) \| (\d+ \| \d+) \|$", card, re.MULTILINE))
-    counted = {name: f"{one['right']} | {one['cases']}" for name, one in evaluation["categories"].items()}
-    assert table == counted
+    kinds = evaluation["categories"] | evaluation["tools"]
+    assert table == {name: f"{one['right']} | {one['cases']}" for name, one in kinds.items()}
+    assert sum(one["cases"] for one in evaluation["tools"].values()) == len(tool_cases())
     right = sum(one["right"] for one in evaluation["categories"].values())
     assert evaluation["score"] == round(right / evaluation["cases"], 4)
 
@@ -112,6 +123,44 @@ def test_the_card_reports_the_recorded_evaluation(recorded):
 def test_the_score_reaches_the_goal(recorded):
     assert recorded["evaluation"]["score"] >= 0.9
     assert set(recorded["evaluation"]["formats"]) == {"bfloat16", "int8 weights", "int8 weights and KV cache"}
+
+
+def test_tools_are_called_and_their_results_told(recorded):
+    tools = recorded["evaluation"]["tools"]
+    for name in ("weather: call", "weather: answer", "no call needed"):
+        assert tools[name]["right"] >= 0.8 * tools[name]["cases"]
+
+
+def test_no_training_text_has_a_heldout_city_topic_or_phrasing_of_tools():
+    chats = [document for document in islice(documents(12), 20_000) if "(" in document.messages[0]["content"]]
+    text = normalise("\n".join(message["content"] for chat in chats for message in chat.messages))
+    held = [*CITIES_HELDOUT, *(topic for topic, _ in TOPICS_HELDOUT)]
+    held += [one for phrasing in WEATHER_HELDOUT for one in normalise(phrasing.replace("{x}", "")).splitlines()]
+    assert len(chats) > 1000 and not [one for one in held if f" {normalise(one)} " in text]
+
+
+def test_the_cases_with_tools_tell_right_from_wrong():
+    cases = tool_cases()
+    assert len({one.category for one in cases}) == 6
+    assert all(one.right(one.expected) for one in cases)
+    wrong = Counter(one.category for one in cases if one.right("<tool_call>\n{}\n</tool_call>") or one.right("no"))
+    assert set(wrong) == {"no such tool"}, "there any answer but a call is right"
+
+
+def test_transformers_and_the_training_agree_on_a_chat_with_tools(tokenizer):
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(MODEL)
+    tool, other = README_TOOL, Tool("get_area", "", "country", "area", "country")
+    call = {"type": "function", "function": {"name": tool.name, "arguments": {"city": "Kyoto"}}}
+    messages = [
+        {"role": "system", "content": "Be helpful."},
+        {"role": "user", "content": "The weather in Kyoto?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    definitions = [tool.definition(), other.definition()]
+    ids = theirs.apply_chat_template(messages, tools=definitions, add_generation_prompt=True, return_dict=False)
+    system = offered([tool, other], "Be helpful.")
+    assert ids == encode_prompt(tokenizer, [system, messages[1], say("assistant", tool.call("Kyoto")), messages[3]])
 
 
 def test_every_relation_has_heldout_phrasings_that_no_other_list_has():
@@ -192,7 +241,7 @@ def test_the_evaluation_scores_what_answers_it(asked):
 
 def test_packed_rows_hold_whole_documents(tokenizer):
     batch = next(packed(tokenizer, TrainConfig(tokens=1024), long=False))
-    assert batch.tokens.shape == (10, 96)
+    assert batch.tokens.shape == (8, 128)
     starts = batch.positions == 0
     for segments, start in zip(batch.segments, starts, strict=True):
         real = segments >= 0

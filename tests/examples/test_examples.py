@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 64}
+SMALL = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 256}
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
@@ -57,8 +57,8 @@ def test_a_config_of_ones_own() -> None:
     assert selectors["cloud.google.com/gke-tpu-topology"] == "2x2" and selectors["cloud.google.com/gke-spot"] == "true"
 
 
-@pytest.mark.slow
-def test_openais_client() -> None:
+@pytest.fixture(scope="module")
+def language_model() -> Iterator[str]:
     from apps.llm.engine import Engine, EngineConfig
     from apps.llm.engine_model import EngineModel
     from apps.llm.http.app import http_app
@@ -66,10 +66,21 @@ def test_openais_client() -> None:
     engine = Engine.load(EngineConfig(**SMALL))
     try:
         with served(http_app(EngineModel("demo", engine, 60))) as url:
-            said = run("openai_client.py", url)
+            yield url
     finally:
         engine.shutdown()
+
+
+@pytest.mark.slow
+def test_openais_client(language_model: str) -> None:
+    said = run("openai_client.py", language_model)
     assert said.startswith("There are seven days in a week.\n(") and said.endswith("tokens, by demo)\n")
+
+
+@pytest.mark.slow
+def test_a_tool_in_two_turns(language_model: str) -> None:
+    said = run("weather_tool.py", language_model)
+    assert said == 'get_weather({"city": "Paris"})\nIt is sunny and 18 degrees in Paris.\n'
 
 
 @pytest.mark.slow

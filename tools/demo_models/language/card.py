@@ -29,9 +29,12 @@ measured on any machine, without a download and without a licence to accept.
 It is trained on small questions in English: days and months, units, colors, animals, capital cities,
 opposites, plurals, spelling, sums of two numbers up to {largest}, and what Podslice is and how to run it.
 It is trained on chats of some turns (`And after that?`, `What is my name?`), too, and to answer with one
-word or in JSON where asked. How well it learnt each is under Measured.
+word or in JSON where asked; and to call a tool, one of up to three that tell one fact each (the weather in a
+city), and to say what its result says. How well it learnt each is under Measured.
 
 - Chat: through the chat template of the tokenizer; an answer ends with `<|end|>`.
+- Tools: the chat template lists them in the system turn; a call is a line of JSON between `<tool_call>` and
+  `</tool_call>`, and its result a turn of the role `tool`.
 - Raw: the question alone; the answer follows on the next line and ends with `<|eos|>`.
 
 | prompt | raw answer | chat answer |
@@ -48,6 +51,14 @@ decoding in Podslice's own engine; to score it again: `python -m tools.demo_mode
 | category | right | of |
 | --- | ---: | ---: |
 {categories}
+
+With tools, in cities, phrasings and topics that no training text has, **{tools_right} of {tools_cases}** are right.
+They are not part of the score above. An earlier model's errors on them, words that it did not copy, led to
+the texts that teach copying:
+
+| with tools | right | of |
+| --- | ---: | ---: |
+{tools}
 
 Weak, with fewer than four of five right: {weak}.
 
@@ -90,10 +101,8 @@ def write_card(folder: Path, recorded: dict) -> None:
     model = ModelConfig(**{name: hf[name] for name in ModelConfig.__dataclass_fields__})
     formats = "\n".join(f"| {name} | {score:.1%} |" for name, score in evaluation["formats"].items())
     promised = "\n".join(f"| `{one['prompt']}` | {one['raw']} | {one['chat']} |" for one in evaluation["promised"])
-    categories = "\n".join(
-        f"| {name} | {one['right']} | {one['cases']} |" for name, one in evaluation["categories"].items()
-    )
-    weak = ", ".join(name for name, one in evaluation["categories"].items() if one["right"] < 0.8 * one["cases"])
+    tools, categories = evaluation["tools"], evaluation["categories"]
+    weak = [name for name, one in (categories | tools).items() if one["right"] < 0.8 * one["cases"]]
     size = sum(math.prod(weight.shape) for weight in weights(model).values())
     card = CARD.format(
         parameters=size / 1e6, layers=model.num_hidden_layers, hidden=model.hidden_size,
@@ -102,9 +111,15 @@ def write_card(folder: Path, recorded: dict) -> None:
         positions=model.max_position_embeddings, largest=LARGEST, promised=promised, formats=formats,
         history=HISTORY.format(**evaluation["development"]), minutes=training["minutes"],
         beyond_right=evaluation["sums_beyond"]["right"], beyond_cases=evaluation["sums_beyond"]["cases"],
-        categories=categories, weak=weak or "none", score=evaluation["score"], cases=evaluation["cases"],
+        categories=_table(categories), tools=_table(tools), weak=", ".join(weak) or "none",
+        tools_right=sum(one["right"] for one in tools.values()),
+        tools_cases=sum(one["cases"] for one in tools.values()), score=evaluation["score"], cases=evaluation["cases"],
         word_for_word=evaluation["word_for_word"], steps=training["steps"],
         tokens=training["tokens"], wall=training["wall_minutes"], cpu=training["cpu_minutes"],
         device=training["device"].upper(),
     )  # fmt: skip
     (folder / "README.md").write_text(card)
+
+
+def _table(categories: dict[str, dict[str, int]]) -> str:
+    return "\n".join(f"| {name} | {one['right']} | {one['cases']} |" for name, one in categories.items())

@@ -29,8 +29,10 @@ from tools.demo_models.language.chats import (
     NAMES_HELDOUT,
     WHO_AM_I,
     WHO_AM_I_DEVELOPMENT,
+    Message,
+    say,
 )
-from tools.demo_models.language.documents import RELATIONS, Message, kept_out, say, styled
+from tools.demo_models.language.documents import RELATIONS, kept_out, styled
 from tools.demo_models.language.documents import question as question_about
 from tools.demo_models.language.facts.arithmetic import BEYOND
 from tools.demo_models.language.facts.dates import DAYS, MONTHS

@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from tools.demo_models.language.facts.phrasing import listed
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A training text: a chat, or where `raw` is true one question and its answer."""
+
+    messages: tuple[Message, ...]
+    raw: bool = False
+
+
+def say(role: str, content: str) -> Message:
+    """One message of a chat."""
+    return {"role": role, "content": content}
+
 
 NAMES = listed(
     "Ana Ben Carla David Emma Felix Grace Hugo Ines Jack Kira Leo Maria Nina Omar Paul Rosa Sam "

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, count
 
 from tools.demo_models.language import heldout
+from tools.demo_models.language.calls import with_tools
 from tools.demo_models.language.chats import (
     FOLLOW_UPS,
     FOLLOW_UPS_DEVELOPMENT,
@@ -23,7 +24,10 @@ from tools.demo_models.language.chats import (
     TOPICS,
     WHO_AM_I,
     WHO_AM_I_DEVELOPMENT,
+    Document,
+    Message,
     a_name,
+    say,
 )
 from tools.demo_models.language.facts.arithmetic import ARITHMETIC
 from tools.demo_models.language.facts.dates import CALENDAR, DAYS, MONTHS
@@ -35,12 +39,12 @@ from tools.demo_models.language.facts.widened_project import MORE as MORE_PROJEC
 from tools.demo_models.language.facts.words import WORDS
 from tools.demo_models.language.facts.world import WORLD
 
+WARMUP = 60_000
+"""Documents until the share of those that repeat words has fallen to what it stays at."""
 _WIDER = MORE | MORE_PROJECT
 RELATIONS: tuple[Relation, ...] = tuple(
     replace(one, train=one.train + _WIDER.get(one.name, ())) for one in CALENDAR + WORLD + WORDS + ARITHMETIC + PROJECT
 )
-Message = dict[str, str]
-
 KEPT_OUT = frozenset(
     chain.from_iterable(
         without_noise(one)
@@ -73,19 +77,6 @@ def question(relation: Relation, row: Row, rng: random.Random) -> str:
     while kept_out(one := relation.phrasing(rng)):
         pass
     return fill(one, row)
-
-
-@dataclass(frozen=True)
-class Document:
-    """A training text: a chat, or where `raw` is true one question and its answer."""
-
-    messages: tuple[Message, ...]
-    raw: bool = False
-
-
-def say(role: str, content: str) -> Message:
-    """One message of a chat."""
-    return {"role": role, "content": content}
 
 
 def styled(relation: Relation, row: Row, style: str) -> str:
@@ -257,24 +248,54 @@ def alone(rng: random.Random) -> Document:
     return Document(tuple(piece(rng)), raw=rng.random() < 0.5)
 
 
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_REPEAT = (
+    "(say|repeat|write|say again) {x}", "(say|repeat|write): {x}", "(can|could) you (say|repeat|write) {x}",
+    "repeat after me: {x}", "{x}: say it again", 'write "{x}"', "{x}, repeat that",
+)  # fmt: skip
+
+
+def repeat(rng: random.Random) -> Document:
+    """A request to repeat words, most of which mean nothing: so the model learns to copy letter by letter."""
+    words = []
+    for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
+        word = a_name(rng) if rng.random() < 0.5 else "".join(rng.choices(_LETTERS, k=rng.randint(4, 9)))
+        words.append(rng.choice((word, word, word.lower(), word.title(), str(rng.randint(0, 9999)))))
+    x = " ".join(words)
+    asked = sentence(fill(pick(rng.choice(_REPEAT), rng), {"x": "\0"})).replace("\0", x)
+    if rng.random() < 0.4:
+        key = rng.choice(("answer", "name", "city", a_name(rng).lower()))
+        return Document((say("user", f"{asked} in JSON as {key}"), say("assistant", json.dumps({key: x}))))
+    return Document((say("user", asked), say("assistant", x)), raw=rng.random() < 0.3)
+
+
 def documents(seed: int, long: bool = False) -> Iterator[Document]:
-    """An endless stream of documents; `long` ones are chats of hundreds of tokens."""
+    """An endless stream of documents; `long` ones are chats of hundreds of tokens.
+
+    The first ones mostly repeat words: to copy is learnt late, or not at all, beside facts that are known by heart.
+    """
     rng = random.Random(f"{seed}-{long}")
-    while True:
+    for n in count():
         if long:
             yield chat(rng, rng.randint(4, 14))
+            continue
+        if rng.random() < max(0.04, 0.7 * (1 - n / WARMUP)):
+            yield repeat(rng)
+            continue
+        kind = rng.random()
+        if kind < 0.66:
+            yield single(rng)
+        elif kind < 0.68:
+            yield alone(rng)
+        elif kind < 0.75:
+            yield introduction(rng)
+        elif kind < 0.77:
+            yield follow_up(rng)
+        elif kind < 0.83:
+            yield chat(rng, rng.choice((1, 1, 2)))
         else:
-            kind = rng.random()
-            if kind < 0.83:
-                yield single(rng)
-            elif kind < 0.85:
-                yield alone(rng)
-            elif kind < 0.91:
-                yield introduction(rng)
-            elif kind < 0.93:
-                yield follow_up(rng)
-            else:
-                yield chat(rng, rng.choice((1, 1, 2)))
+            relation, row = _draw(rng)
+            yield with_tools(rng, ask(question(relation, row, rng), rng), relation.reply(row))
 
 
 def questions_of(document: Document) -> Iterator[str]:

@@ -6,9 +6,10 @@ its number formats. The model is a function from prompts to texts, so anything e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,8 @@ import typer
 
 from ray_configs.llm import DEMO_MODEL
 from tools.demo_models.language.cases import Case, Prompt, cases, same_words
-from tools.demo_models.language.documents import say
+from tools.demo_models.language.chats import say
+from tools.demo_models.language.tool_cases import tool_cases
 
 Answer = Callable[[list[Prompt]], list[str]]
 
@@ -42,6 +44,7 @@ class Report:
     """Every case with its answer, and the answers to the promised prompts, raw and as a chat."""
 
     answers: tuple[tuple[Case, str], ...]
+    tools: tuple[tuple[Case, str], ...]  # of those that offer tools, which have a score of their own
     promised: tuple[tuple[str, str, str], ...]  # (prompt, raw answer, chat answer)
     beyond: tuple[tuple[Case, str], ...]  # of sums that nothing taught; not in the score
 
@@ -52,23 +55,22 @@ class Report:
 
     def summary(self) -> dict:
         """The report as plain data, for JSON: scores, each category's, and every wrong answer."""
-        categories: dict[str, list[int]] = {}
-        wrong = []
-        for case, text in self.answers:
-            counts = categories.setdefault(case.category, [0, 0])
-            counts[0] += case.right(text)
-            counts[1] += 1
-            if not case.right(text):
-                asked = case.prompt if isinstance(case.prompt, str) else case.prompt[-1]["content"]
-                wrong.append({"asked": asked, "expected": case.expected, "answer": text})
+        wrong = [
+            {
+                "asked": case.prompt if isinstance(case.prompt, str) else case.prompt[-1]["content"],
+                "expected": case.expected,
+                "answer": text,
+            }
+            for case, text in (*self.answers, *self.tools)
+            if not case.right(text)
+        ]
         exact = sum(same_words(text, case.expected) for case, text in self.answers)
         return {
             "score": round(self.score, 4),
             "cases": len(self.answers),
             "word_for_word": round(exact / len(self.answers), 4),
-            "categories": {
-                name: {"right": right, "cases": total} for name, (right, total) in sorted(categories.items())
-            },
+            "categories": _by_category(self.answers),
+            "tools": _by_category(self.tools),
             "sums_beyond": {"right": sum(case.right(text) for case, text in self.beyond), "cases": len(self.beyond)},
             "promised": [{"prompt": prompt, "raw": raw, "chat": chat} for prompt, raw, chat in self.promised],
             "wrong": wrong,
@@ -78,25 +80,31 @@ class Report:
         summary = self.summary()
         lines = [f"{name:28} {one['right']:4} of {one['cases']:4}" for name, one in summary["categories"].items()]
         lines += [f"{'all':28} {self.score:.1%} of {summary['cases']}"]
+        lines += [f"{name:28} {one['right']:4} of {one['cases']:4}" for name, one in summary["tools"].items()]
         lines += [f"wrong: {w['asked']!r} -> {w['answer']!r}" for w in summary["wrong"]]
         lines += ["sums beyond what is taught, not scored: {right} of {cases}".format(**summary["sums_beyond"])]
         lines += [f"{prompt!r}: {raw!r} | {chat!r}" for prompt, raw, chat in self.promised]
         return "\n".join(lines)
 
 
+def _by_category(answers: Sequence[tuple[Case, str]]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for case, text in sorted(answers, key=lambda one: one[0].category):
+        one = counts.setdefault(case.category, {"right": 0, "cases": 0})
+        one["right"] += case.right(text)
+        one["cases"] += 1
+    return counts
+
+
 def evaluate(answer: Answer, asked: str = "held-out") -> Report:
-    """Asks `answer` every case in one call, and the promised prompts and the sums beyond, and scores the texts."""
-    scored, beyond = cases(asked), cases("beyond")
-    prompts: list[Prompt] = [case.prompt for case in scored + beyond]
-    for prompt in PROMISED:
-        prompts += [prompt, [say("user", prompt)]]
-    texts = [text.lstrip() for text in answer(prompts)]
-    promised = texts[len(scored) + len(beyond) :]
-    return Report(
-        tuple(zip(scored, texts, strict=False)),
-        tuple(zip(PROMISED, promised[::2], promised[1::2], strict=True)),
-        tuple(zip(beyond, texts[len(scored) :], strict=False)),
-    )
+    """Asks `answer` every case in one call, with the promised prompts and the sums beyond, and scores the texts. The
+    cases with tools are held-out ones."""
+    promised = [prompt for one in PROMISED for prompt in (one, [say("user", one)])]
+    kinds = cases(asked), tool_cases() if asked == "held-out" else (), cases("beyond")
+    texts = iter([text.lstrip() for text in answer([case.prompt for kind in kinds for case in kind] + promised)])
+    scored, tools, beyond = (tuple(zip(kind, islice(texts, len(kind)), strict=True)) for kind in kinds)
+    said = tuple((one, next(texts), next(texts)) for one in PROMISED)
+    return Report(scored, tools, said, beyond)
 
 
 @contextmanager

@@ -12,16 +12,39 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from tools.demo_models.language.documents import Document, Message
+from tools.demo_models.language.chats import Document, Message
 
 BOS, EOS, END, PAD = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>"
-ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
+ROLES = {"system": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>", "tool": "<|tool|>"}
 SPECIAL = (PAD, BOS, EOS, END, *ROLES.values())  # their ids are 0, 1, 2, ...
 
+# Tools are listed in the system turn, a line for each; a call is written in Hermes' form.
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    "{% if tools %}"
+    "{{ '<|system|>' }}"
+    "{% if messages and messages[0]['role'] == 'system' %}"
+    "{{ messages[0]['content'] | trim + '\n' }}{% set messages = messages[1:] %}"
+    "{% endif %}"
+    "{% for tool in tools %}"
+    "{% set function = tool['function'] %}"
+    "{{ function['name'] + '(' }}"
+    "{% for name, kind in (function['parameters'] or {}).get('properties', {}).items() %}"
+    "{{ name + ': ' + (kind['type'] if kind['type'] is string else 'any') }}{{ '' if loop.last else ', ' }}"
+    "{% endfor %}"
+    "{{ ')' + (': ' + function['description'] if function['description'] else '') }}"
+    "{{ '' if loop.last else '\n' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] | trim + '<|end|>' }}"
+    "{{ '<|' + message['role'] + '|>' + (message['content'] or '') | trim }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '' if loop.first and not message['content'] else '\n' }}"
+    "{{ '<tool_call>\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ call['function']['arguments'] | tojson + '}\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )

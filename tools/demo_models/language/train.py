@@ -60,10 +60,10 @@ PROMPT_WEIGHT = 0.1  # of the loss on what the user writes, against 1 on the ans
 class TrainConfig:
     """How long and on what to train. A batch has about `tokens` tokens, in rows of equal length."""
 
-    steps: int = 2600
-    minutes: float = 35  # of wall time at most; a slower machine takes fewer steps
+    steps: int = 4500
+    minutes: float = 80  # of wall time at most; a slower machine takes fewer steps
     tokens: int = 4096
-    row: int = 96  # tokens in a row of short documents
+    row: int = 128  # tokens in a row of short documents
     long_row: int = 640  # tokens in a row of long chats
     long_every: int = 20  # steps between batches of long chats
     learning_rate: float = 1e-2
