@@ -8,6 +8,7 @@ from tests.llm.serve.serving import wait_until
 
 MODEL = "podslice-demo"
 HELLO = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_bad_completion_names_the_field(llm_url, fields, param):
         ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
         ({"logprobs": 5}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     ],
 )
 def test_a_bad_chat_names_the_field(llm_url, fields, param):
