@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from apps.serving.progress import EVENTS, Event
-from kuberay.local.folder import free_ports, is_free
+from kuberay.local.ports import free_ports, is_free
 
 KILL_S = 10
 INNER_PORTS = {

@@ -2,7 +2,7 @@
 
 import secrets
 
-from kuberay.local.folder import free_ports
+from kuberay.local.ports import free_ports
 from podslice.server_process import INNER_PORTS
 
 

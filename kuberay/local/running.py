@@ -16,8 +16,9 @@ import psutil
 from kuberay.local import LocalError, ServiceFailed
 from kuberay.local.cluster import EmulatedCluster, SlicePhase
 from kuberay.local.dashboard import App, Dashboard, differences
-from kuberay.local.folder import RunFolder, address_of, free_ports, is_free
+from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import HostsPlan, plan_of
+from kuberay.local.ports import address_of, free_ports, is_free
 from kuberay.local.raylet import Site, has_haproxy
 from kuberay.local.scaling_down import scale_down
 from kuberay.progress import StatusDisplay

@@ -77,7 +77,6 @@ GPT_OSS = {
 QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_theta": 1e6, "hidden_act": "silu"}
 QWEN3 = QWEN25 | {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
 QWEN3_MOE = QWEN3 | {"model_type": "qwen3_moe", "num_experts_per_tok": 8, "norm_topk_prob": True}
-QWEN15_MOE = QWEN25 | {"model_type": "qwen2_moe", "vocab_size": 151936, "max_position_embeddings": 8192}
 MIXTRAL = MISTRAL | {"model_type": "mixtral", "rope_theta": 1e6, "num_local_experts": 8}
 
 
@@ -168,8 +167,10 @@ MODELS: dict[str, Config] = {
     "Qwen/Qwen3-14B": _sized(QWEN3, 40, 5120, 17408, 40, 8),
     "Qwen/Qwen3-32B": _sized(QWEN3, 64, 5120, 25600, 64, 8),
     "Qwen/Qwen1.5-MoE-A2.7B": _sized(
-        QWEN15_MOE | {"num_experts": 60, "num_experts_per_tok": 4, "norm_topk_prob": False},
+        QWEN25 | {"model_type": "qwen2_moe", "num_experts": 60, "num_experts_per_tok": 4, "norm_topk_prob": False},
         *(24, 2048, 5632, 16, 16),
+        vocab_size=151936,
+        max_position_embeddings=8192,
         moe_intermediate_size=1408,
         shared_expert_intermediate_size=5632,
     ),

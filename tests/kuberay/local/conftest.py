@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kuberay.local.folder import is_free
+from kuberay.local.ports import is_free
 from tests.kuberay.local.local_runs import LocalRun, serving_port
 
 

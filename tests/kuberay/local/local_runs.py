@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from kuberay.local.container import descendants
-from kuberay.local.folder import is_free
+from kuberay.local.ports import is_free
 
 REPOSITORY = Path(__file__).parents[3]
 START_S = 200

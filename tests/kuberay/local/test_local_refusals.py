@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from kuberay.local import LocalError, running
-from kuberay.local.folder import RunFolder, address_of, free_ports
+from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import plan_of
+from kuberay.local.ports import address_of, free_ports
 from kuberay.render import render
 from ray_configs.loading import load
 from tests.kuberay.local.local_runs import REPOSITORY, serving_port

@@ -5,7 +5,7 @@ format; a result comes in a turn of role `tool`. Messages are written here as th
 document needs no field for tools or calls.
 
 Most tools look up a topic of one kind of thing and are made of parts, so that the model must read the tool's line and
-cannot know it by heart. Topics, cities and phrasings of the evaluation occur in no training text.
+cannot know it by heart. No training text has the evaluation's topics and cities, or its questions about the weather.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from tools.demo_models.language.chats import SYSTEMS, Document, Message, a_name, say
 from tools.demo_models.language.facts.phrasing import ask, fill, pick
+from tools.demo_models.language.facts.project import UNKNOWN
 from tools.demo_models.language.facts.world import WORLD
-
-UNKNOWN = "I do not know that. I am only a small demo model."
 
 TOPICS = (
     ("population", "city"), ("population", "country"), ("mayor", "city"), ("area", "country"), ("president", "country"),

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, count
+from string import ascii_lowercase
 
 from tools.demo_models.language import heldout
 from tools.demo_models.language.calls import with_tools
@@ -248,7 +249,6 @@ def alone(rng: random.Random) -> Document:
     return Document(tuple(piece(rng)), raw=rng.random() < 0.5)
 
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _REPEAT = (
     "(say|repeat|write|say again) {x}", "(say|repeat|write): {x}", "(can|could) you (say|repeat|write) {x}",
     "repeat after me: {x}", "{x}: say it again", 'write "{x}"', "{x}, repeat that",
@@ -256,10 +256,10 @@ _REPEAT = (
 
 
 def repeat(rng: random.Random) -> Document:
-    """A request to repeat words, most of which mean nothing: so the model learns to copy letter by letter."""
+    """A request to repeat words, most of which mean nothing: so the model learns to copy, and not to know by heart."""
     words = []
     for _ in range(rng.choice((1, 1, 2, 2, 3, 4))):
-        word = a_name(rng) if rng.random() < 0.5 else "".join(rng.choices(_LETTERS, k=rng.randint(4, 9)))
+        word = a_name(rng) if rng.random() < 0.5 else "".join(rng.choices(ascii_lowercase, k=rng.randint(4, 9)))
         words.append(rng.choice((word, word, word.lower(), word.title(), str(rng.randint(0, 9999)))))
     x = " ".join(words)
     asked = sentence(fill(pick(rng.choice(_REPEAT), rng), {"x": "\0"})).replace("\0", x)

@@ -1,4 +1,5 @@
-"""The questions of the evaluation that offer tools: cities, phrasings and topics that no training text has.
+"""The questions of the evaluation that offer tools, with cities and topics that no training text has. Nor has it the
+questions about the weather; those that other tools answer are phrased as in training.
 
 A call is right if it names the tool and has exactly the argument asked about; an answer, if it is word for word what
 the result says. They have a score of their own (`card`).
@@ -15,7 +16,6 @@ from tools.demo_models.language.calls import (
     CITIES_HELDOUT,
     README_TOOL,
     TOPICS_HELDOUT,
-    UNKNOWN,
     WEATHER_HELDOUT,
     Tool,
     lookup_tool,
@@ -27,6 +27,7 @@ from tools.demo_models.language.calls import (
 from tools.demo_models.language.cases import Case, cases, same_words
 from tools.demo_models.language.chats import NAMES_HELDOUT, Message, say
 from tools.demo_models.language.facts.phrasing import fill, sentence
+from tools.demo_models.language.facts.project import UNKNOWN
 
 SEED = 23
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tools.demo_models.language.facts.relations import Relation
 
+UNKNOWN = "I do not know that. I am only a small demo model."
+"""The answer to what it does not know."""
+
 NAME = "Podslice"
 
 
@@ -254,7 +257,7 @@ MANNERS = (
         ("I am leaving now, goodbye", "ok, see you next time"),
     ),
     _fact(
-        "unknown", "manners", "I do not know that. I am only a small demo model.", "do not know",
+        "unknown", "manners", UNKNOWN, "do not know",
         (
             "who (won|will win) the (world cup|election|game|match|race) (last year|this year|)",
             "(write|tell me|compose) (a|me a) (poem|joke|song|novel|letter) (about|for) "

@@ -1,0 +1,34 @@
+"""Addresses and TCP ports on this machine that nothing else uses."""
+
+import socket
+from collections.abc import Iterator
+
+LOWEST, HIGHEST = 20000, 29900
+"""Above the default range of Ray's workers, below those of Serve's replicas and of the kernel's ephemeral ports."""
+
+
+def address_of(port: int) -> str:
+    """A loopback address for the hosts of the run that serves on `port`: 127.31.64.1 for 8000.
+
+    Not 127.0.0.1: Ray would replace it by the machine's network address, which changes on a laptop.
+    """
+    return f"127.{port >> 8}.{port & 255}.1"
+
+
+def is_free(port: int, address: str = "127.0.0.1") -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(port: int) -> Iterator[int]:
+    """Free ports. The search starts at a place that depends on `port`, so that runs do not collide."""
+    span = HIGHEST - LOWEST
+    for i in range(span):
+        candidate = LOWEST + (port * 211 + i) % span
+        if is_free(candidate, "0.0.0.0"):
+            yield candidate
