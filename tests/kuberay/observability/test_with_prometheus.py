@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from kuberay.local.folder import RunFolder, address_of
+from kuberay.local.folder import RunFolder
+from kuberay.local.ports import address_of
 from kuberay.observability import alert_groups, boards
 from ray_configs.loading import load
 from ray_configs.service import Service
