@@ -16,8 +16,6 @@ from kuberay.local import LocalError, ServiceFailed, container
 from kuberay.local.hosts import Host, HostsPlan, LocalSlice
 from kuberay.local.raylet import Raylet, Site
 
-STARTING_AT_ONCE = max(2, os.cpu_count() or 1)
-"""Hosts that start at the same time. More would compete for CPUs and hit Ray's start timeout."""
 RECREATE_DELAY_S = 3
 """Pause before a slice's hosts restart. On GKE, scheduling the Pods and starting the image take a minute or more."""
 NOTICED_S = 60
@@ -160,10 +158,14 @@ class EmulatedCluster:
         running.phase = SlicePhase.going
 
     def _start_more(self, running: RunningSlice) -> None:
-        for host in running.slice.hosts:
-            starting = sum(not raylet.up for one in self.slices for raylet in one.raylets.values())
-            if host.name not in running.raylets and starting < STARTING_AT_ONCE:
-                running.raylets[host.name] = self._start(host)
+        """Start its next host once no other is starting.
+
+        Ray names a host's sockets by the first free number and creates them a second later, so two that start at the
+        same time take the same names, and one of them dies.
+        """
+        missing = [host for host in running.slice.hosts if host.name not in running.raylets]
+        if missing and all(raylet.up for raylet in self._raylets()):
+            running.raylets[missing[0].name] = self._start(missing[0])
 
     def _start(self, host: Host, head: bool = False) -> Raylet:
         return Raylet(host, self._site, self._ports, head)

@@ -9,6 +9,7 @@ def test_two_slices_of_two_hosts_answer_and_survive(local_run):
     assert run.wait_for(r"slices of v5e:2x4:4t \(2 hosts, 8 chips\) instead of v5e:4x8 \(8 hosts, 32 chips\)")
     run.wait_for(r"ready after \d+ s")
     assert "Ray sees 6 hosts and a head with GKE's labels and resources" in run.output
+    assert "did not start" not in run.output
     assert run.ask().json()["response"]
     chat = {"model": "/sax/test/spmd", "prompt": "Hello", "max_tokens": 2}
     assert run.post("/v1/completions", chat).json()["choices"][0]["finish_reason"] == "length"
