@@ -26,7 +26,7 @@ BASE, POET = "/sax/lora/demo", "/sax/lora/demo:poet"
 
 def save_adapter(folder: Path, seed: int, rank: int = 8) -> None:
     base = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
-    making.save_adapter(base, folder, seed, r=rank, lora_alpha=16, target_modules=list(making.ATTENTION + making.MLP))
+    making.save_adapter(base, folder, seed, r=rank, lora_alpha=64, target_modules=list(making.ATTENTION + making.MLP))
 
 
 @pytest.fixture(scope="module")
