@@ -14,7 +14,7 @@ import time
 
 from apps.llm.api import Caller, SamplingParams
 from apps.llm.engine import Engine
-from ray_configs.llm import EngineConfig
+from ray_configs.llm import DEMO_MODEL, EngineConfig
 
 FLOOD, OTHER = Caller("flood"), Caller("other")
 
@@ -37,6 +37,7 @@ def ttft(engine: Engine, prompt: int, answer: int, caller: Caller) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=DEMO_MODEL)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--step-tokens", type=int, default=512)
     parser.add_argument("--prompt", type=int, default=200, help="tokens of the measured caller's prompts")
@@ -47,7 +48,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=25, help="measured in each half of a round")
     parser.add_argument("--same", action="store_true", help="flood under the measured caller's own name")
     args = parser.parse_args()
-    engine = Engine.load(EngineConfig(max_batch_size=args.batch, max_step_tokens=args.step_tokens))
+    config = EngineConfig(model=args.model, max_batch_size=args.batch, max_step_tokens=args.step_tokens)
+    engine = Engine.load(config)
     flooder = OTHER if args.same else FLOOD
     stop = threading.Event()
 
