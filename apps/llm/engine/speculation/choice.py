@@ -21,9 +21,6 @@ from ray_configs.llm import EngineConfig
 MARGIN, MARGIN_IN_FLIGHT = 1.25, 1.4
 """Speedup in tokens a second that drafts must promise; the second applies before the device is kept waiting. A smaller
 gain would be lost to errors in the predicted times."""
-GROWTH = 1.25
-"""Limit on a step's time with drafts, as a multiple of its time without. On TPUs every step reads all weights, so more
-rows hardly cost time. On a CPU they do, and sequences with a middling acceptance rate would lose."""
 UNLIKELY = 0.1
 """Least acceptance probability of a drafted token. Below it the row, which reads the KV cache, does not pay."""
 TYPICAL_CONTEXT = 256
@@ -72,11 +69,6 @@ class TurnTimes:
     def most_rows(self) -> int:
         return self._steps[-1][0]
 
-    def nearly_free(self, rows: int) -> int:
-        """Rows that can be added to a step of `rows` rows without slowing it by more than GROWTH."""
-        _, step_s = self._step(rows)
-        return max(size for size, seconds in self._steps if size >= rows and seconds <= GROWTH * step_s) - rows
-
     def turn_s(self, rows: int, reads_first: bool) -> float:
         """Predicted time of a turn that reads a step of `rows` rows, before launching the next one or while it runs."""
         size, step_s = self._step(rows)
@@ -111,7 +103,7 @@ def draft_lengths(scheduler: Scheduler, config: EngineConfig, times: TurnTimes, 
     decodes = [seq for seq in scheduler.running if seq.one_left]
     # Every sequence that may run in the step needs a row, also those that wait and may enter it.
     spare = max(config.max_batch_size - len(scheduler.running) - len(scheduler.waiting), 0)
-    if not decodes or not spare or not times.nearly_free(len(decodes)):
+    if not decodes or not spare:
         return {}  # before the drafters follow their sequences: a batch without room costs them nothing
     guessing = {seq: drafter for seq in decodes if (drafter := seq.follow()) is not None and drafter.guesses}
     if not guessing:
@@ -132,7 +124,7 @@ def lengths(drafting: list[DraftState], decodes: int, spare: int, times: TurnTim
             used, and the gain must make up for the wait for that step.
     """
     chosen = [0] * len(drafting)
-    room = min(spare, times.nearly_free(decodes)) if drafting else 0
+    room = min(spare, times.most_rows - decodes) if drafting else 0
     if room <= 0:
         return chosen
     first = [state.acceptance * state.acceptance if in_flight else state.acceptance for state in drafting]

@@ -116,9 +116,9 @@ def test_a_larger_step_is_taken_where_it_pays() -> None:
     assert sum(lengths([SURE] * 8, 8, 24, slow, True)) == 24
     assert sum(lengths([FAIR], 8, 24, slow, True)) == 0
     assert sum(lengths([POOR] * 8, 8, 24, slow, True)) == 0
-    assert sum(lengths([SURE] * 8, 8, 24, TurnTimes({8: 0.010, 16: 0.014, 32: 0.020}), True)) == 0, (
-        "rows that are not free"
-    )
+    twice = TurnTimes({8: 0.010, 16: 0.014, 32: 0.020})
+    assert sum(lengths([SURE] * 8, 8, 24, twice, True)) == 24, "three more tokens for each in twice the time"
+    assert sum(lengths([FAIR] * 8, 8, 24, twice, True)) == 0, "less than one more for each"
 
 
 def test_a_slow_host_is_waited_for_only_where_it_pays() -> None:
