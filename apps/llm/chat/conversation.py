@@ -27,24 +27,24 @@ class PastCall:
     """A call in an earlier answer.
 
     Args:
-        arguments: JSON, as the model wrote it.
-        field: path of the arguments in the client's request.
+        arguments: as the model wrote them, which is not always JSON.
     """
 
     id: str
     name: str
     arguments: str
-    field: str
 
-    def parsed(self) -> dict[str, Any]:
-        """The arguments. Raises RequestError if they are not a JSON object."""
+    def shown(self) -> dict[str, Any]:
+        """The arguments for the chat template, which needs an object.
+
+        An agent sends back whatever the model wrote, beside the error that came of it: refusing that here would end
+        the agent's session, while the model can do better when it sees both.
+        """
         try:
             arguments = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise RequestError(self.field, f"{self.field} must be JSON: {error}") from None
-        if not isinstance(arguments, dict):
-            raise RequestError(self.field, f"{self.field} must be a JSON object, not {self.arguments[:40]}")
-        return arguments
+        except (ValueError, RecursionError):
+            arguments = None
+        return arguments if isinstance(arguments, dict) else {"invalid_arguments": self.arguments}
 
 
 class Conversation:
@@ -60,13 +60,13 @@ class Conversation:
         self.messages.append({"role": role, "content": text})
 
     def answer(self, text: str, reasoning: str | None = None, calls: Sequence[PastCall] = ()) -> None:
-        """Adds an assistant message. Raises RequestError if a call's arguments are not a JSON object."""
+        """Adds an assistant message."""
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed()}}
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.shown()}}
                 for call in calls
             ]
         self._called = {call.id: call.name for call in calls}
@@ -81,6 +81,28 @@ class Conversation:
             )
         name = self._called[call_id]
         self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "name": name})
+
+
+def with_system_first(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The same conversation with system messages only at its beginning, as one.
+
+    Later ones become a paragraph of the user's message or the tool's result before them, or else of the user's next
+    message. Agents send them in the middle of a conversation, which not every chat template shows or allows.
+    """
+    moved: list[dict[str, Any]] = []
+    for message in messages:
+        role, before = message["role"], moved[-1]["role"] if moved else None
+        if role == "system" and before == "assistant":
+            role = "user"
+        if (role == "system" and before is not None) or (role == before == "user"):
+            moved[-1]["content"] = PARAGRAPH.join((moved[-1]["content"], message["content"]))
+        else:
+            moved.append({**message, "role": role})
+    return moved
+
+
+def is_system_first(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return all(message["role"] != "system" for message in messages[1:])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from apps.llm.api import Grammar, RequestError, SamplingParams
 from apps.llm.chat.call_format import CallFormat
-from apps.llm.chat.conversation import ChatRequest
+from apps.llm.chat.conversation import ChatRequest, is_system_first, with_system_first
 from apps.llm.chat.formats.deepseek import FENCE, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma
 from apps.llm.chat.formats.harmony import CHANNEL, Harmony
@@ -40,12 +40,14 @@ class ModelFormat:
         calls: format of its calls; None if it has none, or an unsupported one.
         takes_tools: whether its chat template shows tools to the model.
         tokens: ids of the marks that are a single token.
+        late_system: whether its chat template shows system messages wherever they are.
     """
 
     calls: CallFormat | None = None
     reasoning: ReasoningMarks | None = None
     takes_tools: bool = False
     tokens: Mapping[str, int] = field(default_factory=dict)
+    late_system: bool = True
 
     @classmethod
     def of(cls, template: str, calls: ToolCallFormat = "auto", reasoning: ReasoningFormat = "auto") -> "ModelFormat":
@@ -100,6 +102,8 @@ class ModelFormat:
         """The prompt of a chat, by the chat template, which gets everything in the form that it accepts."""
         messages, fields = request.messages, request.template_fields
         cards: Sequence[Mapping[str, Any]] = [tool.card() for tool in request.tools.tools]
+        if not self.late_system and not is_system_first(messages):
+            messages = with_system_first(messages)
         if self.calls is not None:
             messages, fields = self.calls.messages(messages), self.calls.template_fields(fields)
             cards = [self.calls.card(card) for card in cards]
@@ -164,6 +168,16 @@ class Turn:
             enforced.append(("response_format", schema))
         text = lark(wanted, calls, model.tokens, self.reasoning, self.opened)
         return replace(params, json_schema=None, grammar=Grammar(text, tuple(enforced)))
+
+
+def shows_late_system(render: Render) -> bool:
+    """Whether a chat template shows a system message in the middle. Most do; some raise an error, some leave it out."""
+    late = "A late system message."
+    turns = (("system", "S"), ("user", "U"), ("assistant", "A"), ("system", late), ("user", "U"))
+    try:
+        return late in render([{"role": role, "content": text} for role, text in turns], None, {})
+    except RequestError:
+        return False
 
 
 def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:

@@ -16,7 +16,7 @@ class TextPart(Body):
 class CalledFunction(Body):
     name: str
     arguments: str
-    """JSON."""
+    """As the model wrote them."""
 
 
 class MessageCall(Body):
@@ -24,8 +24,8 @@ class MessageCall(Body):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    def past(self, field: str) -> PastCall:
-        return PastCall(self.id, self.function.name, self.function.arguments, f"{field}.function.arguments")
+    def past(self) -> PastCall:
+        return PastCall(self.id, self.function.name, self.function.arguments)
 
 
 class Message(Body):
@@ -44,13 +44,7 @@ class Message(Body):
     def join(self, conversation: Conversation, field: str) -> None:
         """Adds the message, which is at `field` of the request. Raises RequestError, which names the bad field."""
         if self.role == "assistant":
-            calls = [
-                PastCall(
-                    call.id, call.function.name, call.function.arguments, f"{field}.tool_calls[{i}].function.arguments"
-                )
-                for i, call in enumerate(self.tool_calls or ())
-            ]
-            conversation.answer(self.text(), self.reasoning_content, calls)
+            conversation.answer(self.text(), self.reasoning_content, [call.past() for call in self.tool_calls or ()])
         elif self.role == "tool":
             place = f"{field}.tool_call_id"
             if self.tool_call_id is None:

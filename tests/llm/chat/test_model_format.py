@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from apps.llm.api import RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
@@ -12,9 +14,10 @@ from apps.llm.chat.events import ReasoningPiece, TextPiece
 from apps.llm.chat.formats.deepseek import DeepSeek
 from apps.llm.chat.formats.gemma import GEMMA4, Gemma
 from apps.llm.chat.formats.mistral import Mistral
-from apps.llm.chat.model_format import ModelFormat
+from apps.llm.chat.model_format import ModelFormat, shows_late_system
 from apps.llm.chat.tools import Tool, ToolUse
 from tests.llm.chat.written import pieces_of
+from tests.llm.engine.text import chat_models
 
 ASK = Tool("ask", "tools[0].function")
 
@@ -100,7 +103,7 @@ def test_a_response_format_lets_a_model_reason_first() -> None:
 
 def test_ids_of_calls_are_as_mistrals_templates_take_them() -> None:
     conversation = Conversation()
-    conversation.answer("", None, [PastCall("call_0123456789", "ask", "", "f"), PastCall("abcdefgh9", "ask", "", "f")])
+    conversation.answer("", None, [PastCall("call_0123456789", "ask", ""), PastCall("abcdefgh9", "ask", "")])
     conversation.result("call_0123456789", "no", "f")
     conversation.result("abcdefgh9", "yes", "f")
     calls, first, second = shown(ModelFormat.of("tools [TOOL_CALLS]"), ChatRequest(conversation.messages))["messages"]
@@ -114,7 +117,7 @@ def test_harmonys_template_gets_one_call_a_message_and_what_it_needs() -> None:
     """OpenAI's template writes a message's first call alone, and refuses text beside both reasoning and a call."""
     conversation = Conversation()
     conversation.say("user", "Rain?")
-    conversation.answer("I look.", "Two days.", [PastCall(i, "ask", f'{{"days": {i}}}', "f") for i in "12"])
+    conversation.answer("I look.", "Two days.", [PastCall(i, "ask", f'{{"days": {i}}}') for i in "12"])
     conversation.result("2", "no", "f")
     conversation.result("1", "yes", "f")
     conversation.answer("Both.", "So.")
@@ -136,10 +139,58 @@ def test_harmonys_template_gets_one_call_a_message_and_what_it_needs() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", "7", '"{}"', "[" * 100_000])
-def test_arguments_of_past_calls_are_objects(arguments: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        Conversation().answer("", None, [PastCall("a", "ask", arguments, "messages[0].tool_calls[0]")])
-    assert refused.value.field == "messages[0].tool_calls[0]"
+def test_the_model_sees_its_bad_arguments_again(arguments: str) -> None:
+    conversation = Conversation()
+    conversation.answer("", None, [PastCall("a", "ask", arguments)])
+    (call,) = conversation.messages[0]["tool_calls"]
+    assert call["function"]["arguments"] == {"invalid_arguments": arguments}
+
+
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content }}{% endfor %}"
+)
+SYSTEM_LEFT_OUT = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "late"), [(SYSTEM_FIRST, False), (SYSTEM_LEFT_OUT, False), (chat_models.TEMPLATES["none"], True)]
+)
+def test_a_template_that_shows_no_late_system_message_gets_none(template: str, late: bool) -> None:
+    def render(messages: Any, tools: Any, fields: Any) -> str:
+        try:
+            return render_jinja_template([messages], chat_template=template)[0][0]
+        except TemplateError as error:
+            raise RequestError("messages", str(error)) from error
+
+    format_ = replace(ModelFormat.of(template), late_system=shows_late_system(render))
+    assert format_.late_system == late
+    conversation = Conversation()
+    for role, text in (("system", "Rules."), ("user", "Copy it."), ("system", "Agents."), ("system", "Skills.")):
+        conversation.say(role, text)
+    conversation.answer("", None, [PastCall("a", "ask", "{}")])
+    conversation.result("a", "done", "f")
+    conversation.say("system", "Be quick.")
+    conversation.answer("Copied.")
+    conversation.say("system", "A new day.")
+    conversation.say("user", "Again.")
+    request = ChatRequest(conversation.messages)
+    prompt = format_.rendered(request, render)
+    said = ["Rules.", "Copy it.", "Agents.", "Skills.", "done", "Be quick.", "Copied.", "A new day.", "Again."]
+    places = [prompt.index(text) for text in said]
+    assert places == sorted(places)
+    if not late:
+        given = [(m["role"], m["content"]) for m in shown(format_, request)["messages"]]
+        assert given == [
+            ("system", "Rules."),
+            ("user", "Copy it.\n\nAgents.\n\nSkills."),
+            ("assistant", ""),
+            ("tool", "done\n\nBe quick."),
+            ("assistant", "Copied."),
+            ("user", "A new day.\n\nAgain."),
+        ]
 
 
 @pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": ["string", "null"]}, {"type": 3}])

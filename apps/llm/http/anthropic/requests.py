@@ -225,7 +225,7 @@ def _join(conversation: Conversation, role: str, blocks: Sequence[Placed]) -> No
             case TextBlock():
                 texts.append(block.text)
             case ToolUseBlock() if role == "assistant":
-                calls.append(PastCall(block.id, block.name, json.dumps(block.input), f"{field}.input"))
+                calls.append(PastCall(block.id, block.name, json.dumps(block.input)))
             case ThinkingBlock() if role == "assistant":
                 thoughts.append(block.thinking)
             case ToolResultBlock() if role == "user":

@@ -59,10 +59,11 @@ class CallItem(Body):
     id: str | None = None
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
     def stored(self) -> dict[str, Any]:
-        return self.model_dump() | {"id": self.id or new_id("fc"), "status": "completed"}
+        return self.model_dump(exclude_none=True) | {"id": self.id or new_id("fc"), "status": "completed"}
 
 
 class ResultItem(Body):
@@ -110,6 +111,11 @@ Placed = tuple[str, Item]
 """An item, and its path in the client's request."""
 
 
+def shown_name(namespace: str | None, name: str) -> str:
+    """A function's name for the model, whose chat template knows no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
 def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex}"
 
@@ -122,7 +128,7 @@ def conversation(items: Sequence[Placed]) -> Conversation:
     """The conversation for the chat template. Consecutive items of one role are one turn, with a paragraph for each.
 
     Raises:
-        RequestError: a result has no call, or a call's arguments are not a JSON object.
+        RequestError: a result has no call.
     """
     talk = Conversation()
     for role, turn in groupby(items, key=lambda each: _role(each[1])):
@@ -132,14 +138,14 @@ def conversation(items: Sequence[Placed]) -> Conversation:
                 talk.result(item.call_id, joined(item.output), f"{field}.call_id")
             continue
         texts, thoughts, calls = [], [], []
-        for field, item in turn:
+        for _, item in turn:
             match item:
                 case MessageItem():
                     texts.append(joined(item.content))
                 case ReasoningItem():
                     thoughts.append(item.thought())
                 case CallItem():
-                    calls.append(PastCall(item.call_id, item.name, item.arguments, f"{field}.arguments"))
+                    calls.append(PastCall(item.call_id, shown_name(item.namespace, item.name), item.arguments))
         text = PARAGRAPH.join(filter(None, texts))
         if role == "assistant":
             talk.answer(text, PARAGRAPH.join(thoughts), calls)

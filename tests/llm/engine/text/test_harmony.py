@@ -117,7 +117,7 @@ def test_every_answer_is_read_and_ends_with_the_formats_marks(model: Model) -> N
 def test_the_prompt_has_effort_tools_calls_and_results(model: Model) -> None:
     conversation = Conversation()
     conversation.say("user", "Rain?")
-    conversation.answer("I look.", "Hm.", [PastCall("a", "ask", '{"days": 2}', "f"), PastCall("b", "ask", "{}", "f")])
+    conversation.answer("I look.", "Hm.", [PastCall("a", "ask", '{"days": 2}'), PastCall("b", "ask", "{}")])
     conversation.result("b", "no", "f")
     conversation.result("a", "yes", "f")
     request = ChatRequest(conversation.messages, ToolUse([ASK]), {"reasoning_effort": "xhigh"})

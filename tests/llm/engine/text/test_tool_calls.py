@@ -241,7 +241,7 @@ def test_special_tokens_of_calls_are_read_and_others_are_not(engine: Engine) -> 
 def test_the_prompt_shows_tools_calls_and_results(engine: Engine) -> None:
     conversation = Conversation()
     conversation.say("user", "Rain?")
-    conversation.answer("", None, [PastCall("call_1", "ask", '{"days": 2}', "messages[1]")])
+    conversation.answer("", None, [PastCall("call_1", "ask", '{"days": 2}')])
     conversation.result("call_1", "no", "messages[2].tool_call_id")
     request = ChatRequest(conversation.messages, ToolUse([ASK]))
     ids, _ = engine.chat(request)
