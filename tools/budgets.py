@@ -72,6 +72,7 @@ SINCE = {
         "six models in the catalog": 150,
         "expert_parallel": 135,
         "experts by a TPU kernel": 320,
+        "what Codex and Claude Code send": 101,
     },
     "plan": {
         "the attention kernel's instructions": 130,

@@ -64,7 +64,9 @@ def test_blocks_begin_without_the_paragraph_between_them() -> None:
 @PIECES
 def test_responses(size: int) -> None:
     def writer() -> ResponseWriter:
-        return ResponseWriter("m", ResponseBody(input="x").repeated() | {"store": False}, source(), reader())
+        return ResponseWriter(
+            "m", ResponseBody(input="x").repeated() | {"store": False}, source(), reader(), {"f": (None, "f")}
+        )
 
     steps = responses.outputs(cut(size))
     response, whole = responses.collected(responses.streamed(writer(), steps)), writer()

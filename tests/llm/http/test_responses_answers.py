@@ -26,9 +26,10 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 def writer(plain: bool = False) -> ResponseWriter:
     generation = Generation(range(20), SamplingParams())
     generation.cached_tokens = 16
-    reader = None if plain else AnswerReader(Hermes(), ["f"], ReasoningMarks("<think>", "</think>"))
+    reader = None if plain else AnswerReader(Hermes(), ["f", "team__f"], ReasoningMarks("<think>", "</think>"))
     about = ResponseBody(input="x").repeated() | {"store": False}
-    return ResponseWriter("m", about, EngineStream([generation], None, 0), reader)
+    functions = {"f": (None, "f"), "team__f": ("team", "f")}
+    return ResponseWriter("m", about, EngineStream([generation], None, 0), reader, functions)
 
 
 def outputs(pieces: Sequence[str], reason: Any = "stop") -> list[list[Output]]:
@@ -112,6 +113,12 @@ def test_reasoning_text_and_calls_are_items_in_order() -> None:
         "output_tokens_details": {"reasoning_tokens": text.index("?") + 1},
         "total_tokens": 20 + len(text) + 1,
     }
+
+
+def test_a_call_of_a_namespaces_function_names_both() -> None:
+    text = CALL.replace('"f"', '"team__f"') % '{"city": "Lyon"}'
+    (call,) = collected(streamed(writer(), outputs(list(text))))["output"]
+    assert (call["namespace"], call["name"], json.loads(call["arguments"])) == ("team", "f", {"city": "Lyon"})
 
 
 @pytest.mark.parametrize("plain", [False, True])

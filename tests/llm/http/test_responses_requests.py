@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import ResponseItem
+from openai.types.responses import ResponseItem, Tool
 from pydantic import TypeAdapter
 
 from apps.llm.api import RequestError
@@ -130,8 +130,35 @@ def test_the_texts_format(format_: dict[str, Any], schema: Any) -> None:
     assert asked.repeated()["text"] == {"format": format_}
 
 
+def test_a_namespaces_functions_are_offered_and_a_search_is_not() -> None:
+    """Codex sends both with each request."""
+    f = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    tools = [f, {"type": "namespace", "name": "team", "tools": [f, f | {"name": "g"}]}, {"type": "web_search"}]
+    asked = body(
+        [said("user", "a"), call("1") | {"namespace": "team"}, result("1")],
+        tools=tools,
+        tool_choice={"type": "function", "namespace": "team", "name": "g"},
+    )
+    use = asked.request().tools
+    use.check()
+    assert [(tool.name, tool.field) for tool in use.tools] == [
+        ("f", "tools[0]"),
+        ("team__f", "tools[1].tools[0]"),
+        ("team__g", "tools[1].tools[1]"),
+    ]
+    assert use.only == "team__g"
+    assert asked.functions() == {"f": (None, "f"), "team__f": ("team", "f"), "team__g": ("team", "g")}
+    _, called, told = asked.request().messages
+    assert called["tool_calls"][0]["function"]["name"] == told["name"] == "team__f"
+    kept = [item.stored() for item in asked.items()]
+    assert kept[1]["namespace"] == "team"
+    TypeAdapter(ResponseItem).validate_python(kept[1])
+    repeated = TypeAdapter(list[Tool]).validate_python(asked.repeated()["tools"])
+    assert [tool.type for tool in repeated] == ["function", "namespace"]
+
+
 def test_what_an_earlier_turn_has_wrong_names_it() -> None:
-    earlier = ITEMS.validate_python([said("user", "a"), call("1") | {"arguments": '{"city": "Ly'}])
-    with pytest.raises(RequestError, match=r"previous_response_id.items\[1\].arguments must be JSON") as refused:
-        body([result("1")]).request(earlier)
-    assert refused.value.field == "previous_response_id.items[1].arguments"
+    earlier = ITEMS.validate_python([said("user", "a"), result("1")])
+    with pytest.raises(RequestError, match="no call '1'") as refused:
+        body([said("user", "b")]).request(earlier)
+    assert refused.value.field == "previous_response_id.items[1].call_id"

@@ -24,6 +24,7 @@ class ResponseWriter(BlockWriter):
     Args:
         about: the fields that it repeats from its request.
         reader: splits the answer into reasoning, text and calls; None if it is only text.
+        functions: name for the model -> namespace, if any, and name of each function that may be called.
         keep: called when the response is complete, before the client learns of it and may continue it.
     """
 
@@ -33,13 +34,14 @@ class ResponseWriter(BlockWriter):
         about: Mapping[str, Any],
         stream: EngineStream,
         reader: AnswerReader | None,
+        functions: Mapping[str, tuple[str | None, str]],
         keep: Callable[["ResponseWriter"], None] = lambda _: None,
     ):
         super().__init__(stream, reader)
         self.id = new_id("resp")
         head = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
         self._head: dict[str, Any] = {**head, **about}
-        self._keep = keep
+        self._functions, self._keep = functions, keep
         self._reasoning_tokens = 0
         self._end: dict[str, Any] = {"status": "in_progress", "error": None, "incomplete_details": None}
         self._sent = 0  # number of events
@@ -107,8 +109,10 @@ class ResponseWriter(BlockWriter):
             case ReasoningPiece():
                 return {"id": new_id("rs"), "type": "reasoning", **about, "summary": [], "content": []}
             case CallStart(_, name):
-                call = {"id": new_id("fc"), "type": "function_call", **about, "call_id": new_id("call"), "name": name}
-                return call | {"arguments": ""}
+                namespace, name = self._functions[name]
+                called = {"name": name} if namespace is None else {"namespace": namespace, "name": name}
+                head = {"id": new_id("fc"), "type": "function_call", **about, "call_id": new_id("call")}
+                return {**head, **called, "arguments": ""}
 
     def begun(self) -> list[Event]:
         item = self.blocks[-1]

@@ -1,15 +1,15 @@
 """The body of /v1/responses. Types are strict; null means absent; unknown fields are ignored."""
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from apps.llm.api import RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, effort_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
-from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed
+from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
 from apps.serving.ingress.bodies import Body, Metadata
 
 UNIONS = {
@@ -25,6 +25,8 @@ NAMES = {
 }
 """The engine's name of a field -> the client's, where they differ."""
 LOGPROBS = "message.output_text.logprobs"
+LONGEST_NAME = 128
+"""Most characters of a function's name, with its namespace."""
 
 
 def _json(value: Any) -> Any:
@@ -48,17 +50,52 @@ class FunctionTool(Body):
     strict: bool | None = None
     """Enforces the schema whenever the model calls the tool."""
 
-    @field_validator("type", mode="before")
-    @classmethod
-    def _is_the_clients(cls, value: Any) -> Any:
-        if value != "function":
-            raise ValueError("must be function: this server runs no tools; the client runs its own functions")
-        return value
+
+class NamespaceTool(Body):
+    """A group of functions, which the model sees as `namespace__function`."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    """Not shown to the model."""
+    tools: Annotated[list[FunctionTool], Field(min_length=1)]
+
+
+Search = Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"]
+SEARCHES = get_args(Search)
+
+
+class WebSearchTool(Body):
+    """A search that the server would run. This one runs none, so the model is not offered it."""
+
+    type: Search
+
+
+def _tool_tag(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return f"a {'web_search' if kind in SEARCHES else kind} tool"
+
+
+OfferedTool = Annotated[
+    Annotated[FunctionTool, Tag("a function tool")]
+    | Annotated[NamespaceTool, Tag("a namespace tool")]
+    | Annotated[WebSearchTool, Tag("a web_search tool")],
+    Discriminator(
+        _tool_tag,
+        custom_error_type="tool",
+        custom_error_message="must be a tool of type function, or a namespace of functions: this server runs no tools",
+    ),
+]
 
 
 class NamedFunction(Body):
     type: Literal["function"]
     name: str
+    namespace: str | None = None
+
+    def shown_name(self) -> str:
+        """Its name for the model."""
+        return shown_name(self.namespace, self.name)
 
 
 class AllowedTools(Body):
@@ -111,8 +148,9 @@ class ResponseBody(Body):
     store: bool | None = None
     """Stores the response, for `previous_response_id` and GET. Default: true if the server stores any; see
     `stored_responses`."""
-    tools: list[FunctionTool] | None = None
-    """Functions that the model may call. `strict: true` enforces the schema of the arguments."""
+    tools: list[OfferedTool] | None = None
+    """Functions that the model may call, alone or in a `namespace`. `strict: true` enforces the schema of the
+    arguments. `web_search` is accepted but not offered to the model."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     """none, auto (the default), required, the function that must be called, or the functions that may be. Required
     calls must follow their schemas."""
@@ -186,27 +224,40 @@ class ResponseBody(Body):
         fields = effort_fields(self.reasoning.effort if self.reasoning else None)
         return ChatRequest(conversation(items).messages, self._tool_use(), fields)
 
+    def functions(self) -> dict[str, tuple[str | None, str]]:
+        """Name for the model -> namespace, if any, and name of each function."""
+        return {shown_name(namespace, tool.name): (namespace, tool.name) for _, namespace, tool in self._functions()}
+
+    def _functions(self) -> Iterator[tuple[str, str | None, FunctionTool]]:
+        """(path in the request, namespace, function)"""
+        for i, tool in enumerate(self.tools or ()):
+            if isinstance(tool, FunctionTool):
+                yield f"tools[{i}]", None, tool
+            elif isinstance(tool, NamespaceTool):
+                for j, function in enumerate(tool.tools):
+                    yield f"tools[{i}].tools[{j}]", tool.name, function
+
     def _tool_use(self) -> ToolUse:
         """The tools and how to choose among them. Raises RequestError if the choice names no offered tool."""
         choice = self.tool_choice
-        if not self.tools and choice not in (None, "none", "auto"):
-            raise RequestError("tool_choice", "tool_choice may only be given with tools")
         offered = [
-            Tool(tool.name, f"tools[{i}]", tool.description, tool.parameters, bool(tool.strict))
-            for i, tool in enumerate(self.tools or ())
+            Tool(shown_name(namespace, tool.name), field, tool.description, tool.parameters, bool(tool.strict))
+            for field, namespace, tool in self._functions()
         ]
+        if not offered and choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice", "tool_choice may only be given with functions in tools")
         only: str | None = None
         mode: CallMode = "auto"
         if isinstance(choice, NamedFunction):
-            only, mode = choice.name, "required"
+            only, mode = choice.shown_name(), "required"
         elif isinstance(choice, AllowedTools):
-            mode, allowed = choice.mode, {tool.name for tool in choice.tools}
+            mode, allowed = choice.mode, {tool.shown_name() for tool in choice.tools}
             if unknown := sorted(allowed - {tool.name for tool in offered}):
                 raise RequestError("tool_choice", f"tool_choice.tools: no tool is named {unknown[0]!r}")
             offered = [tool for tool in offered if tool.name in allowed]
         elif choice is not None:
             mode = choice
-        return ToolUse(offered, mode, only, self.parallel_tool_calls is not False)
+        return ToolUse(offered, mode, only, self.parallel_tool_calls is not False, LONGEST_NAME)
 
     def params(self) -> SamplingParams:
         values: dict[str, Any] = {
@@ -231,8 +282,16 @@ class ResponseBody(Body):
             "reasoning": {"effort": effort, "summary": None},
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "text": {"format": format_.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "tools": [tool.model_dump() | {"strict": bool(tool.strict)} for tool in self.tools or ()],
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
+            "tools": [_repeated(tool) for tool in self.tools or () if not isinstance(tool, WebSearchTool)],
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
         }
+
+
+def _repeated(tool: FunctionTool | NamespaceTool) -> dict[str, Any]:
+    """A tool as the response repeats it."""
+    if isinstance(tool, NamespaceTool):
+        functions = [_repeated(function) for function in tool.tools]
+        return {"type": tool.type, "name": tool.name, "description": tool.description or "", "tools": functions}
+    return tool.model_dump() | {"strict": bool(tool.strict)}

@@ -56,7 +56,8 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
         with refusing(NAMES):
             prompt, turn = await served.chat(body.request(earlier))
             stream = await served.submit(turn.constrained(body.params()), prompt)
-            writer = ResponseWriter(served.name, body.repeated() | {"store": stored}, stream, turn.reader(), keep)
+            about = body.repeated() | {"store": stored}
+            writer = ResponseWriter(served.name, about, stream, turn.reader(), body.functions(), keep)
             return await answered(stream, writer, bool(body.stream))
 
     @router.get(ONE)

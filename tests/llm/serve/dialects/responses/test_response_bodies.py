@@ -20,7 +20,6 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "a", "output": "no"}
-NOT_JSON = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "["}
 BAD_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "no"}}
 
 
@@ -39,10 +38,14 @@ BAD_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "no"}}
         ({"input": [RESULT]}, "input[0].call_id"),
         ({"input": [CALL, RESULT | {"call_id": "b"}]}, "input[1].call_id"),
         ({"input": [CALL, *user(), RESULT]}, "input[2].call_id"),
-        ({"input": [NOT_JSON]}, "input[0].arguments"),
         ({"input": "x " * 3000}, "input"),
         ({"instructions": 5}, "instructions"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0]"),
+        ({"tools": [5]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}]}, "tools[0].tools[1].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
@@ -110,7 +113,13 @@ said = texts | st.just([{"type": "input_text", "text": "Rain?"}, {"type": "outpu
 message = right(
     {"role": st.sampled_from(["user", "assistant", "system", "developer"]), "content": said}, ("role", "content")
 )
-call_of = {"type": st.just("function_call"), "call_id": st.just("a"), "name": texts, "arguments": st.just('{"a": [1]}')}
+call_of = {
+    "type": st.just("function_call"),
+    "call_id": st.just("a"),
+    "name": texts,
+    "arguments": st.just('{"a": [1]}') | texts,
+    "namespace": st.none() | texts,
+}
 thought = {"type": st.just("reasoning"), "summary": st.just([]), "id": texts}
 turns = st.one_of(
     message.map(lambda item: [item]),
@@ -126,6 +135,8 @@ functions = right(
     },
     ("type",),
 )
+grouped = functions.map(lambda f: {"type": "namespace", "tools": [f | {"name": "h"}]})
+searches = st.just({"type": "web_search", "external_web_access": False})
 named = {"type": "function", "name": "f"}
 formats = st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | schemas.map(
     lambda schema: {"type": "json_schema", "name": "x", "schema": schema}
@@ -133,7 +144,9 @@ formats = st.sampled_from([{"type": "text"}, {"type": "json_object"}]) | schemas
 KNOWN = {
     "input": texts | st.lists(turns, max_size=3).map(conversations),
     "instructions": texts,
-    "tools": st.lists(functions, max_size=2).map(lambda tools: [t | {"name": n} for t, n in zip(tools, "fg")]),
+    "tools": st.lists(functions | grouped | searches, max_size=2).map(
+        lambda tools: [t | {"name": n} for t, n in zip(tools, "fg")]
+    ),
     "tool_choice": st.sampled_from(
         ["none", "auto", "required", named, {"type": "allowed_tools", "mode": "auto", "tools": [named]}]
     ),
