@@ -13,6 +13,7 @@ TORCH_XLA_STAMP := $(TORCH_XLA_VENV)/.installed
 CLIENTS_VENV := .venv-clients
 PLAYGROUND_VENV := .venv-playground
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
 # PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
@@ -56,7 +57,7 @@ test-torch-xla: $(TORCH_XLA_STAMP) ## Run the pictures' tests on torch_xla's CPU
 	@. $(TORCH_XLA_VENV)/bin/activate && PJRT_DEVICE=CPU python -m pytest -k torch_xla $(PYTEST_ARGS) \
 		tests/stable_diffusion/engine/test_pictures.py tests/stable_diffusion/engine/test_torch_xla.py
 
-test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries against the server (the first time installs 1.2 GB)
+test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries and agents against the server (the first time installs 1.8 GB)
 	@echo "== running client libraries against the server"
 	@. $(VENV)/bin/activate && python -m pytest -m slow tests/llm/client_libraries $(PYTEST_ARGS)
 
@@ -132,6 +133,9 @@ $(CLIENTS_STAMP): pyproject.toml requirements-clients.lock
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'pip>=25.1' # knows groups
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --group test-clients \
 		-c requirements-clients.lock
+	@{ npm install --prefix $(CLIENTS_VENV)/agents --ignore-scripts --no-audit --no-fund --silent $(AGENTS) && \
+		node $(CLIENTS_VENV)/agents/node_modules/@anthropic-ai/claude-code/install.cjs; } || \
+		echo "== npm did not install $(AGENTS): the tests with these are skipped"
 	@touch $@
 
 $(PLAYGROUND_STAMP): $(TEST_STAMP)

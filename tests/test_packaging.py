@@ -34,7 +34,8 @@ def test_the_clients_that_were_tried_have_the_versions_of_the_lock_files() -> No
     page = (ROOT / "docs/serve/clients.md").read_text()
     told = dict(re.findall(r"^\| \[([\w-]+)\]\S+ \| (\S+) \|", page, re.MULTILINE))
     tried = clients | {name: locked("requirements-test.lock")[name] for name in ("openai", "anthropic")}
-    assert len(told) == 6 and told == {name: tried[name] for name in told}
+    tried |= dict(re.findall(r"@[\w-]+/([\w-]+)@([\d.]+)", (ROOT / "Makefile").read_text()))  # npm's
+    assert len(told) == 8 and told == {name: tried[name] for name in told}
 
 
 def test_the_workflow_runs_what_people_run() -> None:

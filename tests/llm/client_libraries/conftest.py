@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return decisive.save(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="session")
-def served_url(clients: Path, checkpoint: Path) -> Iterator[str]:
-    """Where `podslice serve`, which is what `make serve` runs, serves the tiny model."""
+@contextmanager
+def served(**options: Any) -> Iterator[str]:
+    """Where `podslice serve`, which is what `make serve` runs, serves a model with these settings."""
     port = free_port()
-    options = {"model": checkpoint, "model_id": NAME, "max_model_len": 2048} | SIZES
-    command = [sys.executable, "-m", "podslice", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "podslice", "serve", "--port", str(port), f"model_id={NAME}"]
     alone = os.environ | {"RAY_ADDRESS": "local"} | serve_ports()
     server = subprocess.Popen(
         [*command, *(f"{name}={value}" for name, value in options.items())],
@@ -54,6 +54,13 @@ def served_url(clients: Path, checkpoint: Path) -> Iterator[str]:
     finally:
         server.terminate()
         server.communicate(timeout=120)
+
+
+@pytest.fixture(scope="session")
+def served_url(clients: Path, checkpoint: Path) -> Iterator[str]:
+    """Where the random model is served."""
+    with served(model=checkpoint, max_model_len=2048, **SIZES) as url:
+        yield url
 
 
 @pytest.fixture
