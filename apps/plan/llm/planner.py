@@ -138,7 +138,7 @@ def assembled(sized: Sized, decode: MeasuredStep, prefill: MeasuredStep) -> LLMP
     def step(shape: StepShape, measured: MeasuredStep, sequences: Sequences) -> StepReport:
         costs = sized.kernels(shape, sequences)
         run = run_fields(measured, costs, run_time(measured, costs, peaks))
-        weights = measured.weights - measured.lookup - _unread(sized, shape)
+        weights = measured.weights - measured.lookup - unread(sized, shape)
         least = weights + sum(n for _, n in sequences) * page_bytes / config.page_size
         return StepReport(
             **run,
@@ -214,7 +214,7 @@ def _prefills(
     return steps
 
 
-def _unread(sized: Sized, shape: StepShape) -> float:
+def unread(sized: Sized, shape: StepShape) -> float:
     """Bytes of the experts on each device that no token of a step picks."""
     mixture, devices = sized.arch.experts, sized.programs.mesh.size
     if mixture is None:

@@ -13,7 +13,7 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Cost, Devices, DeviceWeights, Layout, possible
 from apps.plan import topology
 from apps.plan.llm import architectures
-from apps.plan.llm.planner import Sized, Workload, plan
+from apps.plan.llm.planner import Sized, Workload, plan, unread
 from apps.plan.llm.report import LLMPlan
 from apps.plan.report import LABEL, Part
 from ray_configs.tpu import GENERATIONS, TpuSlice
@@ -131,7 +131,8 @@ def _by_arithmetic(workload: Workload, criteria: Criteria, layout: Layout, devic
     weights, cache = sized.programs.weight_bytes(), pages * sized.programs.page_bytes()
     peaks = Peaks.of(slice, len(topology.devices(slice)))
     tables = DeviceWeights.of(config, sized.arch, tensor)
-    least = (weights - (tables.stored - tables.read) + cache) / peaks.hbm_bytes_per_s * 1e3
+    unused = tables.stored - tables.read + unread(sized, sized.decode_shape)
+    least = (weights - unused + cache) / peaks.hbm_bytes_per_s * 1e3
     verdict = ""
     if weights + cache / config.memory_fraction > sized.usable:
         need = (weights + cache / config.memory_fraction) / sized.usable
