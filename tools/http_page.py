@@ -108,7 +108,8 @@ def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    kinds = [_type(each) for each in field.get("anyOf", ()) if each != {"type": "null"}]
+    choices = field.get("anyOf") or field.get("oneOf") or ()
+    kinds = [_type(each) for each in choices if each != {"type": "null"}]
     if kinds:
         return " or ".join(dict.fromkeys(kinds))
     if "enum" in field:
