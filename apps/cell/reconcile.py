@@ -40,7 +40,8 @@ class ServeApp:
 
     @property
     def active(self) -> int:
-        return sum(replica.state == "RUNNING" for replica in self.replicas)
+        """Replicas that answer: also those that Serve tells of new adapters, which takes a second on a busy host."""
+        return sum(replica.state in ("RUNNING", "UPDATING") for replica in self.replicas)
 
 
 @dataclass(frozen=True)

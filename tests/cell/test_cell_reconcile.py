@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from apps.cell.reconcile import Delete, Deploy, ServeApp, Target, Version, steps, surge_percent
+from apps.cell.reconcile import Delete, Deploy, ReplicaStatus, ServeApp, Target, Version, steps, surge_percent
 from ray_configs.llm import AdapterSource
 
 
@@ -46,6 +46,11 @@ def test_table(
     targets: dict[str, Target], apps: dict[str, ServeApp], failed_for_s: dict[str, float], expected: list[object]
 ) -> None:
     assert list(steps(targets, apps, failed_for_s)) == expected
+
+
+def test_a_replica_that_is_told_of_an_adapter_still_answers() -> None:
+    states = ("RUNNING", "UPDATING", "STARTING", "STOPPING")
+    assert replace(app(), replicas=tuple(ReplicaStatus(state, state, "", "") for state in states)).active == 2
 
 
 @pytest.mark.parametrize(
