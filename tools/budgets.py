@@ -73,6 +73,7 @@ SINCE = {
         "expert_parallel": 135,
         "experts by a TPU kernel": 320,
         "what Codex and Claude Code send": 101,
+        "weights read ahead by several threads": 185,
     },
     "plan": {
         "the attention kernel's instructions": 130,

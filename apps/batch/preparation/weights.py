@@ -11,7 +11,7 @@ import numpy as np
 
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import Param
-from apps.llm.engine.model.quantization import quantize
+from apps.llm.engine.model.quantization import quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params
 
@@ -110,10 +110,9 @@ class StoredWeights:
             piece = np.ascontiguousarray(param.read(self._source, index))
             piece = piece.astype(param.read_dtype(self._dtype, self._int8, self._source), copy=False)
             if self._int8 and param.matrix:
-                # The engine's own arithmetic: each row is rounded by itself, so pieces give the same as the whole.
-                values, scale = quantize(jnp.array(piece))
-                piece = np.asarray(values)
-                scales.append(np.asarray(scale))
+                # Each row is rounded by itself, so pieces give the same as the whole.
+                piece, scale = quantize_rows(piece)
+                scales.append(scale)
             if not in_blocks:
                 yield piece
                 continue

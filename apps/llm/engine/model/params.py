@@ -3,7 +3,7 @@
 Abstract shapes, shardings, random weights and loading all follow from `declare`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -15,10 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.heads import HeadLayout as HeadLayout
-from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, whole_lanes
+from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, quantize_rows, whole_lanes
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.expert_rows import ExpertRows
-from apps.llm.engine.weights.source import Rows, Source, clipped
+from apps.llm.engine.weights.reading import Index, Reading, read_ahead
+from apps.llm.engine.weights.source import Rows, Source, clipped, joined
 from apps.serving.progress import bar
 
 Params = dict[str, Any]
@@ -60,13 +61,13 @@ class Param:
     def read(self, checkpoint: Checkpoint, index: tuple[slice, ...]) -> np.ndarray:
         """Read one shard, given as slices of the declared shape."""
         first, last, _ = index[0].indices(self.shape[0])
-        rows = clipped(self.source, first, last)
-        parts = [
-            checkpoint.read(part.tensor, part.shape, slice(part.start, part.stop))[
-                ..., slice(*(part.columns or (None,)))
-            ]
-            for part in rows
-        ]
+        rows = list(clipped(self.source, first, last))
+        # A head's rows are few: those of a tensor are read at once, whatever the order that the parameter has them in.
+        runs = [(run, checkpoint.read(run.tensor, run.shape, slice(run.start, run.stop))) for run in joined(rows)]
+        parts = []
+        for part in rows:
+            run, values = next(found for found in runs if found[0].tensor == part.tensor and found[0].stop >= part.stop)
+            parts.append(values[part.start - run.start : part.stop - run.start][..., slice(*(part.columns or (None,)))])
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return self.filled(whole)[(slice(None), *index[1:])]
 
@@ -260,8 +261,8 @@ def _fused_qkv(arch: Architecture, attention: str, kind: str, heads: HeadLayout,
     return tuple(parts)
 
 
-def abstract(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
-    """Shapes, types and shardings without data, for compiling."""
+def abstract(tree: Any, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Any:
+    """Shapes, types and shardings without data, of a tree or of one parameter."""
     return _map(partial(_abstract, mesh=mesh, dtype=dtype, int8=int8), tree)
 
 
@@ -276,49 +277,34 @@ def _abstract(param: Param, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> jax.Sha
 
 
 def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
-    """Read every parameter onto its devices, one at a time and shard by shard.
+    """Read every parameter onto its devices; int8 weights are quantized on the host, as they are read."""
 
-    Files are stored row by row. Where a matrix is split by columns over several hosts, each host reads a share of the
-    rows instead and the devices exchange them; otherwise every host would read the whole matrix.
-    """
-    with bar("reading weights", _count(tree)) as advance:
+    def reading(name: str, param: Param) -> Reading:
+        form = abstract(param, mesh, dtype, int8)
 
-        def read(param: Param) -> Weight:
-            def shard(index: tuple[slice, ...]) -> np.ndarray:
-                # First to the type that a prepared checkpoint's values have had.
-                first = param.read_dtype(dtype, int8, checkpoint)
-                values = np.ascontiguousarray(param.read(checkpoint, index)).astype(first, copy=False)
-                return values if first != dtype else values.astype(param.dtype(dtype), copy=False)
+        def read(index: Index) -> Sequence[np.ndarray]:
+            # First to the type that a prepared checkpoint's values have had.
+            rows = param.read(checkpoint, index).astype(param.read_dtype(dtype, int8, checkpoint), copy=False)
+            return quantize_rows(rows) if isinstance(form, QuantArray) else (rows,)
 
-            array = placed(param.shape, NamedSharding(mesh, param.spec(mesh)), shard, exchange=True)
-            weight = quantize(array) if int8 and param.matrix else array
-            # One at a time: CPU devices of several processes deadlock when programs with collectives (the maximum of
-            # a split row) pile up.
-            jax.block_until_ready(weight)
+        return Reading(form, read, whole_rows=True, exchange=True)
+
+    weights = loaded(tree, reading, checkpoint.is_local)
+    checkpoint.forget_parts()
+    return weights
+
+
+def loaded(tree: Params, reading: Callable[[str, Param], Reading], local: bool) -> Params:
+    """The tree with each parameter, which is given by name, on its devices. For `local` see `read_ahead`."""
+    params = named(tree)
+    weights = []
+    with bar("reading weights", len(params)) as advance:
+        for ready in read_ahead((reading(name, param) for name, param in params.items()), local):
+            # One at a time: CPU devices of several processes deadlock when programs with collectives (the exchange of
+            # rows) pile up.
+            weights.append(jax.block_until_ready(ready.placed()))
             advance()
-            return weight
-
-        return _map(read, tree)
-
-
-def placed(
-    shape: tuple[int, ...],
-    sharding: NamedSharding,
-    shard: Callable[[tuple[slice, ...]], np.ndarray],
-    exchange: bool,
-) -> jax.Array:
-    """An array whose devices each read their shard, or rows to exchange where that saves reading: see `load`."""
-    mesh = sharding.mesh
-    hosts = len({device.process_index for device in mesh.devices.flat})
-    if exchange and hosts > 1 and any(sharding.spec[1:]) and shape[0] % mesh.size == 0:
-        by_rows = NamedSharding(mesh, PartitionSpec("tensor"))
-        return _exchanged(sharding)(jax.make_array_from_callback(shape, by_rows, shard))
-    return jax.make_array_from_callback(shape, sharding, shard)
-
-
-@cache
-def _exchanged(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda array: array, out_shardings=sharding)
+    return jax.tree.unflatten(jax.tree.structure(tree, is_leaf=is_param), weights)
 
 
 def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0) -> Params:
@@ -355,6 +341,12 @@ def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) ->
 def nbytes(params: Params) -> int:
     """Bytes of all parameters over all devices."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+
+
+def named(tree: Params) -> dict[str, Param]:
+    """A declared tree's parameters by name, such as `layers.0.qkv`, in the tree's order."""
+    paths = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_param)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): param for path, param in paths}
 
 
 def is_param(leaf: Any) -> bool:

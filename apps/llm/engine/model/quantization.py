@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 
 
 class QuantArray(NamedTuple):
@@ -15,6 +17,10 @@ class QuantArray(NamedTuple):
 
 
 Weight = jax.Array | QuantArray
+BLOCK = 1 << 18
+"""Values that `quantize_rows` takes at once: they stay in a core's cache."""
+LEAST_MAXIMUM = 1e-12
+"""Stands for the maximum of a row of zeros."""
 LANES = 128
 """Columns of a tile of a TPU's memory."""
 
@@ -23,8 +29,32 @@ LANES = 128
 def quantize(weight: jax.Array) -> QuantArray:
     """Quantize `[out, in]` to 255 levels spanning each output channel. The weight's buffer is donated."""
     wide = weight.astype(jnp.float32)
-    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1), 1e-12) / 127
+    scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1), LEAST_MAXIMUM) / 127
     return QuantArray(jnp.round(wide / scale[:, None]).astype(jnp.int8), scale)
+
+
+def quantize_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `quantize`, on the host: int8 values, `[out, in]`, and the float32 scale of each row.
+
+    The arithmetic is XLA's on a CPU, which multiplies by reciprocals. NumPy lets other threads run meanwhile.
+    """
+    values, scale = np.empty(rows.shape, np.int8), np.empty(len(rows), np.float32)
+    step = max(1, BLOCK // rows.shape[1])
+    for first in range(0, len(rows), step):
+        block = slice(first, first + step)
+        wide = _float32(rows[block])
+        most = np.maximum(np.maximum(wide.max(axis=1), -wide.min(axis=1)), np.float32(LEAST_MAXIMUM))
+        scale[block] = most * np.float32(1 / 127)
+        wide *= (np.float32(1) / scale[block])[:, None]
+        values[block] = np.rint(wide, out=wide)
+    return values, scale
+
+
+def _float32(rows: np.ndarray) -> np.ndarray:
+    """A copy in float32. That of bfloat16 is made from its bits: ml_dtypes converts one value after another."""
+    if rows.dtype != ml_dtypes.bfloat16:
+        return rows.astype(np.float32)
+    return (rows.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def product(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:

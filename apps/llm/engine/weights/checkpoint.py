@@ -5,8 +5,10 @@ import math
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,8 @@ are those of a model without a head, such as one for embeddings (Qwen3-Embedding
 """
 OF_DECODER = "model.layers.", "model.embed_tokens", "model.per_layer_", "model.norm.", "lm_head."
 EMBEDDINGS, HEAD, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
-LAST_READ = 4
-"""Ranges of bytes kept of a remote checkpoint: the tensors that stand for one in the formats that have most."""
+KEPT_PARTS = 256 << 20
+"""Bytes of a bucket's tensors that are kept for their next readers: see `Checkpoint.part`."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -55,8 +57,8 @@ class Checkpoint(ModelFolder):
 
     def __init__(self, location: str, weights: bool = True):
         super().__init__(located(location, lambda hub_id: _fetched(hub_id, weights)))
-        self._last_read: OrderedDict[Any, np.ndarray] = OrderedDict()
-        self._last_dequantized: tuple[tuple[str, tuple[int, ...]] | None, Any] = None, None
+        self._parts: OrderedDict[tuple[str, int, int, int], Future[np.ndarray]] = OrderedDict()
+        self._lock = Lock()
 
     def json(self, name: str, required: bool = True) -> Any:
         """A JSON file of the folder; None if it is missing and not required."""
@@ -127,17 +129,11 @@ class Checkpoint(ModelFolder):
         """Rows `rows` of a tensor, in float32 if it is stored quantized; `shape` is the whole tensor's."""
         if name == HEAD and HEAD not in self.tensors and CLASSIFIER in self.tensors:
             return self._classifier(shape, rows)
-        packed = packed_experts.read(self, name, shape)
-        if packed is not None:
-            return packed[rows]
-        if self.format is not None:
-            wanted = name, rows.indices(shape[0])[:2]
-            if self._last_dequantized[0] == wanted:  # see `stored`
-                return self._last_dequantized[1]
+        read = packed_experts.read(self, name, shape, rows)
+        if read is None and self.format is not None:
             read = self.format.read(self, name, shape, rows)
-            if read is not None:
-                self._last_dequantized = wanted, read
-                return read
+        if read is not None:
+            return read
         if name in self.tensors and self.tensors[name].dtype in QUANTIZED_DTYPES.values():
             raise CheckpointError(
                 f"{self.location}/{self.tensors[name].file}: tensor {name} is of type {self.tensors[name].dtype}, but "
@@ -168,15 +164,34 @@ class Checkpoint(ModelFolder):
         first, last, _ = rows.indices(size[0])
         row_bytes = math.prod(size[1:]) * entry.dtype.itemsize
         start, stop = entry.start + first * row_bytes, entry.start + last * row_bytes
-        place = entry.file, start, stop, entry.dtype, (last - first, *size[1:])
+        return self.array(entry.file, start, stop, entry.dtype, (last - first, *size[1:]))
+
+    def part(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+        """Rows of one of the tensors that stand for another, as the file has them.
+
+        Readers of neighbouring rows, which may be other threads, often need the same: it is read from a bucket once.
+        """
         if self.is_local:
-            return self.array(*place)
-        # Devices that split a matrix by columns read the same rows one after another, of a format's several tensors.
-        if place not in self._last_read:
-            while len(self._last_read) >= LAST_READ:
-                self._last_read.popitem(last=False)
-            self._last_read[place] = self.array(*place)
-        return self._last_read[place]
+            return self.stored(name, rows)
+        entry = self.tensors[name]
+        first, last, _ = rows.indices(height := (entry.shape or (1,))[0])
+        place = name, first, last, (entry.stop - entry.start) * (last - first) // height
+        with self._lock:
+            mine = place not in self._parts
+            found = self._parts.setdefault(place, Future())
+            self._parts.move_to_end(place)
+            while sum(size for *_, size in self._parts) > KEPT_PARTS and len(self._parts) > 1:
+                self._parts.popitem(last=False)
+        if mine:
+            try:
+                found.set_result(self.stored(name, rows))
+            except BaseException as error:
+                found.set_exception(error)
+        return found.result()
+
+    def forget_parts(self) -> None:
+        """Free what `part` keeps."""
+        self._parts.clear()
 
 
 def _alone(name: str) -> str:

@@ -51,7 +51,7 @@ class Tensors(Protocol):
     @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...
 
-    def stored(self, name: str, rows: slice = ALL) -> np.ndarray:
+    def part(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Rows of a tensor, as the file has them."""
         ...
 
@@ -157,7 +157,7 @@ class _Parts:
             raise CheckpointError(f"{where}: tensor {self.base}.{part} is missing from the safetensors files") from None
 
     def read(self, part: str, rows: slice = ALL) -> np.ndarray:
-        return self.checkpoint.stored(f"{self.base}.{part}", rows)
+        return self.checkpoint.part(f"{self.base}.{part}", rows)
 
     def groups(self, part: str, count: int) -> np.ndarray | None:
         """The group of each input, `[in]`; None where they are in order, each as large as the others."""

@@ -24,8 +24,11 @@ GROUP = 32
 EXPONENT_BIAS = 127
 
 
-def read(checkpoint: Tensors, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A matrix `[out, in]` or a bias `[out]` of one expert; None if no tensor holds it with others.
+def read(checkpoint: Tensors, name: str, shape: tuple[int, ...], rows: slice) -> np.ndarray | None:
+    """Rows of a matrix `[out, in]` or of a bias `[out]` of one expert; None if no tensor holds it with others.
+
+    Args:
+        shape: of the whole matrix or bias.
 
     Raises:
         CheckpointError: the tensor has another shape.
@@ -35,26 +38,32 @@ def read(checkpoint: Tensors, name: str, shape: tuple[int, ...]) -> np.ndarray |
         return None
     experts, expert, matrix, kind = match.groups()
     base = f"{experts}.down_proj" if matrix == "down" else f"{experts}.gate_up_proj"
-    rows = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}[matrix]
-    height, number = shape[0] * (1 if matrix == "down" else 2), int(expert)
+    first, last, _ = rows.indices(shape[0])
+    start, step = {"gate": (0, 2), "up": (1, 2), "down": (0, 1)}[matrix]
+    own = slice(start + step * first, step * last, step)  # among those of the tensor that holds them
+    height, number = shape[0] * step, int(expert)
 
     def stored(part: str, *size: int) -> np.ndarray:
         """The expert's share of a tensor whose share has that size."""
-        entry = checkpoint.tensors[base + part]
+        entry = checkpoint.tensors.get(base + part)
+        if entry is None:
+            raise CheckpointError(f"{checkpoint.location}: tensor {base}{part} is missing from the safetensors files")
         if entry.shape[1:] != size or entry.shape[0] <= number:
             raise CheckpointError(
                 f"{checkpoint.location}/{entry.file}: tensor {base}{part} has shape {entry.shape}, but config.json "
                 f"implies a share of {size} for each expert, and an expert {number}"
             )
-        return checkpoint.stored(base + part, slice(number, number + 1))[0]
+        if len(size) == 1:
+            return checkpoint.part(base + part)[number]  # biases are small: all experts' at once
+        return checkpoint.part(base + part, slice(number, number + 1))[0]
 
     if kind == "bias":
-        return stored("_bias", height)[rows] if f"{base}_bias" in checkpoint.tensors else None
+        return stored("_bias", height)[own] if f"{base}_bias" in checkpoint.tensors else None
     if base in checkpoint.tensors:
-        return stored("", shape[1], height).T[rows]
+        return stored("", shape[1], height).T[own]
     if f"{base}_blocks" not in checkpoint.tensors:
         return None
     groups = shape[1] // GROUP
-    codes = unpacked(stored("_blocks", height, groups, GROUP // 2)[rows].reshape(shape[0], -1), 4)
-    scales = np.ldexp(np.float32(1), stored("_scales", height, groups)[rows].astype(np.int32) - EXPONENT_BIAS)
+    codes = unpacked(stored("_blocks", height, groups, GROUP // 2)[own].reshape(last - first, -1), 4)
+    scales = np.ldexp(np.float32(1), stored("_scales", height, groups)[own].astype(np.int32) - EXPONENT_BIAS)
     return QuantizedRows(codes.view(ml_dtypes.float4_e2m1fn), scales, None).weights()

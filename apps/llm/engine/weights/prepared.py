@@ -23,11 +23,10 @@ computation. Any other mesh that the model can be split over can read it too, as
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -35,12 +34,12 @@ from pydantic import Field, ValidationError
 
 from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, is_param, placed
-from apps.llm.engine.model.quantization import QuantArray, Weight, quantize
+from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, loaded, named
+from apps.llm.engine.model.quantization import QuantArray, quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.engine.weights.reading import Index, Reading
 from apps.llm.engine.weights.source import clipped, positions
 from apps.serving.model_folder import DTYPES, CheckpointError, TensorEntry
-from apps.serving.progress import bar
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig
 
@@ -176,16 +175,7 @@ def by_columns(param: Param) -> bool:
 
 def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
     """The parameters as stored, by name. Key/value heads are stored once, even if the mesh repeats them."""
-    return dict(_named(declare(arch, HeadLayout.once(arch, tensor_parallel))))
-
-
-def _named(tree: Params) -> Iterator[tuple[str, Param]]:
-    for path, param in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_param):
-        yield _name(path), param
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    return named(declare(arch, HeadLayout.once(arch, tensor_parallel)))
 
 
 class Prepared(Checkpoint):
@@ -266,32 +256,22 @@ def size_problem(file: str, stored: StoredFile | None, size: int | None) -> str:
 
 def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Params:
     """As `params.load`. int8 weights stay int8 whatever `int8` says; it quantizes the others."""
+    # CPU devices use the mapped files themselves.
+    mapped = checkpoint.is_local and mesh.devices.flat[0].platform == "cpu"
 
-    def read(name: str, param: Param) -> Weight:
-        quantized = name + SCALE in checkpoint.tensors
-        wanted = abstract(param, mesh, dtype, quantized)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, wanted)
+    def reading(name: str, param: Param) -> Reading:
+        stored_int8 = name + SCALE in checkpoint.tensors
+        form = abstract(param, mesh, dtype, int8 or stored_int8)
+        quantizes = isinstance(form, QuantArray) and not stored_int8
         # Blocks of columns are byte ranges, so the devices need not exchange what they have read.
-        exchange = by_columns(param) and checkpoint.manifest.tensor_parallel % mesh.size != 0
+        exchange = by_columns(param) and (quantizes or checkpoint.manifest.tensor_parallel % mesh.size != 0)
 
-        def values(index: tuple[slice, ...]) -> np.ndarray:
-            found = np.ascontiguousarray(checkpoint.values(name, param, index))
-            return found if quantized else found.astype(wanted.dtype, copy=False)
+        def read(index: Index) -> Sequence[np.ndarray]:
+            values = checkpoint.values(name, param, index)
+            if stored_int8:
+                return values, checkpoint.scale(name, param, index[:1])
+            return quantize_rows(values) if quantizes else (values.astype(form.dtype, copy=False),)
 
-        def scale(index: tuple[slice, ...]) -> np.ndarray:
-            return checkpoint.scale(name, param, index)
+        return Reading(form, read, whole_rows=quantizes, exchange=exchange, in_place=mapped and not quantizes)
 
-        if quantized:
-            array = placed(param.shape, shardings.values, values, exchange)
-            return QuantArray(array, placed(param.shape[:1], shardings.scale, scale, exchange=False))
-        array = placed(param.shape, shardings, values, exchange)
-        return quantize(array) if int8 and param.matrix else array
-
-    with bar("reading weights", len(list(_named(tree)))) as advance:
-
-        def ready(path: tuple[Any, ...], param: Param) -> Weight:
-            weight = jax.block_until_ready(read(_name(path), param))  # see `params.load`
-            advance()
-            return weight
-
-        return jax.tree_util.tree_map_with_path(ready, tree, is_leaf=is_param)
+    return loaded(tree, reading, checkpoint.is_local)

@@ -6,7 +6,7 @@ checkpoint prepared for another mesh has (see `positions`).
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -32,6 +32,20 @@ def clipped(source: Source, first: int, last: int) -> Iterator[Rows]:
         at += part.stop - part.start
         if start < stop:
             yield part._replace(start=start, stop=stop)
+
+
+def joined(source: Iterable[Rows]) -> Iterator[Rows]:
+    """All rows and columns of the source's tensors that it has rows of; those that overlap or touch are one range."""
+    last: Rows | None = None
+    for part in sorted(source, key=lambda part: part[:3]):
+        if last and last.tensor == part.tensor and part.start <= last.stop:
+            last = last._replace(stop=max(last.stop, part.stop))
+            continue
+        if last:
+            yield last
+        last = part._replace(columns=None)
+    if last:
+        yield last
 
 
 def positions(stored: Source, wanted: Iterator[Rows]) -> list[tuple[int, int]]:
