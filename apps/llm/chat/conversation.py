@@ -89,6 +89,8 @@ def with_system_first(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping
     Later ones become a paragraph of the user's message or the tool's result before them, or else of the user's next
     message. Agents send them in the middle of a conversation, which not every chat template shows or allows.
     """
+    if all(message["role"] != "system" for message in messages[1:]):
+        return messages
     moved: list[dict[str, Any]] = []
     for message in messages:
         role, before = message["role"], moved[-1]["role"] if moved else None
@@ -99,10 +101,6 @@ def with_system_first(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping
         else:
             moved.append({**message, "role": role})
     return moved
-
-
-def is_system_first(messages: Sequence[Mapping[str, Any]]) -> bool:
-    return all(message["role"] != "system" for message in messages[1:])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from apps.llm.api import Grammar, RequestError, SamplingParams
 from apps.llm.chat.call_format import CallFormat
-from apps.llm.chat.conversation import ChatRequest, is_system_first, with_system_first
+from apps.llm.chat.conversation import ChatRequest, with_system_first
 from apps.llm.chat.formats.deepseek import FENCE, DeepSeek
 from apps.llm.chat.formats.gemma import FUNCTION_GEMMA, GEMMA4, Gemma
 from apps.llm.chat.formats.harmony import CHANNEL, Harmony
@@ -62,6 +62,10 @@ class ModelFormat:
             takes_tools,
         )
 
+    def on(self, tokens: Callable[[Sequence[str]], Mapping[str, int]], render: Render) -> "ModelFormat":
+        """With what a tokenizer knows of it: `tokens` finds the marks that are a token, `render` is its template's."""
+        return replace(self, tokens=tokens(self.marks), late_system=shows_late_system(render))
+
     @property
     def marks(self) -> tuple[str, ...]:
         """The marks that may be a single token."""
@@ -102,7 +106,7 @@ class ModelFormat:
         """The prompt of a chat, by the chat template, which gets everything in the form that it accepts."""
         messages, fields = request.messages, request.template_fields
         cards: Sequence[Mapping[str, Any]] = [tool.card() for tool in request.tools.tools]
-        if not self.late_system and not is_system_first(messages):
+        if not self.late_system:
             messages = with_system_first(messages)
         if self.calls is not None:
             messages, fields = self.calls.messages(messages), self.calls.template_fields(fields)

@@ -39,7 +39,7 @@ from apps.llm.api import (
     SamplingParams,
 )
 from apps.llm.chat.conversation import ChatRequest
-from apps.llm.chat.model_format import ModelFormat, Turn, shows_late_system
+from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.loaded import LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
@@ -86,8 +86,7 @@ class Engine:
         self.config, self.tokenizer, self.max_model_len = config, tokenizer, max_model_len
         self.loops, self._grammars = loops, grammars
         format_ = ModelFormat.of(tokenizer.chat_template, config.tool_call_format, config.reasoning_format)
-        late_system = shows_late_system(tokenizer.render)
-        self.format = replace(format_, tokens=grammars.tokens(format_.marks), late_system=late_system)
+        self.format = format_.on(grammars.tokens, tokenizer.render)
         """How the model writes tool calls and reasoning."""
         self._arch = loops[0].executor.arch
         self.reranker = Reranker.of(config, self._arch, tokenizer)

@@ -1,7 +1,6 @@
 """The demo model, deployed for all tests of this folder and those under it."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,7 +8,7 @@ import openai
 import pytest
 
 from apps.llm.api import Output
-from apps.llm.chat.model_format import ModelFormat, shows_late_system
+from apps.llm.chat.model_format import ModelFormat
 from apps.llm.engine_stream import EngineStream
 from tests.llm.engine.text import chat_models
 from tests.llm.serve.serving import MODEL, SMALL, LocalServer, local_server, serve_cli
@@ -51,10 +50,7 @@ def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -
     def change(name: str) -> None:
         template = chat_models.TEMPLATES[name]
         monkeypatch.setattr(chat_server.engine.tokenizer._hf, "chat_template", template)
-        format_ = ModelFormat.of(template)
-        late_system = shows_late_system(chat_server.engine.tokenizer.render)
-        tokens = chat_server.engine._grammars.tokens(format_.marks)
-        format_ = replace(format_, tokens=tokens, late_system=late_system)
+        format_ = ModelFormat.of(template).on(chat_server.engine._grammars.tokens, chat_server.engine.tokenizer.render)
         monkeypatch.setattr(chat_server.engine, "format", format_)
 
     return change
