@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from apps.llm.engine.parallel.layout import Layout
 from apps.plan import hlo, traffic
-from apps.plan.llm import bundles, experts
+from apps.plan.llm import bundles, experts, search
 from apps.plan.llm.planner import Sized, Workload
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
@@ -48,3 +49,16 @@ def test_only_the_kernel_reads_the_experts(slice: TpuSlice, fields: dict, tokens
     # Bytes of HBM in each cycle: more means that the instructions take longer than the weights.
     bandwidth = {"v5e": 546, "v5p": 1580, "v6e": 936}[slice.generation]
     assert 0 < cost.cycles < 1.25 * cost.hbm_bytes / bandwidth
+
+
+@pytest.mark.tpu_compile
+@pytest.mark.parametrize(("requests", "billions"), [(8, 12.9), (64, 29.8)])
+def test_a_search_asks_for_no_longer_than_the_experts_that_are_read(requests: int, billions: float) -> None:
+    """A token picks 8 of 128 experts: 8 requests all but 60 % of them, 64 requests nearly all. The rest is 1.2."""
+    pytest.importorskip("libtpu")
+    config = EngineConfig(model=QWEN, max_model_len=2048, max_batch_size=requests)
+    found = search._by_arithmetic(
+        Workload(config, V6E, context=16), search.Criteria(("v6e",), 4, None, {}), Layout(1, 4), search.Devices(4, 1)
+    )
+    assert found is not None
+    assert found.least_ms == pytest.approx(billions * 1e9 * 2 / 4 / 1638e9 * 1e3, rel=0.02)
