@@ -24,7 +24,14 @@ from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention import choice, sharded
 from apps.llm.engine.attention.spec import KVScales, LayerCache, cache_dtype
-from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
+from apps.llm.engine.executor_protocol import (
+    SMALLEST_STEP,
+    SMALLEST_STEP_OF_A_CPU,
+    Tokens,
+    fitting,
+    readable,
+    step_shapes,
+)
 from apps.llm.engine.model import params
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.params import HeadLayout, Params
@@ -52,7 +59,10 @@ class ThisProcess:
         return distributed.here()
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LocalExecutor]":
-        return [LocalExecutor(mesh, layout.of_dp_rank(config), model) for mesh in distributed.meshes(layout)]
+        meshes = distributed.meshes(layout)
+        one_cpu = all(mesh.size == 1 and mesh.devices.item().platform == "cpu" for mesh in meshes)
+        smallest = SMALLEST_STEP_OF_A_CPU if one_cpu else SMALLEST_STEP
+        return [LocalExecutor(mesh, layout.of_dp_rank(config), model, smallest) for mesh in meshes]
 
 
 class LocalExecutor:
@@ -61,15 +71,16 @@ class LocalExecutor:
     Args:
         mesh: the devices of one DP rank.
         config: that rank's.
+        smallest_step: in tokens.
     """
 
-    def __init__(self, mesh: Mesh, config: EngineConfig, model: Model):
+    def __init__(self, mesh: Mesh, config: EngineConfig, model: Model, smallest_step: int = SMALLEST_STEP):
         arch = model.arch
         self.config, self.arch, self.mesh = config, arch, mesh
         self.spans_hosts = distributed.spans_hosts(mesh)
         self.compiles = CompileCount()
         self.dtype = jnp.dtype(config.dtype)
-        self.shapes = step_shapes(config, model.max_len(config))
+        self.shapes = step_shapes(config, model.max_len(config), smallest_step)
         self.readable = readable(self.shapes)
         self.max_pages = self.shapes[0].max_pages
         self.kv_dtype = cache_dtype(config)

@@ -15,7 +15,8 @@ from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
-SMALLEST_STEP = 8  # tokens; from 4 rows up, XLA:CPU computes each row of a matrix product independently of the others
+SMALLEST_STEP = 8  # tokens; a TPU's registers hold 8 rows
+SMALLEST_STEP_OF_A_CPU = 4  # from 4 rows up, XLA:CPU computes each row of a product independently of the others
 
 SMALLEST_READ = 32  # tokens of the smallest step whose hidden states can be read
 
@@ -92,25 +93,26 @@ class DevicePlace(Protocol):
         """
 
 
-def token_buckets(config: EngineConfig) -> list[int]:
+def token_buckets(config: EngineConfig, smallest: int = SMALLEST_STEP) -> list[int]:
     """Step sizes to compile, in tokens, up to the budget: powers of two, and from 128 also the sizes halfway between.
 
     A halfway size is left out where the devices cannot split its tokens: it would take as long as the next larger one.
 
     Args:
         config: of a DP rank.
+        smallest: a power of two.
     """
     devices = config.tensor_parallel or 1
-    sizes = [SMALLEST_STEP << i for i in range(32)]
+    sizes = [smallest << i for i in range(32)]
     halfway = [size * 3 // 2 for size in sizes if size >= 128]
     sizes += [size for size in halfway if devices == 1 or splits_by_token(size, devices)]
     return [*sorted(size for size in sizes if size < config.max_step_tokens), config.max_step_tokens]
 
 
-def step_shapes(config: EngineConfig, max_len: int) -> list[StepShape]:
+def step_shapes(config: EngineConfig, max_len: int, smallest: int = SMALLEST_STEP) -> list[StepShape]:
     """Every step that is compiled, smallest first."""
-    pages = -(-max_len // config.page_size)
-    return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in token_buckets(config)]
+    pages, sizes = -(-max_len // config.page_size), token_buckets(config, smallest)
+    return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in sizes]
 
 
 def readable(shapes: list[StepShape]) -> list[StepShape]:

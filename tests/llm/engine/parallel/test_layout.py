@@ -158,3 +158,4 @@ def test_step_sizes_are_such_as_the_devices_can_split(devices: int, sizes: list[
     found = token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=512))
     assert found == [8, 16, 32, 64, *sizes]
     assert token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=300))[-1] == 300
+    assert token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=40), smallest=4) == [4, 8, 16, 32, 40]
