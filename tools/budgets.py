@@ -83,6 +83,7 @@ SINCE = {
         "experts": 120,
         "the experts' kernel and their uneven load": 250,
         "layers of several kinds, Gemma 4's sizes": 90,
+        "what MLPerf measured, beside a plan": 24,
     },
     "kuberay": {"Grafana boards and Prometheus rules": 565, "a check of the bucket of batches": 7},
     "playground": {"a page to try a service": 971},

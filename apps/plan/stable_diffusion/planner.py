@@ -104,6 +104,10 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
         for b, count in zip(batches, workload.pictures)
     ]
     usable = topology.usable_hbm(slice)
+    rates = [
+        _rate(count, denoising[: i + 1], decoder, text, workload, weights, usable, cores)
+        for i, count in enumerate(workload.pictures)
+    ]
     return ImagePlan(
         model=config.model,
         configs_from=source,
@@ -119,11 +123,8 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
         denoising=denoising,
         decoder=decoder,
         text_encoder=text,
-        rates=[
-            _rate(count, denoising[: i + 1], decoder, text, workload, weights, usable, cores)
-            for i, count in enumerate(workload.pictures)
-        ],
-        notes=_notes(workload, source, cores),
+        rates=rates,
+        notes=_notes(workload, source, cores, rates),
     )
 
 
@@ -201,12 +202,19 @@ def _rate(
     )
 
 
-def _notes(workload: PictureWorkload, source: str, cores: int) -> list[str]:
+def _notes(workload: PictureWorkload, source: str, cores: int, rates: list[Rate]) -> list[str]:
+    best = max(rate.per_chip_s for rate in rates)
+    record = known.record(workload.config.model, workload.size, workload.config.num_inference_steps, workload.slice)
     notes = [
         f"The model's sizes are from {source}.",
         "Pictures are decoded one by one on each device, because the decoder's attention over many would be large; "
         "prompts are encoded one by one on every device, and cached.",
     ]
+    if record is not None:
+        notes.append(
+            f"MLPerf measured {record} pictures/s of a chip at this size and number of steps, on four chips of "
+            f"{workload.slice.generation}; this plan's best estimate is {best / record:.2f} times that."
+        )
     notes += core_notes(workload.slice, cores)
     if workload.config.dtype != "bfloat16":
         notes.append(f"{workload.config.dtype} weights and activations: TPUs are faster with bfloat16.")

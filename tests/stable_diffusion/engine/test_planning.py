@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 from apps.plan import hlo
 from apps.plan.report import LABEL
 from apps.plan.stable_diffusion import known, planner
-from apps.plan.stable_diffusion.report import ImagePlan
+from apps.plan.stable_diffusion.report import ImagePlan, Rate
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import unet, vae
 from apps.stable_diffusion.engine.model.weights import _as_stored, declared
 from apps.stable_diffusion.plan import app
+from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.tpu import GENERATIONS, TpuSlice
 
 PICTURES = "ray_configs.catalog.stable_diffusion_v4"
 
@@ -76,6 +78,22 @@ def test_known_models_have_the_size_that_their_cards_state(model: str) -> None:
         count = sum(math.prod(_as_stored(array.shape)) for array in declared(function, programs.dtype).values()) / 1e6
         # XL reads its first encoder's last layer but one, so the norm behind it is not asked for.
         assert count == pytest.approx(SIZES[model][part], rel=0.06 if len(lengths) == 2 else 0.002), part
+
+
+@pytest.mark.parametrize(("slice", "said"), [("v5e", "0.438"), ("v6e", "1.36"), ("v4", None)])
+@pytest.mark.parametrize("steps", [20, 25])
+def test_what_mlperf_measured_stands_beside_a_plan_for_the_same(slice: str, said: str | None, steps: int) -> None:
+    config = StableDiffusionConfig(model="stabilityai/stable-diffusion-xl-base-1.0", num_inference_steps=steps)
+    machine = GENERATIONS[slice].machines_for("2x2x1" if slice == "v4" else "2x2")[0].name
+    there = TpuSlice(slice, "2x2x1" if slice == "v4" else "2x2", machine)
+    rates = [
+        Rate(pictures=1, seconds=1, per_chip_s=each, per_chip_s_at_floor=1, hbm_gib=1, fits=True) for each in (0.4, 0.5)
+    ]
+    notes = " ".join(planner._notes(planner.PictureWorkload(config, there, "1024x1024"), "", 1, rates))
+    if said is None or steps == 25:
+        assert "MLPerf" not in notes
+    else:
+        assert f"MLPerf measured {said} pictures/s" in notes and f"is {0.5 / float(said):.2f} times" in notes
 
 
 def test_what_is_declared_is_what_a_checkpoint_has(checkpoint) -> None:
