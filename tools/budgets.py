@@ -76,7 +76,6 @@ SINCE = {
         "weights read ahead by several threads": 185,
         "a CPU's smaller steps": 14,
     },
-    "pictures": {"upsampling by parity": 53},
     "plan": {
         "the attention kernel's instructions": 130,
         "sizes of more families": 60,
@@ -96,7 +95,7 @@ ROOMS = (
         ("apps/stable_diffusion", *JOBS, *PLAN, *PLAYGROUND),
         features=SINCE["core"],
     ),
-    Room("pictures", 4_300, ("apps/stable_diffusion",), PICTURES_PLAN, features=SINCE["pictures"]),
+    Room("pictures", 4_300, ("apps/stable_diffusion",), PICTURES_PLAN),
     Room("plan", 2_200, (*PLAN, *PICTURES_PLAN), features=SINCE["plan"]),
     Room("kuberay without render", 6_500, ("kuberay",), ("kuberay/render",), features=SINCE["kuberay"]),
     Room("batch and clients", 3_600, (*JOBS, "clients")),

@@ -1,7 +1,6 @@
 """`python -m apps.stable_diffusion.plan`: what it refuses, what it reckons with, and a plan compiled for a TPU."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from apps.plan.stable_diffusion.report import ImagePlan, Rate
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import unet, vae
-from apps.stable_diffusion.engine.model.weights import _as_stored, declared
+from apps.stable_diffusion.engine.model.weights import declared
 from apps.stable_diffusion.plan import app
 from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.tpu import GENERATIONS, TpuSlice
@@ -75,7 +74,7 @@ def test_known_models_have_the_size_that_their_cards_state(model: str) -> None:
     )
     lengths = (77,) * len(programs.text_configs)
     for part, function in programs.functions(lengths, (512, 512)).items():
-        count = sum(math.prod(_as_stored(array.shape)) for array in declared(function, programs.dtype).values()) / 1e6
+        count = sum(shape.size for shape in declared(function, programs.dtype).values()) / 1e6
         # XL reads its first encoder's last layer but one, so the norm behind it is not asked for.
         assert count == pytest.approx(SIZES[model][part], rel=0.06 if len(lengths) == 2 else 0.002), part
 

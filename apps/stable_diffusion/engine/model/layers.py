@@ -5,13 +5,11 @@ Norms and softmaxes are computed in float32 whatever the weights' type, because 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from apps.stable_diffusion.engine.model.weights import NamedWeights, undo_by_parity
+from apps.stable_diffusion.engine.model.weights import NamedWeights
 
 
 def linear(w: NamedWeights, x: jax.Array, out: int, bias: bool = True) -> jax.Array:
@@ -26,12 +24,9 @@ def conv(
     """[b, h, w, in] -> [b, h / stride, w / stride, out]; `padding` before and after, on both axes."""
     kernel = w.get("weight", size, size, x.shape[-1], out)
     around = padding or (size // 2, size // 2)
-    return _convolve(x, kernel, (around, around), stride) + w.get("bias", out)
-
-
-def _convolve(x: jax.Array, kernel: jax.Array, padding: Sequence[tuple[int, int]], stride: int = 1) -> jax.Array:
     numbers = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=numbers)
+    y = lax.conv_general_dilated(x, kernel, (stride, stride), (around, around), dimension_numbers=numbers)
+    return y + w.get("bias", out)
 
 
 def layer_norm(w: NamedWeights, x: jax.Array, eps: float = 1e-5) -> jax.Array:
@@ -74,30 +69,13 @@ def resnet(
 
 
 def upsample(w: NamedWeights, x: jax.Array, size: tuple[int, int]) -> jax.Array:
-    """Upsample to [b, *size, c] by repeating pixels, then convolve; a size is twice that of `x`, or one less.
-
-    The nine pixels that a pixel of the result is made of are only four of `x`. Which four, and with which weights,
-    depends on whether its row and its column are even: so there are four convolutions of `x` with 2 x 2 weights, less
-    than half the work. See `by_parity` for the weights.
-    """
-    channels = x.shape[-1]
-    kernels = w["conv"].get("weight", 2, 2, 2, 2, channels, channels)
-    bias = w["conv"].get("bias", channels)
-    if size != (2 * x.shape[1], 2 * x.shape[2]):  # at the border the repeated pixel is missing
-        x = x.repeat(2, axis=1).repeat(2, axis=2)[:, : size[0], : size[1]]
-        return _convolve(x, undo_by_parity(kernels).astype(x.dtype), ((1, 1), (1, 1))) + bias
-    rows = []
-    for row in (0, 1):
-        around = (1 - row, row)
-        even, odd = (_convolve(x, kernels[row, column], (around, (1 - column, column))) for column in (0, 1))
-        # XLA makes less of stacking columns than of filling gaps with zeros.
-        zero = jnp.zeros((), x.dtype)
-        even, odd = (
-            lax.pad(each, zero, ((0, 0, 0), (0, 0, 0), (first, 1 - first, 1), (0, 0, 0)))
-            for first, each in enumerate((even, odd))
-        )
-        rows.append(even + odd)
-    return jnp.stack(rows, 2).reshape(x.shape[0], *size, channels) + bias
+    """Upsample to [b, *size, c] by repeating pixels, then convolve."""
+    if size == (2 * x.shape[1], 2 * x.shape[2]):
+        x = x.repeat(2, axis=1).repeat(2, axis=2)
+    else:  # an odd size further up
+        rows, columns = (jnp.arange(new) * old // new for new, old in zip(size, x.shape[1:3]))
+        x = x[:, rows][:, :, columns]
+    return conv(w["conv"], x, x.shape[-1])
 
 
 def sinusoids(positions: jax.Array, size: int, flip: bool = True, shift: float = 0) -> jax.Array:

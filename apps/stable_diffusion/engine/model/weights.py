@@ -17,7 +17,6 @@ import numpy as np
 
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError, TensorEntry
 
-UPSAMPLER = ".upsamplers."
 READERS = 8  # remote files are slow: several tensors are read at a time
 OLD_NAMES = {  # of a VAE's attention, before diffusers 0.18
     ".query.": ".to_q.",
@@ -30,8 +29,7 @@ OLD_NAMES = {  # of a VAE's attention, before diffusers 0.18
 class NamedWeights:
     """Named arrays seen under a prefix: `weights["down_blocks"][0]["resnets"][1]`.
 
-    A matrix is `[in, out]` and a convolution `[height, width, in, out]`, the transpose of what the files hold; that
-    of an upsampler is four (`by_parity`).
+    A matrix is `[in, out]` and a convolution `[height, width, in, out]`, the transpose of what the files hold.
     """
 
     def __init__(self, arrays: Mapping[str, Any], prefix: str = "") -> None:
@@ -88,50 +86,21 @@ def declared(function: Callable[[NamedWeights], Any], dtype: np.dtype) -> dict[s
     return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
 
 
-def by_parity(kernel: np.ndarray) -> np.ndarray:
-    """3 x 3 weights `[3, 3, in, out]` as `layers.upsample` uses them: float32 `[2, 2, 2, 2, in, out]`.
-
-    The first two axes are the parities of the row and the column of the result that the 2 x 2 weights are for.
-    """
-    kernel = kernel.astype(np.float32)
-    rows = np.stack([np.stack([kernel[0], kernel[1] + kernel[2]]), np.stack([kernel[0] + kernel[1], kernel[2]])])
-    even = np.stack([rows[:, :, 0], rows[:, :, 1] + rows[:, :, 2]], 2)
-    odd = np.stack([rows[:, :, 0] + rows[:, :, 1], rows[:, :, 2]], 2)
-    return np.stack([even, odd], 1)
-
-
-def undo_by_parity(kernels: jax.Array) -> jax.Array:
-    """The 3 x 3 weights again, in float32, as exact as the sums in their type are."""
-    wide = kernels.astype(jnp.float32)
-    columns = jnp.stack([wide[:, 0, :, 0], wide[:, 0, :, 1] - wide[:, 1, :, 1], wide[:, 1, :, 1]], 2)
-    return jnp.stack([columns[0, 0], columns[0, 1] - columns[1, 1], columns[1, 1]])
-
-
 def _as_stored(shape: tuple[int, ...]) -> list[int]:
-    if len(shape) == 6:
-        return [shape[5], shape[4], 3, 3]
     return [shape[3], shape[2], shape[0], shape[1]] if len(shape) == 4 else list(shape[::-1])
 
 
 def _as_used(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """[out, in] -> [in, out], [out, in, h, w] -> [h, w, in, out]; a table of embeddings is unchanged.
-
-    See `by_parity` for those of an upsampler.
-    """
+    """[out, in] -> [in, out], [out, in, h, w] -> [h, w, in, out]; a table of embeddings is unchanged."""
     if name.endswith("embedding.weight"):
         return shape
-    if UPSAMPLER in name and shape[2:] == (3, 3):
-        return (2, 2, 2, 2, shape[1], shape[0])
     return (shape[2], shape[3], shape[1], shape[0]) if len(shape) == 4 else shape[::-1]
 
 
 def _transpose(name: str, array: np.ndarray) -> np.ndarray:
     if name.endswith("embedding.weight"):
         return array
-    if array.ndim == 4:
-        kernel = array.transpose(2, 3, 1, 0)
-        return by_parity(kernel) if UPSAMPLER in name else kernel
-    return array.T
+    return array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T
 
 
 def _new_name(name: str) -> str:
