@@ -300,9 +300,7 @@ def loaded(tree: Params, reading: Callable[[str, Param], Reading], local: bool) 
     weights = []
     with bar("reading weights", len(params)) as advance:
         for ready in read_ahead((reading(name, param) for name, param in params.items()), local):
-            # One at a time: CPU devices of several processes deadlock when programs with collectives (the exchange of
-            # rows) pile up.
-            weights.append(jax.block_until_ready(ready.placed()))
+            weights.append(ready.placed())
             advance()
     return jax.tree.unflatten(jax.tree.structure(tree, is_leaf=is_param), weights)
 
@@ -319,7 +317,7 @@ def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0
         form = _abstract(param, mesh, dtype, int8)
         # Numbers, not a key: an array on one process's devices cannot be an input on a mesh of several processes.
         weight = _drawing(form, param.constant)(np.uint32(seed), np.uint32(next(places)))
-        return jax.block_until_ready(weight)  # see `load`
+        return jax.block_until_ready(weight)  # see `Reading.placed`
 
     return _map(draw, tree)
 

@@ -80,7 +80,9 @@ class Reading:
 
     def placed(self) -> Weight:
         """The parameter on its devices."""
-        arrays = [self._placed(number) for number in range(len(self._leaves))]
+        # One at a time: CPU devices of several processes deadlock when programs with collectives (the exchange of
+        # rows) pile up.
+        arrays = [jax.block_until_ready(self._placed(number)) for number in range(len(self._leaves))]
         return QuantArray(*arrays) if len(arrays) > 1 else arrays[0]
 
     def _placed(self, number: int) -> jax.Array:
