@@ -174,8 +174,9 @@ class Checkpoint(ModelFolder):
         if self.is_local:
             return self.stored(name, rows)
         entry = self.tensors[name]
-        first, last, _ = rows.indices(height := (entry.shape or (1,))[0])
-        place = name, first, last, (entry.stop - entry.start) * (last - first) // height
+        height = (entry.shape or (1,))[0]
+        first, last, _ = rows.indices(height)
+        place = name, first, last, (entry.stop - entry.start) * (last - first) // max(height, 1)
         with self._lock:
             mine = place not in self._parts
             found = self._parts.setdefault(place, Future())
