@@ -47,6 +47,7 @@ class Tensors(Protocol):
     """What a format needs of a checkpoint."""
 
     location: str
+    is_local: bool
 
     @property
     def tensors(self) -> Mapping[str, TensorEntry]: ...

@@ -53,8 +53,8 @@ def read(checkpoint: Tensors, name: str, shape: tuple[int, ...], rows: slice) ->
                 f"{checkpoint.location}/{entry.file}: tensor {base}{part} has shape {entry.shape}, but config.json "
                 f"implies a share of {size} for each expert, and an expert {number}"
             )
-        if len(size) == 1:
-            return checkpoint.part(base + part)[number]  # biases are small: all experts' at once
+        if len(size) == 1 and not checkpoint.is_local:
+            return checkpoint.part(base + part)[number]  # all experts' biases in one request
         return checkpoint.part(base + part, slice(number, number + 1))[0]
 
     if kind == "bias":
