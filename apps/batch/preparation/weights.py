@@ -14,9 +14,8 @@ from apps.llm.engine.model.params import Param
 from apps.llm.engine.model.quantization import quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params
+from apps.llm.engine.weights.reading import ALIGNMENT
 
-ALIGNMENT = 64
-"""Bytes: JAX on a CPU uses an array in place if its address is a multiple of this."""
 PIECE = 32 * 2**20
 """Bytes that are read and converted at once."""
 DTYPE_NAMES = {dtype: name for name, dtype in STORED_DTYPES.items()}
