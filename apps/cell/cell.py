@@ -156,10 +156,11 @@ class CellReconciler:
             return "UPDATING", reason
         if app.active >= model.replicas:
             return "LOADED", reason if app.status == "DEPLOY_FAILED" else None
+        # Serve's message about a replica that it cannot place is worth showing too.
+        waits = waits or app.message.strip() or None
         if app.active:
             return "PARTLY_LOADED", reason or waits
-        # Serve's message about a replica that it cannot place is worth showing too.
-        return ("FAILED", reason) if reason else ("LOADING", waits or app.message.strip() or None)
+        return ("FAILED", reason) if reason else ("LOADING", waits)
 
 
 def _served(model: Published | None) -> tuple[Any, ...] | None:

@@ -2,8 +2,10 @@
 
 import pytest
 
-from apps.cell.cell import _failure
-from apps.cell.reconcile import ServeApp
+from apps.cell.cell import CellReconciler, LastRound, _failure
+from apps.cell.reconcile import ReplicaStatus, ServeApp
+from apps.cell.state import Published
+from ray_configs.cell import CellConfig
 
 TRACE = """A replica failed to start with exception. Retrying 17 more time(s). Error:
 Traceback (most recent call last):
@@ -38,3 +40,16 @@ apps.serving.model_folder.CheckpointError: /models/x: no such folder
 )
 def test_the_exception_of_a_traceback(status: str, message: str, reason: str | None) -> None:
     assert _failure(ServeApp(status, message, "one.0", 1, 0, ())) == reason
+
+
+WAITS = "Deployment 'LLM' has 1 replicas that have taken more than 30s to be scheduled: required {'CPU': 1.0}"
+
+
+@pytest.mark.parametrize(("active", "state"), [(0, "LOADING"), (1, "PARTLY_LOADED")])
+def test_a_replica_that_finds_no_cpu(active: int, state: str) -> None:
+    model = Published(model_path="/models/x", replicas=2, order=0)
+    replicas = tuple(ReplicaStatus(str(i), "RUNNING" if i < active else "STARTING", "", "") for i in range(2))
+    app = ServeApp("DEPLOYING", WAITS, "one.0", 2, 0, replicas)
+    cell = CellReconciler(CellConfig(), None, None, keys=False)  # type: ignore[arg-type]
+    cell.seen = LastRound({"x": model}, {"x": app}, {"x": 2})
+    assert cell._state("x", model, app) == (state, WAITS)
