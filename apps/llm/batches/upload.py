@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
@@ -14,6 +15,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from apps.serving.ingress.openai_errors import OpenAIError
+
+# It warns of each malformed form, which the client is told; a server's log could be filled from outside.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 T = TypeVar("T")
 
