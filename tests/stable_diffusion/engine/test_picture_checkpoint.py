@@ -159,8 +159,9 @@ def test_remote_is_as_local(checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint("sdxl")
     fsspec.filesystem("memory").put(str(folder), "/models/xl", recursive=True)
     same(weights(load("memory://models/xl")), weights(load(folder)))
-    copy = Path(Checkpoint("memory://models/xl").local_folder())
-    files = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    with Checkpoint("memory://models/xl").local_folder() as copy:
+        files = {str(path.relative_to(copy)) for path in Path(copy).rglob("*") if path.is_file()}
+    assert not Path(copy).exists()
     assert {UNET, "tokenizer_2/vocab.json", "scheduler/scheduler_config.json", "text_encoder_2/config.json"} <= files
 
 

@@ -4,8 +4,9 @@ import logging
 import math
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -67,15 +68,17 @@ class Checkpoint(ModelFolder):
             raise CheckpointError(f"{self.location}: {name} is missing; expected a Hugging Face model folder")
         return content
 
-    def tokenizer_folder(self) -> str:
-        """A local folder with the tokenizer's files; those of a remote checkpoint are copied to a temporary folder."""
+    @contextmanager
+    def tokenizer_folder(self) -> Iterator[str]:
+        """A local folder with the tokenizer's files; a remote checkpoint's are copied for as long as it takes."""
         if self.is_local:
-            return self._root
-        folder = tempfile.mkdtemp(prefix="podslice-tokenizer-")
-        for name in TOKENIZER_FILES:
-            if self.has(name):
-                self.copy(name, Path(folder, name))
-        return folder
+            yield self._root
+            return
+        with tempfile.TemporaryDirectory(prefix="podslice-tokenizer-") as folder:
+            for name in TOKENIZER_FILES:
+                if self.has(name):
+                    self.copy(name, Path(folder, name))
+            yield folder
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorEntry]:

@@ -79,7 +79,8 @@ class Model:
     def tokenizer(self) -> ModelTokenizer:
         if self.checkpoint is None:
             return ModelTokenizer.of_bytes(self.arch.vocab_size)
-        return ModelTokenizer.of_folder(self.checkpoint.tokenizer_folder())
+        with self.checkpoint.tokenizer_folder() as folder:
+            return ModelTokenizer.of_folder(folder)
 
     def pooling(self) -> Pool:
         """How a model for embeddings says, in sentence-transformers' file, that it is pooled; mean for any other."""

@@ -32,17 +32,17 @@ class Tokenizers:
     def __init__(self, checkpoint: Checkpoint) -> None:
         import transformers
 
-        folder = checkpoint.local_folder(*checkpoint.tokenizers)
         self._tokenizers: list[Any] = []
         self.lengths: list[int] = []
-        for name, encoder in zip(checkpoint.tokenizers, checkpoint.text_encoders):
-            try:
-                tokenizer = transformers.AutoTokenizer.from_pretrained(f"{folder}/{name}")
-            except (OSError, ValueError) as error:
-                raise CheckpointError(f"{checkpoint.location}/{name}: no tokenizer can be read: {error}") from error
-            positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
-            self._tokenizers.append(tokenizer)
-            self.lengths.append(min(tokenizer.model_max_length, positions))
+        with checkpoint.local_folder(*checkpoint.tokenizers) as folder:
+            for name, encoder in zip(checkpoint.tokenizers, checkpoint.text_encoders):
+                try:
+                    tokenizer = transformers.AutoTokenizer.from_pretrained(f"{folder}/{name}")
+                except (OSError, ValueError) as error:
+                    raise CheckpointError(f"{checkpoint.location}/{name}: no tokenizer can be read: {error}") from error
+                positions = checkpoint.config(encoder).get("max_position_embeddings", 77)
+                self._tokenizers.append(tokenizer)
+                self.lengths.append(min(tokenizer.model_max_length, positions))
         self._known = TextCache(self._tokenize)
 
     def __call__(self, text: str) -> PromptTokens:

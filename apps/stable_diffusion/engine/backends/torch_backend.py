@@ -400,9 +400,8 @@ def _pipeline(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     try:
         more: dict[str, Any] = {} if checkpoint.is_xl else {"safety_checker": None, "requires_safety_checker": False}
         more |= {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
-        return diffusers.DiffusionPipeline.from_pretrained(
-            checkpoint.local_folder(), use_safetensors=True, variant=variant, **more
-        )
+        with checkpoint.local_folder() as folder:
+            return diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, variant=variant, **more)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"{checkpoint.location}: diffusers can't load it: {error}") from error
     finally:

@@ -7,7 +7,8 @@ files. Tensors are read one by one, so that only those that a model uses are eve
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -136,11 +137,20 @@ class Checkpoint(ModelFolder):
         """One tensor as stored in the file."""
         return self.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
 
-    def local_folder(self, *folders: str) -> str:
-        """A local copy of these folders of the pipeline (of all that it needs, if none is named)."""
+    @contextmanager
+    def local_folder(self, *folders: str) -> Iterator[str]:
+        """The pipeline's folder. Of a remote one these folders are copied (all that it needs, if none is named), for as
+        long as it takes.
+        """
         if self.is_local:
-            return self._root
-        here = Path(tempfile.mkdtemp(prefix="podslice-stable-diffusion-"))
+            yield self._root
+            return
+        with tempfile.TemporaryDirectory(prefix="podslice-stable-diffusion-") as here:
+            for file in self._files(folders):
+                self.copy(file, Path(here, file))
+            yield here
+
+    def _files(self, folders: tuple[str, ...]) -> list[str]:
         wanted = folders or ("scheduler", *self.tokenizers, *self.components)
         files = ["model_index.json"]
         for folder in wanted:
@@ -150,9 +160,7 @@ class Checkpoint(ModelFolder):
             files += [f"{folder}/{name}" for name in names if name.endswith((".json", ".txt"))]
             if folder in WEIGHT_FILES:
                 files += self.weight_files(folder)[0]
-        for file in files:
-            self.copy(file, here / file)
-        return str(here)
+        return files
 
 
 def _resolve(location: str) -> str:

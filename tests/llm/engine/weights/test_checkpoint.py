@@ -155,8 +155,12 @@ def test_remote_is_as_local(tmp_path: Path, shards: int) -> None:
     fsspec.filesystem("memory").put(str(tmp_path), f"/models/{shards}", recursive=True)
     local, remote = read(tmp_path), read(url)
     params.jax.tree.map(np.testing.assert_array_equal, local, remote)
-    copied = Path(Checkpoint(url).tokenizer_folder())
-    assert (copied / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    with Checkpoint(url).tokenizer_folder() as folder:
+        assert Path(folder, "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    assert not Path(folder).exists()
+    with Checkpoint(str(tmp_path)).tokenizer_folder() as folder:
+        pass
+    assert Path(folder).samefile(tmp_path), "its own, which stays"
 
 
 def test_rows(llama: Path) -> None:
