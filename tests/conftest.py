@@ -18,7 +18,7 @@ from tests.ports import free_port, serve_ports
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Beside the programs in each test's own compile cache there are the CPU attention's kernels, the same for all models:
+# Beside the programs in each test's own compile cache there are the CPU's kernels, the same for all models:
 # half a minute of both cores where four processes make them at once.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")))
 # Hypothesis draws the same examples in every run: a suite that draws anew fails now and then on what nobody changed.

@@ -17,7 +17,7 @@ def use_compile_cache(folder: str | None) -> None:
         return
     path = Path(folder).expanduser()
     path.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(path / "numba"))  # the CPU attention's kernels
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(path / "numba"))  # the CPU's kernels
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -8,6 +8,7 @@ print(engine.generate(["How many days are in a week?"], SamplingParams(max_token
 
 model/      architecture, weights and forward pass
 attention/  over the paged KV cache, for each platform
+cpu/        native kernels for CPUs: attention and matrix products
 parallel/   layout over devices, and the processes of a slice of several hosts
 text/       tokens to text and back, and grammars
 speculation/  guesses of an answer's next tokens, and when they pay

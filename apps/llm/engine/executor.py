@@ -24,19 +24,13 @@ from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.attention import choice, sharded
 from apps.llm.engine.attention.spec import KVScales, LayerCache, cache_dtype
-from apps.llm.engine.executor_protocol import (
-    SMALLEST_STEP,
-    SMALLEST_STEP_OF_A_CPU,
-    Tokens,
-    fitting,
-    readable,
-    step_shapes,
-)
+from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model import params
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Devices, Layout
+from apps.llm.engine.parallel.products import skips_padding
 from apps.llm.engine.readout import BLOCK, Launched, Readout, ReadoutPrograms
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import HostStep, StepShape
@@ -60,9 +54,8 @@ class ThisProcess:
 
     def load(self, config: EngineConfig, model: Model, layout: Layout) -> "list[LocalExecutor]":
         meshes = distributed.meshes(layout)
-        one_cpu = all(mesh.size == 1 and mesh.devices.item().platform == "cpu" for mesh in meshes)
-        smallest = SMALLEST_STEP_OF_A_CPU if one_cpu else SMALLEST_STEP
-        return [LocalExecutor(mesh, layout.of_dp_rank(config), model, smallest) for mesh in meshes]
+        skips = skips_padding(meshes, jnp.dtype(config.dtype), config.quantize_weights == "int8")
+        return [LocalExecutor(mesh, layout.of_dp_rank(config), model, skips) for mesh in meshes]
 
 
 class LocalExecutor:
@@ -71,16 +64,17 @@ class LocalExecutor:
     Args:
         mesh: the devices of one DP rank.
         config: that rank's.
-        smallest_step: in tokens.
+        skips_padding: as `Executor` has it.
     """
 
-    def __init__(self, mesh: Mesh, config: EngineConfig, model: Model, smallest_step: int = SMALLEST_STEP):
+    def __init__(self, mesh: Mesh, config: EngineConfig, model: Model, skips_padding: bool = False):
         arch = model.arch
         self.config, self.arch, self.mesh = config, arch, mesh
         self.spans_hosts = distributed.spans_hosts(mesh)
         self.compiles = CompileCount()
         self.dtype = jnp.dtype(config.dtype)
-        self.shapes = step_shapes(config, model.max_len(config), smallest_step)
+        self.skips_padding = skips_padding
+        self.shapes = step_shapes(config, model.max_len(config), skips_padding)
         self.readable = readable(self.shapes)
         self.max_pages = self.shapes[0].max_pages
         self.kv_dtype = cache_dtype(config)
@@ -294,7 +288,7 @@ def compiled_step(decoder: Decoder):
         )
         hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
         last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
-        logits = decoder.logits(weights, last)
+        logits = decoder.logits(weights, last, batch.num_seqs)
         samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh)
         if decoder.mesh.size > 1:  # replicated: each host reads its own copy and feeds its own state back
             everywhere = NamedSharding(decoder.mesh, P())

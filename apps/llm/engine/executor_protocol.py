@@ -16,8 +16,6 @@ from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig
 
 SMALLEST_STEP = 8  # tokens; a TPU's registers hold 8 rows
-SMALLEST_STEP_OF_A_CPU = 4  # from 4 rows up, XLA:CPU computes each row of a product independently of the others
-
 SMALLEST_READ = 32  # tokens of the smallest step whose hidden states can be read
 
 
@@ -49,6 +47,8 @@ class Executor(Protocol[LaunchedT]):
     arch: Architecture
     pages: int
     """KV cache pages, page 0 included; known after `make_cache`."""
+    skips_padding: bool
+    """Whether a step takes time for the tokens that it has; else it takes that of all that it is compiled for."""
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         """Measure int8 scales if wanted, allocate the KV cache, and return how many pages it has."""
@@ -93,25 +93,28 @@ class DevicePlace(Protocol):
         """
 
 
-def token_buckets(config: EngineConfig, smallest: int = SMALLEST_STEP) -> list[int]:
+def token_buckets(config: EngineConfig, skips_padding: bool = False) -> list[int]:
     """Step sizes to compile, in tokens, up to the budget: powers of two, and from 128 also the sizes halfway between.
 
     A halfway size is left out where the devices cannot split its tokens: it would take as long as the next larger one.
 
     Args:
         config: of a DP rank.
-        smallest: a power of two.
+        skips_padding: as `Executor` has it. Then half as many sizes do, and compiling them takes half the time.
     """
     devices = config.tensor_parallel or 1
-    sizes = [smallest << i for i in range(32)]
+    sizes = [SMALLEST_STEP << i for i in range(32)]
     halfway = [size * 3 // 2 for size in sizes if size >= 128]
-    sizes += [size for size in halfway if devices == 1 or splits_by_token(size, devices)]
+    if skips_padding:
+        sizes = [size for size in sizes if size > 128 or size in (8, 32, 128)]
+    else:
+        sizes += [size for size in halfway if devices == 1 or splits_by_token(size, devices)]
     return [*sorted(size for size in sizes if size < config.max_step_tokens), config.max_step_tokens]
 
 
-def step_shapes(config: EngineConfig, max_len: int, smallest: int = SMALLEST_STEP) -> list[StepShape]:
+def step_shapes(config: EngineConfig, max_len: int, skips_padding: bool = False) -> list[StepShape]:
     """Every step that is compiled, smallest first."""
-    pages, sizes = -(-max_len // config.page_size), token_buckets(config, smallest)
+    pages, sizes = -(-max_len // config.page_size), token_buckets(config, skips_padding)
     return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in sizes]
 
 

@@ -16,10 +16,10 @@ from apps.llm.engine.model import experts
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.config_fields import GATE_SLOPE
 from apps.llm.engine.model.params import HeadLayout, Params
-from apps.llm.engine.model.quantization import linear, product
+from apps.llm.engine.model.quantization import Weight
 from apps.llm.engine.model.rope import Rope, sinusoid_frequencies
 from apps.llm.engine.model.rotation import angles, rotate
-from apps.llm.engine.parallel.products import row_parallel, rows, splits_by_token, whole
+from apps.llm.engine.parallel.products import product, row_parallel, rows, splits_by_token, whole
 from apps.llm.engine.step import Batch
 
 
@@ -82,8 +82,10 @@ class Decoder:
             (rope, dim): rope and angles(batch, self.page_size, rope.inverse_frequencies(dim) * 2, rope.scale)
             for rope, dim in dict.fromkeys(rotations)
         }
-        extras = self._per_layer(params, tokens, x, by_token) if arch.per_layer_width else [None] * arch.num_layers
-        live = jnp.arange(len(tokens)) < batch.q_starts[-1]
+        live = batch.q_starts[-1:]
+        extras = [None] * arch.num_layers
+        if arch.per_layer_width:
+            extras = self._per_layer(params, tokens, x, live, by_token)
         adapters = params["layers"][0].get("adapters")
         own = None if adapters is None else owned(batch, adapters["qkv"].a.shape[1])
         plans: dict[Any, Any] = {}
@@ -106,7 +108,7 @@ class Decoder:
                 return None if own is None or name not in layer["adapters"] else (layer["adapters"][name], own)
 
             y = whole(self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
-            qkv = product(y, layer["qkv"], layer.get("qkv_bias"))
+            qkv = self._product(y, layer["qkv"], live, layer.get("qkv_bias"))
             qkv = qkv.reshape(len(y), spec.kv_heads, -1, spec.head_dim)
             qkv = _plus(qkv, y, adapted("qkv"), 2).astype(y.dtype)
             # Query heads and their key head rotate by the same angles. The last is that of the values, or of both.
@@ -124,7 +126,7 @@ class Decoder:
             sinks = layer["sinks"].reshape(-1, spec.group) if arch.sinks else None
             y, cache = attend(self.impl, QKV(q, k, v, sinks), cache, plan, batch, spec, self.mesh, scales)
             y = y.reshape(len(y), -1)
-            y = row_parallel(y, layer["out"], layer.get("out_bias"), self.mesh, by_token, adapted("out"))
+            y = row_parallel(y, layer["out"], layer.get("out_bias"), self.mesh, by_token, adapted("out"), live)
             if arch.post_norms:
                 y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
             x = x + y
@@ -137,8 +139,9 @@ class Decoder:
                 y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
             x = x + y
             if extra is not None:
-                y = self._activation(product(x, layer["extra_in"])) * extra
-                x = x + self._norm(linear(y.astype(x.dtype), layer["extra_out"]), layer["extra_norm"])
+                y = self._activation(self._product(x, layer["extra_in"], live)) * extra
+                y = self._product(y.astype(x.dtype), layer["extra_out"], live).astype(x.dtype)
+                x = x + self._norm(y, layer["extra_norm"])
             x = x * layer["scalar"] if arch.layer_scalars else x
             return x, cache, None if k is None or v is None else (k, v)
 
@@ -153,19 +156,21 @@ class Decoder:
                 observe.append(seen)
         return whole(x, self.mesh, by_token), caches
 
-    def _per_layer(self, params: Params, tokens: jax.Array, x: jax.Array, by_token: bool) -> list[jax.Array]:
+    def _per_layer(
+        self, params: Params, tokens: jax.Array, x: jax.Array, live: jax.Array, by_token: bool
+    ) -> list[jax.Array]:
         """Gemma 4's further embeddings of each layer, `[T, width]`: from the tokens, and from their embeddings x."""
         layers, width = self.arch.num_layers, self.arch.per_layer_width
         own = rows(params["extra_embed"], tokens, self.dtype, self.mesh, by_token) * jnp.asarray(width**0.5, self.dtype)
-        projected = product(x, params["extra_projection"]) * self.arch.hidden_size**-0.5
+        projected = self._product(x, params["extra_projection"], live) * self.arch.hidden_size**-0.5
         projected = self._norm(projected.reshape(-1, layers, width), params["extra_projection_norm"]).astype(self.dtype)
         both = (projected + own.reshape(-1, layers, width)) * jnp.asarray(2**-0.5, self.dtype)
         return [both[:, layer] for layer in range(layers)]
 
-    def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """`[rows, hidden]` -> `[rows, vocab]` float32."""
+    def logits(self, params: Params, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
+        """`[rows, hidden]` -> `[rows, vocab]` float32; `live` as `product` takes it."""
         head = params["embed"] if self.arch.tied_embeddings else params["lm_head"]
-        logits = product(self.final(params, hidden), head, params.get("lm_head_bias"))
+        logits = self._product(self.final(params, hidden), head, live, params.get("lm_head_bias"))
         if self.arch.final_softcap is not None:
             logits = self.arch.final_softcap * jnp.tanh(logits / self.arch.final_softcap)
         return logits
@@ -173,6 +178,11 @@ class Decoder:
     def final(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The final norm of the last layer's output, `[rows, hidden]`."""
         return self._norm(hidden, params["final_norm"], params.get("final_norm_bias"))
+
+    def _product(
+        self, x: jax.Array, weight: Weight, live: jax.Array | None, bias: jax.Array | None = None
+    ) -> jax.Array:
+        return product(x, weight, self.mesh, bias, live)
 
     def _norm(self, x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None) -> jax.Array:
         """RMSNorm over the last axis, or LayerNorm (which has a bias), in float32.
@@ -193,22 +203,23 @@ class Decoder:
     def _feed_forward(
         self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool, adapted: Callable[[str], Owned | None]
     ) -> jax.Array:
-        """`[T, hidden]` -> the same; of experts, padding (where `live` is false) takes none."""
+        """`[T, hidden]` -> the same; of experts, padding (from row `live` on) takes none."""
         if "router" not in layer:
-            return self._mlp(x, layer, by_token, adapted)
-        logits = product(x, layer["router"], layer.get("router_bias"))
+            return self._mlp(x, layer, live, by_token, adapted)
+        logits = self._product(x, layer["router"], live, layer.get("router_bias"))
         y = self._experts(x, logits, layer, live, by_token)
         if "shared_gate" in layer:
-            share = jax.nn.sigmoid(product(x, layer["shared_gate"]))
-            y = y + self._mlp(x, layer, by_token, adapted, share)
+            share = jax.nn.sigmoid(self._product(x, layer["shared_gate"], live))
+            y = y + self._mlp(x, layer, live, by_token, adapted, share)
         return y
 
     def _beside(
         self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool, adapted: Callable[[str], Owned | None]
     ) -> jax.Array:
         """Gemma 4's experts and feed-forward network beside them, each from x `[T, hidden]` by norms of its own."""
-        dense = self._mlp(self._norm(x, layer["mlp_norm"]), layer, by_token, adapted)
-        logits = product(self._norm(x, layer["router_scale"]), layer["router"]) * self.arch.hidden_size**-0.5
+        dense = self._mlp(self._norm(x, layer["mlp_norm"]), layer, live, by_token, adapted)
+        logits = self._product(self._norm(x, layer["router_scale"]), layer["router"], live)
+        logits = logits * self.arch.hidden_size**-0.5
         routed = self._experts(self._norm(x, layer["experts_norm"]), logits, layer, live, by_token)
         return self._norm(dense, layer["dense_norm"]) + self._norm(routed, layer["post_experts_norm"])
 
@@ -218,7 +229,7 @@ class Decoder:
         shares, picked = experts.route(logits, self.arch.experts)
         if "expert_scales" in layer:
             shares = shares * layer["expert_scales"][picked]
-        picked = jnp.where(live[:, None], picked, self.arch.experts.count)
+        picked = jnp.where((jnp.arange(len(x)) < live)[:, None], picked, self.arch.experts.count)
         weights = experts.ExpertWeights(
             layer["experts_in"], layer["experts_out"], layer.get("experts_in_bias"), layer.get("experts_out_bias")
         )
@@ -228,6 +239,7 @@ class Decoder:
         self,
         x: jax.Array,
         layer: Params,
+        live: jax.Array,
         by_token: bool,
         adapted: Callable[[str], Owned | None],
         share: jax.Array | None = None,
@@ -235,16 +247,17 @@ class Decoder:
         """One feed-forward network, times `share` `[T, 1]` where given."""
         if self.arch.gated_mlp:
             shares = self.heads.devices
-            both = product(x, layer["gate_up"], layer.get("gate_up_bias")).reshape(len(x), shares, 2, -1)
+            both = self._product(x, layer["gate_up"], live, layer.get("gate_up_bias"))
+            both = both.reshape(len(x), shares, 2, -1)
             both = _plus(both, x, adapted("gate_up"), 2)
             gate, up = both[:, :, 0], both[:, :, 1]  # [T, devices, mlp / devices]
             y = self._gated(gate, up)
         else:
-            up = product(x, layer["up"], layer.get("up_bias"))[:, None]
+            up = self._product(x, layer["up"], live, layer.get("up_bias"))[:, None]
             y = self._activation(_plus(up, x, adapted("up"), 1))
         y = y.reshape(len(x), -1)
         y = (y if share is None else y * share).astype(x.dtype)
-        return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token, adapted("down"))
+        return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token, adapted("down"), live)
 
     def _gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
         limit = self.arch.gate_limit

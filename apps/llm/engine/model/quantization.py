@@ -1,5 +1,6 @@
-"""int8 weights with one scale per output channel, as a type that `linear` accepts."""
+"""int8 weights with one scale per output channel, as a type that `product` accepts."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -57,24 +58,32 @@ def _float32(rows: np.ndarray) -> np.ndarray:
     return (rows.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def product(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
-    """`[tokens, in]` times `[out, in]`, plus bias -> `[tokens, out]` float32.
+def multiplied(x: jax.Array, values: jax.Array) -> jax.Array:
+    """`[tokens, in]` times `[out, in]` -> `[tokens, out]` float32.
 
     Weights keep Hugging Face's `[out, in]` order, so loading transposes nothing. XLA:CPU uses the matrix unit (AMX)
     only for plain two-dimensional bf16 x bf16 -> float32; it would copy a weight of more axes in every step.
-    Biases are float32: see `Param.wide`.
     """
-    y = jax.lax.dot_general(
-        x, values(weight).astype(x.dtype), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    contracted = ((1,), (1,)), ((), ())
+    return jax.lax.dot_general(x, values.astype(x.dtype), contracted, preferred_element_type=jnp.float32)
+
+
+def product(
+    x: jax.Array,
+    weight: Weight,
+    bias: jax.Array | None = None,
+    multiply: Callable[[jax.Array, jax.Array], jax.Array] = multiplied,
+) -> jax.Array:
+    """`[tokens, in]` times `[out, in]`, plus bias -> `[tokens, out]` float32.
+
+    Args:
+        bias: float32; see `Param.wide`.
+        multiply: computes the product with the weight's values.
+    """
+    y = multiply(x, values(weight))
     if isinstance(weight, QuantArray):
         y = y * weight.scale
     return y if bias is None else y + bias
-
-
-def linear(x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
-    """`product`, rounded to x's type."""
-    return product(x, weight, bias).astype(x.dtype)
 
 
 def values(weight: Weight) -> jax.Array:

@@ -221,7 +221,7 @@ class LockstepExecutor:
     """The `Executor` of a model on the devices of several hosts."""
 
     def __init__(self, config: EngineConfig, model: Model, hosts: RankWorkers):
-        self.arch, self.pages, self.hosts = model.arch, 0, hosts
+        self.arch, self.pages, self.hosts, self.skips_padding = model.arch, 0, hosts, False
         self.shapes = step_shapes(config, model.max_len(config))
         self.readable = readable(self.shapes)
 

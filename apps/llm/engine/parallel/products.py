@@ -1,12 +1,15 @@
 """Matrix products and embedding lookups with weights split over a mesh, and the collectives that they need."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.adapters.low_rank import LowRank, Owned, delta
-from apps.llm.engine.model.quantization import QuantArray, Weight, product, values
+from apps.llm.engine.model import quantization
+from apps.llm.engine.model.quantization import QuantArray, Weight, values
 from apps.llm.engine.parallel.collectives import AXIS, gathered, scattered, total
 
 TILE = 8
@@ -24,21 +27,58 @@ def splits_by_token(tokens: int, devices: int) -> bool:
     return devices > 1 and tokens % (TILE * devices) == 0
 
 
-def row_parallel(
-    x: jax.Array, weight: Weight, bias: jax.Array | None, mesh: Mesh, by_token: bool, adapted: Owned | None = None
+def product(
+    x: jax.Array, weight: Weight, mesh: Mesh, bias: jax.Array | None = None, live: jax.Array | None = None
 ) -> jax.Array:
-    """`linear` with x and the weight both split along `in` over the mesh; see `add_up` for how the result is split.
+    """`[tokens, in]` times `[out, in]`, plus bias -> `[tokens, out]` float32; a weight split along `out` splits it so.
+
+    Args:
+        live: `[1]`, the rows that are wanted, the first ones: the others may be 0. Default: all.
+    """
+    multiply = quantization.multiplied
+    if _is_one_cpu(mesh):
+        from apps.llm.engine.cpu import products as native  # here, because Numba imports slowly
+
+        if native.takes(x, values(weight)):
+            multiply = partial(native.product, live=live)
+    return quantization.product(x, weight, bias, multiply)
+
+
+def skips_padding(meshes: list[Mesh], dtype: jnp.dtype, int8_weights: bool) -> bool:
+    """Whether `product` of that type takes no time for rows that are not live, on each of these meshes."""
+    if not all(map(_is_one_cpu, meshes)):
+        return False
+    from apps.llm.engine.cpu import products as native
+
+    return native.always_takes(dtype, jnp.dtype(jnp.int8) if int8_weights else dtype)
+
+
+def _is_one_cpu(mesh: Mesh) -> bool:
+    return mesh.size == 1 and mesh.devices.item().platform == "cpu"
+
+
+def row_parallel(
+    x: jax.Array,
+    weight: Weight,
+    bias: jax.Array | None,
+    mesh: Mesh,
+    by_token: bool,
+    adapted: Owned | None = None,
+    live: jax.Array | None = None,
+) -> jax.Array:
+    """`product`, in x's type, with x and the weight split along `in`; see `add_up` for how the result is split.
 
     Args:
         adapted: adapters that add to the product, their A split like the weight.
+        live: as `product` takes it.
     """
     if mesh.size == 1:
-        return _with_adapters(product(x, weight, bias), x, adapted).astype(x.dtype)
+        return _with_adapters(product(x, weight, mesh, bias, live), x, adapted).astype(x.dtype)
     parts = QuantArray(P(None, AXIS), P()) if isinstance(weight, QuantArray) else P(None, AXIS)
 
     def own(x: jax.Array, weight: Weight, adapted: Owned | None) -> jax.Array:
         # Linear in x, so each device adds what its own part of x gives, and the sum needs no exchange of its own.
-        y = _with_adapters(product(x, weight), x, adapted)
+        y = _with_adapters(quantization.product(x, weight), x, adapted)
         # XLA by itself moves the cast before an all-reduce, but not before a reduce-scatter.
         return add_up(y.astype(x.dtype) if by_token else y, mesh, by_token)
 

@@ -59,6 +59,8 @@ class TurnTimes:
     def measured(cls, executor: Executor[Any], config: EngineConfig) -> "TurnTimes":
         """Time every compiled step that has no more tokens than the batch has rows.
 
+        Where steps skip padding, also with every power of two of rows.
+
         Args:
             config: of the executor's DP rank.
         """
@@ -158,9 +160,9 @@ def lengths(drafting: list[DraftState], decodes: int, spare: int, times: TurnTim
 def _sizes(executor: Executor[Any], most: int) -> Iterator[int]:
     rows = 1
     while rows <= most:
-        size = min(executor.shape_for(rows, rows).tokens, most)
+        size = min(rows if executor.skips_padding else executor.shape_for(rows, rows).tokens, most)
         yield size
-        rows = size + 1
+        rows = 2 * size if executor.skips_padding else size + 1
 
 
 def _seconds(executor: Executor[Any], rows: int, scratch: int, page_size: int) -> float:

@@ -14,7 +14,7 @@ from tests.kubernetes.harness.kubelet.sandbox import HOME, Mount
 ROOT = Path(__file__).parents[4]
 """The checkout."""
 KERNELS = Path(tempfile.gettempdir(), f"podslice-test-kernels-{os.getuid()}")
-"""Compiled kernels of the CPU attention, which an image would contain. Compiling them takes half a minute."""
+"""Compiled kernels of the CPU, which an image would contain. Compiling them takes half a minute."""
 TPU = "google.com/tpu"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 POD_TYPES = {(slice.accelerator, slice.topology): slice.ray_pod_type for slice in every_slice()}

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 from apps.llm.engine.model.params import nbytes
-from apps.llm.engine.model.quantization import QuantArray, linear, quantize
+from apps.llm.engine.model.quantization import QuantArray, product, quantize
 from apps.llm.engine.parallel.products import rows
 from tests.llm.engine import tiny_models
 from tests.llm.engine.model.test_models import Stepper
@@ -23,7 +23,7 @@ def test_rounding() -> None:
     back = np.asarray(quantized.values * quantized.scale[:, None])
     assert (np.abs(back - weight) <= np.abs(weight).max(axis=1, keepdims=True) / 254 + 1e-7).all()
     x = np.random.default_rng(1).normal(size=(5, 40)).astype(np.float32)
-    assert np.allclose(linear(jnp.array(x), quantized), x @ back.T, rtol=1e-4, atol=1e-4)
+    assert np.allclose(product(jnp.array(x), quantized), x @ back.T, rtol=1e-4, atol=1e-4)
     found = rows(quantized, jnp.array([2, 7]), jnp.float32, Mesh(jax.devices()[:1], ("tensor",)))
     assert np.allclose(found, back[[2, 7]], atol=1e-6)
 

@@ -158,4 +158,8 @@ def test_step_sizes_are_such_as_the_devices_can_split(devices: int, sizes: list[
     found = token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=512))
     assert found == [8, 16, 32, 64, *sizes]
     assert token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=300))[-1] == 300
-    assert token_buckets(EngineConfig(tensor_parallel=devices, max_step_tokens=40), smallest=4) == [4, 8, 16, 32, 40]
+
+
+def test_steps_that_skip_padding_have_fewer_sizes() -> None:
+    assert token_buckets(EngineConfig(max_step_tokens=512), skips_padding=True) == [8, 32, 128, 256, 512]
+    assert token_buckets(EngineConfig(max_step_tokens=40), skips_padding=True) == [8, 32, 40]

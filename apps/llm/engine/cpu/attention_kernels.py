@@ -3,7 +3,8 @@
 import numba
 import numpy as np
 
-from apps.llm.engine.attention.cpu.panel import panel, prefetch
+from apps.llm.engine.cpu.panel import panel
+from apps.llm.engine.cpu.vectors import prefetch
 
 FAST = {"reassoc", "contract", "nsz", "arcp", "nnan", "ninf"}  # vectorized sums; no NaN or infinity occurs
 LOWEST = np.float32(-1e30)

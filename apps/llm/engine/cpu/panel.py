@@ -1,8 +1,7 @@
 """A small matrix product in vector registers: the inner loop of the CPU attention's kernels.
 
 `out[rows, cols] += a[rows, n] @ b[n, cols]`, with `a` and `out` in float32 and `b` in the cache's type (bfloat16
-bits, float32 or int8), widened as it is loaded. Numba leaves vectorization to LLVM's loop vectorizer, which would load
-and store every partial sum; this emits the vector instructions itself, through llvmlite.
+bits, float32 or int8), widened as it is loaded. LLVM's loop vectorizer would load and store every partial sum.
 """
 
 from typing import Any
@@ -14,23 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LANES = 16  # float32 values in a 512-bit vector; CPUs with narrower vectors use several registers
-
-FLOAT = ir.FloatType()
-VECTOR = ir.VectorType(FLOAT, LANES)
-
-
-def _widen(builder: ir.IRBuilder, address: ir.Value, element: types.Type) -> ir.Value:
-    """Load LANES elements of `b` as float32."""
-    if element == types.float32:
-        return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
-    bits = ir.VectorType(ir.IntType(element.bitwidth), LANES)
-    loaded = builder.load(builder.inttoptr(address, bits.as_pointer()), align=1)
-    words = ir.VectorType(ir.IntType(32), LANES)
-    if element == types.uint16:
-        shift = ir.Constant(words, [16] * LANES)
-        return builder.bitcast(builder.shl(builder.zext(loaded, words), shift), VECTOR)
-    return builder.sitofp(loaded, VECTOR)
+from apps.llm.engine.cpu.vectors import FLOAT, LANES, VECTOR, fma, widen
 
 
 def _tile(rows: int, groups: int) -> Any:
@@ -46,9 +29,6 @@ def _tile(rows: int, groups: int) -> Any:
             word = ir.IntType(64)
             size = ir.Constant(word, like_b.bitwidth // 8)
             four = ir.Constant(word, 4)
-            fma = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(VECTOR, [VECTOR] * 3), f"llvm.fma.v{LANES}f32"
-            )
 
             def at(base: ir.Value, row: ir.Value, stride: ir.Value, column: int, size: ir.Constant) -> ir.Value:
                 index = builder.add(builder.mul(row, stride), ir.Constant(word, column))
@@ -70,12 +50,12 @@ def _tile(rows: int, groups: int) -> Any:
                 sums[r, g] = cgutils.alloca_once(builder, VECTOR)
                 builder.store(builder.load(places[r, g], align=4), sums[r, g])
             with cgutils.for_range(builder, n, intp=word) as loop:
-                vectors = [_widen(builder, at(b, loop.index, b_stride, g * LANES, size), like_b) for g in range(groups)]
+                vectors = [widen(builder, at(b, loop.index, b_stride, g * LANES, size), like_b) for g in range(groups)]
                 for r in range(rows):
                     row = at(a, ir.Constant(word, r), a_stride, 0, four)
                     scalar = splat(builder.add(row, builder.mul(loop.index, four)))
                     for g in range(groups):
-                        builder.store(builder.call(fma, (scalar, vectors[g], builder.load(sums[r, g]))), sums[r, g])
+                        builder.store(fma(builder, scalar, vectors[g], builder.load(sums[r, g])), sums[r, g])
             for cell in cells:
                 builder.store(builder.load(sums[cell]), places[cell], align=4)
             return context.get_dummy_value()
@@ -118,26 +98,3 @@ def panel(a, b, out, rows):
                 _tile_1x1(kind, x, y, to, n, a_stride, b_stride, out_stride)
             row, x, to = row + step, x + step * a_stride * 4, to + step * out_stride * 4
         column += 2 * LANES if wide else LANES
-
-
-@intrinsic
-def _prefetch_line(typing_context, address):
-    def build(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        number = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [pointer, number, number, number]), "llvm.prefetch.p0"
-        )
-        read, keep, data = number(0), number(3), number(1)
-        builder.call(function, (builder.inttoptr(args[0], pointer), read, keep, data))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), build
-
-
-@numba.njit(cache=True)
-def prefetch(b):
-    """Prefetch a contiguous array into the core's cache. A page is too short for the hardware prefetcher to notice."""
-    address = np.int64(b.ctypes.data)
-    for line in range(0, b.size * b.itemsize, 64):
-        _prefetch_line(address + line)

@@ -1,4 +1,4 @@
-"""The CPU attention's kernels: compiled once on a machine, and called by no XLA but that of their version."""
+"""A CPU's kernels: compiled once on a machine, and called by no XLA but that of their version."""
 
 import subprocess
 import sys
@@ -11,16 +11,16 @@ import pytest
 from jax.sharding import Mesh
 
 from apps.llm.engine.attention import choice
-from apps.llm.engine.attention.cpu import calls as cpu_calls
-from apps.llm.engine.attention.cpu.attention import CpuAttention
 from apps.llm.engine.attention.spec import FP8
 from apps.llm.engine.attention.xla import XlaAttention
+from apps.llm.engine.cpu import ffi
+from apps.llm.engine.cpu.attention import CpuAttention
 from tests.llm.engine import tiny_models
 
 REGISTER = """
-from apps.llm.engine.attention.cpu import calls as cpu_calls
-cpu_calls.register("f32")
-handlers = [kernel for kernel in cpu_calls._alive if hasattr(kernel, "cache_hits")]
+from apps.llm.engine.cpu import attention_calls, ffi
+attention_calls.register("f32")
+handlers = [kernel for kernel in ffi._alive if hasattr(kernel, "cache_hits")]
 print(len(handlers), sum(kernel.cache_hits for kernel in handlers))
 """
 
@@ -48,14 +48,14 @@ def test_a_folder_that_cannot_be_locked_is_no_reason_to_stop(
 ) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     (tmp_path / "podslice-kernels.lock").mkdir()
-    with cpu_calls._one_process_at_a_time():
+    with ffi._one_process_at_a_time():
         pass
     assert "cannot be locked" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("header", "has"),
-    [("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 4\n", "0.4"), (None, "none that can be found")],
+    [("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 5\n", "0.5"), (None, "none that can be found")],
 )
 def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
     header: str | None,
@@ -71,12 +71,12 @@ def test_an_xla_that_calls_them_otherwise_computes_attention_itself(
     if header is not None:
         (folder / "c_api.h").write_text(header)
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
-    cpu_calls.usable.cache_clear()
+    ffi.usable.cache_clear()
     try:
         for name in ("auto", "cpu"):
             assert isinstance(choice.implementation(name, mesh, [64], 16), XlaAttention)
     finally:
-        cpu_calls.usable.cache_clear()
+        ffi.usable.cache_clear()
     assert f"jaxlib has {has}" in caplog.text
 
 

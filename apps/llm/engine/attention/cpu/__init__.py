@@ -1,1 +1,0 @@
-"""Attention on CPU: native kernels, compiled by numba and called by XLA."""
