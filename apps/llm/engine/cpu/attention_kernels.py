@@ -3,59 +3,32 @@
 import numba
 import numpy as np
 
+from apps.llm.engine.cpu import softmax
 from apps.llm.engine.cpu.panel import panel
+from apps.llm.engine.cpu.softmax import mask, weigh
 from apps.llm.engine.cpu.vectors import prefetch
 
 FAST = {"reassoc", "contract", "nsz", "arcp", "nnan", "ninf"}  # vectorized sums; no NaN or infinity occurs
-LOWEST = np.float32(-1e30)
+LOWEST = np.float32(softmax.LOWEST)
 ROWS = 16  # query rows that are computed on a page together
 
 
 @numba.njit(cache=True, fastmath=FAST, inline="always")
-def _softmax_row(scores, bits, row, low, high, sums, top, total):
+def _softmax_row(scores, row, low, high, sums, top, total):
     """Turn a row's scores of one page into weights, 2 ** (score - maximum), and fold them into its running sums.
 
-    Positions outside [low, high) are masked: their weight is 0. `bits` is scratch. 2 ** x is a polynomial for the
-    fraction and the float's exponent bits for the integer part, in loops that LLVM vectorizes.
+    Positions outside [low, high) are masked: their weight is 0.
     """
     count = scores.shape[1]
-    for j in range(low):
-        scores[row, j] = LOWEST
-    for j in range(high, count):
-        scores[row, j] = LOWEST
-    peak = top[row]
-    for j in range(count):
-        peak = max(peak, scores[row, j])
+    address = np.int64(scores.ctypes.data) + 4 * row * count
+    peak = max(top[row], mask(address, count, low, high))
     if peak > top[row]:
         shrink = np.float32(np.exp2(top[row] - peak)) if top[row] > LOWEST else np.float32(0)
         total[row] *= shrink
         for d in range(sums.shape[1]):
             sums[row, d] *= shrink
         top[row] = peak
-    for j in range(count):
-        y = max(scores[row, j] - peak, np.float32(-125.0))  # clamped: subnormal numbers are slow
-        whole = np.floor(y + np.float32(0.5))
-        f = y - whole
-        p = np.float32(1.5252734e-5)  # ln(2)^k / k!, k = 7 .. 0: the remainder is below half a unit in the last place
-        p = p * f + np.float32(1.5403530e-4)
-        p = p * f + np.float32(1.3333558e-3)
-        p = p * f + np.float32(9.6181291e-3)
-        p = p * f + np.float32(5.5504109e-2)
-        p = p * f + np.float32(2.4022651e-1)
-        p = p * f + np.float32(6.9314718e-1)
-        scores[row, j] = p * f + np.float32(1.0)
-        bits[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    powers = bits.view(np.float32)
-    for j in range(count):
-        scores[row, j] *= powers[j]
-    for j in range(low):
-        scores[row, j] = np.float32(0)
-    for j in range(high, count):
-        scores[row, j] = np.float32(0)
-    mass = np.float32(0)
-    for j in range(count):
-        mass += scores[row, j]
-    total[row] += mass
+    total[row] += weigh(address, count, peak)
 
 
 @numba.njit(cache=True)
@@ -66,12 +39,11 @@ def units(q_starts, seq, kv_heads, group):
 
 @numba.njit(cache=True)
 def scratch(dim, page_size):
-    """Working memory of `attend_unit`: queries, sums `[ROWS, dim]`, scores `[ROWS, page_size]`, bits, top and total."""
+    """Working memory of `attend_unit`: queries, sums `[ROWS, dim]`, scores `[ROWS, page_size]`, top and total."""
     return (
         np.empty((ROWS, dim), np.float32),
         np.empty((ROWS, dim), np.float32),
         np.empty((ROWS, page_size), np.float32),
-        np.empty(page_size, np.int32),
         np.empty(ROWS, np.float32),
         np.empty(ROWS, np.float32),
     )
@@ -88,7 +60,7 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sink
         sinks: `[kv_heads * group]` float32, each query head's score of a key without a value, as a logarithm to base 2.
         seq, unit: the sequence, and which of its `units`.
     """
-    queries, sums, scores, bits, top, total = work
+    queries, sums, scores, top, total = work
     kv_heads, group = q.shape[1:3]
     page_size, dim = v_pages.shape[2:]
     tokens_at_once = max(1, ROWS // group)
@@ -118,7 +90,7 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sink
                 at = position + row // heads - run * page_size  # the row's position relative to this page
                 low = max(0, min(page_size, at - window + 1)) if window else 0
                 high = max(low, min(page_size, at + 1))
-                _softmax_row(scores, bits, row, low, high, sums, top, total)
+                _softmax_row(scores, row, low, high, sums, top, total)
             panel(scores, v_pages[page, head], sums, rows)
         for row in range(rows):
             target = out[first + row // heads, head, part + row % heads]

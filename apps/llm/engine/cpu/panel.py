@@ -65,7 +65,8 @@ def _tile(rows: int, groups: int) -> Any:
     return tile
 
 
-_tile_4x2, _tile_2x2, _tile_1x2, _tile_4x1, _tile_1x1 = _tile(4, 2), _tile(2, 2), _tile(1, 2), _tile(4, 1), _tile(1, 1)
+_tile_4x2, _tile_3x2, _tile_2x2, _tile_1x2 = _tile(4, 2), _tile(3, 2), _tile(2, 2), _tile(1, 2)
+_tile_4x1, _tile_1x1 = _tile(4, 1), _tile(1, 1)
 
 
 @numba.njit(cache=True)
@@ -85,9 +86,11 @@ def panel(a, b, out, rows):
         wide = cols - column >= 2 * LANES
         row = 0
         while row < rows:
-            step = 4 if rows - row >= 4 else (2 if wide and rows - row >= 2 else 1)
+            step = 4 if rows - row >= 4 else (rows - row if wide else 1)
             if wide and step == 4:
                 _tile_4x2(kind, x, y, to, n, a_stride, b_stride, out_stride)
+            elif wide and step == 3:
+                _tile_3x2(kind, x, y, to, n, a_stride, b_stride, out_stride)
             elif wide and step == 2:
                 _tile_2x2(kind, x, y, to, n, a_stride, b_stride, out_stride)
             elif wide:

@@ -120,10 +120,16 @@ UNIT_X_BYTES, UNIT_ROWS = 1 << 18, 96
 """Bytes and rows of x that one unit takes at most, for the same reason."""
 
 
+LINE_COLUMNS, MANY_ROWS = LINE // 4, 32
+"""Columns of the result in a cache line; rows above which such are computed for each tile of x, to write whole lines.
+With fewer rows, all of them are computed before the next of the weight, whose reading takes the time."""
+
+
 @numba.njit(cache=True)
 def _unit_size(x_row, w_row):
     """Rows of x and of the weight that one unit takes, from the bytes of each: multiples of a tile's."""
-    return min(UNIT_ROWS, max(6, UNIT_X_BYTES // x_row // 6 * 6)), max(4, UNIT_BYTES // w_row // 4 * 4)
+    high = min(UNIT_ROWS, max(6, UNIT_X_BYTES // x_row // 6 * 6))
+    return high, max(LINE_COLUMNS, UNIT_BYTES // w_row // LINE_COLUMNS * LINE_COLUMNS)
 
 
 @numba.njit(cache=True)
@@ -147,36 +153,41 @@ def product_unit(x, w, out, rows, unit):
     blocks = -(-rows // high)
     start, first = unit % blocks * high, unit // blocks * wide
     stop, last = min(start + high, rows), min(first + wide, len(w))
-    column = first
-    while column < last:
-        columns = MOST_COLUMNS if stop - start >= 4 and last - column >= MOST_COLUMNS else 1
-        _product_columns(x, w, out, start, stop, column, columns)
-        column += columns
+    step = LINE_COLUMNS if stop - start > MANY_ROWS else MOST_COLUMNS
+    for column in range(first, last, step):
+        _product_columns(x, w, out, start, stop, column, min(column + step, last))
 
 
 @numba.njit(cache=True, inline="always")
-def _product_columns(x, w, out, start, stop, column, columns):
-    """The product of some rows of x with one or four of the weight."""
+def _product_columns(x, w, out, start, stop, first, last):
+    """The product of some rows of x with some of the weight: each tile of x with all of them before the next."""
     n, total = x.shape[1], out.shape[1]
     like_x, like_w = x.dtype.type(0), w.dtype.type(0)
     x_row, w_row = n * x.itemsize, n * w.itemsize
     row = start
     while row < stop:
         left = stop - row
-        rows = 6 if left >= 6 and left != 8 and columns == 4 else (4 if left >= 4 else (2 if left >= 2 else 1))
+        rows = 6 if left >= 6 and left != 8 and MOST_COLUMNS == 4 else (4 if left >= 4 else (2 if left >= 2 else 1))
         a = np.int64(x.ctypes.data) + row * x_row
-        b = np.int64(w.ctypes.data) + column * w_row
-        to = np.int64(out.ctypes.data) + 4 * (row * total + column)
-        if rows == 6:
-            _tile_6x4(like_x, like_w, a, b, to, n, total)
-        elif rows == 4 and columns == 4:
-            _tile_4x4(like_x, like_w, a, b, to, n, total)
-        else:
-            for own in range(columns):
-                if rows == 4:
-                    _tile_4x1(like_x, like_w, a, b + own * w_row, to + 4 * own, n, total)
-                elif rows == 2:
-                    _tile_2x1(like_x, like_w, a, b + own * w_row, to + 4 * own, n, total)
+        column = first
+        while column < last:
+            b = np.int64(w.ctypes.data) + column * w_row
+            to = np.int64(out.ctypes.data) + 4 * (row * total + column)
+            if rows >= 4 and last - column >= 4 and MOST_COLUMNS == 4:
+                if rows == 6:
+                    _tile_6x4(like_x, like_w, a, b, to, n, total)
                 else:
-                    _tile_1x1(like_x, like_w, a, b + own * w_row, to + 4 * own, n, total)
+                    _tile_4x4(like_x, like_w, a, b, to, n, total)
+                column += 4
+            else:
+                if rows == 6:
+                    _tile_4x1(like_x, like_w, a, b, to, n, total)
+                    _tile_2x1(like_x, like_w, a + 4 * x_row, b, to + 16 * total, n, total)
+                elif rows == 4:
+                    _tile_4x1(like_x, like_w, a, b, to, n, total)
+                elif rows == 2:
+                    _tile_2x1(like_x, like_w, a, b, to, n, total)
+                else:
+                    _tile_1x1(like_x, like_w, a, b, to, n, total)
+                column += 1
         row += rows
