@@ -74,7 +74,7 @@ SINCE = {
         "experts by a TPU kernel": 320,
         "what Codex and Claude Code send": 101,
         "weights read ahead by several threads": 185,
-        "a CPU's own matrix products": 640,
+        "a CPU's own matrix products": 660,
     },
     "plan": {
         "the attention kernel's instructions": 130,
