@@ -46,7 +46,7 @@ def implementation(
         raise ValueError("attention 'cpu' has no FP8 cache: use 'auto' or 'xla', or quantize_kv_cache int8")
     whole = all(size % 16 == 0 for size in (page_size, *head_dims)) and cache != FP8
     if name == "cpu" or (name == "auto" and platform == "cpu" and whole):
-        from apps.llm.engine.cpu.attention import CpuAttention
+        from apps.llm.engine.attention.cpu import CpuAttention
         from apps.llm.engine.cpu.ffi import usable
 
         if usable():

@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from apps.llm.engine.cpu.vectors import FLOAT, LANES, VECTOR, fma, widen
+from apps.llm.engine.cpu.vectors import FLOAT, LANES, VECTOR, fma, splat, widen
 
 
 def _tile(rows: int, groups: int) -> Any:
@@ -34,14 +34,6 @@ def _tile(rows: int, groups: int) -> Any:
                 index = builder.add(builder.mul(row, stride), ir.Constant(word, column))
                 return builder.add(base, builder.mul(index, size))
 
-            def splat(address: ir.Value) -> ir.Value:
-                scalar = builder.load(builder.inttoptr(address, FLOAT.as_pointer()), align=4)
-                undefined = ir.Constant(VECTOR, ir.Undefined)
-                first = builder.insert_element(undefined, scalar, ir.IntType(32)(0))
-                return builder.shuffle_vector(
-                    first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-                )
-
             cells = [(r, g) for r in range(rows) for g in range(groups)]
             places, sums = {}, {}
             for r, g in cells:
@@ -53,7 +45,8 @@ def _tile(rows: int, groups: int) -> Any:
                 vectors = [widen(builder, at(b, loop.index, b_stride, g * LANES, size), like_b) for g in range(groups)]
                 for r in range(rows):
                     row = at(a, ir.Constant(word, r), a_stride, 0, four)
-                    scalar = splat(builder.add(row, builder.mul(loop.index, four)))
+                    address = builder.inttoptr(builder.add(row, builder.mul(loop.index, four)), FLOAT.as_pointer())
+                    scalar = splat(builder, builder.load(address, align=4), VECTOR)
                     for g in range(groups):
                         builder.store(fma(builder, scalar, vectors[g], builder.load(sums[r, g])), sums[r, g])
             for cell in cells:

@@ -18,9 +18,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from apps.llm.engine.cpu.vectors import FLOAT, LANES, LINE, VECTOR, WORD, fma, has, prefetch_line, widen
+from apps.llm.engine.cpu.vectors import FLOAT, INTS, LANES, LINE, VECTOR, WORD, fma, has, prefetch_line, widen
 
-PAIRS = ir.VectorType(ir.IntType(32), LANES)  # of bfloat16
+PAIRS = INTS  # of bfloat16
 
 
 def _number(value: int) -> ir.Constant:
@@ -47,7 +47,7 @@ def _sums(builder: ir.IRBuilder, vectors: list[ir.Value]) -> ir.Value:
         low = [lane & ~distance | (LANES if lane & distance else 0) for lane in range(LANES)]
         high = [lane + distance for lane in low]
         vectors = [
-            builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(PAIRS, lanes)) for lanes in (low, high)))
+            builder.fadd(*(builder.shuffle_vector(a, b, ir.Constant(INTS, lanes)) for lanes in (low, high)))
             for a, b in pairs
         ]
         distance //= 2

@@ -7,7 +7,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from apps.llm.engine.cpu.vectors import FLOAT, LANES, LINE, VECTOR, WORD, fma
+from apps.llm.engine.cpu.vectors import FLOAT, INTS, LANES, LINE, VECTOR, WORD, fma, splat
 
 LOWEST = -1e30
 """A score that is masked: its weight is 0."""
@@ -15,17 +15,9 @@ FACTORS = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2,
 """ln(2)^k / k!, k = 7 .. 0: of 2 ** x in [-0.5, 0.5]. The remainder is below half a unit in the last place."""
 SMALLEST_POWER = -125.0  # subnormal numbers are slow
 
-INTS = ir.VectorType(ir.IntType(32), LANES)
-
 
 def _all(value: float) -> ir.Constant:
     return ir.Constant(VECTOR, [value] * LANES)
-
-
-def _splat(builder: ir.IRBuilder, scalar: ir.Value, vector: ir.VectorType) -> ir.Value:
-    undefined = ir.Constant(vector, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, ir.IntType(32)(0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(INTS, [0] * LANES))
 
 
 def _call(builder: ir.IRBuilder, name: str, kind: ir.FunctionType, *args: ir.Value, **more: Any) -> ir.Value:
@@ -47,11 +39,11 @@ def mask(typing_context, scores, count, low, high):
     def build(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         scores, count, low, high = args
         number = ir.IntType(32)
-        low, high = (_splat(builder, builder.trunc(bound, number), INTS) for bound in (low, high))
+        low, high = (splat(builder, builder.trunc(bound, number), INTS) for bound in (low, high))
         most = cgutils.alloca_once_value(builder, _all(LOWEST))
         with cgutils.for_range(builder, builder.sdiv(count, WORD(LANES)), intp=WORD) as loop:
             place = builder.inttoptr(builder.add(scores, builder.mul(loop.index, WORD(LINE))), VECTOR.as_pointer())
-            first = _splat(builder, builder.trunc(builder.mul(loop.index, WORD(LANES)), number), INTS)
+            first = splat(builder, builder.trunc(builder.mul(loop.index, WORD(LANES)), number), INTS)
             at = builder.add(first, ir.Constant(INTS, list(range(LANES))))
             inside = builder.and_(builder.icmp_signed(">=", at, low), builder.icmp_signed("<", at, high))
             kept = builder.select(inside, builder.load(place, align=4), _all(LOWEST))
@@ -72,7 +64,7 @@ def weigh(typing_context, scores, count, peak):
 
     def build(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
         scores, count, peak = args
-        peak = _splat(builder, peak, VECTOR)
+        peak = splat(builder, peak, VECTOR)
         total = cgutils.alloca_once_value(builder, _all(0.0))
         same = ir.FunctionType(VECTOR, [VECTOR])
         with cgutils.for_range(builder, builder.sdiv(count, WORD(LANES)), intp=WORD) as loop:

@@ -17,6 +17,7 @@ LINE = 64  # bytes of a cache line
 WORD = ir.IntType(64)
 FLOAT = ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
+INTS = ir.VectorType(ir.IntType(32), LANES)
 
 
 @cache
@@ -33,11 +34,17 @@ def widen(builder: ir.IRBuilder, address: ir.Value, element: types.Type) -> ir.V
         return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
     bits = ir.VectorType(ir.IntType(element.bitwidth), LANES)
     loaded = builder.load(builder.inttoptr(address, bits.as_pointer()), align=1)
-    words = ir.VectorType(ir.IntType(32), LANES)
     if element == types.uint16:
-        shift = ir.Constant(words, [16] * LANES)
-        return builder.bitcast(builder.shl(builder.zext(loaded, words), shift), VECTOR)
+        shift = ir.Constant(INTS, [16] * LANES)
+        return builder.bitcast(builder.shl(builder.zext(loaded, INTS), shift), VECTOR)
     return builder.sitofp(loaded, VECTOR)
+
+
+def splat(builder: ir.IRBuilder, scalar: ir.Value, vector: ir.VectorType) -> ir.Value:
+    """A vector of LANES times the scalar."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(INTS, [0] * LANES))
 
 
 def fma(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:

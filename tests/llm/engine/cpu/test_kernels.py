@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import Mesh
 
 from apps.llm.engine.attention import choice
+from apps.llm.engine.attention.cpu import CpuAttention
 from apps.llm.engine.attention.spec import FP8
 from apps.llm.engine.attention.xla import XlaAttention
-from apps.llm.engine.cpu import ffi
-from apps.llm.engine.cpu.attention import CpuAttention
+from apps.llm.engine.cpu import _of_this_source, ffi
 from tests.llm.engine import tiny_models
 
 REGISTER = """
@@ -35,6 +35,12 @@ def ends(processes: list[subprocess.Popen[str]]) -> list[str]:
     found = [process.communicate(timeout=200) for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes), found
     return sorted(out.strip() for out, _ in found)
+
+
+def test_each_state_of_the_sources_has_its_folder(tmp_path: Path) -> None:
+    own = _of_this_source(tmp_path)
+    assert own.parent == tmp_path
+    assert _of_this_source(own) == own, "a child process inherits it"
 
 
 @pytest.mark.slow
