@@ -32,7 +32,7 @@ def conversation(**server: Any) -> dict[str, Any]:
     messages: list[Any] = list(QUESTION)
     steps: dict[str, Any] = {}
     for name, more in {"answer": {}, "call": call, "end": {"tools": [TOOL], "tool_choice": "none"}}.items():
-        asked = server | {"messages": messages, "max_tokens": 20, "temperature": 0} | more
+        asked = server | {"messages": messages, "max_tokens": 20} | more
         whole = litellm.completion(**asked)
         chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
         streamed = litellm.stream_chunk_builder(chunks, messages=messages)
@@ -47,7 +47,9 @@ def conversation(**server: Any) -> dict[str, Any]:
 def main(url: str, model: str) -> dict[str, Any]:
     litellm.suppress_debug_info = True
     bases = {"openai": f"{url}/v1", "hosted_vllm": f"{url}/v1", "anthropic": url}
-    servers = {name: {"model": f"{name}/{model}", "api_base": base, "api_key": "none"} for name, base in bases.items()}
+    # Greedy throughout: what a random model samples may end before its limit.
+    common: dict[str, Any] = {"api_key": "none", "temperature": 0}
+    servers = {name: common | {"model": f"{name}/{model}", "api_base": base} for name, base in bases.items()}
     done: dict[str, Any] = {name: conversation(**server) for name, server in servers.items()}
     openai, vllm = servers["openai"], servers["hosted_vllm"]
     strict = litellm.completion(messages=QUESTION, response_format=SCHEMA, max_tokens=100, **openai)
@@ -62,7 +64,7 @@ def main(url: str, model: str) -> dict[str, Any]:
     ranked = litellm.rerank(query="Rain", documents=["Sun", "Rain"], **vllm)
     done["ranked"] = [[result["index"], result["relevance_score"]] for result in ranked.results]
     try:
-        litellm.completion(messages=QUESTION, temperature=-1, **openai)
+        litellm.completion(messages=QUESTION, **(openai | {"temperature": -1}))
     except litellm.BadRequestError as error:
         done["refusal"] = str(error)
     return done
