@@ -84,6 +84,17 @@ def test_a_name_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "unknown: llama; choose from llama3_8b_v5e, " in capsys.readouterr().err
 
 
+@pytest.mark.tpu_compile
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_full_decode_step_and_the_largest_prefill_cost_what_they_did(name: str) -> None:
+    """At most, that is. `make plan-check` has the other steps, which take four times as long."""
+    checked = plan_check("--quick", name)
+    if checked.returncode == 2:  # the expectations are another compiler's, which says nothing against the programs
+        pytest.skip(checked.stderr.splitlines()[-1])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 SMALL = """
 import sys
 from pathlib import Path
