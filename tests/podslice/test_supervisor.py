@@ -226,7 +226,7 @@ def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]]) -
     assert all(len(processes) > 5 for processes in below)
     stopped.send_signal(signal.SIGINT)
     _, err = stopped.communicate(timeout=60)
-    assert stopped.returncode == 0 and "compiling programs: 6 of 6" in err
+    assert stopped.returncode == 0 and re.search(r"compiling programs: (\d+) of \1\n", err)  # how many, the CPU decides
     assert not any(process.is_running() for process in below[0])
     killed.kill()
     _, alive = psutil.wait_procs(below[1], timeout=60)
