@@ -66,10 +66,7 @@ def compiled(config: LLMConfig, tell: Tell, quick: bool = False) -> Iterator[tup
         tell(f"compiling a step of {shape.tokens} tokens")
         return sized.programs.measure(shape)
 
-    shapes = sized.shapes
-    if quick:
-        decodes = [shape for shape in shapes if shape.tokens == shape.seqs]
-        shapes = [max(some, key=lambda shape: shape.tokens) for some in (decodes, shapes)]
+    shapes = [sized.decode_shape, sized.shapes[-1]] if quick else sized.shapes
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         every = list(pool.map(measure, shapes))
     for shape, measured in zip(shapes, every):
