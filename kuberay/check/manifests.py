@@ -10,7 +10,7 @@ from typing import Any
 
 from kuberay.check.nodes import Document, Node, quantity, version
 from kuberay.check.reading import file_of, objects_in
-from ray_configs.labels import ACCELERATOR, TOPOLOGY, TPU
+from ray_configs.labels import ACCELERATOR, DYNAMIC_SLICE_TOPOLOGY, TOPOLOGY, TPU
 from ray_configs.tpu import GENERATIONS, MachineType, TpuGeneration, TpuSlice
 
 RAY_KINDS = ("RayCluster", "RayService", "RayJob", "RayCronJob")
@@ -88,6 +88,12 @@ class BatchJob:
         self.manifest, self.node, self.spec, self.in_job_set = manifest, node, node["spec"], in_job_set
         self.pod = Pod(manifest, self.spec["template"], "job")
         self.hosts = self.pod.hosts
+        self.pathways = any("/pathways/" in f"/{box['image'].value}" for box in self.pod.containers) or any(
+            str(argument.value).startswith("--resource_manager_address")
+            for box in self.pod.containers
+            for argument in box["args"]
+        )
+        """Whether its Pods are Pathways workers, each of which may restart alone: one controller runs the program."""
 
 
 class Pod:
@@ -109,7 +115,12 @@ class Pod:
         self.asks_tpu = bool(self.tpu_containers)
         self.tolerates_tpu = any(item["key"].text in (TPU, None) for item in self.spec["tolerations"])
         """Whether it tolerates the taint of TPU nodes, by key or because it tolerates every taint."""
-        self.accelerator, self.topology = self.spec["nodeSelector"][ACCELERATOR], self.spec["nodeSelector"][TOPOLOGY]
+        self.formed = node["metadata"]["annotations"][DYNAMIC_SLICE_TOPOLOGY]
+        """Topology of a slice that is formed within a larger one when the Pods are scheduled, if there is one."""
+        selector = self.spec["nodeSelector"]
+        self.accelerator, self.topology = selector[ACCELERATOR], selector[TOPOLOGY]
+        if self.formed.present:
+            self.topology = self.formed
         text = self.topology.text or ""
         self.axes = tuple(map(int, text.split("x"))) if re.fullmatch(r"\d{1,4}(x\d{1,4})+", text) else None
         """(4, 8) for 4x8; None if there is no valid topology."""

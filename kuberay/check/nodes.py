@@ -8,10 +8,10 @@ from typing import Any
 from kuberay.check.reading import first_line_of, line_of
 
 _PLACEHOLDER = re.compile(
-    r"\$\{?[A-Za-z_]|\{\{|^<[^<>]+>$|^\[\[|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$"
+    r"\$\{?[A-Za-z_]|\{\{|\{[A-Za-z_][\w-]*\}|^<[^<>]+>$|^\[\[|^[A-Z][A-Z0-9]*(_[A-Z0-9]+)+$"
     r"|^(TOPOLOGY|ACCELERATOR|NAME|NAMESPACE|PORT|REPLICAS|IMAGE|VERSION|HOSTS|CHIPS|ZONE|REGION|PROJECT|BUCKET)$"
 )
-"""Text that a shell, a template or a reader has to fill in: $X, ${X}, {{ x }}, <x>, ACCELERATOR_TYPE."""
+"""Text that a shell, a template or a reader has to fill in: $X, ${X}, {{ x }}, {x}, <x>, ACCELERATOR_TYPE."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +73,12 @@ class Node:
         """Whether the value still has to be filled in, so that it cannot be checked."""
         if isinstance(self.value, str):
             return bool(_PLACEHOLDER.search(self.value))
-        # An unquoted {{ x }} is a mapping whose key is a mapping.
+        if not isinstance(self.value, dict):
+            return False
+        # Unquoted, {{ x }} is a mapping whose key is a mapping, and {x} one of x to nothing.
         scalars = str | int | float | None
-        return isinstance(self.value, dict) and any(not isinstance(key, scalars) for key in self.value)
+        blank = len(self.value) == 1 and _in_braces(self.value) and None in self.value.values()
+        return blank or any(not isinstance(key, scalars) for key in self.value)
 
     @property
     def text(self) -> str | None:
@@ -122,6 +125,11 @@ class Node:
                 break
             value, line = value[key], found
         return None if line is None else line + above
+
+
+def _in_braces(mapping: Any) -> bool:
+    """Whether a mapping was written as {x}, on one line. A plain dictionary was not written at all."""
+    return hasattr(mapping, "fa") and mapping.fa.flow_style() is True
 
 
 def repeated(nodes: Iterable[Node]) -> Iterator[Node]:

@@ -94,7 +94,8 @@ def queued_nodes(group: Group) -> Iterator[Problem]:
     """Nodes of queued provisioning have a taint of their own, which Kueue's flavor or the Pods must tolerate."""
     tolerations = group.pod.spec["tolerations"]
     tolerated = any(item["key"].value in (None, QUEUED) for item in tolerations)
-    if group.cluster.manifest.metadata["labels"][QUEUE].present and group.tpu and not tolerated:
+    formed = group.pod.formed.present  # on machines that are there, not provisioned for it
+    if group.cluster.manifest.metadata["labels"][QUEUE].present and group.tpu and not tolerated and not formed:
         why = f"does not tolerate {QUEUED}: unless the queue's flavor brings a toleration, the Pods stay Pending"
         yield note(tolerations, why, f"add a toleration with key {QUEUED}, operator Exists, effect NoSchedule")
 

@@ -16,7 +16,7 @@ _GIVEN_ID = ("controller-uid", JOB_CONTROLLER)
 def restart(job: BatchJob) -> Iterator[Problem]:
     """Hosts of a slice restart together, not one container alone."""
     node = job.pod.spec["restartPolicy"]
-    if node.value == "OnFailure":
+    if node.value == "OnFailure" and not job.pathways:
         why = "restarts one host's container alone: its peers wait in a collective for a program that starts over"
         yield warning(node, why, "write Never, and retry the whole Job")
 
@@ -52,7 +52,7 @@ def indexed(job: BatchJob) -> Iterator[Problem]:
 def retries(job: BatchJob) -> Iterator[Problem]:
     """A failed host is not retried alone, while its peers hang in a collective."""
     node = job.spec["backoffLimit"]
-    if node.value != 0 and not node.placeholder:
+    if node.value != 0 and not node.placeholder and not job.pathways:
         said = node.value if node.present else "6, the default"
         why = f"backoffLimit is {said}: a failed host restarts alone, while the others hang"
         yield warning(node, why, "write backoffLimit: 0, and retry the whole Job")

@@ -11,6 +11,7 @@ from kuberay.check.manifests import Container, Manifest, Pod
 from kuberay.check.nodes import Node, repeated
 from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
 from kuberay.check.subjects import subjects_of
+from ray_configs.labels import GCS_FUSE
 
 _API = "Kubernetes API server: validation of Pods"
 _REFUSED = "the API server refuses the Pod"
@@ -19,6 +20,9 @@ _IMAGE = re.compile(
     rf"([a-zA-Z0-9.-]+(:\d+)?/)?{_PART}(/{_PART})*"  # registry and path
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[a-z0-9]+([+._-][a-z0-9]+)*:[0-9a-fA-F]{32,})?"  # tag and digest
 )
+_BLANK = re.compile(r"[A-Z]+(_[A-Z]+)+")
+"""PROJECT_ID, in a name that has no capital letters."""
+_GCSFUSE = "gcsfuse.csi.storage.gke.io"
 _OPERATORS_OWN = frozenset({"ray-logs", "shared-mem", "log-volume", "gcs-storage", "ray-token", "ray-tls"})
 """Volumes that the KubeRay operator adds to Ray's Pods."""
 
@@ -48,7 +52,11 @@ def environment(container: Container) -> Iterator[Problem]:
 def image(container: Container) -> Iterator[Problem]:
     """An image is named as registries name them: in small letters, without spaces."""
     image = container["image"]
-    named = re.sub(r"[A-Z]+(_[A-Z]+)+", "x", image.text or "")  # PROJECT_ID, yet to be filled in
+    blank = _BLANK.search(image.text or "")
+    named = _BLANK.sub("x", image.text or "")
+    if blank:
+        why = f"{blank[0]} in {image.text} is still to be filled in: such an image cannot be pulled"
+        yield note(image, why, "write your own project or registry")
     if image.text is not None and not _IMAGE.fullmatch(named) and not re.search("[${<]", named):
         why = f"{image.text!r} is no reference of an image: it is refused, or the Pod stays at InvalidImageName"
         yield error(image, why, "write registry/path:tag, the path in small letters and without spaces")
@@ -94,6 +102,28 @@ def _claim_templates(spec: Node) -> Iterator[Node]:
     yield from spec["leaderWorkerTemplate"]["volumeClaimTemplates"]
     for policy in spec["volumeClaimPolicies"]:
         yield from policy["templates"]
+
+
+@rule(Pod, "gcsfuse-annotation", "GKE: the Cloud Storage FUSE CSI driver's webhook reads the Pod's own annotation")
+def gcsfuse(pod: Pod) -> Iterator[Problem]:
+    """A Pod that mounts a bucket is annotated, so that GKE adds the sidecar that mounts it."""
+    annotations = pod.node["metadata"]["annotations"]
+    for volume in pod.spec["volumes"]:
+        if volume["csi"]["driver"].value == _GCSFUSE and str(annotations[GCS_FUSE].value).lower() != "true":
+            outer = pod.manifest.metadata["annotations"][GCS_FUSE].present and pod.node.path
+            lost = f"; the one on the {pod.manifest.kind} itself does not reach its Pods" if outer else ""
+            why = f"mounts a bucket, but the Pod has no annotation {GCS_FUSE}: without GKE's sidecar it never starts"
+            yield error(volume, why + lost, f'annotate the Pod template: {GCS_FUSE}: "true"')
+
+
+@rule(Pod, "host-network", "Kubernetes: dnsPolicy of Pods with hostNetwork")
+def host_network(pod: Pod) -> Iterator[Problem]:
+    """A Pod in the host's network that looks up Services or other Pods asks the cluster's DNS."""
+    policy = pod.spec["dnsPolicy"]
+    looks_up = pod.hosts > 1 or pod.ray or pod.spec["subdomain"].present
+    if pod.spec["hostNetwork"].value is True and looks_up and policy.value in (None, "ClusterFirst", "Default"):
+        why = "with hostNetwork the Pod asks the node's DNS, which knows neither Services nor the other hosts: it hangs"
+        yield error(policy, why, "write dnsPolicy: ClusterFirstWithHostNet")
 
 
 @rule(Manifest, "service-account", "Kubernetes: admission of service accounts; KubeRay 1.7 makes none that is named")

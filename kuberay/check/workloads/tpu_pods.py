@@ -1,10 +1,11 @@
 """Pods on TPU hosts: containers, their environment, machine sizes and affinity, and the workloads that fit a slice."""
 
+import re
 from collections.abc import Iterator
 
 from kuberay.check.manifests import Container, Group, Pod
 from kuberay.check.nodes import Node, quantity
-from kuberay.check.rules import Problem, error, note, rule, warning
+from kuberay.check.rules import Problem, error, rule, warning
 from ray_configs.labels import TPU
 
 _MEMORY_UNSURE = frozenset({"ct6e-standard-1t"})
@@ -94,14 +95,6 @@ def privileged(container: Container) -> Iterator[Problem]:
         yield warning(node, why, "remove privileged")
 
 
-@rule(Pod, "tpu-toleration", "GKE: taint google.com/tpu=present:NoSchedule of TPU node pools")
-def toleration(pod: Pod) -> Iterator[Problem]:
-    """TPU nodes are tainted; GKE's admission adds the toleration for the resource that is asked for, others do not."""
-    if pod.asks_tpu and not pod.tolerates_tpu:
-        why = f"does not tolerate the taint {TPU} of TPU nodes: GKE adds the toleration, other clusters may not"
-        yield note(pod.spec["tolerations"], why, f"add a toleration with key {TPU}, operator Exists, effect NoSchedule")
-
-
 @rule(Pod, "tpu-workload", "Kubernetes: Pods of a Deployment have no stable names")
 def workload(pod: Pod) -> Iterator[Problem]:
     """Hosts of one slice find each other by stable names, which only some kinds provide."""
@@ -119,6 +112,27 @@ def workload(pod: Pod) -> Iterator[Problem]:
         size, leads = spec["leaderWorkerTemplate"]["size"], spec["leaderWorkerTemplate"]["leaderTemplate"].present
         if size.number is not None and size.number % hosts and not (leads and (size.number - 1) % hosts == 0):
             yield error(size, f"a group of {size.number} Pods is not a whole slice {waits}", f"write size: {hosts}")
+
+
+@rule(Pod, "rolling-update", "Kubernetes: RollingUpdate of Deployments, maxSurge and maxUnavailable, 25 % each")
+def rolling_update(pod: Pod) -> Iterator[Problem]:
+    """An update of a Deployment on TPUs does not wait for a further slice that nobody has."""
+    if pod.manifest.kind != "Deployment" or not pod.asks_tpu:
+        return
+    strategy, replicas = pod.manifest.spec["strategy"], pod.manifest.spec["replicas"]
+    count = replicas.number if replicas.present else 1
+    rolling = strategy["rollingUpdate"]
+    if strategy["type"].value == "Recreate" or count is None or _share(rolling["maxUnavailable"], count):
+        return
+    why = f"an update of {count} replica{'s' * (count > 1)} starts one more before it ends an old one: it needs a "
+    instead = "write strategy: {type: Recreate}, or maxUnavailable: 1 with maxSurge: 0"
+    yield warning(strategy, why + "further slice, and without one stays half done", instead)
+
+
+def _share(node: Node, count: int) -> int:
+    """Pods that maxUnavailable stands for: a number, or a share, rounded down."""
+    text = str(node.value if node.present else "25%")
+    return int(count * float(text[:-1]) / 100) if re.fullmatch(r"\d+%", text) else node.number or 0
 
 
 @rule(Container, "tpu-env", "GKE TPU webhook: mutatePod; GKE sets TPU_WORKER_ID of Indexed Jobs")

@@ -1,5 +1,6 @@
 """TPU slices: accelerator, topology, chips and hosts describe a slice that GKE sells and Ray can place."""
 
+import re
 from collections.abc import Iterator
 
 from kuberay.check.manifests import GENERATION_OF, RARE_ACCELERATORS, Group, Pod
@@ -7,7 +8,6 @@ from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warn
 from ray_configs.labels import (
     ACCELERATOR,
     COMPUTE_CLASS,
-    DYNAMIC_SLICE_TOPOLOGY,
     FLEX_START,
     NODE_POOL,
     RESERVATION,
@@ -26,6 +26,9 @@ _OTHER_NAMES = {
 }
 """Accelerators by machine type and generation, whose names people write instead."""
 
+_GENERATION = re.compile(r"tpu-?v?(\d+)")
+_NEWEST = max(int(number[1]) for name in GENERATION_OF if (number := _GENERATION.match(name)))
+
 
 @rule(Pod, "tpu-accelerator", _GKE)
 def accelerator(pod: Pod) -> Iterator[Problem]:
@@ -34,6 +37,11 @@ def accelerator(pod: Pod) -> Iterator[Problem]:
     if not node.present or node.placeholder or name in GENERATION_OF or name in RARE_ACCELERATORS:
         return
     translated, choices = _OTHER_NAMES.get(name.lower()), [*GENERATION_OF, *RARE_ACCELERATORS]
+    number = _GENERATION.match(name)
+    if translated is None and number is not None and int(number[1]) >= _NEWEST:
+        why = f"this check knows no accelerator {name}: it is newer than its tables, or misspelt"
+        yield warning(node, why, "compare it with GKE's list of TPU accelerators; its slices were not checked")
+        return
     otherwise = meant(name, choices, f"write one of {', '.join(GENERATION_OF)}")
     why = f"GKE labels no node with the accelerator {name}: the Pod stays Pending forever"
     yield error(node, why, f"write {translated}" if translated else otherwise)
@@ -107,9 +115,18 @@ def hosts(group: Group) -> Iterator[Problem]:
 @rule(Group, "tpu-2x4", "Ray 2.60: chips per host in 2x4")
 def ambiguous(group: Group) -> Iterator[Problem]:
     """Where 2x4 is sold as one host of 8 chips and as two of 4, Ray assumes one host."""
-    if group.tpu and len(group.pod.machines) > 1 and group.pod.chips == 4 and group.hosts == 2:
+    two = len(group.pod.machines) > 1 and group.pod.chips == 4 and group.hosts == 2
+    if group.tpu and two and not group.pod.formed.present:
         why = "is two hosts of 4 chips here; by default Ray takes 2x4 for one host of 8, and waits for that"
         yield note(group.pod.topology, why, "pass chips_per_vm=4 where the slice is reserved (ray.util.tpu)")
+
+
+@rule(Group, "tpu-formed-slice", "GKE TPU webhook 1.4.0: slices formed when they are scheduled")
+def formed(group: Group) -> Iterator[Problem]:
+    """A slice that is formed within a larger one needs GKE 1.36, whose TPU webhook reads its topology."""
+    if group.tpu and group.pod.formed.present:
+        why = "a slice within a slice: the GKE TPU webhook reads this from 1.4.0 (GKE 1.36); an older one refuses it"
+        yield note(group.pod.formed, why, "run it on GKE 1.36 or later")
 
 
 @rule(Pod, "tpu-selectors", "GKE TPU webhook; GKE Autopilot; Ray 2.60's autoscaler")
@@ -117,8 +134,8 @@ def selectors(pod: Pod) -> Iterator[Problem]:
     """A Pod with chips selects accelerator and topology, unless something else chooses its nodes."""
     worker = pod.role == "worker"
     chosen = (
-        bool({COMPUTE_CLASS, NODE_POOL} & set(pod.spec["nodeSelector"].fields))
-        or pod.node["metadata"]["annotations"][DYNAMIC_SLICE_TOPOLOGY].present
+        pod.formed.present
+        or bool({COMPUTE_CLASS, NODE_POOL} & set(pod.spec["nodeSelector"].fields))
         or pod.spec["affinity"]["nodeAffinity"].present
     )
     if not pod.asks_tpu:
@@ -146,6 +163,8 @@ def selectors(pod: Pod) -> Iterator[Problem]:
 def ray_topology(group: Group) -> Iterator[Problem]:
     """Ray knows the topology, which it needs to reserve the slice, and the accelerator, which it needs to scale it."""
     slice, instead = group.pod.slice, "choose another slice for Ray, or run the workload as a Kubernetes Job"
+    if group.pod.formed.present:
+        return  # within a larger slice Ray places by chip coordinates, not by its list of topologies
     if group.tpu and group.pod.accelerator.text == "tpu7":
         why = "Ray 2.60 knows no generation tpu7: it cannot label or reserve its slices"
         yield warning(group.pod.accelerator, why, "write tpu7x, or run the workload as a Kubernetes Job")

@@ -166,7 +166,7 @@ def deployment() -> list[dict[str, Any]]:
     """A Deployment with one v6e host."""
     labels = {"app": "server"}
     template = {"metadata": {"labels": labels}, "spec": _tpu_pod("tpu-v6e-slice", "2x2", 4, "server")}
-    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template, "strategy": {"type": "Recreate"}}
     return [{**_named("Deployment", "server", "apps/v1"), "spec": spec}]
 
 

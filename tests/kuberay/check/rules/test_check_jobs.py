@@ -126,6 +126,7 @@ def test_a_stateful_set_of_part_of_a_slice() -> None:
         (f"{POD} {TOPOLOGY}", "4x4"),
         ("spec replicas", 6),
         ("spec serviceName", "a"),
+        ("spec strategy", REMOVED),
     )
     expect(objects, "tpu-workload", "error", "multiple of 4")
     assert good.grave(changed(objects, ("spec replicas", 8))) == []

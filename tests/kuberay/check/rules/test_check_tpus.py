@@ -172,7 +172,8 @@ def test_2x4_of_two_hosts_is_worth_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["$ACCELERATOR", "${ACCELERATOR}", "{{ accelerator }}", "<accelerator>", "ACCELERATOR_TYPE"]
+    "value",
+    ["$ACCELERATOR", "${ACCELERATOR}", "{{ accelerator }}", "{accelerator}", "<accelerator>", "ACCELERATOR_TYPE"],
 )
 def test_a_placeholder_is_one_note(value: str) -> None:
     objects = changed(good.cluster(), (ACCELERATOR, value), (TOPOLOGY, "TPU_TOPOLOGY"), *chips("NUM_CHIPS"))
@@ -186,6 +187,7 @@ def test_a_compilation_cache_in_a_bucket() -> None:
     objects = changed(
         good.cluster(),
         (f"{POD} volumes", [bucket]),
+        (f"{GROUP} template metadata", {"annotations": {"gke-gcsfuse/volumes": "true"}}),
         (f"{BOX} volumeMounts", [{"name": "cache", "mountPath": "/data/"}]),
         env("VLLM_XLA_CACHE_PATH", "/data/xla"),
     )
@@ -199,8 +201,5 @@ def test_a_worker_id_from_the_pods_own_label_is_fine() -> None:
     assert good.grave(objects) == []
 
 
-def test_a_missing_toleration_is_a_note_since_gke_adds_it() -> None:
-    objects = changed(good.cluster(), (f"{POD} tolerations", REMOVED))
-    assert [(f.rule, f.severity) for f in good.check(objects)] == [("tpu-toleration", "note")]
-    anything = changed(good.cluster(), (f"{POD} tolerations", [{"operator": "Exists"}]))
-    assert good.check(anything) == []
+def test_gke_adds_the_toleration() -> None:
+    assert good.check(changed(good.cluster(), (f"{POD} tolerations", REMOVED))) == []
