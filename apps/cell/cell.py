@@ -44,7 +44,9 @@ class CellReconciler:
     """The body of the reconcile loop, and the models' state as clients see it."""
 
     def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, keys: bool):
-        self._config, self._admin, self._apps, self._keys = config, admin, apps, keys
+        self._config, self._admin, self._apps = config, admin, apps
+        self.keys = keys
+        """Whether the cell has keys: the models then answer only its fronts."""
         self._failed_since: dict[str, float] = {}
         self.seen = LastRound()
 
@@ -63,7 +65,7 @@ class CellReconciler:
         self.seen = LastRound(models, apps, assigned, unservable)
         self._note_failures(apps)
         spare = None if self.slices is None else self.slices - sum(assigned.values())
-        relay_key = self._admin.state.relay_key if self._keys else None
+        relay_key = self._admin.state.relay_key if self.keys else None
         targets = {
             name: Target(
                 config_digest(config, relay_key),

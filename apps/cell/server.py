@@ -48,7 +48,7 @@ def build(config: CellConfig) -> serve.Application:
 
     Keys are passed as digests: no pickle or log of the cluster contains one.
     """
-    keys = principals([key.get_secret_value() for key in config.api_keys])
+    keys = principals_from_environment(principals(key.get_secret_value() for key in config.api_keys))
     plain = config.model_copy(update={"api_keys": ()})
     actor = {"num_cpus": OWN_CPUS} | on_cpu_pod(config)
     # The server logs a summary every few seconds, which says more than a line per request, and costs less.
@@ -69,7 +69,7 @@ class CellAdmin:
     async def __init__(self, config: CellConfig, keys: bool):  # type: ignore[misc]  # Serve awaits it
         log_as_serve_does()
         self._config = config
-        self._keys = keys or bool(principals_from_environment())
+        self._keys = keys
         self._woken = asyncio.Event()
         await asyncio.to_thread(self._open)
         self._loop = asyncio.create_task(self._work_forever())
@@ -129,7 +129,9 @@ class CellAdmin:
                 while self._admin.undecided:
                     await asyncio.sleep(0.1)
 
-    async def view(self) -> View:
+    async def view(self, keys: bool) -> View:
+        """What a front shows. `keys`: whether that front requires keys; then the models answer to it alone."""
+        self._cell.keys |= keys
         models = self._admin.state.names
         entries = {name: self._cell.entry(name, model) for name, model in models.items()}
         slices = self._config.slice
@@ -145,7 +147,7 @@ class CellAdmin:
             "unloading": self._cell.unloading(),
         }
         routes = {name: self._apps.route(split(name)[0]) for name in models}
-        return View(cell, entries, routes, self._admin.state.relay_key if self._keys else None)
+        return View(cell, entries, routes, self._admin.state.relay_key if self._cell.keys else None)
 
     async def check_health(self) -> None:
         if time.monotonic() - self._beat > 120:
@@ -180,7 +182,7 @@ class CellFront:
     async def look(self) -> None:
         """Update the view, if the admin answers."""
         try:
-            self.view = await asyncio.wait_for(self._admin.view.remote(), 30)
+            self.view = await asyncio.wait_for(self._admin.view.remote(bool(self._keys)), 30)
         except Exception as error:  # it is restarting; requests are served by the last view
             log.warning("the cell's admin does not answer: %s", error)
 

@@ -51,9 +51,10 @@ def bound(server: Any, config: LLMConfig | StableDiffusionConfig) -> serve.Appli
 
     `server` is a Deployment: what `serve.deployment` makes of a class, which type checkers take for the class.
 
-    Keys are passed as digests, so that no pickle, log or process listing of the cluster contains one.
+    Keys are passed as digests, so that no pickle, log or process listing of the cluster contains one. Those of this
+    process's environment are passed too: the replicas' own may lack them, in a cluster that was started without.
     """
-    keys = principals(key.get_secret_value() for key in config.api_keys)
+    keys = principals_from_environment(principals(key.get_secret_value() for key in config.api_keys))
     return server.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
 
 
@@ -63,9 +64,16 @@ class EngineServer(ABC):
     Serve creates it, calls `check_health` every few seconds, and deletes it when its requests are done.
     """
 
-    async def __init__(self, config: Any, keys: Principals = OPEN):  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: Any, keys: Principals = OPEN, own_keys: bool = True
+    ):
+        """
+        Args:
+            own_keys: whether PODSLICE_API_KEYS of this process adds to `keys`. False where another application lets
+                callers in and relays their requests: their keys must not open this one.
+        """
         log_as_serve_does()
-        self._keys = principals_from_environment(keys)
+        self._keys = principals_from_environment(keys) if own_keys else keys
         # In a thread: Serve's control calls share this event loop.
         progress.app = serve.get_replica_context().app_name
         try:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from apps.serving.ingress.api_keys import (
+    RELAY,
     SCOPE_PRINCIPAL,
     RequireKey,
     digest,
@@ -56,6 +57,8 @@ def test_padding_of_base64_is_no_name() -> None:
         ("K3y=x", "a key that itself contains = needs a name in front"),
         ("", "must be KEY or NAME=KEY"),
         ("==", "must be KEY or NAME=KEY"),
+        ("alice=schl\u00fcssel", "use ASCII"),  # clients send it in two encodings, or not at all
+        ("alice=K3y\nx", "use ASCII"),
     ],
 )
 def test_an_entry_that_could_be_misread_is_refused(entry: str, said: str) -> None:
@@ -109,3 +112,68 @@ def test_what_probes_ask_is_open_below_any_prefix() -> None:
     assert ask("Bearer wrong", "/health").status_code == 200
     assert ask(None, "/publish", "/cell").status_code == 401
     assert ask("Bearer a-key", "/health").json() == {"principal": "alice"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//health", "/health/", "/health/../publish", "/%68ealth", "/health%2f", "/Health", "/health;x", "/metrics/x", ""],
+)
+@pytest.mark.parametrize("root", ["", "/cell", "/health"])
+def test_only_the_probes_own_paths_are_open(path: str, root: str) -> None:
+    """Written in another way, a path may mean another route to what stands before this server."""
+    known = principals(["alice=a-key"])
+    guarded = RequireKey(whoami, known, lambda scope, message: PlainTextResponse(message, status_code=401))
+    statuses = []
+
+    async def call() -> None:
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status"))
+
+        await guarded({"type": "http", "path": root + path, "root_path": root, "headers": []}, None, send)
+
+    asyncio.run(call())
+    assert statuses[0] == 401
+
+
+def test_an_application_behind_a_front_has_no_open_paths() -> None:
+    guarded = RequireKey(whoami, {digest("relay"): RELAY}, lambda scope, message: PlainTextResponse(message, 401))
+
+    async def call(headers: dict[str, str]) -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test") as client:
+            return (await client.get("/health", headers=headers)).status_code
+
+    assert asyncio.run(call({})) == 401
+    assert asyncio.run(call({"Authorization": "Bearer relay"})) == 200
+
+
+def test_a_web_socket_is_closed() -> None:
+    """No application has one; a route that one day does must not be open."""
+    sent: list[Any] = []
+
+    async def call() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        guarded = RequireKey(whoami, principals(["a-key"]), lambda scope, message: PlainTextResponse(message, 401))
+        await guarded({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+
+    asyncio.run(call())
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+def test_repeated_headers_and_both_headers() -> None:
+    """Any valid key lets its owner in; an invalid one beside it takes nothing away and gives nothing."""
+    guarded = RequireKey(
+        whoami, principals(["alice=a-key"]), lambda scope, message: PlainTextResponse(message, status_code=401)
+    )
+
+    async def call(*headers: tuple[str, str], method: str = "GET") -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test") as client:
+            return (await client.request(method, "/publish", headers=list(headers))).status_code
+
+    right, wrong = ("Authorization", "Bearer a-key"), ("x-api-key", "other")
+    assert asyncio.run(call(right, wrong)) == 200
+    assert asyncio.run(call(("Authorization", "Bearer other"), wrong)) == 401
+    assert asyncio.run(call(("Authorization", "Bearer other, Bearer a-key"))) == 401
+    for method in ("HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"):
+        assert asyncio.run(call(method=method)) == 401

@@ -1,5 +1,6 @@
 """Finds a request's model, checks its caller, and relays it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +89,17 @@ class Dispatcher:
         if self._front.view is None:
             raise Unavailable("the cell is starting; try again", retry_after_s=2)
         return self._front.view
+
+
+def streamed(body: Mapping[str, Any]) -> bool:
+    """Whether a request wants a stream, which is a method of its own in ACLs. Raises CellError.
+
+    Only true and false: a model might read another value differently than the check did.
+    """
+    stream = body.get("stream")
+    if not isinstance(stream, bool | None):
+        raise CellError(f"stream must be true or false, not {stream!r:.100}")
+    return bool(stream)
 
 
 def principal_of(request: Request) -> str | None:

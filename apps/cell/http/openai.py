@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from apps.cell.bodies import Entry
-from apps.cell.http.dispatcher import Dispatcher
+from apps.cell.http.dispatcher import Dispatcher, streamed
 from apps.cell.http.saxml import RELAYED
 from apps.serving.ingress.anthropic_errors import PATHS
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
@@ -65,7 +65,7 @@ def openai_router(dispatcher: Dispatcher) -> APIRouter:
             raise OpenAIError(400, "The body must be a JSON object whose model is a string.", "model", "invalid_type")
         model = await dispatcher.full_name(body.get("model"))
         method = METHODS[path]
-        if method == "lm.generate" and body.get("stream"):
+        if streamed(body) and method == "lm.generate":
             method = "lm.generate_stream"
         if body.get("model") != model:
             data = json.dumps(body | {"model": model}).encode()

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from apps.cell import bodies
 from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
-from apps.cell.http.dispatcher import Dispatcher, Front, principal_of
+from apps.cell.http.dispatcher import Dispatcher, Front, principal_of, streamed
 from apps.cell.names import check_cell, model_name
 from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
 from apps.serving.ingress.openapi import STREAMED, json_object, query
@@ -105,8 +105,7 @@ def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Relayed to the published model, with Saxml's body or JetStream's."""
         body = await _body(request)
-        stream = "lm.generate_stream" if body.get("stream") else "lm.generate"
-        return await _call(request, body, stream, "/generate")
+        return await _call(request, body, "lm.generate_stream" if streamed(body) else "lm.generate", "/generate")
 
     @router.post("/score", openapi_extra=RELAYED)
     async def score(request: Request) -> Response:

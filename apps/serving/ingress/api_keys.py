@@ -14,7 +14,8 @@ from typing import Any
 from starlette.responses import Response
 
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/healthcheck", "/metrics"})
-"""Paths for probes and scrapers, which send no key: health, and a replica's load."""
+"""Paths for probes and scrapers, which send no key: health, and a replica's load. An application that a cell's front
+relays to has none: only the front reaches it."""
 VARIABLE = "PODSLICE_API_KEYS"
 DEFAULT_PRINCIPAL = "default"
 """Principal of a key without a name."""
@@ -43,11 +44,14 @@ def principals(keys: Iterable[str], where: str = "api_keys", known: Principals =
     """Digests and principals of keys written as `KEY` or `NAME=KEY`, added to those already known.
 
     Raises:
-        ValueError: an entry has neither form, or one key has two names. The message names entries, never a key.
+        ValueError: an entry has neither form, a key cannot be sent, or one key has two names. The message never has a
+            key.
     """
     found = dict(known)
     for place, written in enumerate(keys, 1):
         name, key = _parsed(written.strip(), f"entry {place} of {where}")
+        if not (key.isascii() and key.isprintable()):
+            raise ValueError(f"entry {place} of {where} has characters that clients cannot send in a header: use ASCII")
         other = found.setdefault(digest(key), name)
         if other != name:
             raise ValueError(
@@ -90,14 +94,18 @@ class RequireKey:
 
     def __init__(self, app: Asgi, principals: Principals, refused: Callable[[dict[str, Any], str], Response]):
         self._app, self._principals, self._refused = app, principals, refused
+        self._open = frozenset[str]() if RELAY in principals.values() else OPEN_PATHS
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket":  # no application has any; a refusal needs no key
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] == "http":
             given = _keys(scope)
             principal = next(filter(None, map(self._of, given)), None)
             if principal is not None:
                 scope = scope | {SCOPE_PRINCIPAL: principal}
-            elif scope["path"].removeprefix(scope.get("root_path", "")) not in OPEN_PATHS:
+            elif scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
                 problem = (
                     "Incorrect API key given."
                     if given

@@ -1,0 +1,104 @@
+"""A cell with keys in PODSLICE_API_KEYS, as documented and rendered: nothing goes around its front.
+
+The routes come from Serve itself and from each application's own OpenAPI schema, read with the relay key of the stored
+state, which no client has.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.ports import free_port, serve_ports
+
+Cell = tuple[httpx.Client, str]
+"""A client without a key, and the cell's relay key."""
+MODEL = "/sax/guarded/demo"
+SMALL = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 64}
+ALICE, BOB = {"Authorization": "Bearer a-key"}, {"x-api-key": "b-key"}
+PROBES = {"/", "/health", "/healthz", "/healthcheck", "/metrics"}
+UNLISTED = {"/docs", "/redoc", "/openapi.json", *PROBES}
+"""Paths that FastAPI leaves out of its own schema, or that a dialect hides."""
+
+
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["haproxy", "python"])
+def cell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    """With the demo model published, which only alice may use."""
+    folder, port = tmp_path_factory.mktemp("guarded"), free_port()
+    program = [sys.executable, str(Path(__file__).with_name("guarded_cell.py")), str(port), str(folder)]
+    environment = os.environ | serve_ports() | {"PODSLICE_API_KEYS": "alice=a-key,bob=b-key"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+    with subprocess.Popen(
+        [*program, str(int(request.param))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            published = {"model": MODEL, "model_path": "catalog.local", "replicas": 1, "overrides": SMALL}
+            assert client.post("/publish", json=published, headers=ALICE).status_code == 200
+            deadline = time.monotonic() + 180
+            while client.get("/listcell", params={"model": MODEL}, headers=ALICE).json()["state"] != "LOADED":
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+            acl = {"model": MODEL, "acl": "alice"}
+            for method in ("lm.generate", "lm.generate_stream", "lm.score", "lm.embed"):
+                assert client.put("/acl", json=acl | {"method": method}, headers=ALICE).status_code == 200
+            newest = max((folder / "guarded").glob("state-*.json"))
+            yield client, json.loads(newest.read_text())["state"]["relay_key"]
+        process.communicate()
+
+
+def routes(client: httpx.Client, prefix: str, headers: dict[str, str]) -> list[tuple[str, str]]:
+    """(method, path) of everything that an application has; path parameters are filled in."""
+    schema = client.get(f"{prefix}/openapi.json", headers=headers)
+    assert schema.status_code == 200, schema.text
+    listed = [(verb.upper(), path) for path, verbs in schema.json()["paths"].items() for verb in verbs]
+    return [(verb, path.replace("{", "").replace("}", "")) for verb, path in listed] + [("GET", p) for p in UNLISTED]
+
+
+def test_no_route_of_serve_lets_a_users_key_past_the_front(cell: Cell) -> None:
+    client, relay = cell
+    known: dict[str, Any] = client.get("/-/routes").json()
+    assert set(known) <= {"/", MODEL}, known
+    inner = routes(client, MODEL, {"Authorization": f"Bearer {relay}"})
+    assert len(inner) > 30
+    for verb, path in inner:
+        for headers in ({}, ALICE, BOB, {"x-podslice-caller": "alice"}, BOB | {"x-podslice-caller": "alice"}):
+            reply = client.request(verb, MODEL + path, headers=headers, json={"model": MODEL, "prompt": "x"})
+            assert reply.status_code == 401, (verb, path, headers, reply.status_code, reply.text)
+
+
+def test_the_front_requires_a_key_and_enforces_acls(cell: Cell) -> None:
+    client, _ = cell
+    outer = routes(client, "", ALICE)
+    for verb, path in outer:
+        if path not in PROBES:
+            assert client.request(verb, path).status_code == 401, (verb, path)
+    body = {"model": "demo", "prompt": "x", "query": "x", "prefix": "x", "suffix": "x", "input": "x", "max_tokens": 2}
+    body |= {"messages": [{"role": "user", "content": "x"}]}
+    asked = 0
+    for verb, path in outer:
+        if verb == "POST" and (path in ("/generate", "/score") or (path.startswith("/v1/") and "id" not in path)):
+            for stream in (False, True):
+                reply = client.post(path, json=body | {"stream": stream}, headers=BOB)
+                assert reply.status_code == 403, (path, reply.status_code, reply.text)
+                asked += 1
+    assert asked >= 12
+    one = {"model": "demo", "prompt": "x", "max_tokens": 2}
+    assert client.post("/v1/completions", json=one, headers=ALICE).status_code == 200
+    assert client.post("/publish", json={"model": MODEL}, headers=BOB).status_code in (400, 403)
+
+
+def test_a_stream_flag_that_is_read_in_two_ways_is_refused(cell: Cell) -> None:
+    """An ACL has a method for streams and one for whole answers: both ends must see the same one."""
+    client, _ = cell
+    for path in ("/generate", "/v1/completions"):
+        for stream in ("false", "no", 0.0, 1, [], "true"):
+            reply = client.post(path, json={"model": "demo", "prompt": "x", "stream": stream}, headers=ALICE)
+            assert reply.status_code == 400 and "stream" in reply.text, (path, stream, reply.text)
