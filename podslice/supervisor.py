@@ -12,11 +12,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from kuberay import Refusal
+from kuberay.local.ports import hold
 from podslice.display import display
 from podslice.served import Serving
 from podslice.server_process import Server
@@ -52,9 +54,13 @@ class Supervisor:
         began = time.monotonic()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
-        if not _joins_a_cluster():
-            _refuse_taken(self._serving.port)
+        if _joins_a_cluster():
+            return self._run(command, began)
+        with _held(self._serving.port):
             _refuse_absent(self._serving)
+            return self._run(command, began)
+
+    def _run(self, command: Sequence[str], began: float) -> int:
         with tempfile.TemporaryDirectory(prefix="podslice-") as folder:
             server = Server(command, Path(folder), self._serving.port)
             try:
@@ -145,8 +151,13 @@ def _joins_a_cluster() -> bool:
     return Path("/tmp/ray/ray_current_cluster").exists()
 
 
-def _refuse_taken(port: int) -> None:
-    with socket.socket() as probe:
+@contextmanager
+def _held(port: int) -> Iterator[None]:
+    """Claims the port. Raises Refusal if something listens on it, or will when its start is done."""
+    claim = hold(port)
+    if claim is None:
+        raise Refusal(f"port {port} is another podslice server's: choose another one, --port {port + 1}")
+    with claim, socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -154,6 +165,8 @@ def _refuse_taken(port: int) -> None:
             raise Refusal(
                 f"port {port} cannot be used ({error.strerror}): choose another one, --port {port + 1}"
             ) from error
+        probe.close()  # Serve will listen here
+        yield
 
 
 def _refuse_absent(serving: Serving) -> None:

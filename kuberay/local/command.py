@@ -26,7 +26,7 @@ def local(
         str | None,
         typer.Option(
             metavar="SLICE:HOST",
-            help="Kill a host: in the run on --port or, without one, in this run once it is ready.",
+            help="Start nothing: kill a host of the run on --port, which is in another terminal.",
             show_default=False,
         ),
     ] = None,
@@ -37,10 +37,13 @@ def local(
 
     python -m kuberay local ray_configs.catalog.spmd_175b --tiny
     """
-    from kuberay.local.running import Wishes, run
+    from kuberay.local import running
     from ray_configs.service import Service
 
+    if kill_host is not None:
+        running.kill_host(kill_host, port)
+        return
     service = read_config(config, Placeholders(project, bucket)).config
     if not isinstance(service, Service):
         raise Refusal(f"{config} is a job; only a service runs locally")
-    run(service, Wishes(port, tiny, hosts_per_slice, slices, kill_host))
+    running.run(service, running.Wishes(port, tiny, hosts_per_slice, slices))

@@ -15,6 +15,19 @@ def address_of(port: int) -> str:
     return f"127.{port >> 8}.{port & 255}.1"
 
 
+def hold(port: int) -> socket.socket | None:
+    """Claim a service's port for as long as the socket is open, long before anything listens on it. None if another
+    command of this machine, whoever's it is, has claimed it."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        # An abstract socket: freed when the process ends, however that happens.
+        claim.bind(f"\0podslice/{port}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
 def is_free(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -38,12 +38,10 @@ class Wishes:
     tiny: bool = False
     hosts_per_slice: int | None = None
     slices: int | None = None
-    kill_host: str | None = None
-    """`SLICE:HOST` to kill as soon as the service is ready."""
 
 
 def run(service: Service, wishes: Wishes) -> None:
-    """Block until SIGINT, SIGTERM or SIGHUP. With kill_host and a run on that port, ask it to kill the host and return.
+    """Block until SIGINT, SIGTERM or SIGHUP.
 
     Raises:
         LocalError: the service cannot run here.
@@ -54,19 +52,28 @@ def run(service: Service, wishes: Wishes) -> None:
         raise LocalError("needs Linux, whose kernel tracks and ends each host's processes; use a container")
     folder = RunFolder(wishes.port)
     if not folder.acquire():
-        if not wishes.kill_host:
-            raise LocalError(
-                f"a service runs on port {wishes.port} already; choose another --port, or add --kill-host SLICE:HOST "
-                "to kill one of its hosts"
-            )
-        folder.ask(wishes.kill_host)
-        _say(f"asked the run on port {wishes.port}; its terminal shows the result")
-        return
+        raise LocalError(
+            f"a service runs on port {wishes.port} already; choose another --port, or add --kill-host SLICE:HOST "
+            "to kill one of its hosts"
+        )
     with _on(signal.default_int_handler):
         try:
             _run(service, wishes, folder)
         finally:
             folder.release()
+
+
+def kill_host(host: str, port: int) -> None:
+    """Ask the run on a port to kill a host, `SLICE:HOST`. Raises LocalError if nothing runs there."""
+    folder = RunFolder(port)
+    if folder.acquire():
+        folder.release()
+        raise LocalError(
+            f"nothing runs on port {port}, so there is no host to kill: give the --port of a run, or start one first, "
+            "without --kill-host"
+        )
+    folder.ask(host)
+    _say(f"asked the run on port {port}; its terminal shows the result")
 
 
 def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
@@ -76,8 +83,6 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(wishes.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
-    if wishes.kill_host:
-        plan.find(wishes.kill_host)  # report a mistake now, not after minutes
     for sentence in (*scaled.notes, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
@@ -167,8 +172,6 @@ class _Run:
         if not self._ready and declared and all(app.status == "RUNNING" for app in declared):
             self._ready = True
             _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._wishes.port}  (Ctrl-C stops it)")
-            if self._wishes.kill_host:
-                self._cluster.kill(self._wishes.kill_host)
 
     def _alive(self) -> set[str]:
         try:

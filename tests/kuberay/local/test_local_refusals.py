@@ -11,7 +11,8 @@ import pytest
 from kuberay.local import LocalError, running
 from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import plan_of
-from kuberay.local.ports import address_of, free_ports
+from kuberay.local.ports import address_of, free_ports, hold
+from kuberay.local.scaling_down import scale_down
 from kuberay.render import render
 from ray_configs.loading import load
 from tests.kuberay.local.local_runs import REPOSITORY, serving_port
@@ -52,12 +53,32 @@ def test_a_port_in_use():
         ("tpu-v5e-2x4-4t-1:2", "tpu-v5e-2x4-4t-1 has hosts 0 to 1, no host 2"),
     ],
 )
-def test_a_host_that_is_not_there_is_refused_before_anything_starts(host, said, monkeypatch):
-    monkeypatch.setattr(running, "EmulatedCluster", None)  # a start would fail otherwise
-    wishes = running.Wishes(port=serving_port(), tiny=True, hosts_per_slice=2, kill_host=host)
+def test_a_host_that_is_not_there_is_not_found(host, said):
+    service = scale_down(load("ray_configs.catalog.spmd_175b"), tiny=True, hosts_per_slice=2).service
+    manifest = next(item for item in render(service) if item["kind"] == "RayService")
     with pytest.raises(LocalError) as refusal:
-        running.run(load("ray_configs.catalog.spmd_175b"), wishes)
+        plan_of(manifest, address="127.0.0.2").find(host)
     assert said in str(refusal.value)
+
+
+def test_a_host_to_kill_where_nothing_runs_starts_nothing():
+    """Whoever has mistyped the port wants no second service."""
+    port = serving_port()
+    said = refused("ray_configs.catalog.spmd_175b", "--tiny", "--kill-host", "1:1", "--port", str(port))
+    assert f"nothing runs on port {port}" in said and "--port" in said
+    assert RunFolder(port).acquire(), "the port is free for a run"
+
+
+def test_a_port_that_another_command_has_claimed_and_does_not_listen_on_yet(monkeypatch, tmp_path):
+    """A start takes minutes until something listens. Another user's, or one with another TMPDIR, counts too."""
+    port = str(serving_port())
+    with hold(int(port)):
+        assert f"a service runs on port {port} already" in refused(LOCAL, "--port", port)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        assert f"a service runs on port {port} already" in refused(LOCAL, "--port", port)
+        serve = [sys.executable, "-m", "podslice", "serve", "--port", port]
+        done = subprocess.run(serve, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and f"port {port} is another podslice server's" in done.stderr, done.stderr
 
 
 def test_hosts_that_are_not_sold():
@@ -104,7 +125,7 @@ def test_a_question_is_heard_once():
     other.ask("1:3")
     assert run.asked() == "1:3" and run.asked() is None
     run.release()
-    with pytest.raises(LocalError, match="starting or ending; try again"):
+    with pytest.raises(LocalError, match="starting or ending"):
         other.ask("1:3")
 
 
