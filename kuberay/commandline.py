@@ -213,7 +213,10 @@ def delete(
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Delete the rendered objects from the cluster. Node pools stay: `node-pools --delete` prints their commands."""
+    """Delete the rendered objects from the cluster, except those that other workloads use.
+
+    Node pools stay: `node-pools --delete` prints their commands.
+    """
     from kuberay import cluster
 
     objects = read_source(config, Placeholders()).each()

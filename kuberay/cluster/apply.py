@@ -14,8 +14,20 @@ from kuberay.cluster.rollout import plan
 from kuberay.cluster.rollout.exposure import RolloutStep
 from kuberay.cluster.rollout.ownership import as_admitted, harmless
 from kuberay.cluster.rollout.sameness import same
+from kuberay.cluster.users import (
+    WORKLOADS,
+    Users,
+    is_noted,
+    is_workload,
+    note_users,
+    overwritten_for,
+    shown,
+    users_among,
+)
 
-WORKLOADS = ("RayService", "RayJob", "RayCluster", "Job")
+GONE_S = 60.0
+"""Time that the deletion of an object may take which this config uses too."""
+MAX_LOOKS = 5
 Say = Callable[[str], None]
 
 
@@ -65,8 +77,12 @@ def apply(
         if recreate:
             workloads = [item for item in objects if item["kind"] in WORKLOADS]
             steps.append(("deletion of the existing workloads", partial(delete, cluster, workloads, progress=say)))
+        shared = [manifest for manifest in objects if not is_workload(manifest)]
+        users = users_among(cluster, objects) if shared else {}
         for manifest in objects:
-            steps.append((title(manifest), partial(_apply, cluster, manifest, force_conflicts, applied, say)))
+            steps.append((title(manifest), partial(_apply, cluster, manifest, users, force_conflicts, applied, say)))
+        if shared:
+            steps.append(("a last look at them", partial(_keep, cluster, shared, users, force_conflicts)))
         steps += [(step.title, partial(_run_step, cluster, step, say)) for step in rolled_out]
         for _, action in steps:
             action()
@@ -94,7 +110,9 @@ def rehearse(
     refusals: list[Refused] = []
     for manifest in objects:
         try:
-            checked.append(_rehearse(cluster, manifest, force_conflicts))
+            checked.append(item := _rehearse(cluster, manifest, force_conflicts))
+            if not force_conflicts:
+                _refuse_to_overwrite(cluster, item, objects)
         except Refused as refusal:
             later = isinstance(refusal, Absent) and refusal.namespace in made_here
             replaced = isinstance(refusal, Immutable) and recreate and manifest["kind"] in WORKLOADS
@@ -107,6 +125,16 @@ def rehearse(
             "\n".join([*words, f"{len(refusals)} of {len(objects)} objects were refused. Nothing was changed."])
         )
     return checked
+
+
+def _refuse_to_overwrite(cluster: Cluster, item: Applied, objects: Sequence[Manifest]) -> None:
+    if item.outcome != "configured" or item.before is None or is_workload(item.after):
+        return
+    if others := overwritten_for(cluster, item.before, item.after, users_among(cluster, objects)):
+        raise Refused(
+            f"checking {item.name}: {shown(others)} uses it too, with other values. Use another name or namespace, "
+            "or overwrite them for all: --force-conflicts."
+        )
 
 
 def rehearse_rollouts(cluster: Cluster, checked: Sequence[Applied], say: Say) -> list[RolloutStep]:
@@ -164,13 +192,28 @@ def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
     return Applied(title(manifest), "unchanged" if unchanged else "configured", before, after, manifest, force)
 
 
-def _apply(cluster: Cluster, manifest: Manifest, force: bool, applied: list[Applied], say: Say) -> None:
+def _apply(cluster: Cluster, manifest: Manifest, users: Users, force: bool, applied: list[Applied], say: Say) -> None:
     item = _rehearse(cluster, manifest, force)  # again: objects applied before it may change the result
+    notes = {} if is_workload(manifest) else users
+    if item.before is not None:
+        note_users(cluster, item.before, notes)  # first: a delete at the same time then leaves it alone
     # Where only the spelling differs and we own the fields already, keep the operator's spelling.
     if item.outcome != "unchanged" or MANAGER not in managers(item.before or {}):
-        cluster.apply(item.manifest, force=item.force)
+        note_users(cluster, cluster.apply(item.manifest, force=item.force), notes)
     applied.append(item)
     say(str(item))
+
+
+def _keep(cluster: Cluster, shared: Sequence[Manifest], users: Users, force: bool) -> None:
+    """Applies again what a delete of another config has removed meanwhile, not knowing of a workload yet to come."""
+    for manifest in shared:
+        for _ in range(MAX_LOOKS):
+            live = cluster.get(manifest)
+            if is_noted(live, users):
+                break
+            if live is not None and "deletionTimestamp" in live["metadata"]:
+                wait_until_gone(cluster, [live], GONE_S, lambda line: None)
+            _apply(cluster, manifest, users, force, [], lambda line: None)
 
 
 def _run_step(cluster: Cluster, step: RolloutStep, say: Say) -> None:

@@ -78,11 +78,12 @@ class Cluster:
         doing = f"{'checking' if dry_run else 'applying'} {title(manifest)}"
         return self._send("patch", manifest, doing, manifest, query, "application/apply-patch+yaml", dry_run)
 
-    def patch(self, live: Manifest, operations: Sequence[Manifest], dry_run: bool = False) -> Manifest:
-        """JSON patch, for single items of lists that server-side apply treats as one field."""
-        query = [("fieldManager", MANAGER)]
-        body = list(operations)
-        return self._send("patch", live, f"changing {title(live)}", body, query, "application/json-patch+json", dry_run)
+    def patch(self, live: Manifest, change: Sequence[Manifest] | Manifest, dry_run: bool = False) -> Manifest:
+        """JSON patch (a list), for single items of lists that server-side apply treats as one field, or merge patch."""
+        query, merge = [("fieldManager", MANAGER)], isinstance(change, dict)
+        kind = "application/merge-patch+json" if merge else "application/json-patch+json"
+        body = change if merge else list(change)
+        return self._send("patch", live, f"changing {title(live)}", body, query, kind, dry_run)
 
     def create(self, manifest: Manifest) -> Manifest:
         return self._send("post", manifest, f"creating {title(manifest)}", manifest, named=False)
@@ -94,16 +95,20 @@ class Cluster:
         except Absent:
             return None
 
-    def delete(self, live: Manifest, propagation: str = "Foreground", grace_s: int | None = None) -> bool:
+    def delete(
+        self, live: Manifest, propagation: str = "Foreground", grace_s: int | None = None, unchanged: bool = False
+    ) -> bool:
         """Deletes this object by uid, never a newer one of the same name. False if it is already gone.
 
         grace_s: a Pod's grace period instead of its own; also shortens that of a Pod that is already terminating.
+        unchanged: raise Conflict, with nothing deleted, if the object is not as it was read.
         """
+        known = ("uid", "resourceVersion") if unchanged else ("uid",)
         options = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": propagation,
-            "preconditions": {"uid": live["metadata"]["uid"]},
+            "preconditions": {name: live["metadata"][name] for name in known},
             **({} if grace_s is None else {"gracePeriodSeconds": grace_s}),
         }
         try:
@@ -113,12 +118,20 @@ class Cluster:
         return True
 
     def list(
-        self, api_version: str, kind: str, namespace: str | None = None, labels: str | None = None
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None = None,
+        labels: str | None = None,
+        everywhere: bool = False,
     ) -> "list[Manifest]":
-        """All objects of a kind in a namespace (by default this cluster's), or of a cluster-wide kind."""
+        """All objects of a kind in a namespace (by default this cluster's), or of a cluster-wide kind.
+
+        everywhere: in all namespaces.
+        """
         what = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "", "namespace": namespace}}
         query = [("labelSelector", labels)] if labels else []
-        found = self._send("get", what, f"listing {kind}s", None, query, named=False)
+        found = self._send("get", what, f"listing {kind}s", None, query, named=False, everywhere=everywhere)
         # The items of a list have no apiVersion and kind of their own.
         return [{"apiVersion": api_version, "kind": kind} | item for item in found["items"]]
 
@@ -135,9 +148,10 @@ class Cluster:
         content_type: str = "application/json",
         dry_run: bool = False,
         named: bool = True,
+        everywhere: bool = False,
     ) -> Manifest:
         resource = self._resource(about["apiVersion"], about["kind"])
-        namespace = self.namespace_of(about) if resource.namespaced else None
+        namespace = self.namespace_of(about) if resource.namespaced and not everywhere else None
         path = resource.path(name=about["metadata"]["name"] if named else None, namespace=namespace)
         sent = [*query, *([("dryRun", "All")] if dry_run else [])]
         with self._explains(doing):

@@ -1,16 +1,22 @@
-"""Deletes what podslice applied, in reverse order, and waits until it is gone."""
+"""Deletes what podslice applied and nobody else uses, in reverse order, and waits until it is gone."""
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 
 from kuberay.cluster.connection import MANAGER, Cluster
-from kuberay.cluster.errors import ClusterError, Interrupted, Refused, UnknownKind
-from kuberay.cluster.manifests import Manifest, labels, managers, title
+from kuberay.cluster.errors import Absent, ClusterError, Conflict, Interrupted, Refused, UnknownKind
+from kuberay.cluster.manifests import Manifest, annotations, labels, managers, title
+from kuberay.cluster.references import references
+from kuberay.cluster.users import WAS_THERE, Users, is_there, is_workload, noted_users, shown, users_among
 from ray_configs.labels import RAY_CLUSTER, RAY_NODE_TYPE
 
 LOOK_AGAIN_S = 0.5
+MAX_NAMED = 5
+"""Objects that a message names."""
+MAX_CHANGES = 20
+"""Changes by others during the deletion of one object, after which it fails."""
 
 
 def delete(
@@ -23,6 +29,7 @@ def delete(
 ) -> None:
     """Deletes the objects in reverse order with foreground propagation: dependents first, then their owner.
 
+    What workloads of other configs use stays, also with `force`; so does what was there before podslice applied it.
     `progress` receives a line at each change. Raises Refused, with nothing deleted, if podslice did not apply one of
     the objects (unless `force`); ClusterError if something is still there after timeout_s (None: wait forever);
     Interrupted on Ctrl-C.
@@ -38,10 +45,16 @@ def delete(
             progress(f"{title(manifest)}: already gone")
         if not force:
             _refuse_foreign(found)
+        users = {} if all(map(is_workload, found)) else users_among(cluster, objects)
+        leaving = {live["metadata"]["uid"] for live in found if is_workload(live)}
         for live in found:
-            there = cluster.delete(live)
+            stays = ""
+            if is_workload(live):
+                there = cluster.delete(live)
+            else:
+                there, stays = _delete_unless_used(cluster, live, users, leaving, force)
             deleted += [live] * there
-            progress(f"{title(live)}: {'deleting' if there else 'already gone'}")
+            progress(f"{title(live)}: {stays or ('deleting' if there else 'already gone')}")
         if wait:
             wait_until_gone(cluster, deleted, timeout_s, progress)
     except KeyboardInterrupt:
@@ -60,6 +73,56 @@ def _refuse_foreign(found: Sequence[Manifest]) -> None:
             f"Not applied by podslice: {owners}. Nothing was deleted. Is this the right cluster and namespace? "
             "If so: python -m kuberay delete --force."
         )
+
+
+def _delete_unless_used(
+    cluster: Cluster, found: Manifest, users: Users, leaving: Collection[str], force: bool
+) -> tuple[bool, str]:
+    """(whether it is being deleted, why it stays).
+
+    Every write holds only for the object as it was read, so that of two deletes at once the last one deletes it, and
+    an apply at the same time keeps it: `apply` looks again, after its workload exists, whether its note is still there.
+    """
+    for _ in range(MAX_CHANGES):
+        live = cluster.get(found)
+        if live is None or live["metadata"]["uid"] != found["metadata"]["uid"]:
+            return False, ""
+        if "deletionTimestamp" in live["metadata"]:
+            return True, ""
+        noted = noted_users(live)
+        others = {key: user for key, user in noted.items() if key not in users}
+        why = _why_it_stays(cluster, live, others, leaving, force)
+        try:
+            if removed := [key for key in noted if key in users or not why]:
+                change = {"resourceVersion": live["metadata"]["resourceVersion"]}
+                live = cluster.patch(live, {"metadata": change | {"annotations": dict.fromkeys(removed)}})
+            if why:
+                return False, why
+            if any(is_there(cluster, user) for user in others.values()):  # applied again meanwhile
+                cluster.patch(live, {"metadata": {"annotations": others}})
+            else:
+                return cluster.delete(live, unchanged=True), ""
+        except Absent:
+            return False, ""
+        except Conflict:
+            time.sleep(LOOK_AGAIN_S / 10)
+    raise ClusterError(f"deleting {title(found)}: others change it all the time. Run the command again.")
+
+
+def _why_it_stays(cluster: Cluster, live: Manifest, others: Users, leaving: Collection[str], force: bool) -> str:
+    name = title(live)
+    if using := {key: user for key, user in others.items() if is_there(cluster, user)}:
+        return f"stays: used by {shown(using)}"
+    if WAS_THERE in annotations(live) and not force:
+        return f"stays: it was there before podslice applied it (--force deletes {name} nevertheless)"
+    naming, unseen = references(cluster, live, leaving)
+    if naming:
+        more = f" and {len(naming) - MAX_NAMED} more" if len(naming) > MAX_NAMED else ""
+        return f"stays: named by {', '.join(naming[:MAX_NAMED])}{more}"
+    if unseen and not others and not noted_users(live):
+        kinds = ", ".join(f"{kind}s" for kind in unseen)
+        return f"stays: nothing says who uses it, and this role may not list {kinds}. Delete it yourself if nobody does"
+    return ""
 
 
 def wait_until_gone(

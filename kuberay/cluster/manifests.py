@@ -31,6 +31,10 @@ def labels(manifest: Manifest) -> dict[str, str]:
     return manifest["metadata"].get("labels") or {}
 
 
+def annotations(manifest: Manifest) -> dict[str, str]:
+    return manifest["metadata"].get("annotations") or {}
+
+
 def condition(manifest: Manifest, kind: str) -> Manifest:
     """The status condition of this type, or an empty dict."""
     conditions = manifest.get("status", {}).get("conditions") or []
