@@ -37,9 +37,10 @@ def main(kind: str, port: str, *arguments: str) -> None:
     # If the command is killed, it cannot stop this process, so the kernel interrupts it when its parent dies.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
     serving = read(kind, arguments, int(port))
+    logs = None if serving.logging is None else LoggingConfig(**serving.logging)
     try:
         targets = [
-            serve.RunTarget(_application(app.config), name=app.name, route_prefix=app.route_prefix)
+            serve.RunTarget(_application(app.config), app.name, app.route_prefix, logging_config=logs)
             for app in serving.applications
         ]
         tell({"stage": "starting Ray"})
@@ -49,7 +50,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
         tell({"failure": reason(error)})
         raise
     try:
-        _serve(serving, targets)
+        _serve(serving, targets, logs)
     except KeyboardInterrupt:
         serve.shutdown()
     except Exception as error:
@@ -60,10 +61,10 @@ def main(kind: str, port: str, *arguments: str) -> None:
         ray.shutdown()
 
 
-def _serve(serving: Serving, targets: list[serve.RunTarget]) -> None:
+def _serve(serving: Serving, targets: list[serve.RunTarget], logs: LoggingConfig | None) -> None:
     tell({"stage": "starting Serve", "logs": private_ray.logs(), "joined": private_ray.joined()})
     # The proxies start in parallel with the replicas; requests need both.
-    threading.Thread(target=_start_serve, args=[serving], daemon=True).start()
+    threading.Thread(target=_start_serve, args=[serving, logs], daemon=True).start()
     while not private_ray.controller_runs():
         time.sleep(POLL_S / 4)
     tell({"stage": "starting the replicas"})
@@ -84,8 +85,7 @@ def _serve(serving: Serving, targets: list[serve.RunTarget]) -> None:
                 tell({"app": served.name, "stage": "runs again" if _runs(app) else f"is {app.status.value.lower()}"})
 
 
-def _start_serve(serving: Serving) -> None:
-    logs = None if serving.logging is None else LoggingConfig(**serving.logging)
+def _start_serve(serving: Serving, logs: LoggingConfig | None) -> None:
     try:
         serve.start(http_options=HTTPOptions(**serving.http), logging_config=logs)
     except Exception as error:

@@ -60,10 +60,15 @@ class ServeApps:
         }
         deployment = private_ray.with_version(LLMServer, str(version), **chosen)
         keys = OPEN if relay_key is None else {digest(relay_key): RELAY}
-        # Without the environment's keys: the front checks those, and the ACLs of their principals.
-        application = deployment.bind(config, keys, own_keys=False)
+        target_app = serve.RunTarget(
+            # Without the environment's keys: the front checks those, and the ACLs of their principals.
+            deployment.bind(config, keys, own_keys=False),
+            name=self.app_name(model),
+            route_prefix=self.route(model),
+            logging_config=private_ray.logging_config(),
+        )
         serve.run_many(
-            [serve.RunTarget(application, name=self.app_name(model), route_prefix=self.route(model))],
+            [target_app],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )

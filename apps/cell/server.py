@@ -51,14 +51,15 @@ def build(config: CellConfig) -> serve.Application:
     keys = principals_from_environment(principals(key.get_secret_value() for key in config.api_keys))
     plain = config.model_copy(update={"api_keys": ()})
     actor = {"num_cpus": OWN_CPUS} | on_cpu_pod(config)
-    # The server logs a summary every few seconds, which says more than a line per request, and costs less.
-    quiet: dict[str, Any] = {"logging_config": {"enable_access_log": False}, "ray_actor_options": actor}
     # Type checkers take these deployments for their classes.
     admin_deployment: Any = CellAdmin
     front_deployment: Any = CellFront
-    admin = admin_deployment.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, **quiet)
+    admin = admin_deployment.options(max_ongoing_requests=1000, graceful_shutdown_timeout_s=5, ray_actor_options=actor)
     return front_deployment.options(
-        num_replicas=config.front_replicas, max_ongoing_requests=10_000, graceful_shutdown_timeout_s=120, **quiet
+        num_replicas=config.front_replicas,
+        max_ongoing_requests=10_000,
+        graceful_shutdown_timeout_s=120,
+        ray_actor_options=actor,
     ).bind(plain, admin.bind(plain, bool(keys)), keys)
 
 

@@ -15,6 +15,7 @@ import ray._private.worker
 from ray import PlacementGroupID, serve
 from ray.core.generated import common_pb2, gcs_pb2
 from ray.serve.context import _get_global_client
+from ray.serve.schema import LoggingConfig
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 CALL_S = 30
@@ -106,6 +107,12 @@ def with_version(deployment: Any, version: str, **options: Any) -> serve.Deploym
 def delete_application(name: str) -> None:
     """As `serve.delete`, without waiting for its replicas to finish their requests."""
     serve.delete(name, _blocking=False)
+
+
+def logging_config() -> LoggingConfig:
+    """How the service's config lets Serve log; `serve.run` takes its own defaults for an application without one."""
+    config, _ = ray.get(_serve()._controller._get_logging_config.remote(), timeout=CALL_S)
+    return config
 
 
 def controller_runs() -> bool:

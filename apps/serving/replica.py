@@ -41,9 +41,19 @@ def host(config: C, load: Callable[[C], T]) -> T:
 
 
 def log_as_serve_does() -> None:
-    log = logging.getLogger("podslice")
-    log.handlers, log.propagate = logging.getLogger("ray.serve").handlers, False
-    log.setLevel(logging.INFO)
+    """Log where, how and from which level on the service's config lets Serve log, but no line for each request.
+
+    The server's own line every few seconds is cheaper and says more. A deployment's logging options could leave these
+    lines out too, but they replace the service's level and encoding.
+    """
+    log, serves = logging.getLogger("podslice"), logging.getLogger("ray.serve")
+    log.handlers, log.propagate = serves.handlers, False
+    log.setLevel(serves.level)
+    serves.addFilter(_is_no_access_log)
+
+
+def _is_no_access_log(record: logging.LogRecord) -> bool:
+    return not getattr(record, "serve_access_log", False)
 
 
 def bound(server: Any, config: LLMConfig | StableDiffusionConfig) -> serve.Application:

@@ -59,8 +59,6 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
             "health_check_timeout_s": 30,
             "graceful_shutdown_wait_loop_s": 0.5,
             "graceful_shutdown_timeout_s": config.drain_timeout_s,
-            # The server's own log line every few seconds is cheaper and more useful than one for each request.
-            "logging_config": {"enable_access_log": False},
         }
     )
 

@@ -3,6 +3,8 @@
 Run by test_private_ray.py.
 """
 
+import json
+import logging
 import time
 import tomllib
 from collections.abc import Iterator
@@ -13,9 +15,11 @@ import ray
 from packaging.requirements import Requirement
 from packaging.version import Version
 from ray import serve
+from ray.serve.schema import LoggingConfig
 from ray.util.placement_group import placement_group, placement_group_table
 
 from apps.serving import private_ray
+from apps.serving.replica import log_as_serve_does
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +93,33 @@ def test_remove_placement_groups() -> None:
 
 def test_cluster_id() -> None:
     assert len(bytes.fromhex(private_ray.cluster_id())) == ray.NodeID.size()
+
+
+@serve.deployment
+class Talker:
+    """Says something at two levels when it starts, as a replica does, and an access log line at each call."""
+
+    def __init__(self) -> None:
+        log_as_serve_does()
+        logging.getLogger("podslice").info("not worth a line")
+        logging.getLogger("podslice").error("worth a line")
+
+    def __call__(self) -> str:
+        return "called"
+
+
+def test_replicas_log_as_the_service_says(tmp_path: Path) -> None:
+    logs = LoggingConfig(log_level="ERROR", encoding="JSON", logs_dir=str(tmp_path))
+    target = serve.RunTarget(Talker.bind(), name="talker", route_prefix="/talker", logging_config=logs)
+    (handle,) = serve.run_many([target])
+    assert handle.remote().result() == "called"
+    lines = [json.loads(line) for log in tmp_path.glob("replica_talker*") for line in log.read_text().splitlines()]
+    assert [line["message"] for line in lines] == ["worth a line"]
+    serve.delete("talker")
+
+
+def test_the_config_by_which_serve_logs() -> None:
+    assert private_ray.logging_config().model_dump() == LoggingConfig().model_dump(), "Serve was started without one"
 
 
 def test_applications_with_versions() -> None:
