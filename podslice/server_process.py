@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +30,8 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 class Server:
     """A server's process and its descendants."""
 
-    def __init__(self, command: Sequence[str], folder: Path, port: int):
+    def __init__(self, command: Sequence[str], folder: Path, port: int, environment: Mapping[str, str]):
+        """`environment`: variables besides those of this process, which come first."""
         self.log = folder / "podslice-serve.log"
         events = folder / "events"
         events.touch()
@@ -43,7 +44,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | inner_ports(port) | {EVENTS: str(events)},
+                env={**environment, **os.environ} | inner_ports(port) | {EVENTS: str(events)},
                 start_new_session=True,  # a terminal's Ctrl-C reaches only the command, which handles it
             )
 

