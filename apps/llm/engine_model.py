@@ -109,7 +109,7 @@ class EngineModel:
                     await self.load_adapter(name, location)
                 except Exception as error:  # of the file system that the location names, too
                     log.error("adapter %s at %s was not loaded: %s", name, location, error)
-                    absent[name] = str(error)
+                    absent[name] = str(error).replace(location, name)  # clients are shown this
                 else:
                     self._sources[name] = wanted[name]
                     absent.pop(name, None)
@@ -303,7 +303,10 @@ class EngineModel:
         return self._engine.tokenizer.info()
 
     def cards(self) -> list[dict[str, Any]]:
-        """The entries of the model and, as vLLM has them, of its adapters in OpenAI's list of models."""
+        """The entries of the model and, as vLLM has them, of its adapters in OpenAI's list of models.
+
+        Unlike vLLM's, `root` is a name: where a file lies on the server is no client's business.
+        """
 
         def card(name: str, created: int) -> dict[str, Any]:
             facts = {"id": name, "object": "model", "created": created, "owned_by": "podslice"}
@@ -311,8 +314,7 @@ class EngineModel:
 
         adapters = self._engine.adapters.all()
         return [card(self.name, self.created)] + [
-            card(adapter.name, adapter.created) | {"root": adapter.location, "parent": self.name}
-            for adapter in adapters
+            card(adapter.name, adapter.created) | {"root": adapter.name, "parent": self.name} for adapter in adapters
         ]
 
     def report(self) -> dict[str, Any]:

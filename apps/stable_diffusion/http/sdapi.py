@@ -1,13 +1,14 @@
 """The AUTOMATIC1111 dialect: /sdapi/v1/txt2img, img2img, and the calls that programs make before and meanwhile.
 
-Progress and interruption concern all jobs of this dialect on this replica: with several users that includes others'
-jobs, and with several replicas it may miss some.
+Progress and interruption concern the jobs of the caller's key in this dialect on this replica. Without keys those are
+everyone's, and with several replicas they may miss some.
 """
 
 import asyncio
 import base64
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
+from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
 from apps.serving.ingress.openapi import json_body, json_object
@@ -34,6 +36,9 @@ from apps.stable_diffusion.http.uploads import (
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel
 from apps.stable_diffusion.png import SAMPLER_NAMES
 from ray_configs.cluster.release import PODSLICE_VERSION
+
+Jobs = dict[ImageJob, float]
+"""Open jobs and their start times, oldest first."""
 
 
 class _Route(APIRoute):
@@ -57,13 +62,16 @@ class _Route(APIRoute):
 def sdapi_router(model: PictureModel) -> APIRouter:
     """The dialect's routes over this model."""
     router = APIRouter(prefix="/sdapi/v1", route_class=_Route)
-    jobs: dict[ImageJob, float] = {}  # open jobs of this dialect and their start times, oldest first
+    open_jobs: dict[str | None, Jobs] = defaultdict(dict)  # of this dialect, by the principal of their key
+
+    def jobs_of(request: Request) -> Jobs:
+        return open_jobs[request.scope.get(SCOPE_PRINCIPAL)]
 
     @router.post("/txt2img", openapi_extra=json_body(Text2ImageBody))
     async def txt2img(request: Request) -> Response:
         """Pictures of a prompt, as base64."""
         body = await parsed(Text2ImageBody, request)
-        return await _answer(model, jobs, body, {})
+        return await _answer(model, jobs_of(request), body, {})
 
     @router.post("/img2img", openapi_extra=json_body(Image2ImageBody))
     async def img2img(request: Request) -> Response:
@@ -73,17 +81,17 @@ def sdapi_router(model: PictureModel) -> APIRouter:
             arrays = await asyncio.to_thread(_arrays, body, _size(model, body))
         except EngineError as error:
             raise from_engine(error, NAMES) from error
-        return await _answer(model, jobs, body, arrays)
+        return await _answer(model, jobs_of(request), body, arrays)
 
     @router.get("/progress")
-    async def progress() -> Any:
-        """Progress of the oldest job."""
-        return _progress(jobs)
+    async def progress(request: Request) -> Any:
+        """Progress of the key's oldest job."""
+        return _progress(jobs_of(request))
 
     @router.post("/interrupt")
-    async def interrupt() -> Any:
-        """Stops the jobs between two steps; their requests are answered with the pictures finished so far."""
-        for job in list(jobs):
+    async def interrupt(request: Request) -> Any:
+        """Stops the key's jobs between two steps; their requests are answered with the pictures finished so far."""
+        for job in list(jobs_of(request)):
             job.abort()
         return {}
 
@@ -100,7 +108,7 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     @router.get("/sd-models")
     async def sd_models() -> Any:
         """The one model that is served."""
-        where = {"hash": None, "sha256": None, "filename": model.config.model, "config": None}
+        where = {"hash": None, "sha256": None, "filename": model.name, "config": None}
         return [{"title": model.name, "model_name": model.name} | where]
 
     @router.get("/options")
@@ -142,9 +150,7 @@ def _arrays(body: Image2ImageBody, size: Size) -> dict[str, Any]:
     return arrays
 
 
-async def _answer(
-    model: PictureModel, jobs: dict[ImageJob, float], body: Text2ImageBody, arrays: dict[str, Any]
-) -> Response:
+async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, arrays: dict[str, Any]) -> Response:
     _check_settings(model, body.override_settings or {})
     try:
         wanted = ImageRequest(
@@ -208,7 +214,7 @@ def _info(model: PictureModel, job: ImageJob, pictures: list[FinishedImage]) -> 
     }
 
 
-def _progress(jobs: dict[ImageJob, float]) -> dict[str, Any]:
+def _progress(jobs: Jobs) -> dict[str, Any]:
     idle = {"job": "", "job_count": 0, "job_no": 0, "sampling_step": 0, "sampling_steps": 0}
     reply = {"progress": 0.0, "eta_relative": 0.0, "current_image": None, "textinfo": None}
     state = {"skipped": False, "interrupted": False, "stopping_generation": False, "job_timestamp": _timestamp()}

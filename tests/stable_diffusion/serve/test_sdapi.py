@@ -1,5 +1,6 @@
 """AUTOMATIC1111's API: its bodies and replies, its progress and interruption, its kind of errors."""
 
+import asyncio
 import base64
 import json
 import threading
@@ -9,6 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
+from apps.serving.ingress.api_keys import principals
+from apps.stable_diffusion.http.app import http_app
 from tests.stable_diffusion.engine.loop_backend import LoopBackend
 from tests.stable_diffusion.serve.picture_serving import (
     MODEL,
@@ -151,3 +154,29 @@ def test_progress_and_interruption():
         assert reply.status_code == 200 and reply.json()["images"] == []
         assert json.loads(reply.json()["info"])["interrupted"]
         assert progress()["state"]["job_count"] == 0 and server.engine.stats().running == 0
+
+
+def test_another_keys_pictures_are_neither_seen_nor_stopped():
+    """Alice's pictures, asked for alone and while Bob looks for progress and interrupts, are the same."""
+    backend = LoopBackend(step_s=0.05)
+    with local_server(backend) as server:
+        app = http_app(server.model, principals(["alice=a", "bob=b"]))
+
+        async def call() -> tuple[Any, Any, Any]:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test/sdapi/v1") as client:
+
+                def asked(key: str, method: str, path: str, **body: Any) -> Any:
+                    return client.request(method, path, headers={"x-api-key": key}, **body)
+
+                body = {"prompt": "slow", "steps": 40, "seed": 0}
+                alone = (await asked("a", "POST", "/txt2img", json=body)).json()
+                drawing = asyncio.create_task(asked("a", "POST", "/txt2img", json=body))
+                while (await asked("a", "GET", "/progress")).json()["progress"] == 0:
+                    await asyncio.sleep(0.01)
+                seen = (await asked("b", "GET", "/progress")).json()
+                await asked("b", "POST", "/interrupt")
+                return alone, seen, (await drawing).json()
+
+        alone, seen, beside = asyncio.run(call())
+        assert seen["progress"] == 0 and seen["state"]["job_count"] == 0
+        assert beside["images"] == alone["images"] and not json.loads(beside["info"])["interrupted"]
