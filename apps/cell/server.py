@@ -30,7 +30,7 @@ from apps.cell.store import LEASE_S, RENEW_S, Store
 from apps.serving import private_ray
 from apps.serving.files import Holder
 from apps.serving.ingress.api_keys import principals, principals_from_environment
-from apps.serving.replica import log_as_serve_does
+from apps.serving.replica import for_this_machine, log_as_serve_does
 from apps.serving.replica_options import on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
 
@@ -176,6 +176,7 @@ class CellFront:
                 "THIS CELL HAS NO API KEYS: everyone who reaches it may publish and unpublish models. "
                 "Set PODSLICE_API_KEYS=NAME=KEY,... unless nobody else can reach it"
             )
+        self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
         self._relay = Relay(f"http://127.0.0.1:{private_ray.http_port()}")
         self.view: View | None = None
         self._views = asyncio.create_task(self._look_forever())
@@ -208,7 +209,7 @@ class CellFront:
         return content
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return http_app(self._config.name, self, self._relay, self._keys)
+        return http_app(self._config.name, self, self._relay, self._keys, self._for_this_machine)
 
     def __del__(self) -> None:
         if hasattr(self, "_views"):

@@ -125,6 +125,11 @@ def http_port() -> int:
     return _serve().http_config.port
 
 
+def http_host() -> str:
+    """The address that Serve's HTTP proxies and replicas listen on."""
+    return _serve().http_config.host or ""
+
+
 def logs() -> str:
     """The folder where all processes of the Ray node write their logs."""
     return _worker().node.get_logs_dir_path()

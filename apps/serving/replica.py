@@ -9,15 +9,19 @@ import asyncio
 import gc
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ray import serve
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.responses import Response
 
-from apps.serving import progress
+from apps.serving import private_ray, progress
+from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.serving.ingress.application import HostedModel
+from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.same_machine import SameMachine, is_loopback
 from apps.serving.replica_options import choose_platform, options
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.llm import LLMConfig
@@ -68,6 +72,15 @@ def bound(server: Any, config: LLMConfig | StableDiffusionConfig) -> serve.Appli
     return server.options(**options(config)).bind(config.model_copy(update={"api_keys": ()}), keys)
 
 
+def for_this_machine(keys: Principals) -> bool:
+    """Whether Serve listens on loopback alone, and everyone there may use an application with these keys. Blocks."""
+    return not keys and is_loopback(private_ray.http_host())
+
+
+def _of_another_site(scope: Mapping[str, Any], status: int, message: str) -> Response:
+    return anthropic_errors.by_path(scope, OpenAIError(status, message, None, "another_site"))
+
+
 class EngineServer(ABC):
     """A Serve replica: one engine and the HTTP API in front of it.
 
@@ -84,6 +97,7 @@ class EngineServer(ABC):
         """
         log_as_serve_does()
         self._keys = principals_from_environment(keys) if own_keys else keys
+        self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
         # In a thread: Serve's control calls share this event loop.
         progress.app = serve.get_replica_context().app_name
         try:
@@ -98,11 +112,14 @@ class EngineServer(ABC):
         """Load the model. JAX must be imported here and not earlier, after the process's platform is chosen."""
 
     @abstractmethod
-    def http_app(self, model: Any, keys: Principals) -> ASGIApp:
+    def http_app(self, model: Any, keys: Principals) -> Starlette:
         """The HTTP application of the model; if there are keys, it requires one."""
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self.http_app(self._model, self._keys)
+    def __serve_build_asgi_app__(self) -> Starlette:
+        app = self.http_app(self._model, self._keys)
+        if self._for_this_machine:
+            app.add_middleware(SameMachine, refused=_of_another_site)
+        return app
 
     async def check_health(self) -> None:
         """Raises when the engine is dead or stuck. After the third failure Serve replaces the replica."""

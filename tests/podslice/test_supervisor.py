@@ -221,6 +221,9 @@ def test_the_demo_from_its_start_to_its_end(runs: list[subprocess.Popen[str]]) -
         first = shlex.split(run.stdout.readline())
         asked = subprocess.run(first, capture_output=True, text=True, check=True)
         assert port in first[1] and "seven" in asked.stdout.lower()
+        for header in ("Origin: http://evil.example", "Host: evil.example", "Sec-Fetch-Site: cross-site"):
+            asked = subprocess.run([*first, "-H", header], capture_output=True, text=True, check=True)
+            assert "no API keys" in asked.stdout, "a browser says that another site's page asks"
     stopped, killed = runs
     below = [psutil.Process(run.pid).children(recursive=True) for run in runs]
     assert all(len(processes) > 5 for processes in below)

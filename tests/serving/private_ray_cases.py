@@ -42,7 +42,7 @@ def cluster() -> Iterator[None]:
         include_dashboard=False,
         log_to_driver=False,
     )
-    serve.start(http_options={"port": PORT})
+    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     yield
     serve.shutdown()
     ray.shutdown()
@@ -144,6 +144,10 @@ def test_applications_with_versions() -> None:
 def test_http_port() -> None:
     assert private_ray.controller_runs()
     assert private_ray.http_port() == PORT
+
+
+def test_http_host() -> None:
+    assert private_ray.http_host() == "127.0.0.1"
 
 
 def test_logs_and_whose_cluster_it_is() -> None:

@@ -16,11 +16,18 @@ from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import RequireKey
 from apps.serving.ingress.application import unknown_path
 from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.same_machine import SameMachine
 from apps.serving.ingress.saxml_answers import failed, failure
 
 
-def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -> FastAPI:
-    """The ASGI application. With `keys` (digest -> principal), requests need one of them."""
+def http_app(
+    cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str], for_this_machine: bool = False
+) -> FastAPI:
+    """The ASGI application. With `keys` (digest -> principal), requests need one of them.
+
+    Args:
+        for_this_machine: refuse what pages of other sites send through a browser on this machine.
+    """
     dispatcher = Dispatcher(cell, front, relay)
     app = FastAPI(title="Podslice cell", description="Models published at run time on Cloud TPU slices.")
     app.include_router(saxml_router(cell, front, dispatcher), tags=["Saxml"])
@@ -61,10 +68,12 @@ def http_app(cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str]) -
     async def broken(request: Request, error: Exception) -> Response:
         return failed("The server failed; its log says why.", 500)
 
-    def refused_key(scope: Mapping[str, Any], message: str) -> Response:
+    def turned_away(scope: Mapping[str, Any], status: int, message: str) -> Response:
         spoken = anthropic_errors.spoken_at(scope)
-        return anthropic_errors.response(OpenAIError(401, message)) if spoken else failed(message, 401)
+        return anthropic_errors.response(OpenAIError(status, message)) if spoken else failed(message, status)
 
     if keys:
-        app.add_middleware(RequireKey, principals=keys, refused=refused_key)
+        app.add_middleware(RequireKey, principals=keys, refused=lambda scope, told: turned_away(scope, 401, told))
+    elif for_this_machine:
+        app.add_middleware(SameMachine, refused=turned_away)
     return app

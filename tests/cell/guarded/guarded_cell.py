@@ -8,7 +8,7 @@ import os
 import sys
 
 PORT, FOLDER, DIRECT = sys.argv[1:]
-os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = DIRECT
+os.environ |= {"RAY_SERVE_ENABLE_HA_PROXY": DIRECT, "RAY_raylet_start_wait_time_s": "180"}
 
 import ray  # noqa: E402
 from ray import serve  # noqa: E402

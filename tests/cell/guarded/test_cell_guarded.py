@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,15 @@ UNLISTED = {"/docs", "/redoc", "/openapi.json", *PROBES}
 """Paths that FastAPI leaves out of its own schema, or that a dialect hides."""
 
 
-@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["haproxy", "python"])
-def cell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
-    """With the demo model published, which only alice may use."""
-    folder, port = tmp_path_factory.mktemp("guarded"), free_port()
+@contextmanager
+def running(folder: Path, direct: bool, keys: str) -> Iterator[httpx.Client]:
+    """A client without a key of a cell on loopback, with the demo model published."""
+    port = free_port()
     program = [sys.executable, str(Path(__file__).with_name("guarded_cell.py")), str(port), str(folder)]
-    environment = os.environ | serve_ports() | {"PODSLICE_API_KEYS": "alice=a-key,bob=b-key"}
+    environment = os.environ | serve_ports() | {"PODSLICE_API_KEYS": keys}
     environment["PYTHONPATH"] = str(Path(__file__).parents[3])
     with subprocess.Popen(
-        [*program, str(int(request.param))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        [*program, str(int(direct))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
@@ -46,12 +47,20 @@ def cell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             while client.get("/listcell", params={"model": MODEL}, headers=ALICE).json()["state"] != "LOADED":
                 assert time.monotonic() < deadline
                 time.sleep(0.5)
-            acl = {"model": MODEL, "acl": "alice"}
-            for method in ("lm.generate", "lm.generate_stream", "lm.score", "lm.embed"):
-                assert client.put("/acl", json=acl | {"method": method}, headers=ALICE).status_code == 200
-            newest = max((folder / "guarded").glob("state-*.json"))
-            yield client, json.loads(newest.read_text())["state"]["relay_key"]
+            yield client
         process.communicate()
+
+
+@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["haproxy", "python"])
+def cell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
+    """Only alice may use its model."""
+    folder = tmp_path_factory.mktemp("guarded")
+    with running(folder, request.param, "alice=a-key,bob=b-key") as client:
+        acl = {"model": MODEL, "acl": "alice"}
+        for method in ("lm.generate", "lm.generate_stream", "lm.score", "lm.embed"):
+            assert client.put("/acl", json=acl | {"method": method}, headers=ALICE).status_code == 200
+        newest = max((folder / "guarded").glob("state-*.json"))
+        yield client, json.loads(newest.read_text())["state"]["relay_key"]
 
 
 def routes(client: httpx.Client, prefix: str, headers: dict[str, str]) -> list[tuple[str, str]]:
@@ -102,3 +111,28 @@ def test_a_stream_flag_that_is_read_in_two_ways_is_refused(cell: Cell) -> None:
         for stream in ("false", "no", 0.0, 1, [], "true"):
             reply = client.post(path, json={"model": "demo", "prompt": "x", "stream": stream}, headers=ALICE)
             assert reply.status_code == 400 and "stream" in reply.text, (path, stream, reply.text)
+
+
+def test_with_keys_a_page_of_another_site_may_ask(cell: Cell) -> None:
+    """A browser sends it no key of its own accord."""
+    client, _ = cell
+    body = {"model": "demo", "prompt": "x", "max_tokens": 2}
+    assert client.post("/v1/completions", json=body, headers=ALICE | {"Origin": "http://a.example"}).status_code == 200
+
+
+@pytest.mark.slow
+def test_without_keys_a_page_of_another_site_may_not(tmp_path: Path) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": 2}
+    with running(tmp_path, True, "") as client:
+        for prefix in ("", MODEL):
+            asked = f"{prefix}/v1/completions"
+            as_curl = {"Content-Type": "application/x-www-form-urlencoded"}
+            assert client.post(asked, content=json.dumps(body), headers=as_curl).status_code == 200
+            for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Origin": "null"}):
+                assert client.post(asked, json=body, headers=headers).status_code == 403
+            assert (
+                client.post(asked, content=json.dumps(body), headers={"Content-Type": "text/plain"}).status_code == 415
+            )
+        evil = {"Origin": "http://evil.example"}
+        assert "no API keys" in client.post("/unpublish", json={"model": MODEL}, headers=evil).json()["Error"]
+        assert client.get("/listall").json() == [MODEL]

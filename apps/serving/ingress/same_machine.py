@@ -1,0 +1,96 @@
+"""Keeps web pages of other sites away from a server without keys that listens on loopback alone.
+
+Everyone on this machine may use such a server, and so may any page in a browser on this machine: a page may POST
+without asking (a form, or text/plain, which need no preflight), load a URL as a picture, or be of a name that now leads
+to 127.0.0.1 (DNS rebinding). A browser tells who asks in Origin, Sec-Fetch-Site and Host; other clients send no Origin
+and the address that they were given, and notice nothing of this.
+"""
+
+import ipaddress
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.responses import Response
+
+from apps.serving.ingress.api_keys import Asgi
+
+Refused = Callable[[dict[str, Any], int, str], Response]
+CONTAINERS = frozenset({"host.docker.internal", "host.containers.internal"})
+"""This machine, as its containers call it. Nobody can register such a name."""
+ADVICE = "This server has no API keys, so it answers this machine alone: give it keys to use it in another way."
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether this is an address or a name of this machine that no other one reaches."""
+    host = (host or "").rstrip(".").lower()
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def problem(method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
+    """Why a request may come from a page of another site, with the status to refuse it; None if it does not."""
+    given = [(name.lower(), value.decode("latin-1")) for name, value in headers]
+    sent = dict(given)
+    hosts = [value for name, value in given if name == b"host"]
+    origin, site = sent.get(b"origin"), sent.get(b"sec-fetch-site")
+    if len(hosts) > 1 or not all(map(_leads_here, hosts)):
+        return 403, f"Host {hosts[0]!r:.100} is no name of this machine. {ADVICE}"
+    if origin is not None:
+        if not _is_here(origin, hosts):
+            return 403, f"Origin {origin!r:.100} is another site. {ADVICE}"
+    elif site == "cross-site" and not _navigates(method, sent):
+        return 403, f"Sec-Fetch-Site: a page of another site asks. {ADVICE}"
+    if sent.get(b"content-type", "").partition(";")[0].strip().lower() == "text/plain":
+        return 415, "Content-Type: the body must be JSON, sent as application/json, not as text/plain."
+    return None
+
+
+def _leads_here(host: str) -> bool:
+    """Whether a Host is of this machine. No page of another site has an address as its own, whatever its name leads to:
+    so any address may be one that is forwarded here."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return is_loopback(name) or name in CONTAINERS
+    return True
+
+
+def _is_here(origin: str, hosts: list[str]) -> bool:
+    try:
+        parts = urlsplit(origin)
+        return parts.scheme in ("http", "https") and (is_loopback(parts.hostname) or [parts.netloc] == hosts)
+    except ValueError:
+        return False
+
+
+def _navigates(method: str, sent: dict[bytes, str]) -> bool:
+    """Whether a person follows a link: the answer is shown to them, and not to the page with the link."""
+    return method in ("GET", "HEAD") and (sent.get(b"sec-fetch-mode"), sent.get(b"sec-fetch-dest")) == (
+        "navigate",
+        "document",
+    )
+
+
+class SameMachine:
+    """ASGI middleware: answers what a page of another site may have sent with `refused(scope, status, message)`."""
+
+    def __init__(self, app: Asgi, refused: Refused):
+        self._app, self._refused = app, refused
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] in ("http", "websocket") and (found := problem(scope.get("method", "GET"), scope["headers"])):
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            else:
+                await self._refused(scope, *found)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
