@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_configs.applications.callers import Callers
+from ray_configs.applications.callers import ANONYMOUS, Callers
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.base import Config
 
@@ -63,6 +63,12 @@ class EngineConfig(Config):
     """Share of the device memory left after loading that the KV cache may take (on a CPU, half of it)."""
     prefix_cache: bool = True
     """Reuse the KV pages of a prefix that an earlier prompt shares."""
+    prefix_cache_sharing: Literal["key", "all"] = "key"
+    """Whose earlier prompts those are. key: prompts of API keys with the same name, or with the same `cache_group` in
+    `callers`, so that neither `cached_tokens` nor the time to the first token tells a caller what another one has
+    asked; a prefix that several callers share is computed and kept for each. all: everyone's.
+
+    Clients without a key share one cache. A request's `cache_salt` divides any of them further."""
     tensor_parallel: int | None = Field(None, ge=1)
     """Devices over which each layer is split; default: with `data_parallel`, the devices of each DP rank."""
     expert_parallel: int | None = Field(None, ge=1)
@@ -122,6 +128,13 @@ class EngineConfig(Config):
         if value & (value - 1):
             raise ValueError(f"page_size must be a power of two, such as 16, 32 or 64, not {value}")
         return value
+
+    def prefix_cache_of(self, caller: str) -> str:
+        """The part of the prefix cache that a caller's requests share, by its name; empty: the one of all."""
+        if self.prefix_cache_sharing == "all" or caller == ANONYMOUS:
+            return ""
+        config = self.callers.get(caller)
+        return f"key {caller}" if config is None or config.cache_group is None else f"group {config.cache_group}"
 
     @property
     def adapter_places(self) -> int:

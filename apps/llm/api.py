@@ -5,9 +5,9 @@ import for code that only reads and writes requests.
 """
 
 import asyncio
+import hashlib
 import itertools
 import queue
-import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -98,6 +98,7 @@ class SamplingParams:
     grammar: Grammar | None = None  # instead of json_schema: a grammar that the answer must follow
     shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is included in the answer's
     priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
+    cache_salt: str = ""  # shares cached prefixes only with requests of the same salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Times:
     ended: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Adapter:
     """A LoRA adapter that an engine has loaded."""
 
@@ -173,8 +174,9 @@ class Adapter:
     location: str
     place: int  # among the adapters on the devices, from 1
     created: int = field(default_factory=lambda: int(time.time()))
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    """Tells its KV pages from those of the model and of other adapters, also of an earlier one with this name."""
+    key: bytes = b""
+    """Digest of its weights: tells its KV pages from those of the model and of other adapters, also of an earlier one
+    with this name. The same on every replica that has loaded the same weights."""
 
 
 class UnknownAdapter(RequestError):
@@ -199,6 +201,7 @@ class Generation:
         self.caller = caller
         self.usage: CallerState | None = None  # set by submit
         self.adapter: Adapter | None = None  # set by submit
+        self.cache_salts: tuple[str, ...] = ()  # of the caller and of the request, set by submit; see `page_root`
         self.prompt_ids = tuple(prompt_ids)
         self.params = params  # None: nothing is sampled; `n` suffixes are scored, or a prompt is embedded
         self.n = n if params is None else params.n
@@ -214,6 +217,22 @@ class Generation:
     @property
     def finished(self) -> bool:
         return self._open == 0
+
+    @property
+    def page_root(self) -> bytes:
+        """What the names of its KV pages begin with: they match those of the same model, adapter and salts alone.
+
+        Equal on every replica. Empty for the model itself without salts.
+        """
+        parts = [
+            b"" if self.adapter is None else self.adapter.key,
+            *(salt.encode("utf-8", "surrogatepass") for salt in self.cache_salts),
+        ]
+        if not any(parts):
+            return b""
+        # Each with its length, so that no two lists of parts look alike.
+        framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        return hashlib.blake2b(framed, digest_size=16).digest()
 
     def put(self, output: Output) -> None:
         """Add an output. Called by the engine's thread."""

@@ -21,6 +21,9 @@ class CallerConfig(Config):
     overdraws waits longer for its next one. None: no limit."""
     max_requests: int | None = Field(None, ge=1)
     """Requests open at a time, waiting or running. Each prompt of a request counts. None: no limit."""
+    cache_group: str | None = Field(None, min_length=1)
+    """Callers of the same group share the prefix cache, where callers have it to themselves
+    (`prefix_cache_sharing`). None: this caller's own."""
 
 
 def _from_text(value: Any) -> Any:

@@ -199,7 +199,7 @@ class Engine:
             if known is not None and not answer.penalized:  # penalties need token counts, which the device keeps
                 seq.drafter = Drafter(prompt_ids, known)
             answers.append((seq, answer))
-        return self._queue(generation, answers, loop, adapter)
+        return self._queue(generation, answers, loop, adapter, params.cache_salt)
 
     def submit_score(
         self,
@@ -253,7 +253,7 @@ class Engine:
         check_room("prompt", len(ids), self.max_model_len, self._cache_tokens)
         generation = Generation(ids, None, caller=caller)
         task = Scoring(generation, 0, ids[:1], ids[1:])
-        return self._queue(generation, [(task.seq, task)], loop, adapter)
+        return self._queue(generation, [(task.seq, task)], loop, adapter, params.cache_salt)
 
     def submit_embedding(
         self,
@@ -276,9 +276,12 @@ class Engine:
         task = Pooling(generation, ids, pooling)
         return self._queue(generation, [(task.seq, task)], loop, adapter)
 
-    def _queue(self, generation: Generation, members: list[Member], loop: Any, adapter: str | None) -> Generation:
+    def _queue(
+        self, generation: Generation, members: list[Member], loop: Any, adapter: str | None, cache_salt: str = ""
+    ) -> Generation:
         """Admit a request and queue it on the least busy DP rank."""
         generation.loop = loop
+        generation.cache_salts = self.config.prefix_cache_of(generation.caller.name), cache_salt
         with self._places:
             for rank in self.loops:  # once one has failed, the others only finish their requests
                 rank.check_open()
@@ -312,6 +315,7 @@ class Engine:
             else:
                 found = PeftAdapter.open(location, arch, config.max_adapter_rank, config.model)
                 layers = found.layers(self._heads, config.max_adapter_rank, dtype)
+            adapter.key = stack.digest(layers)
             for done in [loop.change_adapter(adapter.place, layers) for loop in self.loops]:
                 done.result()
         except BaseException:

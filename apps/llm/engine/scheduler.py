@@ -347,6 +347,6 @@ class Scheduler:
 
     def _names(self, seq: Sequence, full: int) -> list[PageHash]:
         for i in range(len(seq.hashes), full):
-            parent = seq.hashes[-1] if seq.hashes else seq.generation.adapter.key if seq.generation.adapter else b""
+            parent = seq.hashes[-1] if seq.hashes else seq.generation.page_root
             seq.hashes.append(page_hash(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
         return seq.hashes[:full]

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from apps.llm.api import SamplingParams
 from apps.llm.chat.conversation import ChatRequest, Conversation, effort_fields
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
-from apps.serving.ingress.bodies import Body
+from apps.serving.ingress.bodies import Body, CacheSalt
 from apps.serving.ingress.openai_errors import OpenAIError
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; a chat's answer may fill the context
@@ -99,6 +99,8 @@ class SamplingBody(Body):
     include_stop_str_in_output: bool | None = None
     priority: int | None = None
     """vLLM's: orders a caller's waiting requests, lowest first, then first come, first served. Default: 0."""
+    cache_salt: CacheSalt | None = None
+    """vLLM's: the prefix cache is shared only with requests of the same salt."""
 
     @field_validator("stream_options")
     @classmethod

@@ -23,6 +23,10 @@ Metadata = Annotated[
 """A client's own texts by name, within OpenAI's limits."""
 
 
+CacheSalt = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+"""vLLM's salt of the prefix cache: a secret that nobody can guess, such as 256 random bits."""
+
+
 class BodyTooLarge(ValueError):
     """The body is larger than MAX_BYTES; the message is for the client."""
 

@@ -122,7 +122,7 @@ def test_with_keys_a_page_of_another_site_may_ask(cell: Cell) -> None:
 
 @pytest.mark.slow
 def test_without_keys_a_page_of_another_site_may_not(tmp_path: Path) -> None:
-    body = {"model": "demo", "prompt": "x", "max_tokens": 2}
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
     with running(tmp_path, True, "") as client:
         for prefix in ("", MODEL):
             asked = f"{prefix}/v1/completions"

@@ -1,6 +1,7 @@
 """The places for adapters on the devices: a stack of matrices for each layer, written while the engine runs."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import jax
@@ -89,6 +90,18 @@ def _on_devices(part: jax.ShapeDtypeStruct, value: np.ndarray) -> jax.Array:
 def packed(values: Adapted) -> bytes:
     """One adapter's matrices of a layer, to send to a host."""
     return b"".join(np.ascontiguousarray(part).tobytes() for part in jax.tree.leaves(values))
+
+
+def digest(layers: Sequence[Adapted]) -> bytes:
+    """What tells an adapter's weights from all others, 16 bytes: the same in every process that has read them."""
+    found = hashlib.blake2b(digest_size=16)
+    for layer in layers:
+        for name in sorted(layer):
+            found.update(name.encode())
+            for part in layer[name]:
+                found.update(str(part.shape).encode())
+                found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return found.digest()
 
 
 def unpacked(form: Adapted, content: bytes) -> Adapted:

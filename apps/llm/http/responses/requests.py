@@ -10,7 +10,7 @@ from apps.llm.api import RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, effort_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
-from apps.serving.ingress.bodies import Body, Metadata
+from apps.serving.ingress.bodies import Body, CacheSalt, Metadata
 
 UNIONS = {
     "tool_choice": 'tool_choice must be none, auto, required, {"type": "function", "name": ...} or allowed_tools',
@@ -169,6 +169,8 @@ class ResponseBody(Body):
     metadata: Metadata | None = None
     """Up to 16 named strings, which the response repeats."""
     stream: bool | None = None
+    cache_salt: CacheSalt | None = None
+    """vLLM's: the prefix cache is shared only with requests of the same salt."""
     truncation: Literal["auto", "disabled"] | None = None
     """Only `disabled`: a conversation longer than the context is refused."""
     background: bool | None = None
@@ -265,7 +267,8 @@ class ResponseBody(Body):
         }
         if self.text is not None and self.text.format is not None:
             values["json_schema"] = self.text.format.constraint()
-        return SamplingParams(max_tokens=self.max_output_tokens, within_context=True, **values)
+        salt = self.cache_salt or ""
+        return SamplingParams(max_tokens=self.max_output_tokens, within_context=True, cache_salt=salt, **values)
 
     def repeated(self) -> dict[str, Any]:
         """The request's fields that a response repeats."""
