@@ -30,9 +30,10 @@ from apps.llm.engine.cpu.ffi import (
     vector,
     words,
 )
+from apps.llm.engine.cpu.kernel_cache import callback, kernel
 
 
-@numba.njit(cache=True)
+@kernel()
 def _on_write(address, like):
     frame = words(address, FRAME_WORDS)
     if not answers_metadata(frame):
@@ -41,7 +42,7 @@ def _on_write(address, like):
     return 0
 
 
-@numba.njit(cache=True)
+@kernel()
 def _work(state, like):
     """Claim and compute units of a call until none are left."""
     unit = claim(state)
@@ -67,7 +68,7 @@ def _work(state, like):
         unit = claim(state)
 
 
-@numba.njit(cache=True)
+@kernel()
 def _on_attend(address, like):
     frame = words(address, FRAME_WORDS)
     if answers_metadata(frame):
@@ -84,7 +85,7 @@ def _on_attend(address, like):
     return 0
 
 
-@numba.njit(cache=True)
+@kernel()
 def _on_help(state, like):
     _work(state, like)
     release(state)
@@ -103,17 +104,17 @@ def register(kind: str) -> None:
 def _register(kind: str) -> None:
     like = ZEROS[kind]
 
-    @numba.cfunc(HELPER, cache=True)
+    @callback(HELPER)
     def helper(state):
         _on_help(state, like)
 
     add_helper("attend", like, like, helper)
 
-    @numba.cfunc(HANDLER, cache=True)
+    @callback(HANDLER)
     def write(address):
         return _on_write(address, like)
 
-    @numba.cfunc(HANDLER, cache=True)
+    @callback(HANDLER)
     def attend(address):
         return _on_attend(address, like)
 

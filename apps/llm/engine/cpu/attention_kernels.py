@@ -1,9 +1,9 @@
 """The arithmetic of CPU attention, compiled by Numba for the machine it runs on and cached on disk."""
 
-import numba
 import numpy as np
 
 from apps.llm.engine.cpu import softmax
+from apps.llm.engine.cpu.kernel_cache import kernel
 from apps.llm.engine.cpu.panel import panel
 from apps.llm.engine.cpu.softmax import mask, weigh
 from apps.llm.engine.cpu.vectors import prefetch
@@ -13,7 +13,7 @@ LOWEST = np.float32(softmax.LOWEST)
 ROWS = 16  # query rows that are computed on a page together
 
 
-@numba.njit(cache=True, fastmath=FAST, inline="always")
+@kernel(fastmath=FAST, inline="always")
 def _softmax_row(scores, row, low, high, sums, top, total):
     """Turn a row's scores of one page into weights, 2 ** (score - maximum), and fold them into its running sums.
 
@@ -31,13 +31,13 @@ def _softmax_row(scores, row, low, high, sums, top, total):
     total[row] += weigh(address, count, peak)
 
 
-@numba.njit(cache=True)
+@kernel()
 def units(q_starts, seq, kv_heads, group):
     """Number of units of work of a sequence: per kv head, its tokens in groups whose query heads fill ROWS."""
     return kv_heads * -(-(q_starts[seq + 1] - q_starts[seq]) // max(1, ROWS // group))
 
 
-@numba.njit(cache=True)
+@kernel()
 def scratch(dim, page_size):
     """Working memory of `attend_unit`: queries, sums `[ROWS, dim]`, scores `[ROWS, page_size]`, top and total."""
     return (
@@ -49,7 +49,7 @@ def scratch(dim, page_size):
     )
 
 
-@numba.njit(cache=True, fastmath=FAST)
+@kernel(fastmath=FAST)
 def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sinks, out, seq, unit, work):
     """Compute one unit: some tokens of a sequence, for one kv head, over the pages that they attend to.
 
@@ -100,7 +100,7 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sink
                 target[d] = sums[row, d] * inverse
 
 
-@numba.njit(cache=True)
+@kernel()
 def write(k_pages, v_pages, k, v, slot):
     """Write keys and values `[T, kv_heads, head_dim]` to their slots. Page 0 is for padding and never read."""
     tokens, heads, dim = k.shape

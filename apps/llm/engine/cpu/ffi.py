@@ -24,6 +24,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from apps.llm.engine.cpu.kernel_cache import kernel
+
 log = logging.getLogger("podslice")
 
 READ = (0, 3), (0, 4)
@@ -160,7 +162,7 @@ def helper_of(typing_context: Any, call: Any, like: Any, other: Any) -> Any:
     return types.int64(call, like, other), build
 
 
-@numba.njit(cache=True)
+@kernel()
 def share(address, total, helper):
     """Let XLA's other threads help with a call of so many units; returns the call's state. Then work, and `finish`."""
     frame = words(address, FRAME_WORDS)
@@ -181,25 +183,25 @@ def share(address, total, helper):
     return memory
 
 
-@numba.njit(cache=True)
+@kernel()
 def claim(memory):
     """The next unit of a call that nobody has claimed; -1 if there is none."""
     unit = _atomic_add(memory + 8 * NEXT, 1)
     return unit if unit < words(memory, STATE_WORDS)[TOTAL] else -1
 
 
-@numba.njit(cache=True)
+@kernel()
 def frame_of(memory):
     """The call's frame, to be read only by who has claimed a unit and not finished it."""
     return words(words(memory, STATE_WORDS)[FRAME], FRAME_WORDS)
 
 
-@numba.njit(cache=True)
+@kernel()
 def finished_unit(memory):
     _atomic_add(memory + 8 * DONE, 1)
 
 
-@numba.njit(cache=True)
+@kernel()
 def finish(memory):
     """Wait until all units are computed, and let go of the state."""
     total = words(memory, STATE_WORDS)[TOTAL]
@@ -208,7 +210,7 @@ def finish(memory):
     release(memory)
 
 
-@numba.njit(cache=True)
+@kernel()
 def release(memory):
     if _atomic_add(memory + 8 * HOLDERS, -1) == 1:
         free(memory)

@@ -6,13 +6,13 @@ bits, float32 or int8), widened as it is loaded. LLVM's loop vectorizer would lo
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from apps.llm.engine.cpu.kernel_cache import kernel
 from apps.llm.engine.cpu.vectors import FLOAT, LANES, VECTOR, fma, splat, widen
 
 
@@ -62,7 +62,7 @@ _tile_4x2, _tile_3x2, _tile_2x2, _tile_1x2 = _tile(4, 2), _tile(3, 2), _tile(2, 
 _tile_4x1, _tile_1x1 = _tile(4, 1), _tile(1, 1)
 
 
-@numba.njit(cache=True)
+@kernel()
 def panel(a, b, out, rows):
     """`out[:rows] += a[:rows] @ b`: `a [rows, n]`, `b [n, cols]`, `out [rows, cols]`, cols a multiple of LANES.
 

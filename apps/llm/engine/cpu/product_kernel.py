@@ -11,13 +11,13 @@ other rows, nor on how many there are.
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from apps.llm.engine.cpu.kernel_cache import kernel
 from apps.llm.engine.cpu.vectors import FLOAT, INTS, LANES, LINE, VECTOR, WORD, fma, has, prefetch_line, widen
 
 PAIRS = INTS  # of bfloat16
@@ -125,21 +125,21 @@ LINE_COLUMNS, MANY_ROWS = LINE // 4, 32
 With fewer rows, all of them are computed before the next of the weight, whose reading takes the time."""
 
 
-@numba.njit(cache=True)
+@kernel()
 def _unit_size(x_row, w_row):
     """Rows of x and of the weight that one unit takes, from the bytes of each: multiples of a tile's."""
     high = min(UNIT_ROWS, max(6, UNIT_X_BYTES // x_row // 6 * 6))
     return high, max(LINE_COLUMNS, UNIT_BYTES // w_row // LINE_COLUMNS * LINE_COLUMNS)
 
 
-@numba.njit(cache=True)
+@kernel()
 def units(rows, x, w):
     """Number of units of work of a product of so many rows of x with w."""
     high, wide = _unit_size(x.shape[1] * x.itemsize, w.shape[1] * w.itemsize)
     return -(-rows // high) * -(-len(w) // wide)
 
 
-@numba.njit(cache=True)
+@kernel()
 def product_unit(x, w, out, rows, unit):
     """One unit of `out[:rows] = x[:rows] @ w.T`, of contiguous arrays.
 
@@ -158,7 +158,7 @@ def product_unit(x, w, out, rows, unit):
         _product_columns(x, w, out, start, stop, column, min(column + step, last))
 
 
-@numba.njit(cache=True, inline="always")
+@kernel(inline="always")
 def _product_columns(x, w, out, start, stop, first, last):
     """The product of some rows of x with some of the weight: each tile of x with all of them before the next."""
     n, total = x.shape[1], out.shape[1]

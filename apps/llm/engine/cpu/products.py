@@ -7,7 +7,6 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
-import numba
 import numpy as np
 
 from apps.llm.engine.cpu.ffi import (
@@ -32,6 +31,7 @@ from apps.llm.engine.cpu.ffi import (
     vector,
     words,
 )
+from apps.llm.engine.cpu.kernel_cache import callback, kernel
 from apps.llm.engine.cpu.product_kernel import product_unit, units
 from apps.llm.engine.cpu.vectors import LINE, has
 
@@ -92,7 +92,7 @@ def _kind(x: jnp.dtype, w: jnp.dtype) -> str | None:
     return {jnp.dtype(jnp.float32): "f32", jnp.dtype(jnp.int8): "int8"}.get(w)
 
 
-@numba.njit(cache=True)
+@kernel()
 def _work(state, like_x, like_w):
     """Claim and compute units of a call until none are left."""
     unit = claim(state)
@@ -108,7 +108,7 @@ def _work(state, like_x, like_w):
         unit = claim(state)
 
 
-@numba.njit(cache=True)
+@kernel()
 def _on_product(address, like_x, like_w):
     frame = words(address, FRAME_WORDS)
     if answers_metadata(frame):
@@ -121,7 +121,7 @@ def _on_product(address, like_x, like_w):
     return 0
 
 
-@numba.njit(cache=True)
+@kernel()
 def _on_help(state, like_x, like_w):
     _work(state, like_x, like_w)
     release(state)
@@ -135,13 +135,13 @@ def _register(kind: str) -> None:
 def _compile(kind: str) -> None:
     like_x, like_w = KINDS[kind]
 
-    @numba.cfunc(HELPER, cache=True)
+    @callback(HELPER)
     def helper(state):
         _on_help(state, like_x, like_w)
 
     add_helper("product", like_x, like_w, helper)
 
-    @numba.cfunc(HANDLER, cache=True)
+    @callback(HANDLER)
     def multiply(address):
         return _on_product(address, like_x, like_w)
 

@@ -11,6 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from apps.llm.engine.cpu.kernel_cache import kernel
+
 LANES = 16  # float32 values in a 512-bit vector; CPUs with narrower vectors use several registers
 LINE = 64  # bytes of a cache line
 
@@ -76,7 +78,7 @@ def _prefetch_line(typing_context, address):
     return types.void(types.int64), build
 
 
-@numba.njit(cache=True)
+@kernel()
 def prefetch(b):
     """Prefetch a contiguous array into the core's cache. A page is too short for the hardware prefetcher to notice."""
     address = np.int64(b.ctypes.data)
