@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Strin
 class Config(BaseModel):
     """Base of all configs: frozen, and an unknown field is an error, so that a typo is not silently ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Kind(Config):

@@ -6,6 +6,7 @@ everyone may do everything.
 
 import re
 
+from apps.cell import bodies
 from apps.cell.errors import CellError
 
 METHODS = ("lm.generate", "lm.generate_stream", "lm.score", "lm.embed")
@@ -19,15 +20,19 @@ def parse(acl: object) -> str:
     Raises CellError.
     """
     if not isinstance(acl, str):
-        raise CellError(f"acl {acl!r} must be names of keys, comma-separated, such as alice,bob; or * for everyone")
+        raise CellError(
+            f"acl {acl!r:.100} must be names of keys, comma-separated, such as alice,bob; or * for everyone"
+        )
+    if len(acl) > bodies.LONGEST_ACL:
+        raise CellError(f"acl has {len(acl)} characters; it can have {bodies.LONGEST_ACL}")
     if acl.strip() in EVERYONE:
         return ""
     names = [name.strip().removeprefix("acl/") for name in acl.split(",")]
     for name in names:
         if not _PRINCIPAL.fullmatch(name):
             raise CellError(
-                f"acl {acl!r}: {name!r} is not a key's name (lower-case letters, digits, - and _, starting with a "
-                "letter); give names comma-separated, or * for everyone"
+                f"acl {acl!r:.100}: {name!r:.100} is not a key's name (lower-case letters, digits, - and _, starting "
+                "with a letter); give names comma-separated, or * for everyone"
             )
     return ",".join(dict.fromkeys(names))
 
@@ -40,5 +45,5 @@ def allows(acl: str, principal: str | None) -> bool:
 def check_method(method: object) -> str:
     """Raise CellError unless published models have this method."""
     if method not in METHODS:
-        raise CellError(f"method {method!r} must be one of {', '.join(METHODS)}")
+        raise CellError(f"method {method!r:.100} must be one of {', '.join(METHODS)}")
     return str(method)

@@ -6,6 +6,7 @@ takes up to a few tenths of a second) and are thread-safe.
 
 import json
 import logging
+import re
 import secrets
 import threading
 import time
@@ -15,10 +16,10 @@ from typing import Any
 
 from apps.cell import acl, bodies
 from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished, Unavailable
-from apps.cell.names import check_cell, model_name, split
+from apps.cell.names import check_cell, check_length, model_name, split
 from apps.cell.registry import Registry
 from apps.cell.state import CellState, Published, PublishedAdapter
-from apps.cell.store import LEASE_S, StateError, StateTaken, Store
+from apps.cell.store import LEASE_S, RENEW_S, StateError, StateTaken, Store
 from apps.serving.files import Lease
 from ray_configs.cell import CellConfig
 
@@ -33,27 +34,51 @@ class Admin:
         self._lock = threading.Lock()
         self.registry = Registry(config)
         self._version = 0
+        self._unwritable = ""
+        """Why the lease could not be renewed last time."""
         self.state = CellState(cell=config.name, relay_key="")
 
     def open(self) -> None:
-        """Read the stored state. Raises StateError, without overwriting anything."""
+        """Read the stored state. Raises StateError, without overwriting anything.
+
+        A state that can be read but not written is served; changes are refused until it can be.
+        """
         with self._lock:
-            self._lease.renew()
+            failure = None
+            try:
+                self._renew()
+            except StateError as error:
+                failure = error
             self._read()
+            if failure is not None and self._version == 0:
+                raise failure
             self._begin()
+        if failure is not None:
+            log.error("cell /sax/%s: %s; changes are refused", self._config.name, failure)
         models = ", ".join(self.state.models) or "nothing"
         log.info("cell /sax/%s: %s is published, by %s", self._config.name, models, self._store.uri)
 
     def renew(self) -> None:
-        """Renew the lease, or take it if the other cell's has expired. Call every RENEW_S."""
+        """Renew the lease, or take it if the other cell's has expired. Call every RENEW_S.
+
+        Raises StateError; calls that change something are then refused with it.
+        """
         with self._lock:
             held = self._lease.held
-            if self._lease.renew() and not held:
+            if self._renew() and not held:
                 log.warning("cell /sax/%s: took the lease; this cell now changes the state", self._config.name)
                 held = False
             if not held:  # another cell may have changed it
                 self._read()
                 self._begin()
+
+    def _renew(self) -> bool:
+        self._unwritable = ""
+        try:
+            return self._lease.renew()
+        except Exception as error:  # object stores' errors have no common type
+            self._unwritable = f"{self._store.uri} cannot be written: {getattr(error, 'strerror', None) or error}"
+            raise StateError(self._unwritable) from error
 
     @property
     def undecided(self) -> bool:
@@ -68,6 +93,7 @@ class Admin:
 
     def publish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
         name = self._name(body, bodies.PUBLISH)
+        check_length(name)
         if split(name)[1]:
             return name, self._publish_adapter(principal, name, body)
         model = Published(
@@ -238,9 +264,11 @@ class Admin:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Holds the lock during a change. Raises Unavailable if another cell holds the lease."""
+        """Holds the lock during a change. Raises Unavailable if another cell holds the lease, or this one cannot."""
         with self._lock:
             if not self._lease.held:
+                if self._unwritable:
+                    raise Unavailable(f"{self._unwritable}; the call changed nothing", retry_after_s=RENEW_S)
                 where = self._lease.other or "unknown"
                 raise Unavailable(
                     f"another cell ({where}) holds the lease of this state, so this one cannot change it; give this "
@@ -281,18 +309,29 @@ def _text(body: Mapping[str, Any], field: str, default: str | None = None) -> st
     value = body.get(field, default)
     if not isinstance(value, str) or (not value and default is None):
         raise CellError(f"{field} must be a string" + ("" if field in body else "; it is missing"))
+    if not value.isprintable():
+        raise CellError(f"{field} has characters that no name has: {value!r:.100}")
+    if len(value) > bodies.LONGEST_PATH:
+        raise CellError(f"{field} has {len(value)} characters; it can have {bodies.LONGEST_PATH}")
+    if any(len(part.encode()) > bodies.LONGEST_FILE_NAME for part in value.split("/")):
+        raise CellError(f"{field} has a part of over {bodies.LONGEST_FILE_NAME} bytes, which no file system takes")
     return value
 
 
 def _replicas(value: Any) -> int:
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= bodies.MOST_REPLICAS:
-        raise CellError(f"replicas must be a whole number, 0 to {bodies.MOST_REPLICAS}, not {value!r}")
+        raise CellError(f"replicas must be a whole number, 0 to {bodies.MOST_REPLICAS}, not {value!r:.100}")
     return value
 
 
 def _overrides(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise CellError("overrides must be an object of field: value")
+    for field, given in value.items():
+        if isinstance(given, int | float) and not -bodies.LARGEST < given < bodies.LARGEST:  # or it is no number
+            raise CellError(f"overrides: {field!r:.100} must be a number below {bodies.LARGEST}, not {given!r:.100}")
+        if isinstance(given, str) and not given.isprintable():
+            raise CellError(f"overrides: {field!r:.100} has characters that no value has: {given!r:.100}")
     return json.loads(json.dumps(dict(value)))

@@ -1,6 +1,9 @@
 """Fields of the calls that a cell's admin answers: for validation, and for /openapi.json."""
 
+from collections.abc import Mapping
 from typing import Any, TypedDict
+
+from apps.cell.errors import CellError
 
 
 class Entry(TypedDict):
@@ -33,6 +36,15 @@ _NAMES = _TEXT | {"description": "Names of keys, comma-separated; * or empty for
 _METHOD = _TEXT | {"description": "A model's method, such as `lm.generate`; empty for the model's admin ACL."}
 
 MOST_REPLICAS = 10_000
+LONGEST_PART = 63
+"""Characters of a model's or an adapter's name: both are in the names of files and of Serve's applications."""
+LONGEST_PATH, LONGEST_FILE_NAME = 4000, 255
+"""Characters of a path, and bytes of each part of it: no file system takes more."""
+LONGEST_ACL = 10_000
+LARGEST = 2**31
+"""No number in a model's config is larger."""
+DEEPEST = 20
+"""How deep a call's values may nest: what the admin's process can be sent has a limit."""
 PUBLISH: Fields = {
     "model": _MODEL_OR_ADAPTER,
     "model_path": _TEXT
@@ -67,3 +79,12 @@ RELAYED: Fields = {
     "stream": {"type": "boolean"},
 }
 """Fields of a request for a published model that the front reads; the model's own application reads the rest."""
+
+
+def check_nesting(value: Any, left: int = DEEPEST) -> None:
+    """Raises CellError if lists and objects nest deeper than DEEPEST."""
+    if isinstance(value, Mapping | list):
+        if not left:
+            raise CellError(f"The body of the request nests deeper than {DEEPEST} lists and objects")
+        for part in value.values() if isinstance(value, Mapping) else value:
+            check_nesting(part, left - 1)

@@ -14,9 +14,9 @@ from typing import Any
 from apps.cell import acl
 from apps.cell.admin import Admin
 from apps.cell.bodies import Entry
-from apps.cell.errors import CellError
 from apps.cell.names import split
 from apps.cell.reconcile import Delete, ServeApp, Target, assign, steps, surge_percent
+from apps.cell.rounds import Failures
 from apps.cell.serve_apps import ServeApps, config_digest
 from apps.cell.state import Published
 from ray_configs.cell import CellConfig
@@ -43,7 +43,8 @@ class LastRound:
 class CellReconciler:
     """The body of the reconcile loop, and the models' state as clients see it."""
 
-    def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, keys: bool):
+    def __init__(self, config: CellConfig, admin: Admin, apps: ServeApps, keys: bool, failures: Failures | None = None):
+        self._failures = failures or Failures()
         self._config, self._admin, self._apps = config, admin, apps
         self.keys = keys
         """Whether the cell has keys: the models then answer only its fronts."""
@@ -80,13 +81,16 @@ class CellReconciler:
         # Models that this config can no longer serve are left running as they are.
         ours = {name: app for name, app in apps.items() if name not in unservable}
         for step in steps(targets, ours, failed_for_s):
+            # What Serve refuses for one model is tried again in the next round, and the others go on.
             if isinstance(step, Delete):
-                log.info("unloading %s", step.name)
-                self._apps.delete(step.name)
+                with self._failures.noting(f"{step.name} cannot be unloaded"):
+                    self._apps.delete(step.name)
+                    log.info("unloading %s", step.name)
                 continue
             target = targets[step.name]
-            log.info("loading %s: %d replicas, version %s", step.name, target.replicas, step.version)
-            self._apps.deploy(step.name, servable[step.name], relay_key, step.version, target)
+            with self._failures.noting(_not_loaded(step.name)):
+                self._apps.deploy(step.name, servable[step.name], relay_key, step.version, target)
+                log.info("loading %s: %d replicas, version %s", step.name, target.replicas, step.version)
 
     def entry(self, name: str, model: Published) -> Entry:
         """One model as listcell shows it, or one of its adapters, which runs on its replicas."""
@@ -133,7 +137,7 @@ class CellReconciler:
                 config = self._admin.registry.config(name, model)
                 self._admin.registry.adapters(model)
                 configs[name] = config
-            except CellError as error:  # it was published under another config or version of the cell
+            except Exception as error:  # it was published under another config or version of the cell
                 refusals[name] = str(error)
         return configs, refusals
 
@@ -150,6 +154,8 @@ class CellReconciler:
         waits = None
         if name in self.seen.assigned and given < model.replicas:
             waits = f"{given} of {model.replicas} replicas have a slice; all {self.slices} of the cell are assigned"
+        if app is None and (refusal := self._failures.current.get(_not_loaded(name))):
+            return "FAILED", refusal
         if app is None or app.status == "DELETING":
             return ("WAITING" if model.replicas else "LOADED"), waits
         reason = _failure(app)
@@ -163,6 +169,10 @@ class CellReconciler:
         if app.active:
             return "PARTLY_LOADED", reason or waits
         return ("FAILED", reason) if reason else ("LOADING", waits)
+
+
+def _not_loaded(name: str) -> str:
+    return f"{name} cannot be loaded"
 
 
 def _served(model: Published | None) -> tuple[Any, ...] | None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from pydantic import ValidationError
 
 from apps.cell.errors import CellError
@@ -67,6 +69,12 @@ class Registry:
             config = LLMConfig(**fields)
         except ValidationError as error:
             raise CellError(f"{name} cannot be served with these overrides:\n{explained(error)}") from error
+        devices = (config.data_parallel or 1) * (config.tensor_parallel or 1)
+        if cell.slice is not None and devices > 2 * cell.slice.chips:  # no chip has more than two
+            raise CellError(
+                f"overrides: data_parallel x tensor_parallel is {devices} devices, and the cell's slices "
+                f"({cell.slice}) have {cell.slice.chips} chips; leave either or both out"
+            )
         if taken := sorted(model.adapters.keys() & config.adapters.keys()):
             raise CellError(f"{model.model_path} itself has an adapter {taken[0]}; publish this one by another name")
         if len(config.adapters) + len(model.adapters) > config.adapter_places:
@@ -116,6 +124,10 @@ class Registry:
             name = text.removeprefix(HUB)
             if name.count("/") != 1 or not all(name.split("/")) or ".." in name or name[0] in "./~":
                 raise CellError(f"{field} {text!r} must be {HUB}OWNER/NAME")
+            try:
+                validate_repo_id(name)
+            except HFValidationError as error:
+                raise CellError(f"{field} {text!r}: the hub has no such names: {error}") from None
             return name
         if text.startswith("/") or "://" in text:
             return self._under_a_root(text, field)

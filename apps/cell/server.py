@@ -16,8 +16,11 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from apps.cell import bodies
 from apps.cell.admin import Admin
 from apps.cell.cell import CellReconciler
 from apps.cell.errors import CellError, Unavailable
@@ -25,6 +28,7 @@ from apps.cell.http.app import http_app
 from apps.cell.http.dispatcher import View
 from apps.cell.http.relay import Relay
 from apps.cell.names import split
+from apps.cell.rounds import Failures, Rounds
 from apps.cell.serve_apps import ServeApps
 from apps.cell.store import LEASE_S, RENEW_S, Store
 from apps.serving import private_ray
@@ -84,20 +88,14 @@ class CellAdmin:
         self._admin = Admin(self._config, store, store.lease(me))
         self._admin.open()
         self._apps = ServeApps(self._config.name, private_ray.applications()[app]["route_prefix"] or "/")
-        self._cell = CellReconciler(self._config, self._admin, self._apps, self._keys)
+        failures = Failures()
+        self._cell = CellReconciler(self._config, self._admin, self._apps, self._keys, failures)
+        self._rounds = Rounds(self._admin.renew, self._cell.reconcile, failures)
 
     async def _work_forever(self) -> None:
         """Reconcile every second, and at once after a change; renew the lease."""
-        renewed = time.monotonic()
         while True:
-            try:
-                if time.monotonic() - renewed >= RENEW_S:
-                    await asyncio.to_thread(self._admin.renew)
-                    renewed = time.monotonic()
-                await asyncio.to_thread(self._cell.reconcile)
-            except Exception:
-                log.exception("a round of reconciling failed; the cell tries again")
-                await asyncio.sleep(RECONCILE_S)
+            await asyncio.to_thread(self._rounds.once)
             self._beat = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), RECONCILE_S)
@@ -117,6 +115,9 @@ class CellAdmin:
                 self._woken.set()
         except CellError as error:
             return error.status, str(error), error.retry_after_s
+        except Exception:
+            log.exception("the cell could not %s", method)
+            return 500, "The server failed; its log says why.", None
         if method == "listed":
             answer = [self._cell.entry(name, model) for name, model in answer.items()]
         elif method in ("publish", "update", "unpublish"):
@@ -195,9 +196,10 @@ class CellFront:
 
     async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
         """Call the admin. Raises its CellError, or Unavailable while it starts."""
+        bodies.check_nesting(body)
         try:
             status, content, retry_after_s = await self._admin.call.remote(method, principal, body)
-        except Exception as error:
+        except (RayError, RayServeException) as error:
             log.warning("the cell's admin does not answer: %s", error)
             raise Unavailable("the cell's admin is starting; try again", retry_after_s=2) from error
         if status != 200:

@@ -75,12 +75,50 @@ def test_the_whole_of_saxmls_update(admin: Admin) -> None:
         ({"overrides": ["x"]}, "overrides must be an object"),
         ({"overrides": {"pages": "many"}}, "pages"),
         ({"replica": 1}, "unknown field 'replica'; known: checkpoint, model"),
+        ({"model": "/sax/test/" + "m" * 64}, "has 64 characters; a name can have 63"),
+        ({"model": "/sax/test/" + "m" * 300}, "has 300 characters"),
+        ({"replicas": "9" * 5000}, "replicas must be a whole number"),
+        ({"replicas": "²"}, "replicas must be a whole number"),
+        ({"replicas": 10**4000}, "replicas must be a whole number"),
+        ({"model_path": "/models/\0"}, "model_path has characters that no name has"),
+        ({"model_path": "catalog.local\n"}, "model_path has characters"),
+        ({"model_path": "\ud800"}, "model_path has characters"),
+        ({"model_path": "/models/" + "x" * 256}, "a part of over 255 bytes"),
+        ({"model_path": "/x" * 3000}, "model_path has 6000 characters"),
+        ({"checkpoint": "/models/a\x1b[2Jb"}, "checkpoint has characters"),
+        ({"model_path": "huggingface:own er/na me"}, "the hub has no such names"),
+        ({"model_path": "huggingface:owner/" + "x" * 97}, "the hub has no such names"),
+        ({"overrides": {"max_model_len": 10**30}}, "'max_model_len' must be a number below 2147483648"),
+        ({"overrides": {"num_cpus": float("inf")}}, "'num_cpus' must be a number below"),
+        ({"overrides": {"num_cpus": float("nan")}}, "'num_cpus' must be a number below"),
     ],
 )
 def test_bad_calls_say_what_is_wrong_and_change_nothing(admin: Admin, change: dict[str, Any], said: str) -> None:
     with pytest.raises(CellError, match=said):
         admin.publish(None, MODEL | change)
     assert admin.state.models == {}
+
+
+def test_a_model_with_the_longest_name_can_have_an_adapter_with_the_longest(admin: Admin) -> None:
+    name = "/sax/test/" + "m" * 63
+    admin.publish(None, ADAPTED | {"model": name})
+    admin.publish(None, SQL | {"model": f"{name}:{'a' * 63}"})
+    with pytest.raises(CellError, match="has 64 characters"):
+        admin.publish(None, SQL | {"model": f"{name}:{'b' * 64}"})
+
+
+def test_what_an_older_version_took_can_be_unpublished(admin: Admin) -> None:
+    name = "/sax/test/" + "m" * 300
+    _, model = admin.publish(None, MODEL)
+    admin.state = admin.state.with_model(name, model)
+    assert admin.unpublish(None, {"model": name})[0] == name
+
+
+def test_more_devices_than_any_slice_of_the_cell_has(tmp_path: Path) -> None:
+    admin = cell(tmp_path, slice="v5e:2x4:8t")
+    with pytest.raises(CellError, match=r"data_parallel x tensor_parallel is 32 devices, .* have 8 chips"):
+        admin.publish(None, MODEL | {"overrides": {"data_parallel": 4, "tensor_parallel": 8}})
+    admin.publish(None, MODEL | {"overrides": {"tensor_parallel": 8}})
 
 
 ADAPTED = MODEL | {"overrides": {"max_adapters": 2}}

@@ -113,6 +113,32 @@ def test_a_stream_flag_that_is_read_in_two_ways_is_refused(cell: Cell) -> None:
             assert reply.status_code == 400 and "stream" in reply.text, (path, stream, reply.text)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "/sax/guarded/" + "m" * 300}, "300 characters"),
+        ({"replicas": "9" * 5000}, "replicas"),
+        ({"model_path": "\ud800"}, "model_path"),
+        ({"model_path": "/models/\0"}, "model_path"),
+        ({"checkpoint": "x" * 300}, "checkpoint"),
+        ({"overrides": {"max_batch_size": [[0] * 3] * 3}}, "max_batch_size"),
+        ({"overrides": {"x": json.loads("[" * 700 + "]" * 700)}}, "nests deeper"),
+        ({"overrides": {"max_model_len": 10**4000}}, "max_model_len"),
+        ({"overrides": {"num_cpus": 1e999}}, "num_cpus"),
+    ],
+)
+def test_what_can_never_work_is_the_clients_mistake(cell: Cell, change: dict[str, Any], said: str) -> None:
+    """Not 200 and then FAILED, and not 503 as if it could work later."""
+    client, _ = cell
+    body = {"model": "/sax/guarded/never", "model_path": "catalog.local", "replicas": 0} | change
+    for verb, path in (("POST", "/publish"), ("PUT", "/update")):
+        reply = client.request(verb, path, content=json.dumps(body), headers=ALICE)
+        if verb == "PUT" and reply.status_code == 404:
+            continue  # nothing of that name is published
+        assert reply.status_code == 400 and said in reply.json()["Error"], (verb, reply.status_code, reply.text)
+    assert client.get("/listall", headers=ALICE).json() == [MODEL]
+
+
 def test_with_keys_a_page_of_another_site_may_ask(cell: Cell) -> None:
     """A browser sends it no key of its own accord."""
     client, _ = cell
