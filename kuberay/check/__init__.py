@@ -10,14 +10,15 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 # Importing rules registers them.
-from kuberay.check import configs, files, ray, serve, structure, workloads  # noqa: F401
+from kuberay.check import files, ray, serve, structure, typed, workloads  # noqa: F401
 from kuberay.check.comments import silenced
-from kuberay.check.configs import configured
 from kuberay.check.findings import Finding, Severity, ordered
 from kuberay.check.manifests import manifests_of
 from kuberay.check.reading import UnreadableYaml, parse_yaml, read_yaml
 from kuberay.check.rules import RULES, Rule, apply
 from kuberay.check.subjects import subjects_of
+from kuberay.check.typed.subjects import configured
+from ray_configs.job import Job
 from ray_configs.service import Service
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "UnreadableYaml", "check", "ordered", "parse_yaml", "read_yaml"]
@@ -35,7 +36,8 @@ def check(
     ignore: names of rules to leave out. Comments in the objects' files silence rules too.
     """
     objects = list(objects)
-    subjects = [*beside, *([config, *configured(config)] if isinstance(config, Service) else ())]
+    subjects = [*beside, *([config] if isinstance(config, Service | Job) else ())]
+    subjects += configured(config) if isinstance(config, Service) else ()
     subjects += [subject for manifest in manifests_of(objects) for subject in subjects_of(manifest)]
     found, comments = silenced(dict.fromkeys(apply(subjects)), objects)
     return ordered(finding for finding in (*found, *apply(comments)) if finding.rule not in ignore)

@@ -22,6 +22,8 @@ DEFAULT_DISK_GB = 100
 """GKE's default boot disk."""
 DAEMONS_GB = 2
 """Ephemeral storage that GKE's own Pods on a node request."""
+SIDECAR_GB = 5 * 2**30 / 1e9
+"""Ephemeral storage that GKE's Cloud Storage FUSE sidecar requests in each Pod that mounts a bucket, by default."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,16 @@ def pools(config: Service | Job) -> tuple[Pool, ...]:
     )
 
 
-def in_default_pool(group: WorkerGroup) -> bool:
+def in_default_pool(config: Service | Job, group: WorkerGroup) -> bool:
     """Whether its Pods run with the Ray heads. More scratch than that pool's disks offer needs a separate pool."""
-    small = disk_gb(group.scratch_gb) == DEFAULT_DISK_GB
+    small = disk_gb(config, group) == DEFAULT_DISK_GB
     return group.slice is None and isinstance(group.capacity, OnDemand) and small
 
 
-def disk_gb(scratch_gb: int) -> int:
-    """Boot disk of a node whose Pod may use `scratch_gb`: in steps of 20, at least GKE's default."""
-    size = DEFAULT_DISK_GB
-    while _left_on(size) < scratch_gb + DAEMONS_GB:
+def disk_gb(config: Service | Job, group: WorkerGroup) -> int:
+    """Boot disk of a node for a Pod of the group, with room for its scratch: in steps of 20, at least GKE's default."""
+    size, mounts = DEFAULT_DISK_GB, config.bucket is not None and config.bucket.mount is not None
+    while _left_on(size) < group.scratch_gb + DAEMONS_GB + SIDECAR_GB * mounts:
         size += 20
     return size
 
@@ -107,11 +109,11 @@ def region(config: Service | Job) -> str:
 
 
 def _cpu_pools(config: Service | Job, group: WorkerGroup) -> list[Pool]:
-    if in_default_pool(group):
+    if in_default_pool(config, group):
         return []
     name, machine_type = _shortened(f"{config.name}-{group.name}"), config.cloud.head_machine_type
     zone = config.cloud.zones[0] if config.cloud.zones else None
-    return [Pool(name, None, machine_type, group.capacity, zone, 0, group.maximum, disk_gb(group.scratch_gb), None)]
+    return [Pool(name, None, machine_type, group.capacity, zone, 0, group.maximum, disk_gb(config, group), None)]
 
 
 def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> list[Pool]:
@@ -123,7 +125,7 @@ def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> li
 
     def pool(index: int | None, zone: str | None, nodes: int, max_nodes: int) -> Pool:
         name = _shortened(base, "" if index is None else f"-{index}")
-        disk = disk_gb(group.scratch_gb)
+        disk = disk_gb(config, group)
         return Pool(name, slice, slice.machine.name, group.capacity, zone, nodes, max_nodes, disk, policy)
 
     if not slice.single_host:

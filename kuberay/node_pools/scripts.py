@@ -129,7 +129,7 @@ def kubernetes_accounts(config: Service | Job) -> list[str]:
 
 def cpu_nodes(config: Service | Job) -> int:
     """Maximum nodes of the default pool: each Pod without a TPU may need one."""
-    return SPARE_CPU_NODES + sum(group.maximum for group in config.worker_groups if in_default_pool(group))
+    return SPARE_CPU_NODES + sum(group.maximum for group in config.worker_groups if in_default_pool(config, group))
 
 
 def own_images(config: Service | Job) -> list[str]:

@@ -12,6 +12,8 @@ from ray_configs.tpu import TpuSlice
 
 PROCESS_SCRATCH_GB = 10
 """Local disk of a Pod that loads no weights, 10^9 bytes: for its logs."""
+CPU_POD_MEMORY_GB = 8
+"""Memory of a Pod without chips, 10^9 bytes."""
 GROUP_LABEL = "podslice/group"
 """Ray label of the CPU Pods of a service with multi-host slices: their group's name."""
 GROUPS_LABELLED = "PODSLICE_GROUPS_LABELLED"
@@ -42,6 +44,11 @@ class WorkerGroup:
     def hosts(self) -> int:
         """Pods of one replica: KubeRay's numOfHosts."""
         return self.slice.hosts if self.slice else 1
+
+    @property
+    def cpu_pod_cpus(self) -> int:
+        """CPUs of its Pods, where no machine type of a slice sizes them."""
+        return max(2, round(self.cpus + 0.5))
 
 
 def group_name(slice: TpuSlice | None) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from kuberay.render.notes import noted
 from kuberay.render.ray.placement import node_selector, tolerations
 from ray_configs.cloud import Bucket, SecretKey
-from ray_configs.cluster.workers import WorkerGroup
+from ray_configs.cluster.workers import CPU_POD_MEMORY_GB, WorkerGroup
 from ray_configs.job import Job
 from ray_configs.labels import GCS_FUSE, TPU
 from ray_configs.service import Service
@@ -20,7 +20,6 @@ SHARED_MEMORY = 0.35
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 RAY_USER, RAY_GROUP = 1000, 100
 """User and group of Ray's images."""
-CPU_POD_MEMORY_GB = 8
 TO_STOP_S = 30
 """Seconds for a node to begin draining, and for Ray to stop afterwards."""
 
@@ -69,7 +68,7 @@ def worker_quantities(group: WorkerGroup) -> dict[str, str]:
     if group.slice is not None:
         return machine_quantities(group.slice, gigabytes(group.scratch_gb))
     return {
-        "cpu": str(max(2, round(group.cpus + 0.5))),
+        "cpu": str(group.cpu_pod_cpus),
         "memory": gigabytes(worker_memory_gb(group)),
         "ephemeral-storage": gigabytes(group.scratch_gb),
     }

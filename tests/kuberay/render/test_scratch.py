@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from kuberay.node_pools import commands, pools, terraform
 from kuberay.node_pools.pools import disk_gb
 from ray_configs.cell import CellConfig
-from ray_configs.cloud import GoogleCloud
+from ray_configs.cloud import Bucket, GoogleCloud
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Application, Service
@@ -80,12 +80,16 @@ def test_pods_without_tpus_leave_the_default_pool_when_its_disks_are_too_small()
 
 
 @pytest.mark.parametrize("scratch_gb", [10, 40, 60, 100, 164, 300, 1000])
-def test_a_disk_leaves_what_was_asked_for(scratch_gb: int) -> None:
-    """By GKE's reservation: 10 % for eviction, and the least of half, 35 % and 6 GiB, and 100 GiB for the system."""
+@pytest.mark.parametrize("bucket", [None, Bucket(name="weights"), Bucket(name="weights", mount=None)])
+def test_a_disk_leaves_what_was_asked_for(scratch_gb: int, bucket: Bucket | None) -> None:
+    """By GKE's reservation: 10 % for eviction, and the least of half, 35 % and 6 GiB, and 100 GiB for the system; and
+    the 5 GiB that the Cloud Storage FUSE sidecar requests by default where a bucket is mounted."""
 
     def left(disk: float) -> float:
         gib = disk - 0.1 * disk - min(disk / 2, 0.35 * disk + 6, 100)
         return gib * 2**30 / 1e9
 
-    disk = disk_gb(scratch_gb)
-    assert left(disk) >= scratch_gb and (disk == 100 or left(disk - 25) < scratch_gb)
+    job = Job(name="j", command=("true",), scratch_gb=scratch_gb, bucket=bucket, cloud=CLOUD)
+    sidecar = 5 * 2**30 / 1e9 if bucket is not None and bucket.mount else 0
+    disk = disk_gb(job, job.worker_groups[0])
+    assert left(disk) >= scratch_gb + sidecar and (disk == 100 or left(disk - 25) < scratch_gb + sidecar)

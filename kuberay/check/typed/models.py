@@ -1,25 +1,22 @@
-"""What a typed config shows and its manifest does not: if models fit and can be fetched, who may use them; cells."""
+"""Models of a typed config: whether they fit their slices, can be fetched, and may write what they keep."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from kuberay.check.findings import Location
 from kuberay.check.rules import Problem, error, note, rule, warning
+from kuberay.check.typed.subjects import Configured
 from ray_configs.applications.model_size import parameters
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.cell import CellConfig
-from ray_configs.exposure import ClusterIP
 from ray_configs.llm import EngineConfig, LLMConfig
-from ray_configs.service import Application, Service
 
 _CONFIG = "the typed config"
 GATED = ("meta-llama/", "google/gemma", "mistralai/")
 """Prefixes of hub ids that need an accepted licence and a token."""
 READ_ONLY = "roles/storage.objectViewer"
-_CELL = "Podslice: the cell's admin"
 ROOM_FOR_CACHE = 0.85
 """Share of memory that weights may take; more leaves little for KV cache and activations."""
 
@@ -53,26 +50,6 @@ def _prepared_as_int8(folder: Path) -> bool:
         return json.loads((folder / "manifest.json").read_text())["quantize_weights"] == "int8"
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-@dataclass(frozen=True)
-class Configured:
-    """An application of a config."""
-
-    service: Service
-    index: int
-    app: Application
-
-    def at(self, path: str) -> Location:
-        return Location(f"Service/{self.service.name} applications[{self.index}].{path}")
-
-
-def configured(service: Service) -> list[Configured]:
-    return [Configured(service, index, app) for index, app in enumerate(service.applications)]
-
-
-def cells_of(service: Service) -> list[CellConfig]:
-    return [app.config for app in service.applications if isinstance(app.config, CellConfig)]
 
 
 @rule(Configured, "model-too-large", _CONFIG + ": weights beside the memory of a slice")
@@ -117,66 +94,6 @@ def capacity_ends(configured: Configured) -> Iterator[Problem]:
     if isinstance(lent, FlexStart | Queued):
         why = f"{lent.kind} machines are taken back after {lent.max_run_hours} hours, and the replica with them"
         yield note(configured.at("capacity"), why, "on-demand or a reservation for a service that must stay up")
-
-
-@rule(Service, "no-api-keys", _CONFIG + ": exposure and api_keys")
-def no_api_keys(service: Service) -> Iterator[Problem]:
-    """An exposed service asks for API keys. Otherwise everyone who reaches it may use it, and publish in its cells."""
-    if isinstance(service.exposure, ClusterIP) or service.api_keys is not None:
-        return
-    public, cells = not service.exposure.internal, cells_of(service)
-    reach = "it has an address on the internet" if public else "the whole VPC can"
-    does, instead = "use the models", "api_keys=SecretKey(secret=..., key=...)"
-    if cells:  # more severe: whoever publishes decides what runs on the slices
-        named = ", ".join(f"/sax/{cell.name}" for cell in cells)
-        does = f"publish, change and unpublish the models of {named}, and use them all"
-        instead = f"Service({instead}) with entries NAME=KEY in the Secret, and CellConfig(admins=(NAME,))"
-    say = (error if cells else warning) if public else (warning if cells else note)
-    why = f"everyone who reaches the {service.exposure.kind} ({reach}) may {does}"
-    yield say(Location(f"Service/{service.name} exposure"), why, instead)
-
-
-@rule(Configured, "cell-without-host", _CELL)
-def cell_without_host(configured: Configured) -> Iterator[Problem]:
-    """A cell's own processes have a worker to run on, so that no slice is bought for them."""
-    cell = configured.app.config
-    if not isinstance(cell, CellConfig) or cell.slice is None:
-        return
-    if not any(group.minimum for group in configured.service.worker_groups):
-        why = (
-            "the cell's own processes always run and need CPUs, but no group keeps a worker: the autoscaler would hold "
-            f"a whole {cell.slice} slice for them, and every call waits until it is there"
-        )
-        instead = "min_replicas=1, or another application that keeps workers"
-        yield warning(configured.at("config.min_replicas"), why, instead)
-
-
-@rule(Service, "cell-admins", _CELL)
-def cell_admins(service: Service) -> Iterator[Problem]:
-    """A cell with API keys names its admins."""
-    open_cells = ", ".join(f"/sax/{cell.name}" for cell in cells_of(service) if not cell.admins)
-    if service.api_keys is not None and open_cells:
-        why = f"every key may publish and unpublish in {open_cells}, until a client sets the cell's ACL"
-        instead = "CellConfig(admins=('alice',)), and the key written alice=KEY in the Secret"
-        yield note(Location(f"Service/{service.name} api_keys"), why, instead)
-
-
-@rule(Configured, "cell-state", _CELL)
-def cell_state(configured: Configured) -> Iterator[Problem]:
-    """A cell's state is in a bucket, which outlives the Pod and can refuse a second writer."""
-    cell, service = configured.app.config, configured.service
-    if not isinstance(cell, CellConfig) or cell.state_bucket is not None:
-        return
-    bucket = f"gs://{service.bucket.name if service.bucket else 'BUCKET_NAME'}"
-    instead = f"state_uri='{bucket}/{cell.name}'" + ("" if service.bucket else ", and Service(bucket=Bucket())")
-    say = warning
-    if not service.is_mounted(cell.state_uri):
-        why = "is a folder of the Pod and lost with it: after a restart nothing is published"
-    elif service.bucket is not None and service.bucket.read_only:
-        say, why = error, "is in a read-only mount: the cell cannot write its state, and refuses to publish"
-    else:
-        why = "goes through GCSFuse, which cannot refuse to create a file twice: two cells would overwrite each other"
-    yield say(configured.at("config.state_uri"), f"{cell.state_uri} {why}", instead)
 
 
 @rule(Configured, "bucket-permission", "Google Cloud Storage")
