@@ -32,7 +32,7 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def problem(method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, str] | None:
+def problem(method: str, headers: Iterable[tuple[bytes, bytes]], json_only: bool = True) -> tuple[int, str] | None:
     """Why a request may come from a page of another site, with the status to refuse it; None if it does not."""
     given = [(name.lower(), value.decode("latin-1")) for name, value in headers]
     sent = dict(given)
@@ -45,7 +45,7 @@ def problem(method: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, s
             return 403, f"Origin {origin!r:.100} is another site. {ADVICE}"
     elif site == "cross-site" and not _navigates(method, sent):
         return 403, f"Sec-Fetch-Site: a page of another site asks. {ADVICE}"
-    if sent.get(b"content-type", "").partition(";")[0].strip().lower() == "text/plain":
+    if json_only and sent.get(b"content-type", "").partition(";")[0].strip().lower() == "text/plain":
         return 415, "Content-Type: the body must be JSON, sent as application/json, not as text/plain."
     return None
 
@@ -81,13 +81,20 @@ def _navigates(method: str, sent: dict[bytes, str]) -> bool:
 
 
 class SameMachine:
-    """ASGI middleware: answers what a page of another site may have sent with `refused(scope, status, message)`."""
+    """ASGI middleware: answers what a page of another site may have sent with `refused(scope, status, message)`.
 
-    def __init__(self, app: Asgi, refused: Refused):
-        self._app, self._refused = app, refused
+    Args:
+        json_only: whether no client has a reason to send text/plain.
+    """
+
+    def __init__(self, app: Asgi, refused: Refused, json_only: bool = True):
+        self._app, self._refused, self._json_only = app, refused, json_only
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] in ("http", "websocket") and (found := problem(scope.get("method", "GET"), scope["headers"])):
+        found = None
+        if scope["type"] in ("http", "websocket"):
+            found = problem(scope.get("method", "GET"), scope["headers"], self._json_only)
+        if found is not None:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             else:

@@ -1,0 +1,84 @@
+"""What the playground takes and lets a browser fetch; with Gradio, on the page as it is served."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+
+from apps.playground.guard import MAX_MIB, Guard
+from tests.ports import free_port
+
+
+async def counts(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    body = await Request(scope, receive).body()
+    await PlainTextResponse(str(len(body)))(scope, receive, send)
+
+
+def sent(body: Any, **headers: str) -> httpx.Response:
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(Guard(counts, 1000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/", content=body, headers=headers)
+
+    return asyncio.run(call())
+
+
+async def pieces(count: int) -> Any:
+    for _ in range(count):
+        yield bytes(100)
+
+
+def test_bodies_are_bounded_however_they_are_sent() -> None:
+    assert sent(bytes(1000)).text == "1000" and sent(pieces(10)).text == "1000"
+    for body in (bytes(1001), pieces(11), pieces(100_000)):
+        assert sent(body).status_code == 413
+    assert sent(b"x", **{"content-length": "9" * 5000}).status_code == 413
+    assert sent(b"x", **{"content-length": "-1"}).status_code == 413
+
+
+def test_every_answer_has_the_policy() -> None:
+    for reply in (sent(b"x"), sent(bytes(1001))):
+        assert "default-src 'self'" in reply.headers["content-security-policy"]
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[str]:
+    """The address of a page without a service: it has what every page has."""
+    pytest.importorskip("gradio", reason="make test-playground installs it")
+    from apps.playground.app import playground, run
+
+    blocks, port = playground("http://127.0.0.1:1", []), free_port()
+    threading.Thread(target=run, args=(blocks, "127.0.0.1", port), daemon=True).start()
+    address = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            assert httpx.get(address).is_success
+            break
+        except httpx.TransportError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    yield address
+    blocks.close()
+
+
+@pytest.mark.slow
+def test_gradio_takes_no_larger_file(page: str) -> None:
+    for size, status in ((1000, 200), (MAX_MIB * 2**20 + 1, 413)):
+        reply = httpx.post(f"{page}/gradio_api/upload", files={"files": ("a.png", bytes(size))})
+        assert reply.status_code == status, reply.text
+
+
+@pytest.mark.slow
+def test_gradio_is_for_this_machines_pages(page: str) -> None:
+    assert "default-src 'self'" in httpx.get(page).headers["content-security-policy"]
+    assert httpx.get(page, headers={"Origin": page}).status_code == 200
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        for path in ("/", "/config", "/gradio_api/queue/join", "/gradio_api/upload"):
+            assert httpx.post(f"{page}{path}", json={}, headers=headers).status_code == 403
