@@ -21,7 +21,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
-from apps.serving import private_ray
+from apps.serving import private_ray, shutdown
 from apps.serving.progress import Event, reason, tell
 from podslice.served import Serving, read
 
@@ -52,7 +52,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
     try:
         _serve(serving, targets, logs)
     except KeyboardInterrupt:
-        serve.shutdown()
+        shutdown.shut_down()
     except Exception as error:
         tell({"failure": reason(error)})
         serve.shutdown()

@@ -24,7 +24,7 @@ from apps.cell import bodies
 from apps.cell.admin import Admin
 from apps.cell.cell import CellReconciler
 from apps.cell.errors import CellError, Unavailable
-from apps.cell.http.app import http_app
+from apps.cell.http.app import http_app, spoken
 from apps.cell.http.dispatcher import View
 from apps.cell.http.relay import Relay
 from apps.cell.names import split
@@ -34,6 +34,7 @@ from apps.cell.store import LEASE_S, RENEW_S, Store
 from apps.serving import private_ray
 from apps.serving.files import Holder
 from apps.serving.ingress.api_keys import principals, principals_from_environment
+from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.replica import for_this_machine, log_as_serve_does
 from apps.serving.replica_options import on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
@@ -179,6 +180,7 @@ class CellFront:
             )
         self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
         self._relay = Relay(f"http://127.0.0.1:{private_ray.http_port()}")
+        self._requests = OpenRequests()
         self.view: View | None = None
         self._views = asyncio.create_task(self._look_forever())
 
@@ -211,7 +213,13 @@ class CellFront:
         return content
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return http_app(self._config.name, self, self._relay, self._keys, self._for_this_machine)
+        app = http_app(self._config.name, self, self._relay, self._keys, self._for_this_machine)
+        app.add_middleware(Draining, requests=self._requests, refused=spoken)
+        return app
+
+    async def drain(self, timeout_s: float) -> int:
+        """See `OpenRequests.drain`. Called by `apps.serving.shutdown` through a handle."""
+        return await self._requests.drain(timeout_s)
 
     def __del__(self) -> None:
         if hasattr(self, "_views"):

@@ -4,8 +4,11 @@ Each function has a test that passes with the minor version that pyproject.toml 
 tests pass with a newer one.
 """
 
+import csv
 import math
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +116,48 @@ def logging_config() -> LoggingConfig:
     """How the service's config lets Serve log; `serve.run` takes its own defaults for an application without one."""
     config, _ = ray.get(_serve()._controller._get_logging_config.remote(), timeout=CALL_S)
     return config
+
+
+def drain_timeouts() -> dict[str, float]:
+    """How long each application with running replicas may take to finish its requests, in seconds."""
+    return {
+        name: max(running)
+        for name, app in applications().items()
+        if (
+            running := [
+                deployment["deployment_config"]["graceful_shutdown_timeout_s"]
+                for deployment in app["deployments"].values()
+                if any(replica["state"] == "RUNNING" for replica in deployment["replicas"])
+            ]
+        )
+    }
+
+
+def open_at_proxies() -> int:
+    """Requests whose answers have not left the proxies of all nodes. 0 if a proxy does not say."""
+    proxies = ray.get(_serve()._controller.get_proxies.remote(), timeout=CALL_S)
+    asked = [proxy.__ray_call__.remote(_open_at) for proxy in proxies.values()]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=CALL_S) if asked else ([], [])
+    found = 0
+    for answer in answered:
+        with suppress(ray.exceptions.RayError):
+            found += ray.get(answer)
+    return found
+
+
+def _open_at(proxy: Any) -> int:
+    """Runs in a proxy's process."""
+    if not hasattr(proxy, "_haproxy"):
+        return sum(each._ongoing_requests for each in (proxy.http_proxy, proxy.grpc_proxy) if each is not None)
+    with socket.socket(socket.AF_UNIX) as admin:
+        admin.settimeout(CALL_S / 2)
+        admin.connect(proxy._haproxy.cfg.socket_path)
+        admin.sendall(b"show stat\n")
+        table = admin.makefile().read().removeprefix("# ")
+    rows = csv.DictReader(table.splitlines())
+    now = sum(int(row["scur"]) for row in rows if row["svname"] == "BACKEND")
+    # A former HAProxy, which a newer one has replaced, ends with its last answer.
+    return now + len([process for process in proxy._haproxy._old_procs if process.returncode is None])
 
 
 def controller_runs() -> bool:

@@ -20,6 +20,7 @@ from apps.serving import private_ray, progress
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.serving.ingress.application import HostedModel
+from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.same_machine import SameMachine, is_loopback
 from apps.serving.replica_options import choose_platform, options
@@ -98,6 +99,7 @@ class EngineServer(ABC):
         log_as_serve_does()
         self._keys = principals_from_environment(keys) if own_keys else keys
         self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
+        self._requests = OpenRequests()
         # In a thread: Serve's control calls share this event loop.
         progress.app = serve.get_replica_context().app_name
         try:
@@ -119,7 +121,12 @@ class EngineServer(ABC):
         app = self.http_app(self._model, self._keys)
         if self._for_this_machine:
             app.add_middleware(SameMachine, refused=_of_another_site)
+        app.add_middleware(Draining, requests=self._requests, refused=anthropic_errors.by_path)
         return app
+
+    async def drain(self, timeout_s: float) -> int:
+        """See `OpenRequests.drain`. Called by `apps.serving.shutdown` through a handle."""
+        return await self._requests.drain(timeout_s)
 
     async def check_health(self) -> None:
         """Raises when the engine is dead or stuck. After the third failure Serve replaces the replica."""

@@ -20,6 +20,13 @@ from apps.serving.ingress.same_machine import SameMachine
 from apps.serving.ingress.saxml_answers import failed, failure
 
 
+def spoken(scope: Mapping[str, Any], error: OpenAIError) -> Response:
+    """An error in the format of both Saxml generations, or as OpenAI's or Anthropic's clients expect it."""
+    if "/v1/" in scope["path"]:
+        return anthropic_errors.by_path(scope, error)
+    return failed(error.message, error.status, error.retry_after_s)
+
+
 def http_app(
     cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str], for_this_machine: bool = False
 ) -> FastAPI:
@@ -46,12 +53,8 @@ def http_app(
 
     @app.exception_handler(CellError)
     async def refused(request: Request, error: CellError) -> Response:
-        """In the format of both Saxml generations, or as OpenAI's or Anthropic's clients expect it."""
-        if "/v1/" in request.url.path:
-            code = "model_not_found" if isinstance(error, NotPublished) else None
-            refusal = OpenAIError(error.status, str(error), None, code, error.retry_after_s)
-            return anthropic_errors.by_path(request.scope, refusal)
-        return failed(str(error), error.status, error.retry_after_s)
+        code = "model_not_found" if isinstance(error, NotPublished) else None
+        return spoken(request.scope, OpenAIError(error.status, str(error), None, code, error.retry_after_s))
 
     @app.exception_handler(OpenAIError)
     async def openai_refused(request: Request, error: OpenAIError) -> Response:
