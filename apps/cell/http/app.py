@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from apps.cell.errors import CellError, NotPublished
-from apps.cell.http.dispatcher import Dispatcher, Front
+from apps.cell.http.dispatcher import Dispatcher, Front, principal_of
 from apps.cell.http.openai import openai_router
 from apps.cell.http.relay import Relay
 from apps.cell.http.saxml import saxml_router
@@ -43,10 +43,11 @@ def http_app(
     @app.get("/health", tags=["Server"])
     @app.get("/healthz", include_in_schema=False)
     @app.get("/healthcheck", include_in_schema=False)
-    async def health() -> Response:
-        """Whether the cell answers, and what is published."""
+    async def health(request: Request) -> Response:
+        """Whether the cell answers, and what is published; the latter, where there are keys, only to who has one."""
         view = front.view
-        models = {} if view is None else {name: entry["state"] for name, entry in view.entries.items()}
+        told = not keys or principal_of(request) is not None
+        models = {} if view is None or not told else {name: entry["state"] for name, entry in view.entries.items()}
         if view is None:
             return JSONResponse({"status": "starting", "models": models}, 503)
         return JSONResponse({"status": "ok", "models": models})

@@ -8,6 +8,7 @@ and the address that they were given, and notice nothing of this.
 
 import ipaddress
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ from starlette.responses import Response
 from apps.serving.ingress.api_keys import Asgi
 
 Refused = Callable[[dict[str, Any], int, str], Response]
+READ = frozenset({b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"content-type"})
+"""Headers that tell who asks, beside Host, in ASGI's lower case."""
 CONTAINERS = frozenset({"host.docker.internal", "host.containers.internal"})
 """This machine, as its containers call it. Nobody can register such a name."""
 ADVICE = "This server has no API keys, so it answers this machine alone: give it keys to use it in another way."
@@ -34,22 +37,27 @@ def is_loopback(host: str | None) -> bool:
 
 def problem(method: str, headers: Iterable[tuple[bytes, bytes]], json_only: bool = True) -> tuple[int, str] | None:
     """Why a request may come from a page of another site, with the status to refuse it; None if it does not."""
-    given = [(name.lower(), value.decode("latin-1")) for name, value in headers]
-    sent = dict(given)
-    hosts = [value for name, value in given if name == b"host"]
-    origin, site = sent.get(b"origin"), sent.get(b"sec-fetch-site")
+    sent: dict[bytes, str] = {}
+    hosts: list[str] = []
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value.decode("latin-1"))
+        elif name in READ:
+            sent[name] = value.decode("latin-1")
     if len(hosts) > 1 or not all(map(_leads_here, hosts)):
         return 403, f"Host {hosts[0]!r:.100} is no name of this machine. {ADVICE}"
+    origin = sent.get(b"origin")
     if origin is not None:
         if not _is_here(origin, hosts):
             return 403, f"Origin {origin!r:.100} is another site. {ADVICE}"
-    elif site == "cross-site" and not _navigates(method, sent):
+    elif sent.get(b"sec-fetch-site") == "cross-site" and not _navigates(method, sent):
         return 403, f"Sec-Fetch-Site: a page of another site asks. {ADVICE}"
     if json_only and sent.get(b"content-type", "").partition(";")[0].strip().lower() == "text/plain":
         return 415, "Content-Type: the body must be JSON, sent as application/json, not as text/plain."
     return None
 
 
+@lru_cache(maxsize=64)
 def _leads_here(host: str) -> bool:
     """Whether a Host is of this machine. No page of another site has an address as its own, whatever its name leads to:
     so any address may be one that is forwarded here."""

@@ -19,7 +19,14 @@ from apps.serving.ingress.direct_ingress import prefer_direct_ingress  # noqa: E
 from ray_configs.cell import CellConfig  # noqa: E402
 
 prefer_direct_ingress()
-ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, namespace="serve")
+for last in (False, False, True):
+    try:
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, namespace="serve")
+        break
+    except Exception:  # a busy machine's raylet may answer too late, and there is no setting for that
+        if last:
+            raise
+        ray.shutdown()
 serve.start(http_options=HTTPOptions(host="127.0.0.1", port=int(PORT)))
 serve.run(build(CellConfig(name="guarded", state_uri=FOLDER, admins="alice")), name="cell", route_prefix="/")
 print("ready", flush=True)

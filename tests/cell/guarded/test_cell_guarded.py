@@ -89,6 +89,8 @@ def test_the_front_requires_a_key_and_enforces_acls(cell: Cell) -> None:
     for verb, path in outer:
         if path not in PROBES:
             assert client.request(verb, path).status_code == 401, (verb, path)
+    assert client.get("/health").json() == {"status": "ok", "models": {}}, "a probe is not told what is published"
+    assert client.get("/health", headers=BOB).json()["models"] == {MODEL: "LOADED"}
     body = {"model": "demo", "prompt": "x", "query": "x", "prefix": "x", "suffix": "x", "input": "x", "max_tokens": 2}
     body |= {"messages": [{"role": "user", "content": "x"}]}
     asked = 0
