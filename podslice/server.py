@@ -29,6 +29,8 @@ POLL_S = 0.2
 """Time between two status checks during the start."""
 POLL_LATER_S = 3.0
 """Time between two status checks after it."""
+POLL_RAY_S = 1.0
+"""Time between two looks at Ray's own processes."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -49,6 +51,8 @@ def main(kind: str, port: str, *arguments: str) -> None:
     except Exception as error:
         tell({"failure": reason(error)})
         raise
+    stopping = threading.Event()
+    threading.Thread(target=_watch_ray, args=[stopping], daemon=True).start()
     try:
         _serve(serving, targets, logs)
     except KeyboardInterrupt:
@@ -58,6 +62,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
         serve.shutdown()
         raise
     finally:
+        stopping.set()
         ray.shutdown()
 
 
@@ -83,6 +88,14 @@ def _serve(serving: Serving, targets: list[serve.RunTarget], logs: LoggingConfig
             if _runs(app) == (served.name in ill):
                 ill ^= {served.name}
                 tell({"app": served.name, "stage": "runs again" if _runs(app) else f"is {app.status.value.lower()}"})
+
+
+def _watch_ray(stopping: threading.Event) -> None:
+    """Tells when one of Ray's processes has ended. In a thread of its own: calls to Ray may then hang for a minute."""
+    while not stopping.wait(POLL_RAY_S):
+        if ended := private_ray.ended_processes():
+            tell({"over": f"Ray has lost {', '.join(ended)}, and cannot serve without: start the server again"})
+            return
 
 
 def _start_serve(serving: Serving, logs: LoggingConfig | None) -> None:

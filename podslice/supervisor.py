@@ -1,7 +1,8 @@
 """Runs a server in its own process, shows the progress of its start, and leaves no process behind, however it ends.
 
-Ctrl-C during the start ends it at once. Later, Serve shuts down and replicas finish their open requests; a second
-Ctrl-C does not wait for them. SIGTERM does the same.
+Ctrl-C during the start ends it at once. Later, new requests are refused while replicas finish their open ones, then
+Serve shuts down; a second Ctrl-C does not wait. SIGTERM does the same, and so does a terminal that closes, unless the
+command runs under nohup. A pipe or terminal that nobody reads any more ends nothing.
 """
 
 import os
@@ -20,6 +21,7 @@ from types import FrameType
 from apps.serving.ingress.direct_ingress import temporary
 from kuberay import Refusal
 from kuberay.local.ports import hold
+from kuberay.output import outlive_readers
 from podslice.display import display
 from podslice.served import Serving
 from podslice.server_process import Server
@@ -56,8 +58,10 @@ class Supervisor:
             Refusal: the port is taken, or a model's folder does not exist.
         """
         began = time.monotonic()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._stop)
+        outlive_readers()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+                signal.signal(number, self._stop)
         if _joins_a_cluster():
             return self._run(command, began, {})
         with _held(self._serving.port):
@@ -92,8 +96,8 @@ class Supervisor:
         try:
             while not self._stops:
                 for event in server.events():
-                    if "failure" in event:
-                        raise ServerFailed(event["failure"] + self._see_logs())
+                    if why := event.get("failure") or event.get("over"):
+                        raise ServerFailed(why + self._see_logs())
                     if "logs" in event:
                         self._logs, self._joined = event["logs"], event["joined"]
                         server.keep_log(self._logs)
@@ -134,6 +138,8 @@ class Supervisor:
     def _watch(self, server: Server) -> None:
         while not self._stops:
             for event in server.events():
+                if "over" in event:
+                    raise ServerFailed(event["over"] + self._see_logs())
                 if what := event.get("failure") or event.get("stage"):
                     print(f"{event.get('app') or 'podslice'}: {what}{self._see_logs()}", file=sys.stderr, flush=True)
             if server.ended:
@@ -145,6 +151,8 @@ class Supervisor:
         print("stopping; Ctrl-C again does not wait for open requests", file=sys.stderr, flush=True)
         server.interrupt()
         while not server.ended and self._stops == before:
+            if any("over" in event for event in server.events()):
+                return  # nothing is left that could finish its requests
             time.sleep(POLL_S)
 
     def _see_logs(self) -> str:

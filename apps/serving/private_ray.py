@@ -180,6 +180,11 @@ def logs() -> str:
     return _worker().node.get_logs_dir_path()
 
 
+def ended_processes() -> list[str]:
+    """Ray's own processes, of those that `ray.init` started, that have ended, such as `gcs_server (status -9)`."""
+    return [f"{kind} (status {process.poll()})" for kind, process in _worker().node.dead_processes()]
+
+
 def joined() -> bool:
     """Whether `ray.init` joined a running cluster, instead of starting one that ends with this process."""
     return not _worker().node.head

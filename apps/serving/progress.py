@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Event(TypedDict, total=False):
     total: int
     failure: str
     """Why it failed, for the user."""
+    over: str
+    """Why the server cannot go on, for the user."""
     waiting: str
     """What the start is waiting for, other than its own work."""
     port: int
@@ -63,7 +65,8 @@ def tell(event: Event) -> None:
         events = os.open(path, os.O_WRONLY | os.O_APPEND)
     except OSError:  # the command is gone, or on another host
         return
-    os.write(events, line.encode())
+    with suppress(OSError):  # the disk is full: nothing is shown, and all goes on
+        os.write(events, line.encode())
     os.close(events)
 
 

@@ -1,5 +1,7 @@
 """The emulated cluster: starts the hosts and, like KubeRay, recreates a slice as a whole when it loses one.
 
+If Ray's head ends, for example because its GCS was killed, everything is recreated: no host can join another head.
+
 There is no background thread: the loop in `running` calls `tick` several times a second from the main thread, because
 Linux sends a child's parent-death signal when the thread that started it ends.
 """
@@ -60,7 +62,9 @@ class EmulatedCluster:
         container.become_subreaper()
         self.slices = [RunningSlice(slice) for slice in plan.slices]
         self._failures: Counter[str] = Counter()
-        """Failed starts, by host."""
+        """Failed starts, by host. A head that ended before the service was ready has failed too."""
+        self.heads = 1
+        """Heads so far. A new one knows nothing of what was deployed."""
         self.head = self._start(plan.head, head=True)
 
     @property
@@ -85,13 +89,10 @@ class EmulatedCluster:
             alive: returns the names of the hosts that Ray considers alive.
 
         Raises:
-            ServiceFailed: the head has ended, or a host does not start.
+            ServiceFailed: a host does not start, or the head ends again and again before the service is ready.
         """
         if not self.head.look():
-            if self.head.up:
-                raise ServiceFailed(f"Ray's head ended:\n{self.head.last_words()}")
-            self._note_failed_start(self.head)
-            self.head = self._start(self.head.host, head=True)
+            self._replace_head()
         self._end_orphans()
         if not self.head.up:
             return
@@ -100,6 +101,29 @@ class EmulatedCluster:
         for running in self.slices:
             if running.phase is SlicePhase.starting:
                 self._start_more(running)
+
+    def note_ready(self) -> None:
+        """The service is ready: if the head ends from now on, that is not the start's fault."""
+        del self._failures[self.head.host.name]
+
+    def _replace_head(self) -> None:
+        name = self.head.host.name
+        if self.head.up:
+            self._failures[name] += 1
+            if self._failures[name] == ATTEMPTS:
+                raise ServiceFailed(
+                    f"Ray's head ended {ATTEMPTS} times before the service was ready, the last time because "
+                    f"{self.head.why_it_ended}:\n{self.head.last_words()}"
+                )
+            self._say(f"Ray's head ended: {self.head.why_it_ended}. It is recreated with every host, as on GKE")
+            self.head.wait(STOP_TIMEOUT_S)
+            for running in self.slices:
+                if running.phase is not SlicePhase.gone:
+                    self._take_down(running, "Ray's head ended")
+        else:
+            self._note_failed_start(self.head)
+        self.heads += 1
+        self.head = self._start(self.head.host, head=True)
 
     def stop(self) -> bool:
         """Stop every process. False if one could not be killed."""
@@ -116,7 +140,10 @@ class EmulatedCluster:
             case SlicePhase.starting | SlicePhase.up if ended:
                 for raylet in ended:
                     if raylet.up:
-                        self._take_down(running, raylet)
+                        name, hosts = raylet.host.name, len(running.slice.hosts)
+                        self._take_down(running, running.why if name in running.why else f"host {name} ended")
+                        what = f"its whole slice of {hosts} hosts" if hosts > 1 else "it"
+                        self._say(f"{running.why}; {what} is recreated")
                         break
                     self._note_failed_start(raylet)
                     del running.raylets[raylet.host.name]
@@ -147,12 +174,8 @@ class EmulatedCluster:
         self._say(f"host {name} did not start; retrying: {failed.last_words(1)}")
         failed.wait(STOP_TIMEOUT_S)
 
-    def _take_down(self, running: RunningSlice, ended: Raylet) -> None:
-        if ended.host.name not in running.why:
-            running.why = f"host {ended.host.name} ended"
-        hosts = len(running.slice.hosts)
-        what = f"its whole slice of {hosts} hosts" if hosts > 1 else "it"
-        self._say(f"{running.why}; {what} is recreated")
+    def _take_down(self, running: RunningSlice, why: str) -> None:
+        running.why = why
         for raylet in running.raylets.values():
             raylet.stop()
         running.phase = SlicePhase.going

@@ -28,7 +28,7 @@ def main(parent: int, command: list[str]) -> int:
         return 1
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP | {signal.SIGCHLD})
     starter = os.posix_spawn(command[0], command, os.environ, setsigmask=[], file_actions=[(os.POSIX_SPAWN_DUP2, 2, 1)])
-    vital: set[int] = set()
+    vital: dict[int, str] = {}
     reason = None
     while reason is None:
         if signal.sigwait(STOP | {signal.SIGCHLD}) != signal.SIGCHLD:
@@ -36,15 +36,24 @@ def main(parent: int, command: list[str]) -> int:
             return 0
         for pid, status in _ended():
             if pid == starter and status == 0:
-                vital = set(children()[os.getpid()])
+                vital = {child: _name(child) for child in children()[os.getpid()]}
                 print("up", flush=True)
             elif pid == starter:
                 reason = f"ray start ended with status {status}"
             elif pid in vital:
-                reason = f"Ray's process {pid} ended with status {status}"
+                reason = f"Ray's {vital[pid]} ended with status {status}"
     print(f"podslice: {reason}; the host goes down", file=sys.stderr, flush=True)
     kill_descendants()
     return 1
+
+
+def _name(pid: int) -> str:
+    """A process's name, such as gcs_server."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:  # it has just ended
+        return f"process {pid}"
 
 
 def become_subreaper() -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -58,8 +58,10 @@ class Dashboard:
             if node["state"] == "ALIVE"
         }
 
-    def deploy(self, serve_config: str, port: int) -> None:
+    def deploy(self, serve_config: str, port: int, head_lives: Callable[[], bool]) -> bool:
         """Deploy declaratively, as KubeRay does, but listen only on `port` of 127.0.0.1, not on the laptop's network.
+
+        Returns False if the head ended meanwhile.
 
         Raises:
             ServiceFailed: Serve rejects the config or cannot be reached.
@@ -74,10 +76,12 @@ class Dashboard:
                 text = str(error)
             else:
                 if reply.is_success:
-                    return
+                    return True
                 text = reply.text
                 if reply.is_client_error:
                     raise ServiceFailed(f"Serve rejects the config: {text}")
+            if not head_lives():
+                return False
             if time.monotonic() > deadline:
                 raise ServiceFailed(f"Serve cannot be reached through {self.url}: {text}")
             time.sleep(0.5)

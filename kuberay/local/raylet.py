@@ -89,6 +89,12 @@ class Raylet:
             self._process.wait()
         self._stdout.close()
 
+    @property
+    def why_it_ended(self) -> str:
+        """What the container process said last, such as `Ray's gcs_server ended with status -9`."""
+        said = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("podslice: ")]
+        return said[-1].removeprefix("podslice: ").partition(";")[0] if said else "it was killed"
+
     def last_words(self, lines: int = TAIL) -> str:
         """The last lines of its start log, without those of the container process."""
         written = self.log.read_text(errors="replace").splitlines()

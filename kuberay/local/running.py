@@ -21,6 +21,7 @@ from kuberay.local.hosts import HostsPlan, plan_of
 from kuberay.local.ports import address_of, free_ports, is_free
 from kuberay.local.raylet import Site, has_haproxy
 from kuberay.local.scaling_down import scale_down
+from kuberay.output import outlive_readers
 from kuberay.progress import StatusDisplay
 from kuberay.render import render
 from ray_configs.service import Service
@@ -56,6 +57,7 @@ def run(service: Service, wishes: Wishes) -> None:
             f"a service runs on port {wishes.port} already; choose another --port, or add --kill-host SLICE:HOST "
             "to kill one of its hosts"
         )
+    outlive_readers()
     with _on(signal.default_int_handler):
         try:
             _run(service, wishes, folder)
@@ -99,10 +101,8 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
         dashboard.close()
         with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt the cleanup
             began = time.monotonic()
-            try:
-                _say("stopping")
-            finally:  # even if the terminal is gone
-                clean = cluster.stop()
+            _say("stopping")
+            clean = cluster.stop()
             _say(
                 f"stopped after {time.monotonic() - began:.1f} s" + ("" if clean else "; some processes would not die")
             )
@@ -118,7 +118,8 @@ class _Run:
     _cluster: EmulatedCluster
     _dashboard: Dashboard
     _began: float = field(default_factory=time.monotonic)
-    _deployed: bool = False
+    _deployed_to: int = 0
+    """The head that has the service's config, by its number; 0: none yet."""
     _ready: bool = False
     _apps: list[App] = field(default_factory=list)
     _asked: float = 0.0
@@ -136,15 +137,18 @@ class _Run:
 
     def _once(self) -> None:
         self._cluster.tick(self._alive)
+        if self._deployed_to not in (0, self._cluster.heads):
+            self._deployed_to, self._ready, self._apps = 0, False, []
         if (host := self._folder.asked()) is not None:
             try:
                 self._cluster.kill(host)
             except LocalError as error:
                 _say(str(error))
-        if self._cluster.ready and not self._deployed and self._checked():
-            self._dashboard.deploy(self._plan.serve_config, self._wishes.port)
-            self._deployed = True
-        if self._deployed and time.monotonic() - self._asked > 1:
+        if self._cluster.ready and not self._deployed_to and self._checked():
+            head = self._cluster.head
+            if self._dashboard.deploy(self._plan.serve_config, self._wishes.port, head.look):
+                self._deployed_to = self._cluster.heads
+        if self._deployed_to and time.monotonic() - self._asked > 1:
             self._look_at_apps()
 
     def _checked(self) -> bool:
@@ -171,6 +175,7 @@ class _Run:
                 raise ServiceFailed(f"application {app.name} failed to deploy:\n{app.message}")
         if not self._ready and declared and all(app.status == "RUNNING" for app in declared):
             self._ready = True
+            self._cluster.note_ready()
             _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._wishes.port}  (Ctrl-C stops it)")
 
     def _alive(self) -> set[str]:
@@ -231,8 +236,11 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _on(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    """Handle the signals that end a program with `handler`."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    """Handle the signals that end a program with `handler`, but not a SIGHUP that nohup has set to be ignored."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:

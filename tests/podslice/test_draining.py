@@ -141,5 +141,13 @@ def test_a_second_ctrl_c_cuts_what_is_open(server: Callable[..., Running]) -> No
     assert stream.failure is not None and pieces(3000).startswith(stream.body)
 
 
+def test_the_death_of_rays_gcs_ends_it_with_a_reason(server: Callable[..., Running]) -> None:
+    running = server()
+    (gcs,) = [process for process in running.processes if process.name() == "gcs_server"]
+    gcs.kill()
+    status, err = running.ended()
+    assert status == 1 and "Ray has lost gcs_server (status -9)" in err
+
+
 def _line(running: Running, begins: str) -> str:
     return next(line for line in running.process.stderr if line.startswith(begins))

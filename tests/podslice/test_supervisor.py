@@ -146,6 +146,43 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, answering: int) -> None:
         assert run.end(signal.SIGINT)[0] == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nobody_reads_what_it_prints(tmp_path: Path, answering: int, number: signal.Signals) -> None:
+    """As after `| head -1` or when the terminal has closed: it starts, serves and stops as ever."""
+    serves = """
+while not (marks / 'deaf').exists(): time.sleep(0.01)
+""" + (READY + "mark('server')\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    mark('shut-down')")
+    run = Run(ORPHAN + serves, tmp_path, answering)
+    run.process.stdout.close()
+    run.process.stderr.close()
+    (tmp_path / "deaf").touch()
+    with ending(run.mark("orphan"), run.mark("server")):
+        time.sleep(2)  # it has said that it is ready
+        run.process.send_signal(number)
+        assert run.process.wait(120) == 0 and (tmp_path / "shut-down").exists()
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path: Path, answering: int) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = Run(READY + "mark('server')\ntime.sleep(600)", tmp_path, answering)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    run.process.stdout.readline()
+    run.process.send_signal(signal.SIGHUP)
+    time.sleep(1)
+    assert run.process.poll() is None
+    assert run.end(signal.SIGINT)[0] == 0
+
+
+def test_the_server_tells_that_it_cannot_go_on(tmp_path: Path, answering: int) -> None:
+    over = READY + "time.sleep(1)\ntell({'over': 'Ray has lost gcs_server'})\nmark('server')\ntime.sleep(600)"
+    run = Run(ORPHAN + over, tmp_path, answering)
+    with ending(run.mark("orphan"), run.mark("server")):
+        status, _, err = run.end()
+    assert status == 1 and err.endswith(f"FAILED Ray has lost gcs_server (logs: {tmp_path})\n")
+
+
 def test_ports_that_another_server_listens_on(tmp_path: Path, answering: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve's own ports are not the user's affair; those of the environment may be those of the server beside it."""
     unused = free_port()

@@ -13,6 +13,7 @@ class FakeRaylet:
 
     failures: dict[str, int]
     pid = 0
+    why_it_ended = "Ray's gcs_server ended with status -9"
 
     def __init__(self, host, site, ports, head):
         self.host = host
@@ -22,8 +23,11 @@ class FakeRaylet:
             self.failures[host.name] -= 1
 
     def look(self):
-        self.up = not self.failed
-        return self.up
+        self.up = self.up or not self.failed
+        return not self.failed
+
+    def stop(self):
+        self.failed = True
 
     def wait(self, timeout_s):
         pass
@@ -72,3 +76,32 @@ def test_attempts_are_counted_again_once_the_slice_was_up(monkeypatch):
     for _ in range(5):
         emulated.tick(set)
     assert emulated.ready and len(said) == 4
+
+
+def test_a_head_that_ends_takes_every_host_with_it_and_comes_back(monkeypatch):
+    """KubeRay does that too: a host that knows a dead head cannot join another."""
+    monkeypatch.setattr(cluster, "RECREATE_DELAY_S", 0)
+    emulated, said = started(monkeypatch, {})
+    for _ in range(3):
+        emulated.tick(set)
+    emulated.note_ready()
+    for heads in range(2, 2 + cluster.ATTEMPTS):
+        before = [emulated.head, *(raylet for running in emulated.slices for raylet in running.raylets.values())]
+        assert emulated.ready and len(before) == 2
+        emulated.head.stop()
+        for _ in range(9):
+            emulated.tick(set)
+        after = [emulated.head, *(raylet for running in emulated.slices for raylet in running.raylets.values())]
+        assert emulated.ready and emulated.heads == heads and not {*before} & {*after}
+        assert all(raylet.failed for raylet in before)
+        emulated.note_ready()
+    assert [line for line in said if "gcs_server ended with status -9" in line] == [said[0]] * cluster.ATTEMPTS
+
+
+def test_a_head_that_ends_before_the_service_is_ready_has_three_attempts(monkeypatch):
+    emulated, _ = started(monkeypatch, {})
+    with pytest.raises(ServiceFailed, match=r"head ended 3 times .* gcs_server ended with status -9:\ntimed out"):
+        for _ in range(9):
+            emulated.tick(set)
+            emulated.tick(set)
+            emulated.head.stop()
