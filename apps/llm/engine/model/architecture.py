@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from apps.llm.engine.model import config_fields, gemma4
+from apps.llm.engine.model.config_fields import check_fields, check_together
 from apps.llm.engine.model.gemma4 import FullAttention
 from apps.llm.engine.model.rope import Rope, ropes
 from apps.llm.engine.model.rope import UnsupportedModel as UnsupportedModel
@@ -201,8 +202,17 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     """The architecture that a config.json (and a generation_config.json, for its eos tokens) describes.
 
     Raises:
-        UnsupportedModel: the family or an option is not supported, or a field is missing.
+        UnsupportedModel: the family or an option is not supported, a field is missing, or a number is out of range.
     """
+    try:
+        arch = _from_hf_config(config, generation)
+    except (ArithmeticError, TypeError, AttributeError) as error:
+        raise UnsupportedModel(f"config.json: a field has a value of the wrong type, or 0: {error}") from error
+    check_together(arch)
+    return arch
+
+
+def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> Architecture:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UnsupportedModel(f"config.json: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
@@ -213,6 +223,7 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         family = text.get("model_type", WITH_TOWER[family])
         if family not in FAMILIES:
             raise UnsupportedModel(f"config.json: text_config.model_type {family!r} is not supported")
+    check_fields(config, generation)
     if family.startswith("gemma3"):
         given = {name: value for name, value in config.items() if value is not None}
         family, config = "gemma3", GEMMA3_DEFAULTS | given
@@ -233,6 +244,8 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
     gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3", "gemma4")
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
     head_dim = config.get("head_dim") or (256 if gemma else hidden // heads)
+    if config.get("head_dim") is None and not gemma and hidden % heads:
+        raise UnsupportedModel(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise UnsupportedModel(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key/value heads")
@@ -274,7 +287,9 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
         **(gemma4.options(config) if family == "gemma4" else {}),
         fused=family == "phi3",
         experts=experts,
-        eos_token_ids=config_fields.token_ids((generation or {}).get("eos_token_id") or config.get("eos_token_id")),
+        eos_token_ids=config_fields.token_ids(
+            (generation or {}).get("eos_token_id") or config.get("eos_token_id"), need("vocab_size")
+        ),
         labels=labels,
         answers=tuple(config.get("classifier_from_token") or ()) or None,
     )

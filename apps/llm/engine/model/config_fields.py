@@ -1,12 +1,145 @@
-"""Fields of config.json that take more than a look: families name them, or leave them out, each in its own way."""
+"""Fields of a language model's config.json: what they say, where families name them each in its own way, and which
+numbers they can have.
 
+Upper bounds are some ten times those of the largest models published.
+"""
+
+import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from apps.llm.engine.model.rope import UnsupportedModel
+from apps.llm.engine.model.rope import Rope, UnsupportedModel
+from apps.serving.numbers.ranges import Range, check, real
+
+if TYPE_CHECKING:
+    from apps.llm.engine.model.architecture import Architecture
 
 GATE_SLOPE = 1.702
 """Of gpt-oss's gates: sigmoid(GATE_SLOPE * x)."""
+FILE = "config.json"
+WIDTH, LAYERS, HEADS, POSITIONS = Range(1, 2**20), Range(0, 2000), Range(1, 2**13), Range(2, 10**8)
+COUNT = Range(0, 2**16)  # 0: none
+EOS = Range(-1, 2**31 - 1, many=True)
+THETA = real(1.01, 1e15)
+ROPE = {
+    "rope_theta": THETA,
+    "factor": real(0.01, 1e6),
+    "low_freq_factor": real(1e-3, 1e6),
+    "high_freq_factor": real(1e-3, 1e6),
+    "original_max_position_embeddings": POSITIONS,
+    "partial_rotary_factor": real(1e-3, 1),
+    "beta_fast": real(1e-3, 1e6),
+    "beta_slow": real(1e-3, 1e6),
+    "attention_factor": real(1e-3, 1e3),
+    "mscale": real(0, 1e3),
+    "mscale_all_dim": real(0, 1e3),
+    "short_factor": real(1e-6, 1e6, "a divisor for each pair of channels", many=True),
+    "long_factor": real(1e-6, 1e6, "a divisor for each pair of channels", many=True),
+}
+FIELDS = {
+    "vocab_size": Range(1, 2**24),
+    "vocab_size_per_layer_input": Range(1, 2**24),
+    "hidden_size": Range(1, 2**17),
+    "hidden_size_per_layer_input": Range(0, 2**17),
+    "intermediate_size": WIDTH,
+    "moe_intermediate_size": Range(0, 2**20),
+    "shared_expert_intermediate_size": Range(0, 2**20),
+    "num_hidden_layers": Range(1, 2000),
+    "num_kv_shared_layers": LAYERS,
+    "max_window_layers": LAYERS,
+    "mlp_only_layers": Range(0, 2000, "the numbers of layers", many=True),
+    "decoder_sparse_step": Range(1, 2000),
+    "sliding_window_pattern": Range(1, 2000),
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "num_global_key_value_heads": HEADS,
+    "head_dim": Range(2, 2**13),
+    "global_head_dim": Range(2, 2**13),
+    "num_experts": COUNT,
+    "num_local_experts": COUNT,
+    "num_experts_per_tok": COUNT,
+    "top_k_experts": COUNT,
+    "max_position_embeddings": POSITIONS,
+    "original_max_position_embeddings": POSITIONS,
+    "sliding_window": Range(0, 10**9, "0: none"),
+    "rms_norm_eps": real(0, 1),
+    "rope_theta": THETA,
+    "rope_local_base_freq": THETA,
+    "partial_rotary_factor": real(1e-3, 1),
+    "query_pre_attn_scalar": real(1e-6, 1e9),
+    "attn_logit_softcapping": real(1e-3, 1e9),
+    "final_logit_softcapping": real(1e-3, 1e9),
+    "swiglu_limit": real(1e-3, 1e9),
+    "num_labels": Range(0, 2**20),
+    "eos_token_id": EOS,
+}
+MOST_PARAMETERS, MOST_POSITIONS = 1e13, 10**9
+
+
+def check_fields(config: Any, generation: Any = None) -> None:
+    """Check the numbers of a decoder's config, and the eos tokens of its generation_config.json.
+
+    Raises:
+        UnsupportedModel: one is out of range; names the file, the field and the value.
+    """
+    check(FILE, config, FIELDS, UnsupportedModel)
+    for name in ("rope_parameters", "rope_scaling"):
+        if scaling := config.get(name):
+            for where, own in rope_objects(f"{FILE}: {name}", scaling):
+                check(where, own, ROPE, UnsupportedModel)
+    if generation is not None:
+        check("generation_config.json", generation, {"eos_token_id": EOS}, UnsupportedModel)
+
+
+def rope_objects(where: str, scaling: Any) -> list[tuple[str, Any]]:
+    """A rope's object, and those in it for each kind of layer."""
+    kinds = ("full_attention", "sliding_attention")
+    inside = [kind for kind in kinds if isinstance(scaling, Mapping) and scaling.get(kind) is not None]
+    return [(where, scaling), *((f"{where}.{kind}", scaling[kind]) for kind in inside)]
+
+
+def check_together(arch: "Architecture") -> None:
+    """Check what the numbers make together.
+
+    Raises:
+        UnsupportedModel: no model has such sizes, or its rotary embedding cannot be computed.
+    """
+    if arch.num_params > MOST_PARAMETERS:
+        raise UnsupportedModel(
+            f"{FILE}: hidden_size {arch.hidden_size}, intermediate_size {arch.intermediate_size}, num_hidden_layers "
+            f"{arch.num_layers} and vocab_size {arch.vocab_size} make {arch.num_params:.2g} parameters; at most "
+            f"{MOST_PARAMETERS:g} are taken for a model's"
+        )
+    if arch.max_position > MOST_POSITIONS:
+        raise UnsupportedModel(
+            f"{FILE}: max_position_embeddings and the rotary embedding's factor make a context of {arch.max_position} "
+            f"tokens; at most {MOST_POSITIONS} are taken for a model's"
+        )
+    if arch.experts is not None and not 1 <= arch.experts.per_token <= arch.experts.count:
+        raise UnsupportedModel(
+            f"{FILE}: num_experts_per_tok is {arch.experts.per_token}, of {arch.experts.count} experts"
+        )
+    if arch.experts is not None and arch.experts.width < 1:
+        raise UnsupportedModel(f"{FILE}: moe_intermediate_size is {arch.experts.width}: it must be at least 1")
+    kinds = {(arch.rope_of(layer), arch.of_layer(layer).head_dim) for layer in range(arch.num_layers)}
+    for rope, head_dim in kinds:
+        if rope is not None:
+            _check_rope(rope, head_dim)
+
+
+def _check_rope(rope: Rope, head_dim: int) -> None:
+    if int(head_dim * rope.part) % 2:
+        raise UnsupportedModel(
+            f"{FILE}: head_dim {head_dim}, of which a part of {rope.part:g} is rotated, makes no pairs of channels"
+        )
+    try:
+        frequencies = [*rope.inverse_frequencies(head_dim), rope.scale]
+    except ArithmeticError as error:
+        raise UnsupportedModel(
+            f"{FILE}: the rotary embedding's numbers do not fit together ({error}): {rope}"
+        ) from error
+    if not all(math.isfinite(frequency) for frequency in frequencies):
+        raise UnsupportedModel(f"{FILE}: the rotary embedding's frequencies are not finite: {rope}")
 
 
 def gate_limit(config: Mapping[str, Any]) -> float:
@@ -49,10 +182,10 @@ def windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int | 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+    """The tokens of a field that has one or a list, without those that no answer can have."""
+    tokens = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(token for token in tokens if 0 <= token < vocab_size)
 
 
 def labels(config: Mapping[str, Any]) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 
 from apps.llm.engine.model.architecture import UnsupportedModel
 from apps.serving.model_folder import CheckpointError, TensorEntry
+from apps.serving.numbers.ranges import Range, check
 
 ALL = slice(None)
 WORD = 32
@@ -38,6 +39,15 @@ SCALES = "weight_scale_inv", "weight_scale"
 PIECE = 1 << 16
 """Weights that a core dequantizes at once."""
 SUPPORTED = "fp8, fbgemm_fp8, compressed-tensors, awq, gptq and mxfp4"
+SIDE = Range(1, 2**20, many=True)
+RANGES = {
+    "bits": Range(1, 64),
+    "num_bits": Range(1, 64),
+    "group_size": Range(-1, 2**20, "-1: a whole row"),
+    "weight_block_size": SIDE,
+    "block_structure": SIDE,
+}
+"""The numbers of a quantization_config, and of the groups in it."""
 COMPRESSED_FORMATS = (
     *("dense", "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision"),
 )
@@ -264,9 +274,19 @@ def format_of(config: Mapping[str, Any]) -> QuantizedFormat | None:
     said = config.get("quantization_config") or config.get("compression_config")
     if not said:
         return None
+    check("config.json: quantization_config", said, RANGES, UnsupportedModel)
+    try:
+        return _format_of(said)
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        if isinstance(error, UnsupportedModel):
+            raise
+        raise UnsupportedModel(f"config.json: quantization_config has a value of the wrong type: {error!r}") from error
+
+
+def _format_of(said: Mapping[str, Any]) -> QuantizedFormat:
     method, bits = said.get("quant_method"), said.get("bits", 4)
     if method == "fp8":
-        return QuantizedFormat(tuple(said.get("weight_block_size") or BLOCK))
+        return QuantizedFormat(_block(said.get("weight_block_size")))
     if method in ("fbgemm_fp8", "mxfp4"):  # MXFP4 is of experts alone: see packed_experts
         return QuantizedFormat()
     if method == "awq" and said.get("version", "gemm").lower() == "gemm" and bits == 4:
@@ -292,5 +312,15 @@ def _compressed(said: Mapping[str, Any]) -> QuantizedFormat:
     if said.get("transform_config"):
         raise UnsupportedModel("config.json: quantization_config.transform_config is not supported")
     weights = [group["weights"] for group in groups if group.get("weights")]
-    blocks = [tuple(found["block_structure"]) for found in weights if found.get("block_structure")]
-    return QuantizedFormat(blocks[0] if blocks else BLOCK)
+    for found in weights:
+        check("config.json: quantization_config.config_groups: weights", found, RANGES, UnsupportedModel)
+    blocks = [found["block_structure"] for found in weights if found.get("block_structure")]
+    return QuantizedFormat(_block(blocks[0] if blocks else None))
+
+
+def _block(size: list[int] | None) -> tuple[int, int]:
+    if size is None:
+        return BLOCK
+    if len(size) != 2:
+        raise UnsupportedModel(f"config.json: quantization_config: a block has {len(size)} sides, not 2")
+    return size[0], size[1]

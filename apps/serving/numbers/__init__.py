@@ -1,0 +1,1 @@
+"""Numbers of files that others have made: their ranges, and whether they are finite."""
