@@ -107,11 +107,15 @@ class StoredWeights:
         for first, last in _pieces(param.shape[0], math.prod(param.shape[1:]) * self._dtype.itemsize):
             index = slice(first, last), *(slice(None) for _ in param.shape[1:])
             piece = np.ascontiguousarray(param.read(self._source, index))
-            piece = piece.astype(param.read_dtype(self._dtype, self._int8, self._source), copy=False)
+            read_as = param.read_dtype(self._dtype, self._int8, self._source)
+            piece = piece.astype(read_as, copy=False)
             if self._int8 and param.matrix:
                 # Each row is rounded by itself, so pieces give the same as the whole.
                 piece, scale = quantize_rows(piece)
                 scales.append(scale)
+                param.check(self._source, scale, read_as)
+            else:
+                param.check(self._source, piece, read_as)
             if not in_blocks:
                 yield piece
                 continue

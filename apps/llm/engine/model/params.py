@@ -20,6 +20,8 @@ from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.expert_rows import ExpertRows
 from apps.llm.engine.weights.reading import Index, Reading, read_ahead
 from apps.llm.engine.weights.source import Rows, Source, clipped, joined
+from apps.serving.model_folder import CheckpointError
+from apps.serving.numbers.finite import all_finite
 from apps.serving.progress import bar
 
 Params = dict[str, Any]
@@ -70,6 +72,24 @@ class Param:
             parts.append(values[part.start - run.start : part.stop - run.start][..., slice(*(part.columns or (None,)))])
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return self.filled(whole)[(slice(None), *index[1:])]
+
+    def check(self, checkpoint: Checkpoint, values: np.ndarray, dtype: jnp.dtype) -> None:
+        """Check what was read of a checkpoint, or the scales that int8 quantization makes of it.
+
+        Args:
+            dtype: that it was read in: what is too large for that is infinite.
+
+        Raises:
+            CheckpointError: a number is not finite; names the tensor.
+        """
+        if all_finite(values):
+            return
+        names = list(dict.fromkeys(part.tensor for part in self.source))
+        bad = [name for name in names if not _finite_in(checkpoint, name, self, dtype)]
+        raise CheckpointError(
+            f"{checkpoint.location}: tensor {' or '.join((bad or names)[:3])} has numbers that are not finite (NaN or "
+            f"infinity, or too large for the type that they are kept in): the file is damaged, or its training failed"
+        )
 
     def filled(self, rows: np.ndarray) -> np.ndarray:
         """Whole rows of the source, with zeros after them where the parameter's are longer."""
@@ -221,6 +241,16 @@ def declare(arch: Architecture, heads: HeadLayout) -> Params:
     return tree
 
 
+def _finite_in(checkpoint: Checkpoint, name: str, param: Param, dtype: jnp.dtype) -> bool:
+    """Whether a tensor of the checkpoint has only finite numbers in a type."""
+    parts = [part for part in param.source if part.tensor == name]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return all(
+            all_finite(checkpoint.read(name, part.shape, slice(part.start, part.stop)).astype(dtype))
+            for part in joined(parts)
+        )
+
+
 def _plain(name: str, *shape: int) -> Source:
     """A whole tensor, in file order."""
     return (Rows(name, shape, 0, shape[0]),)
@@ -284,8 +314,13 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
 
         def read(index: Index) -> Sequence[np.ndarray]:
             # First to the type that a prepared checkpoint's values have had.
-            rows = param.read(checkpoint, index).astype(param.read_dtype(dtype, int8, checkpoint), copy=False)
-            return quantize_rows(rows) if isinstance(form, QuantArray) else (rows,)
+            with np.errstate(over="ignore", invalid="ignore"):  # `check` says it better
+                read_as = param.read_dtype(dtype, int8, checkpoint)
+                rows = param.read(checkpoint, index).astype(read_as, copy=False)
+                int8_rows = isinstance(form, QuantArray)
+                read = quantize_rows(rows) if int8_rows else (rows.astype(form.dtype, copy=False),)
+            param.check(checkpoint, read[-1], read_as)  # a row's scale is that of its largest number
+            return read
 
         return Reading(form, read, whole_rows=True, exchange=True)
 

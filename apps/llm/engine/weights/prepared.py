@@ -40,6 +40,7 @@ from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.reading import Index, Reading
 from apps.llm.engine.weights.source import clipped, positions
 from apps.serving.model_folder import DTYPES, CheckpointError, TensorEntry
+from apps.serving.numbers.finite import all_finite
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig
 
@@ -267,10 +268,16 @@ def load(tree: Params, checkpoint: Prepared, mesh: Mesh, dtype: jnp.dtype, int8:
         exchange = by_columns(param) and (quantizes or checkpoint.manifest.tensor_parallel % mesh.size != 0)
 
         def read(index: Index) -> Sequence[np.ndarray]:
-            values = checkpoint.values(name, param, index)
+            read = [checkpoint.values(name, param, index)]
             if stored_int8:
-                return values, checkpoint.scale(name, param, index[:1])
-            return quantize_rows(values) if quantizes else (values.astype(form.dtype, copy=False),)
+                read.append(checkpoint.scale(name, param, index[:1]))
+            elif quantizes:
+                read = list(quantize_rows(read[0]))
+            else:
+                read = [read[0].astype(form.dtype, copy=False)]
+            if not all(map(all_finite, read)):
+                raise CheckpointError(f"{checkpoint.location}: tensor {name} has numbers that are not finite: damaged")
+            return read
 
         return Reading(form, read, whole_rows=quantizes, exchange=exchange, in_place=mapped and not quantizes)
 
