@@ -184,7 +184,7 @@ class LLMConfig(AppConfig, EngineConfig):
     max_queued_requests: int = Field(256, ge=0)
     """Size of Serve's queue; one more request is refused with 503 and Retry-After."""
     health_step_deadline_s: float = Field(60, gt=0)
-    """A step longer than this counts as stuck: the replica fails its health check."""
+    """A step longer than this counts as stuck: its requests end with an error, the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
     """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
     preempted Spot machine allows only 30 seconds."""

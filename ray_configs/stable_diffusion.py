@@ -53,7 +53,7 @@ class StableDiffusionConfig(AppConfig):
     compile_cache: str | None = "~/.cache/podslice/jax"
     """Folder of JAX's persistent compilation cache: a UNet takes minutes to compile. None: no cache."""
     health_step_deadline_s: float = Field(300, gt=0)
-    """A step longer than this counts as stuck: the replica fails its health check."""
+    """A step longer than this counts as stuck: its requests end with an error, the replica fails its health check."""
     drain_timeout_s: float = Field(120, ge=0)
     """How long a stopping replica waits for its requests in flight. On Kubernetes, node drains wait for it too; a
     preempted Spot machine allows only 30 seconds."""

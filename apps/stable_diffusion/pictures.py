@@ -13,15 +13,15 @@ from typing import Any, cast
 import numpy as np
 
 from apps.serving.errors import RequestError
+from apps.serving.stuck import StuckWatch
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, QueuePosition, Step
-from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Scheduler, Size, check_size
+from apps.stable_diffusion.engine.request import MAX_GUIDANCE, MAX_SEED, PictureRequest, Scheduler, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
-MAX_GUIDANCE = 50.0
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class PictureModel:
     def __init__(self, config: StableDiffusionConfig, engine: Engine):
         self.config, self.name, self.created = config, config.served_name, int(time.time())
         self.engine = engine
+        deadline_s = config.health_step_deadline_s
+        self._watch = StuckWatch(self.check, lambda: engine.lose_stuck(deadline_s), lambda: engine.busy, deadline_s)
         self.sizes: tuple[Size, ...] = engine.backend.sizes
         self._metrics = PictureMetrics(self.name, engine.step_times)
         # Encoding releases the interpreter lock; two threads keep up with any one slice.
@@ -146,6 +148,7 @@ class PictureModel:
 
         A caller that stops reading before the end must call the job's `abort()`.
         """
+        self._watch.look()
         return self.engine.submit(self.requests(wanted), wanted.previews, asyncio.get_running_loop())
 
     async def news(self, job: ImageJob) -> AsyncIterator[News]:

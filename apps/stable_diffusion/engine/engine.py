@@ -38,6 +38,10 @@ log = logging.getLogger("podslice")
 FAILED_STARTS = 3
 """Consecutive pictures that fail to start, not because of their requests, before the engine counts as broken."""
 MAX_PREVIEWS = 10
+UNSOUND = (
+    "the numbers that the model computed for this picture are not finite: its weights are too large for their type "
+    "(try dtype float32), or damaged"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,26 @@ class Engine:
         if stuck > step_deadline_s:
             raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
 
+    def lose_stuck(self, step_deadline_s: float) -> None:
+        """If `check` finds the loop stuck, end all open jobs for their readers. One that goes on is as before."""
+        try:
+            self.check(step_deadline_s)
+        except EngineStopped as stopped:
+            with self._lock:
+                queued = [order.job for orders in self._incoming for order in orders]
+            try:
+                jobs = {*queued, *(order.job for order in self._batches.orders())}
+            except RuntimeError:  # the loop changes the batches: it goes on
+                return
+            for job in jobs:
+                job.lose(stopped)
+            wake(jobs)
+
+    @property
+    def busy(self) -> bool:
+        """Whether jobs are open."""
+        return self._queued > 0 or self._batches.running > 0
+
     def shutdown(self) -> None:
         """End the loop; jobs still open fail with an error that says so."""
         with self._lock:
@@ -255,6 +279,9 @@ class Engine:
             if self._failed_starts >= FAILED_STARTS:
                 raise error
             error = PictureFailed(f"the picture could not be started: {type(error).__name__}: {error}")
+        self._fail_job(job, error)
+
+    def _fail_job(self, job: ImageJob, error: Exception) -> None:
         self._failed += self._drop(job)
         job.close("failed", error)
         wake([job])
@@ -270,11 +297,17 @@ class Engine:
         shown = [order for order in wanted if order.previews and order.picture.steps_done >= order.previews[0]]
         if done:
             for order, pixels in zip(done, self.backend.decode([order.picture for order in done])):
-                self._finish(order, pixels)
+                if order.job.end is not None:  # another picture of it has failed
+                    continue
+                if pixels is None:
+                    self._fail_job(order.job, PictureFailed(UNSOUND))
+                else:
+                    self._finish(order, pixels)
         if shown:
             for order, pixels in zip(shown, self.backend.decode([order.picture for order in shown], estimate=True)):
                 picture = order.picture
-                order.job.put(Preview(order.index, order.shown, picture.steps_done, picture.steps_total, pixels))
+                if pixels is not None and order.job.end is None:
+                    order.job.put(Preview(order.index, order.shown, picture.steps_done, picture.steps_total, pixels))
                 order.previews, order.shown = order.previews[1:], order.shown + 1
         wake(order.job for order in (*done, *shown))
 

@@ -92,6 +92,7 @@ class ImageJob:
         self.loop = loop
         self.end: End | None = None  # set once, by the engine
         self.leaving = False  # aborted
+        self.lost = False  # see `lose`
         self.steps_done = [0] * len(self.requests)
         self.steps_total = [request.num_inference_steps for request in self.requests]  # as far as known
         self.pictures_done = 0
@@ -122,6 +123,12 @@ class ImageJob:
             raise RuntimeError(f"the job has already ended: {self.end}")
         self.end = end
         self._queue.put(_Ended(end, error))
+
+    def lose(self, error: EngineError) -> None:
+        """End the job for its reader: the engine is stuck. Thread-safe. The engine still ends it when it goes on."""
+        if self.end is None and not self.lost:
+            self.lost = True
+            self._queue.put(_Ended("failed", error))
 
     def wake(self) -> None:
         """Called in the event loop after `put` and `close`."""

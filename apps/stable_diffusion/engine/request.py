@@ -15,6 +15,7 @@ Scheduler = Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"]
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 
 MAX_SEED = 2**32 - 1
+MAX_GUIDANCE = 50.0
 
 
 Size = tuple[int, int]
@@ -60,6 +61,8 @@ class PictureRequest:
             refuse("scheduler", f"scheduler {self.scheduler!r} is not one of {', '.join(SCHEDULERS)}")
         if self.num_inference_steps < 1:
             refuse("num_inference_steps", f"num_inference_steps is {self.num_inference_steps}; it must be at least 1")
+        if not abs(self.guidance_scale) <= MAX_GUIDANCE:  # nor NaN
+            refuse("guidance_scale", f"guidance_scale is {self.guidance_scale}; it can be at most {MAX_GUIDANCE:g}")
         if not 0 <= self.seed <= MAX_SEED:
             refuse("seed", f"seed is {self.seed}; it must be from 0 to {MAX_SEED}")
         if not 0 < self.strength <= 1:

@@ -50,5 +50,8 @@ class Backend(Protocol):
     def wait(self, pictures: Sequence[Picture]) -> None:
         """Wait for the steps launched for these pictures. Raises their errors."""
 
-    def decode(self, pictures: Sequence[Picture], estimate: bool = False) -> list[np.ndarray]:
-        """[height, width, 3] uint8 for each; `estimate` decodes the current estimate of the result, for previews."""
+    def decode(self, pictures: Sequence[Picture], estimate: bool = False) -> list[np.ndarray | None]:
+        """[height, width, 3] uint8 for each; None where its numbers are not finite.
+
+        `estimate` decodes the current estimate of the result, for previews.
+        """

@@ -209,7 +209,7 @@ class JaxBackend:
         """See `Backend.wait`."""
         jax.block_until_ready([picture.state for picture in pictures])
 
-    def decode(self, pictures: Sequence[JaxPicture], estimate: bool = False) -> list[np.ndarray]:
+    def decode(self, pictures: Sequence[JaxPicture], estimate: bool = False) -> list[np.ndarray | None]:
         """See `Backend.decode`. One picture per chip at a time: a decoder's attention is large."""
         chips, launched = self.programs.mesh.size, []
         by_size: dict[tuple[int, int], list[int]] = {}
@@ -222,9 +222,10 @@ class JaxBackend:
                 latents = [state.estimate if estimate else state.latents for state in states]
                 latents += latents[-1:] * (chips - len(latents))
                 launched.append((share, self._compiled["decode", size](self._weights["vae"], tuple(latents))))
-        pixels: dict[int, np.ndarray] = {}
-        for share, batch in launched:
-            pixels.update(zip(share, np.asarray(batch)))
+        pixels: dict[int, np.ndarray | None] = {}
+        for share, decoded in launched:
+            batch, finite = map(np.asarray, decoded)
+            pixels.update((i, own if sound else None) for i, own, sound in zip(share, batch, finite))
         return [pixels[i] for i in range(len(pictures))]
 
     def _encode_text(self, text: str) -> EncodedPrompt:

@@ -129,13 +129,14 @@ class Programs:
         latents = given.mask * latents + (1 - given.mask) * kept
         return tuple(DenoisingState(latents[i], estimate[i]) for i in range(len(states)))
 
-    def decode(self, weights: Mapping[str, jax.Array], latents: tuple[jax.Array, ...]) -> jax.Array:
-        """One picture [h, w, 4] for each chip -> [chips, H, W, 3] uint8."""
+    def decode(self, weights: Mapping[str, jax.Array], latents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        """One picture [h, w, 4] for each chip -> [chips, H, W, 3] uint8, and [chips] whether its numbers are finite."""
 
-        def each(weights: Mapping[str, jax.Array], latents: jax.Array) -> jax.Array:
+        def each(weights: Mapping[str, jax.Array], latents: jax.Array) -> tuple[jax.Array, jax.Array]:
             x = (latents / self.vae.scaling).astype(self.dtype)
             pixels = vae.decode(NamedWeights(weights), self.vae, x, self.attention)
-            return jnp.round(jnp.clip(pixels / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8)
+            finite = jnp.isfinite(jnp.max(jnp.abs(pixels), axis=(1, 2, 3)))  # a maximum is NaN where a number is
+            return jnp.round(jnp.clip(pixels / 2 + 0.5, 0, 1) * 255).astype(jnp.uint8), finite
 
         share = P("data")
         decoded = jax.shard_map(each, mesh=self.mesh, in_specs=(P(), share), out_specs=share, check_vma=False)

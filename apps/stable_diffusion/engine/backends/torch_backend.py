@@ -224,13 +224,16 @@ class TorchBackend:
             torch.cuda.synchronize(self._device)
 
     @torch.no_grad()
-    def decode(self, pictures: Sequence[TorchPicture], estimate: bool = False) -> list[np.ndarray]:
+    def decode(self, pictures: Sequence[TorchPicture], estimate: bool = False) -> list[np.ndarray | None]:
         """See `Backend.decode`. One picture at a time: a decoder's attention is large."""
         decoded = []
         for picture in pictures:
             decoded.append(self._decode(picture.estimate if estimate else picture.latents))
             self._sync()
-        return [np.ascontiguousarray(pixels.cpu().numpy().transpose(1, 2, 0)) for pixels in decoded]
+        return [
+            np.ascontiguousarray(pixels.cpu().numpy().transpose(1, 2, 0)) if bool(finite) else None
+            for pixels, finite in decoded
+        ]
 
     # -- parts of a step ----------------------------------------------------------------------------------------
 
@@ -342,11 +345,12 @@ class TorchBackend:
         latents = found.mean.float() + found.std.float() * noise.to(self._device)
         return latents * self._vae.config.scaling_factor
 
-    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """[1, 4, h, w] -> [3, H, W] uint8."""
+    def _decode(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[1, 4, h, w] -> [3, H, W] uint8, and whether its numbers are finite."""
         latents = (latents / self._vae.config.scaling_factor).to(self._dtype)
         pixels = self._vae.decode(latents, return_dict=False)[0].float()
-        return ((pixels[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
+        finite = torch.isfinite(pixels).all()
+        return ((pixels[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8), finite
 
     def _sync(self) -> None:
         """On XLA: run what was recorded so far as one program."""
@@ -395,13 +399,25 @@ def _pipeline(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     from packaging.version import Version
 
     variant = checkpoint.variant  # CheckpointError by name before diffusers looks
+    for component in checkpoint.components:
+        checkpoint.config(component)  # likewise
     quiet = diffusers_logging.is_progress_bar_enabled()
     diffusers_logging.disable_progress_bar()
     try:
         more: dict[str, Any] = {} if checkpoint.is_xl else {"safety_checker": None, "requires_safety_checker": False}
         more |= {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
         with checkpoint.local_folder() as folder:
-            return diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, variant=variant, **more)
+            made = diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, variant=variant, **more)
+        for component in checkpoint.components:
+            for name, tensor in getattr(made, component).state_dict().items():
+                if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                    raise CheckpointError(
+                        f"{checkpoint.location}/{component}: tensor {name} has numbers that are not finite (NaN or "
+                        f"infinity, or too large for {dtype})"
+                    )
+        return made
+    except CheckpointError:
+        raise
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"{checkpoint.location}: diffusers can't load it: {error}") from error
     finally:

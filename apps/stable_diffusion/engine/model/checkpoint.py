@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
+from apps.serving.numbers.ranges import Range, check
+from apps.stable_diffusion.engine.model.config_ranges import FIELDS, SCHEDULER
 
 WEIGHT_FILES = {
     "text_encoder": "model",
@@ -82,11 +84,17 @@ class Checkpoint(ModelFolder):
         return (*self.text_encoders, "unet", "vae")
 
     def config(self, component: str) -> dict[str, Any]:
-        return self._json(f"{component}/config.json")
+        """A component's config. Raises CheckpointError if a number in it is out of range."""
+        return self._checked(f"{component}/config.json", FIELDS[component])
 
     @cached_property
     def scheduler_config(self) -> dict[str, Any]:
-        return self._json("scheduler/scheduler_config.json")
+        return self._checked("scheduler/scheduler_config.json", SCHEDULER)
+
+    def _checked(self, name: str, ranges: Mapping[str, Range]) -> dict[str, Any]:
+        config = self._json(name)
+        check(f"{self.location}/{name}", config, ranges, CheckpointError)
+        return config
 
     def _json(self, name: str) -> dict[str, Any]:
         found = self.read_json(name)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from apps.serving.numbers.finite import all_finite
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError, TensorEntry
 
 READERS = 8  # remote files are slow: several tensors are read at a time
@@ -143,6 +144,11 @@ def load(
 
     def read(name: str) -> jax.Array:
         array = np.ascontiguousarray(_transpose(name, checkpoint.read(entries[name]))).astype(dtype, copy=False)
+        if not all_finite(array):
+            raise CheckpointError(
+                f"{checkpoint.location}/{entries[name].file}: tensor {name} has numbers that are not finite (NaN or "
+                f"infinity, or too large for {dtype})"
+            )
         return jax.device_put(array, sharding)
 
     with ThreadPoolExecutor(READERS) as readers:

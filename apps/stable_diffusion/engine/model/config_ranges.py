@@ -1,0 +1,60 @@
+"""The numbers of a pipeline's configs: the range of each field.
+
+Upper bounds are some ten times those of the largest models published.
+"""
+
+from __future__ import annotations
+
+from apps.serving.numbers.ranges import Range, real
+
+WIDTH, WIDTHS, LAYERS = Range(1, 2**16), Range(1, 2**15, many=True), Range(1, 100, many=True)
+HEADS, EPS = Range(1, 2**13, many=True), real(0, 1)
+TEXT_ENCODER = {
+    "vocab_size": Range(1, 2**24),
+    "hidden_size": WIDTH,
+    "intermediate_size": Range(1, 2**20),
+    "num_hidden_layers": Range(1, 1000),
+    "num_attention_heads": Range(1, 2**13),
+    "max_position_embeddings": Range(1, 2**16),
+    "layer_norm_eps": EPS,
+    "projection_dim": WIDTH,
+    "eos_token_id": Range(0, 2**24),
+}
+FIELDS = {
+    "text_encoder": TEXT_ENCODER,
+    "text_encoder_2": TEXT_ENCODER,
+    "unet": {
+        "block_out_channels": WIDTHS,
+        "layers_per_block": LAYERS,
+        "attention_head_dim": HEADS,
+        "num_attention_heads": HEADS,
+        "cross_attention_dim": Range(1, 2**16, many=True),
+        "norm_num_groups": Range(1, 2**12),
+        "norm_eps": EPS,
+        "sample_size": Range(1, 2**14),
+        "freq_shift": real(-100, 100),
+        "addition_time_embed_dim": WIDTH,
+        "projection_class_embeddings_input_dim": Range(1, 2**20),
+    },
+    "vae": {
+        "block_out_channels": WIDTHS,
+        "layers_per_block": LAYERS,
+        "norm_num_groups": Range(1, 2**12),
+        "sample_size": Range(1, 2**14),
+        "scaling_factor": real(1e-6, 1e6),
+    },
+}
+"""By component."""
+BETA = real(1e-12, 0.9999, "the share of the picture that a step replaces with noise")
+SCHEDULER = {
+    "num_train_timesteps": Range(1, 10**6),
+    "beta_start": BETA,
+    "beta_end": BETA,
+    "trained_betas": real(0, 0.9999, many=True),
+    "steps_offset": Range(0, 10**6),
+    "sigma_min": real(0, 1e9),
+    "sigma_max": real(0, 1e9),
+    "original_inference_steps": Range(1, 10**6),
+    "timestep_scaling": real(1e-6, 1e9),
+    "solver_order": Range(1, 10),
+}
