@@ -196,14 +196,16 @@ def _run(q: jax.Array, cache: XlaCache, sweep: Sweep, spec: AttentionSpec, sinks
         block, start, pages = take(sweep.piece_block), take(sweep.piece_start), take(sweep.piece_pages)
         wide = queries[block] if width == 1 else spread(q[sweep.block_tokens[block]])
         keys, values = _gather(cache.k, pages, dtype), _gather(cache.v, pages, dtype)
+        key = start[:, None] + jnp.arange(KEY_BLOCK)
+        # What a page's last owner left past this sequence's end may be anything: its weight is 0, but 0 * NaN is not.
+        values = jnp.where((key <= sweep.positions[block].max(axis=1)[:, None])[..., None], values, 0)
         scores = jnp.einsum("pcd,pmd->pmc", keys, _unbits(wide, dtype), preferred_element_type=jnp.float32) * spec.scale
         if spec.softcap is not None:
             scores = spec.softcap * jnp.tanh(scores / spec.softcap)
         seen = sweep.positions[block][:, :, None]
-        key = (start[:, None] + jnp.arange(KEY_BLOCK))[:, None]
-        mask = key <= seen
+        mask = key[:, None] <= seen
         if spec.window is not None:
-            mask &= key > seen - spec.window
+            mask &= key[:, None] > seen - spec.window
         mask = jnp.broadcast_to(mask[:, :, None], (chunk, width, heads, KEY_BLOCK)).reshape(scores.shape)
         scores = jnp.where(mask, scores * LOG2_E, LOWEST)  # to base 2
         peak = jnp.ceil(scores.max(axis=-1))

@@ -8,7 +8,7 @@ from apps.llm.engine.cpu.panel import panel
 from apps.llm.engine.cpu.softmax import mask, weigh
 from apps.llm.engine.cpu.vectors import prefetch
 
-FAST = {"reassoc", "contract", "nsz", "arcp", "nnan", "ninf"}  # vectorized sums; no NaN or infinity occurs
+FAST = {"reassoc", "contract", "nsz", "arcp"}  # vectorized sums
 LOWEST = np.float32(softmax.LOWEST)
 ROWS = 16  # query rows that are computed on a page together
 
@@ -82,7 +82,7 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sink
                 prefetch(k_pages[pages[seq, run + 1], head])
                 prefetch(v_pages[pages[seq, run + 1], head])
             scores[:rows] = np.float32(0)
-            panel(queries, k_pages[page, head], scores, rows)
+            panel(queries, k_pages[page, head], scores, rows, dim)
             for row in range(rows):
                 if cap > 0:
                     for j in range(page_size):
@@ -91,7 +91,9 @@ def attend_unit(q, k_pages, v_pages, q_starts, kv_lens, pages, window, cap, sink
                 low = max(0, min(page_size, at - window + 1)) if window else 0
                 high = max(low, min(page_size, at + 1))
                 _softmax_row(scores, row, low, high, sums, top, total)
-            panel(scores, v_pages[page, head], sums, rows)
+            # Without the rest of the last page: 0 times what its last owner left there, perhaps NaN, is not 0.
+            seen = np.int64(min(page_size, position + last - first - run * page_size))
+            panel(scores, v_pages[page, head], sums, rows, seen)
         for row in range(rows):
             target = out[first + row // heads, head, part + row % heads]
             sink = np.float32(np.exp2(min(sinks[head * group + part + row % heads] - top[row], np.float32(126))))

@@ -63,12 +63,12 @@ _tile_4x1, _tile_1x1 = _tile(4, 1), _tile(1, 1)
 
 
 @kernel()
-def panel(a, b, out, rows):
-    """`out[:rows] += a[:rows] @ b`: `a [rows, n]`, `b [n, cols]`, `out [rows, cols]`, cols a multiple of LANES.
+def panel(a, b, out, rows, n):
+    """`out[:rows] += a[:rows, :n] @ b[:n]`: `b [.., cols]`, `out [rows, cols]`, cols a multiple of LANES.
 
     Each row sums over n in order, whatever other rows are computed with it.
     """
-    n, cols = b.shape
+    cols = b.shape[1]
     kind = b.dtype.type(0)
     size = b.itemsize
     a_stride, b_stride, out_stride = a.strides[0] // 4, b.strides[0] // size, out.strides[0] // 4

@@ -25,6 +25,7 @@ def _call(builder: ir.IRBuilder, name: str, kind: ir.FunctionType, *args: ir.Val
 
 
 def _larger(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The larger of each two numbers; y where one of them is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
@@ -70,13 +71,15 @@ def weigh(typing_context, scores, count, peak):
         with cgutils.for_range(builder, builder.sdiv(count, WORD(LANES)), intp=WORD) as loop:
             place = builder.inttoptr(builder.add(scores, builder.mul(loop.index, WORD(LINE))), VECTOR.as_pointer())
             score = builder.load(place, align=4)
-            y = _larger(builder, builder.fsub(score, peak), _all(SMALLEST_POWER))
+            y = _larger(builder, _all(SMALLEST_POWER), builder.fsub(score, peak))  # NaN stays NaN
             whole = _call(builder, f"llvm.floor.v{LANES}f32", same, builder.fadd(y, _all(0.5)))
             fraction = builder.fsub(y, whole)
             power = _all(FACTORS[0])
             for factor in FACTORS[1:]:
                 power = fma(builder, power, fraction, _all(factor))
-            exponent = builder.add(builder.fptosi(whole, INTS), ir.Constant(INTS, [127] * LANES))
+            # As a number, whatever it is: the fraction keeps NaN.
+            integer = builder.fptosi(_larger(builder, whole, _all(SMALLEST_POWER)), INTS)
+            exponent = builder.add(integer, ir.Constant(INTS, [127] * LANES))
             scale = builder.bitcast(builder.shl(exponent, ir.Constant(INTS, [23] * LANES)), VECTOR)
             masked = builder.fcmp_ordered("<=", score, _all(LOWEST))
             weight = builder.select(masked, _all(0.0), builder.fmul(power, scale))

@@ -83,14 +83,17 @@ def program(impl: Any, spec: AttentionSpec, shape: StepShape):
     return run
 
 
-def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dtype=np.float32, scales=None):
-    """The same through the paged cache: past keys lie there already, the step's own are written by it."""
+def paged(case: Case, impl: Any, spec: AttentionSpec, shape: tuple[int, int], dtype=np.float32, scales=None, stale=0):
+    """The same through the paged cache: past keys lie there already, the step's own are written by it.
+
+    `stale` is everywhere else: past the end of each sequence's last page, and in all pages that are nobody's.
+    """
     shape = StepShape(*shape, LONGEST // spec.page_size)
     step, per_seq = shape.host(), LONGEST // spec.page_size
     order = np.random.default_rng(3).permutation(np.arange(1, shape.seqs * per_seq + 1))
     stored = np.int8 if scales is not None else dtype
-    past_k = np.zeros((len(order) + 1, spec.page_size, spec.kv_heads, spec.head_dim), stored)
-    past_v = np.zeros_like(past_k)
+    past_k = np.full((len(order) + 1, spec.page_size, spec.kv_heads, spec.head_dim), stale, stored)
+    past_v = np.copy(past_k)
 
     def keep(x: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
         return x.astype(dtype) if scale is None else np.clip(np.round(x / np.asarray(scale)), -127, 127)
@@ -199,3 +202,42 @@ def test_a_position_gives_the_same_bits_however_the_prompt_is_cut(impl: Any, dty
         part = Case([(stop, stop - start)], [full.q[0][start:stop]], [full.k[0][:stop]], [full.v[0][:stop]])
         for shape in ((64, 8), (8, 8)) if stop - start == 1 else ((64, 8),):
             assert (paged(part, impl, SPEC, shape, dtype)[0] == whole[start:stop]).all()
+
+
+NOT_FINITE = pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+EVERY = pytest.mark.parametrize("impl", [XLA, CPU, PALLAS], ids=["xla", "cpu", "pallas"])
+
+
+@EVERY
+@NOT_FINITE
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=str)
+def test_what_a_page_held_before_is_never_seen(
+    impl: Any, bad: float, changes: dict, dtype: Any, interpreted: None
+) -> None:
+    """The oracle is the same step on clean pages, to the bit."""
+    spec = replace(SPEC, **changes)
+    for name in ("chunks", "mixed"):
+        case = make(BATCHES[name], spec)
+        clean, dirty = (paged(case, impl, spec, SHAPES[name], dtype, stale=stale) for stale in (0, bad))
+        for alone, beside in zip(clean, dirty):
+            assert (alone == beside).all()
+
+
+@EVERY
+@NOT_FINITE
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_a_number_that_is_not_finite_is_seen_by_its_own_sequence_alone(
+    impl: Any, bad: float, part: str, interpreted: None
+) -> None:
+    """And it is seen there: an answer made of it must not look sound. Others are as undisturbed, to the bit."""
+    lengths = BATCHES["mixed"]
+    undisturbed = paged(make(lengths), impl, SPEC, SHAPES["mixed"])
+    for place, at in ((0, 100), (0, 299 - 1), (3, 299), (5, 3)):
+        case = make(lengths)
+        getattr(case, part)[place][at] = bad
+        found = paged(case, impl, SPEC, SHAPES["mixed"])
+        # An infinite key gives a weight of all or nothing, by the signs of the query: only NaN is NaN in any case.
+        assert not (np.isnan(bad) or part == "v") or not np.isfinite(found[place][-1]).any()
+        for other, (alone, beside) in enumerate(zip(undisturbed, found)):
+            assert other == place or (alone == beside).all()
