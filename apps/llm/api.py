@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from apps.serving.errors import AnswerFailed as AnswerFailed
 from apps.serving.errors import EngineError as EngineError
 from apps.serving.errors import EngineStopped as EngineStopped
 from apps.serving.errors import LimitReached as LimitReached
@@ -142,6 +143,7 @@ class Output:
     finish_reason: FinishReason | None = None  # set once, in the sequence's last output
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     error: str | None = None  # with finish_reason "error": what went wrong
+    of_answer: bool = False  # with an error: it is this answer's alone, the engine goes on
     scores: tuple[TokenScore, ...] = ()  # for a scored suffix: one for each token
     embedding: np.ndarray | None = None  # for an embedded prompt: [hidden] float32, of length 1
 
@@ -149,10 +151,16 @@ class Output:
         """A copy whose index is larger by this number: for the outputs of one prompt among several."""
         return replace(self, index=self.index + by)
 
+    def failure(self) -> EngineError | None:
+        """Why the sequence ended before its answer was complete; None if it did not."""
+        if self.finish_reason not in ("error", "abort"):
+            return None
+        return (AnswerFailed if self.of_answer else EngineStopped)(self.error or "the request was aborted")
+
     def raise_failure(self) -> None:
-        """Raises EngineStopped if the sequence ended before its answer was complete."""
-        if self.finish_reason == "error" or self.finish_reason == "abort":
-            raise EngineStopped(self.error or "the request was aborted")
+        """Raises AnswerFailed or EngineStopped if the sequence ended before its answer was complete."""
+        if (failure := self.failure()) is not None:
+            raise failure
 
 
 @dataclass(slots=True)
@@ -251,12 +259,23 @@ class Generation:
         """Wake the reader. Called in the event loop after `put`s."""
         self._wake.set()
 
+    def lose(self, reason: str) -> None:
+        """End the request for its reader, which gets EngineStopped: the engine is stuck. Thread-safe.
+
+        The engine still ends it when it goes on.
+        """
+        if not self._ended.is_set():
+            self._queue.put(Output(-1, "", (), finish_reason="error", error=reason))
+            self._ended.set()
+
     def abort(self) -> None:
         """Stop all of the request's sequences. Thread-safe, and harmless after the end."""
         if self.engine is not None and not self.finished:
             self.engine.abort(self)
 
     def _take(self, output: Output) -> Output:
+        if output.index < 0:  # see `lose`
+            output.raise_failure()
         if output.finish_reason is not None:
             self._open -= 1
         return output
@@ -270,7 +289,7 @@ class Generation:
         self._ended.wait()
 
     def drain(self) -> list[Output]:
-        """All outputs that are ready, oldest first; may be empty."""
+        """All outputs that are ready, oldest first; may be empty. Raises EngineStopped if the engine is stuck."""
         outputs = []
         while True:
             try:

@@ -27,6 +27,7 @@ from apps.llm.chat.conversation import ChatRequest
 from apps.llm.engine_stream import EngineStream
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.tracing import tracing
+from apps.serving.stuck import StuckWatch
 from ray_configs.llm import AdapterSource
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class EngineModel:
         self.places = engine.config.max_batch_size
         """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
+        self._watch = StuckWatch(
+            self.check, lambda: engine.lose_stuck(step_deadline_s), lambda: engine.busy, step_deadline_s
+        )
         self._adapter: str | None = None
         self._absent: dict[str, str | None] = {}
         """Adapters that it should have and has not: why they were refused; None while they are loaded."""
@@ -146,6 +150,7 @@ class EngineModel:
 
     async def submit(self, params: SamplingParams, *prompts: str | Sequence[int]) -> "EngineStream":
         """The answers to one prompt or several; one that is refused takes the others with it."""
+        self._watch.look()
         began = time.monotonic_ns()
         submitted: list[Generation] = []
         try:
@@ -178,6 +183,7 @@ class EngineModel:
 
         A prefix is encoded like a prompt; a suffix separately, without special tokens, so no token spans the boundary.
         """
+        self._watch.look()
         if isinstance(prefix, str):
             prefix = await self.encode(prefix)
         length, encode = sum(map(len, suffixes)), self._engine.tokenizer.encode_suffix
@@ -193,6 +199,7 @@ class EngineModel:
         Args:
             params: of the request; see `Engine.submit_prompt_scores`.
         """
+        self._watch.look()
         loop = asyncio.get_running_loop()
         open_: list[Generation] = []
         try:
@@ -255,6 +262,7 @@ class EngineModel:
         A long list of prompts does not by itself cause a 429: QueueFull is raised only for the first prompt, the others
         wait for room. Cancelling aborts the requests.
         """
+        self._watch.look()
         at_once = self._engine.config.max_batch_size
         open_: deque[Generation] = deque()
         began, submitted, error = time.monotonic_ns(), list[Generation](), None

@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from apps.llm.api import EngineStopped, Generation, Output
+from apps.llm.api import EngineError, Generation, Output
 from apps.llm.metrics import LanguageMetrics
 from apps.llm.tracing import Tracing
 
@@ -33,6 +33,7 @@ class EngineStream:
         """Lists of all outputs that are ready, oldest first, one list a step, until every answer has ended.
 
         Raises:
+            AnswerFailed: the model failed at one of the answers.
             EngineStopped: the engine has failed, or the request was aborted.
         """
         first = last = 0.0  # seconds of the clock; 0: no output yet
@@ -45,9 +46,10 @@ class EngineStream:
             for output in outputs:
                 if output.finish_reason is not None:
                     self._reasons[output.index] = output.finish_reason
-                if output.finish_reason == "error":
-                    self._end(EngineStopped(output.error or ""))
-                output.raise_failure()
+                if (failure := output.failure()) is not None:
+                    if output.finish_reason == "error":
+                        self._end(failure)
+                    raise failure
                 self._tokens += len(output.token_ids)
             yield outputs
         self._end()
@@ -61,7 +63,7 @@ class EngineStream:
             generation.abort()
         self._end()
 
-    def _end(self, error: EngineStopped | None = None) -> None:
+    def _end(self, error: EngineError | None = None) -> None:
         tracing, self._tracing = self._tracing, None
         if tracing is not None:
             answer = {

@@ -55,3 +55,9 @@ class EngineStopped(EngineError, RuntimeError):
 
     status, code, says = 503, "engine_stopped", "The model cannot answer: {}"
     retry_after_s = 5.0  # about how long Serve takes to notice a failed replica; another one may answer at once
+
+
+class AnswerFailed(EngineError, RuntimeError):
+    """The model failed at this one request, not at others; its message says why. Another try need not help."""
+
+    code, says = "answer_failed", "The model cannot answer this request: {}."

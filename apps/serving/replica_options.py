@@ -56,7 +56,8 @@ def options(config: LLMConfig | StableDiffusionConfig) -> dict[str, Any]:
             "backpressure_config": {"status_code": 503, "retry_after_s": RETRY_AFTER_S},
             # Serve replaces a replica after three failures in a row. With several hosts more can fail: check often.
             "health_check_period_s": 1 if config.spans_hosts else 3,
-            "health_check_timeout_s": 30,
+            # Streams of a process that is stopped last until then. A check takes no time, and nothing holds its loop.
+            "health_check_timeout_s": 10,
             "graceful_shutdown_wait_loop_s": 0.5,
             "graceful_shutdown_timeout_s": config.drain_timeout_s,
         }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from apps.llm.api import Generation, RequestError, SamplingParams
+from apps.llm.api import AnswerFailed, Generation, RequestError, SamplingParams
 from apps.llm.batches.lines import answered, check_model, check_not_streamed, dump, json_object, request_body
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, PromptCounts, choices
@@ -186,7 +186,10 @@ def collect(opened: Open) -> AnswerLine:
     for i, generation in enumerate(generations):
         outputs = generation.drain()
         for output in outputs:
-            output.raise_failure()
+            try:
+                output.raise_failure()
+            except AnswerFailed as error:  # this line's alone
+                return AnswerLine(BadLine(line.index, line.ids, line.wrapped, from_engine(error)).answer(), error=True)
         writer.take([output.moved(i * n) for output in outputs])
     whole, usage = writer.whole(), writer.usage()
     if line.wrapped:

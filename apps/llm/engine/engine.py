@@ -31,6 +31,7 @@ from apps.llm.api import (
     Caller,
     CallerStats,
     EngineStats,
+    EngineStopped,
     Generation,
     Output,
     Pool,
@@ -324,7 +325,7 @@ class Engine:
         self.adapters.ready(adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse an adapter's name from now on, and wait until its requests have ended. Its place is free then.
+        """Refuse an adapter's name from now on, and wait until its requests have ended. Its place is empty then.
 
         Raises:
             UnknownAdapter: no adapter has that name.
@@ -332,7 +333,8 @@ class Engine:
         """
         with self._places:  # a request that has got the adapter is queued before the loops are asked
             adapter = self.adapters.retire(name)
-        for done in [loop.change_adapter(adapter.place) for loop in self.loops]:
+        empty = [None] * self._arch.num_layers
+        for done in [loop.change_adapter(adapter.place, empty) for loop in self.loops]:
             done.result()
         self.adapters.give_back(adapter)
 
@@ -374,6 +376,19 @@ class Engine:
         """Raises EngineStopped when a loop is dead or one step has taken longer than the deadline."""
         for loop in self.loops:
             loop.check(step_deadline_s)
+
+    def lose_stuck(self, step_deadline_s: float) -> None:
+        """End the requests of each loop that `check` finds stuck, for their readers. One that goes on is as before."""
+        for loop in self.loops:
+            try:
+                loop.check(step_deadline_s)
+            except EngineStopped as stopped:
+                loop.lose(str(stopped))
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are open."""
+        return any(loop.open for loop in self.loops)
 
     def shutdown(self) -> None:
         """Stop the loops. Open requests fail with an error that says so."""

@@ -8,7 +8,9 @@ same order, and together they run one program (see `parallel.lockstep`).
 """
 
 import logging
+import os
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -44,6 +46,9 @@ from ray_configs.llm import EngineConfig
 log = logging.getLogger("podslice")
 
 T = TypeVar("T")
+
+CLEANED = 64
+"""Pages that one call of the program fills with zeros."""
 
 
 class ThisProcess:
@@ -87,6 +92,8 @@ class LocalExecutor:
         self.int8_weights = config.quantize_weights == "int8"
         self.declared = params.declare(arch, heads)
         started = time.monotonic()
+        if platform == "cpu" and not isinstance(model.checkpoint, Prepared):  # whose files are mapped, not read
+            self._check_weights_fit()
         if model.checkpoint is None or model.random_weights:
             self.params = params.random(self.declared, self.mesh, self.dtype, self.int8_weights)
         else:
@@ -112,6 +119,18 @@ class LocalExecutor:
         self.caches: list[LayerCache] = []
 
     # -- memory -------------------------------------------------------------------------------------------------
+
+    def _check_weights_fit(self) -> None:
+        """Refuse weights that this machine could never hold: reading them would end the process, and maybe others."""
+        abstract = jax.tree.leaves(params.abstract(self.declared, self.mesh, self.dtype, self.int8_weights))
+        whole = sum(leaf.size * leaf.dtype.itemsize for leaf in abstract)
+        needed = whole * len(self.mesh.local_devices) // self.mesh.size
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > memory:
+            raise MemoryError(
+                f"the weights that config.json implies take {needed / 2**30:.0f} GiB, but this machine has "
+                f"{memory / 2**30:.0f} GiB: use a larger one, more devices, or quantize_weights int8"
+            )
 
     def make_cache(self, calibration_ids: list[int]) -> int:
         """Measure int8 scales if wanted, allocate the KV cache, and return how many pages it has."""
@@ -199,8 +218,9 @@ class LocalExecutor:
                 self.read(self.launch(shape.host(), readout=readout))
                 advance()
             self.start_slot(self.config.max_batch_size, [0], [0])
-            for layer, form in enumerate(self.adapter_forms):
-                self.write_adapter(1, layer, stack.unpacked(form, bytes(stack.nbytes(form))))
+            self.clean([0])
+            for layer in range(len(self.adapter_forms)):
+                self.write_adapter(1, layer, None)
             advance()
         self._programs_when_ready = self.compiles.programs
 
@@ -251,9 +271,25 @@ class LocalExecutor:
     def _start_slot(self):
         return jax.jit(sampling.start_slot, donate_argnums=0, out_shardings=self._everywhere)
 
-    def write_adapter(self, place: int, layer: int, values: Adapted) -> None:
-        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1)."""
+    def clean(self, pages: Sequence[int]) -> None:
+        """Fill pages with zeros, after the steps launched so far."""
+        for first in range(0, len(pages), CLEANED):
+            some = np.zeros(CLEANED, np.int32)  # page 0, which nobody reads, where there are fewer
+            some[: len(pages[first : first + CLEANED])] = pages[first : first + CLEANED]
+            self.caches = [cache and self._clean(cache, self._given(some)) for cache in self.caches]
+
+    @cached_property
+    def _clean(self):
+        def zeros(cache: LayerCache, pages: jax.Array) -> LayerCache:
+            return jax.tree.map(lambda part: part.at[pages].set(0), cache)
+
+        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.decoder.impl.partition())
+        return jax.jit(zeros, donate_argnums=0, out_shardings=shardings)
+
+    def write_adapter(self, place: int, layer: int, values: Adapted | None) -> None:
+        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1); None: zeros."""
         own = self.params["layers"][layer]
+        values = stack.unpacked(self.adapter_forms[layer], b"") if values is None else values
         own["adapters"] = stack.written(self.adapter_forms[layer], own["adapters"], values, place - 1)
 
     def close(self) -> None:
@@ -289,7 +325,11 @@ def compiled_step(decoder: Decoder):
         hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
         last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
         logits = decoder.logits(weights, last, batch.num_seqs)
-        samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh)
+        # Of every token, not just the last: an int8 cache does not keep NaN, so that later tokens would not see it.
+        bad = ~sampling.all_finite(hidden) & (jnp.arange(shape.tokens) < batch.q_starts[-1])
+        of_seq = batch.sequence_of_token() == jnp.arange(shape.seqs)[:, None]
+        finite = ~jnp.any(of_seq & bad, axis=1)
+        samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh, finite)
         if decoder.mesh.size > 1:  # replicated: each host reads its own copy and feeds its own state back
             everywhere = NamedSharding(decoder.mesh, P())
             hidden, state = jax.lax.with_sharding_constraint((hidden, state), everywhere)

@@ -22,7 +22,7 @@ SMALLEST_READ = 32  # tokens of the smallest step whose hidden states can be rea
 class Tokens(NamedTuple):
     """A step's results on the host: the sample of each of its sequences, and what was read out of its hidden states."""
 
-    ids: np.ndarray  # [S] int32
+    ids: np.ndarray  # [S] int32; negative where the sequence's numbers are not finite: see `sampling.NOT_FINITE`
     logprob: np.ndarray  # [S] float32; valid only for sequences that asked for log probabilities
     top_ids: np.ndarray  # [S, TOP_LOGPROBS]
     top_logprobs: np.ndarray
@@ -68,8 +68,11 @@ class Executor(Protocol[LaunchedT]):
     def start_slot(self, slot: int, prompt: list[int], answer: list[int]) -> None:
         """Count a sequence's tokens for its penalties as it enters the batch."""
 
-    def write_adapter(self, place: int, layer: int, values: Adapted) -> None:
-        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1)."""
+    def clean(self, pages: Sequence[int]) -> None:
+        """Fill pages of the KV cache with zeros, after the steps launched so far and before the next."""
+
+    def write_adapter(self, place: int, layer: int, values: Adapted | None) -> None:
+        """Write an adapter's matrices of one layer, arrays of the host, to its place (from 1); None: zeros."""
 
     @property
     def compiles_after_ready(self) -> int: ...

@@ -32,6 +32,11 @@ from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
 
+UNSOUND = (
+    "the numbers that the model computed are not finite: its weights, or the adapter's, are too large for their type, "
+    "or damaged"
+)
+
 Member = tuple[Sequence, Answer | PromptTask]
 """One sequence of a request: its scheduler state, and the answer or prompt task that consumes its tokens."""
 
@@ -41,7 +46,7 @@ class AdapterChange:
     """A place for an adapter whose matrices change, once no sequence uses it."""
 
     place: int
-    layers: deque[tuple[int, Adapted]]  # to write, one between two steps; none: only wait
+    layers: deque[tuple[int, Adapted | None]]  # to write, one between two steps; see `Executor.write_adapter`
     done: Future[None] = field(default_factory=Future)
 
 
@@ -98,8 +103,9 @@ class Loop(Generic[LaunchedT]):
             self._aborted.append(generation)
             self._lock.notify()
 
-    def change_adapter(self, place: int, layers: Iterable[Adapted] = ()) -> Future[None]:
-        """Wait until no sequence uses a place, then write an adapter's layers to it. The future is done then.
+    def change_adapter(self, place: int, layers: Iterable[Adapted | None]) -> Future[None]:
+        """Wait until no sequence uses a place, then write an adapter's layers to it, or clear it. The future is done
+        then.
 
         The future fails, and nothing more can be submitted, when the loop ends first (EngineStopped).
         """
@@ -148,6 +154,15 @@ class Loop(Generic[LaunchedT]):
         if stuck > step_deadline_s:
             raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
 
+    def lose(self, reason: str) -> None:
+        """End all open requests for their readers, because the loop is stuck: see `Generation.lose`."""
+        with self._lock:
+            queued = [seq for members in self._incoming for seq, _ in members]
+        lost = {seq.generation for seq in (*list(self._answers), *queued)}
+        for generation in lost:
+            generation.lose(reason)
+        wake(lost)
+
     def shutdown(self) -> None:
         """Stop the loop. Open requests fail with an error that says so."""
         with self._lock:
@@ -169,6 +184,7 @@ class Loop(Generic[LaunchedT]):
                     self._read(*pending)
                     pending = None
                 work = self._scheduler.schedule(self._drafts() if pending is None else {})
+                self._clean()
                 launched = self._launch(work) if work else None
                 if pending is not None:
                     self._read(*pending)
@@ -234,6 +250,10 @@ class Loop(Generic[LaunchedT]):
         wanted = draft_lengths(self._scheduler, self.config, self.turn_times, in_flight=False)
         return {seq: self._answers[seq].plausible(seq.drafted(count)) for seq, count in wanted.items()}
 
+    def _clean(self) -> None:
+        if pages := self._scheduler.pool.to_clean():
+            self.executor.clean(pages)
+
     def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:
         executor = self.executor
         for seq in self._scheduler.entered:
@@ -259,13 +279,19 @@ class Loop(Generic[LaunchedT]):
         self._waited_s += time.monotonic() - began
         outputs: list[tuple[Generation, Output]] = []
         ids = result.ids.tolist()
+        unsound = min(ids) < 0
         for row, item in with_rows(work):
             seq = item.seq
+            if unsound and min(ids[row : row + 1 + len(item.draft)]) < 0:  # of a draft that is not taken, too
+                self._scheduler.spoil(seq)
             if seq.done:
                 continue
             if not item.decoding:
                 self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
             answer = self._answers[seq]
+            if ids[row] < 0:
+                outputs.append(self._close(seq, "error", UNSOUND, of_answer=True))
+                continue
             if isinstance(answer, PromptTask):
                 answer.note(result)
             if not item.samples:
@@ -276,8 +302,12 @@ class Loop(Generic[LaunchedT]):
                 if seq.done or ids[i] != drafted:
                     break
                 self._accepted_tokens += 1
+                if ids[i + 1] < 0:
+                    outputs.append(self._close(seq, "error", UNSOUND, of_answer=True))
+                    break
                 self._scheduler.accept(seq, ids[i + 1])
                 outputs.append(self._taken(seq, answer, result, i + 1))
+        self._clean()
         self._deliver(outputs)
 
     def _taken(self, seq: Sequence, answer: Answer | PromptTask, result: Tokens, row: int) -> tuple[Generation, Output]:
@@ -294,12 +324,14 @@ class Loop(Generic[LaunchedT]):
             del self._answers[seq]
         return seq.generation, output
 
-    def _close(self, seq: Sequence, reason: Any, error: str | None = None) -> tuple[Generation, Output]:
+    def _close(
+        self, seq: Sequence, reason: Any, error: str | None = None, of_answer: bool = False
+    ) -> tuple[Generation, Output]:
         """End a sequence before its answer is complete."""
         answer = self._answers.pop(seq)
         self._leave_queue(seq, answer)
         self._scheduler.finish(seq)
-        return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error)
+        return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error, of_answer=of_answer)
 
     def _leave_queue(self, seq: Sequence, answer: Answer | PromptTask) -> None:
         if not answer.entered:

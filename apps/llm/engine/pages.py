@@ -29,6 +29,8 @@ class PagePool:
     _users: dict[int, int] = field(init=False, default_factory=dict)  # page -> sequences that hold it
     _page_of: dict[PageHash, int] = field(init=False, default_factory=dict)
     _hash_of: dict[int, PageHash] = field(init=False, default_factory=dict)
+    _spoiled: set[int] = field(init=False, default_factory=set)
+    _unclean: list[int] = field(init=False, default_factory=list)  # were spoiled, and have a new user
 
     def __post_init__(self) -> None:
         self._free = OrderedDict.fromkeys(range(1, self.total))
@@ -49,6 +51,9 @@ class PagePool:
         for page in pages:
             self._users[page] = 1
             self._forget(page)
+            if page in self._spoiled:
+                self._spoiled.remove(page)
+                self._unclean.append(page)
         return pages
 
     def release(self, pages: Iterable[int]) -> None:
@@ -63,7 +68,7 @@ class PagePool:
 
     def publish(self, page: int, name: PageHash) -> None:
         """Make a full page available for reuse. If the name is taken, the earlier page keeps it."""
-        if self.reuse and name not in self._page_of:
+        if self.reuse and name not in self._page_of and page not in self._spoiled:
             self._page_of[name] = page
             self._hash_of[page] = name
 
@@ -77,6 +82,24 @@ class PagePool:
             self._free.pop(page, None)
             self._users[page] = self._users.get(page, 0) + 1
             pages.append(page)
+        return pages
+
+    def spoil(self, pages: Iterable[int], names: Iterable[PageHash]) -> None:
+        """Keep these pages, held or not, and those of these names from being reused before they are cleaned.
+
+        Other sequences that hold one go on with it.
+        """
+        for page in {*pages, *(self._page_of[name] for name in names if name in self._page_of)}:
+            self._forget(page)
+            self._spoiled.add(page)
+
+    def to_clean(self) -> list[int]:
+        """Spoiled pages that no sequence reads. The caller cleans them before it launches the next step."""
+        if not self._spoiled and not self._unclean:
+            return []
+        pages = self._unclean + [page for page in self._spoiled if page not in self._users]
+        self._spoiled.difference_update(pages)
+        self._unclean = []
         return pages
 
     def _forget(self, page: int) -> None:

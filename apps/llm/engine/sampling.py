@@ -23,6 +23,8 @@ from apps.llm.engine.step import Batch, SamplingRows
 
 BLOCK = 128  # tokens in a block of two-stage scans over the vocabulary: the lanes of a TPU's vector register
 PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the prompt
+NOT_FINITE = -2
+"""In place of a sampled token: the sequence's logits, or hidden states of this step, are not finite numbers."""
 
 
 Input = jax.Array | np.ndarray
@@ -69,16 +71,26 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    logits: jax.Array, batch: Batch, state: SamplingState, extras: Extras, mesh: Mesh
+    logits: jax.Array,
+    batch: Batch,
+    state: SamplingState,
+    extras: Extras,
+    mesh: Mesh,
+    finite: jax.Array | None = None,
 ) -> tuple[jax.Array, SamplingState]:
     """Sample one token for each sequence from `logits [S, vocab]` and record it in the state.
+
+    Args:
+        finite: `[S]`, whether what the logits are made of is finite; default: it is. A sequence where it, or its
+            logits, are not has NOT_FINITE in place of a token.
 
     Returns:
         The samples, as `pack` lays them out, and the state; both replicated on every device of the mesh.
     """
-    rows = _Rows(batch.kv_lens, batch.rows, batch.sampling)
+    finite = jnp.ones(len(logits), bool) if finite is None else finite
+    rows = _Rows(batch.kv_lens, batch.rows, finite, batch.sampling)
     packed = (_in_shares(mesh) if mesh.size > 1 else _pick)(logits, rows, state.counts, extras)
-    tokens, present = packed[:, 0], batch.kv_lens > 0
+    tokens, present = jnp.maximum(packed[:, 0], 0), batch.kv_lens > 0
     # Padding writes to the last row, the scratch row.
     row = jnp.where(present, batch.rows, state.last_token.shape[0] - 1)
     return packed, SamplingState(
@@ -91,7 +103,16 @@ class _Rows(NamedTuple):
 
     kv_lens: jax.Array
     rows: jax.Array
+    finite: jax.Array
     sampling: SamplingRows
+
+
+def all_finite(x: jax.Array) -> jax.Array:
+    """Whether each row of `[rows, n]` has only finite numbers: `[rows]`.
+
+    By the largest magnitude, because XLA computes a maximum, which is NaN where a number is, many at a time.
+    """
+    return jnp.isfinite(jnp.max(jnp.abs(x), axis=-1))
 
 
 def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
@@ -140,7 +161,9 @@ def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) ->
         lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), _likeliest(adjusted)),
         lambda: _likeliest(adjusted),
     ).astype(jnp.int32)
-    return pack(_with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0)))
+    sampled = _with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0))
+    finite = batch.finite & all_finite(logits)
+    return pack(sampled._replace(tokens=jnp.where(finite, tokens, NOT_FINITE)))
 
 
 def _blocks(x: jax.Array, width: int, fill: float) -> jax.Array:

@@ -232,6 +232,13 @@ class Scheduler:
         elif seq in seq.account.waiting:
             seq.account.waiting.remove(seq)
 
+    def spoil(self, seq: Sequence) -> None:
+        """Keep the pages of a sequence, whose numbers are not finite, from all others: see `PagePool.spoil`.
+
+        If it has given them up, only those that others could find by their names are still its own.
+        """
+        self.pool.spoil(seq.pages, seq.hashes)
+
     def check(self) -> None:
         """Raises AssertionError unless used and free pages add up."""
         self.pool.check(page for seq in self.running for page in seq.pages)

@@ -93,6 +93,7 @@ async def generate(model: EngineModel, content: bytes) -> Response:
         return await answered(await model.submit(params, body.prompt), JetStreamWriter(), body.stream)
     except ValidationError as error:
         detail = [e | {"loc": ["body", *e["loc"]]} for e in error.errors(include_url=False, include_context=False)]
-        return Indented({"detail": json.loads(json.dumps(detail, default=str))}, 422)
+        # What is no number in JSON is written as a text.
+        return Indented({"detail": json.loads(json.dumps(detail, default=str), parse_constant=str)}, 422)
     except EngineError as error:
         return Indented({"detail": str(error)}, error.status, retry_after(error.retry_after_s))

@@ -2,8 +2,12 @@
 
 An adapter adds `B @ A @ x` to a product (Hu et al. 2021, "LoRA", https://arxiv.org/abs/2106.09685). The matrices of all
 adapters lie side by side, each in its place. A step multiplies every token by all of them at once and, between A and B,
-zeros what is not of the token's own adapter. So the adapters of a batch need no sorting and no programs of their own,
-and a step takes as long with one adapter as with all. Tokens without one get exactly what the model alone computes.
+puts zeros for what is not of the token's own adapter. So the adapters of a batch need no sorting and no programs of
+their own, and a step takes as long with one adapter as with all. Tokens without one get exactly what the model alone
+computes.
+
+Zeros are put, not multiplied by: another adapter's product may overflow, and infinity times 0 is not 0. For the same
+reason every number in B must be finite, whosever place it is in: `peft` refuses an adapter with others.
 """
 
 from typing import Any, NamedTuple
@@ -33,9 +37,9 @@ Owned = tuple[LowRank, jax.Array]
 
 
 def owned(batch: Batch, places: int) -> jax.Array:
-    """`[T, places]` float32: 1 at the place of each token's adapter, 0 elsewhere."""
+    """`[T, places]` bool: the place of each token's adapter."""
     own = batch.adapter[batch.sequence_of_token()]
-    return (own[:, None] == jnp.arange(1, places + 1)).astype(jnp.float32)
+    return own[:, None] == jnp.arange(1, places + 1)
 
 
 def delta(x: jax.Array, adapted: Owned) -> jax.Array:
@@ -44,7 +48,7 @@ def delta(x: jax.Array, adapted: Owned) -> jax.Array:
     inputs, places, rank, width = low.a.shape
     outputs, *_, out = low.b.shape
     inner = product(x, low.a.reshape(-1, width)).reshape(len(x), inputs, places, rank)
-    inner = (inner * own[:, None, :, None]).astype(x.dtype).reshape(len(x), inputs, places * rank)
+    inner = jnp.where(own[:, None, :, None], inner, 0.0).astype(x.dtype).reshape(len(x), inputs, places * rank)
     if outputs > inputs:  # the heads of a group share q's
         inner = jnp.concatenate([inner[:, :1]] * (outputs - inputs) + [inner], axis=1)
     return jax.lax.dot_general(

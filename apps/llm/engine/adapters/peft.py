@@ -18,6 +18,7 @@ from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.weights.checkpoint import located
 from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
+from apps.serving.numbers.ranges import Range, check, real
 
 log = logging.getLogger("podslice")
 
@@ -38,6 +39,15 @@ DEFAULTS = {
     "alora_invocation_tokens": None,
 }
 """Fields of the config that change what an adapter computes, and the value under which it adds B @ A @ x alone."""
+RANGES = {
+    "r": Range(1, 2**20),
+    "lora_alpha": real(1e-6, 1e6),
+    "rank_pattern": Range(1, 2**20, named=True),
+    "alpha_pattern": Range(1e-6, 1e6, whole=False, named=True),
+}
+"""The config's numbers. Scales beyond these are no training's: with them a product overflows."""
+LARGEST = 1e18
+"""Of a matrix' numbers, times the adapter's scale: the product of two larger ones is infinite in float32."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
 """Starts of `init_lora_weights` that also change the base's own weights."""
 
@@ -132,9 +142,21 @@ class PeftAdapter:
         if (layer, target, "A") in self.tensors:
             (module, first), (_, second) = (self.tensors[layer, target, matrix] for matrix in "AB")
             own, scale = self._rank_and_scale(module)
-            a[:own] = self._read(first)
-            b[:own] = self._read(second).astype(np.float32).T * scale
+            with np.errstate(over="ignore", invalid="ignore"):  # `_check_numbers` says it better
+                a[:own] = self._read(first)
+                b[:own] = self._read(second).astype(np.float32).T * scale
+            self._check_numbers(f"{module}.lora_A.weight", a)
+            self._check_numbers(f"{module}.lora_B.weight", b)
         return LowRank(a, b)
+
+    def _check_numbers(self, name: str, values: np.ndarray) -> None:
+        # All adapters' matrices lie in one array: what is not finite here would not stay its own.
+        largest = np.abs(values).max(initial=0)
+        if not largest <= LARGEST:
+            raise CheckpointError(
+                f"{self.folder.location}/{WEIGHTS}: tensor {name} has numbers that are not finite, or larger than "
+                f"{LARGEST:g} with the adapter's scale: {largest:g}"
+            )
 
     def _read(self, entry: TensorEntry) -> np.ndarray:
         return self.folder.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
@@ -203,8 +225,9 @@ def _check_config(location: str, config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
         raise CheckpointError(f"{where}: peft_type is {config.get('peft_type')!r}; only LORA is served")
     for field in ("r", "lora_alpha"):
-        if not isinstance(config.get(field), int | float) or config[field] <= 0:
-            raise CheckpointError(f"{where}: {field} must be a positive number, not {config.get(field)!r}")
+        if config.get(field) is None:
+            raise CheckpointError(f"{where}: {field} is missing")
+    check(where, config, RANGES, CheckpointError)
     for field, value in DEFAULTS.items():
         if config.get(field) not in (value, None, [], {}):
             raise CheckpointError(f"{where}: {field} is {config[field]!r}, which is not supported; only {value!r} is")

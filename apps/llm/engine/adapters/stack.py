@@ -105,7 +105,8 @@ def digest(layers: Sequence[Adapted]) -> bytes:
 
 
 def unpacked(form: Adapted, content: bytes) -> Adapted:
-    """The result of `packed`, for a layer whose stack has this form."""
+    """The result of `packed`, for a layer whose stack has this form; zeros if there is no content."""
+    content = content or bytes(nbytes(form))
     parts, tree = jax.tree.flatten(form)
     arrays, at = [], 0
     for part in parts:

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -255,8 +255,11 @@ class LockstepExecutor:
             message(MessageKind.START_SLOT, (slot, len(prompt), len(answer)), _bytes(prompt) + _bytes(answer))
         )
 
-    def write_adapter(self, place: int, layer: int, values: Adapted) -> None:
-        self.hosts.tell(message(MessageKind.ADAPTER, (place, layer), stack.packed(values)))
+    def clean(self, pages: Sequence[int]) -> None:
+        self.hosts.tell(message(MessageKind.CLEAN, (), _bytes(pages)))
+
+    def write_adapter(self, place: int, layer: int, values: Adapted | None) -> None:
+        self.hosts.tell(message(MessageKind.ADAPTER, (place, layer), b"" if values is None else stack.packed(values)))
 
     @property
     def compiles_after_ready(self) -> int:
@@ -278,7 +281,7 @@ def _tokens(numbers: tuple[int, ...], content: bytes) -> Tokens:
     return Tokens.unpack(samples, scores if scored else None, pooled.reshape(rows, width) if width else None)
 
 
-def _bytes(tokens: list[int]) -> bytes:
+def _bytes(tokens: Sequence[int]) -> bytes:
     return np.array(tokens, np.int32).tobytes()
 
 

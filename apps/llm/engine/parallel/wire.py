@@ -38,7 +38,8 @@ class MessageKind(IntEnum):
     TOKENS = 6
     FAILED = 7  # then the reason
     LAYOUT = 8  # number of DP ranks, devices in each
-    ADAPTER = 9  # place, layer; then the adapter's matrices of that layer
+    ADAPTER = 9  # place, layer; then the adapter's matrices of that layer, or nothing for zeros
+    CLEAN = 10  # the pages' numbers follow
 
 
 def message(kind: MessageKind, numbers: tuple[int, ...] = (), content: bytes = b"") -> bytes:

@@ -133,6 +133,8 @@ class Worker:
         elif kind is MessageKind.ADAPTER:
             place, layer, *_ = numbers
             executor.write_adapter(place, layer, stack.unpacked(executor.adapter_forms[layer], content))
+        elif kind is MessageKind.CLEAN:
+            executor.clean(np.frombuffer(content, np.int32).tolist())
         elif kind is MessageKind.MAKE_CACHE:
             ids = np.frombuffer(content, np.int32).tolist()
             self._connection.send(message(MessageKind.DONE, (executor.make_cache(ids),)))

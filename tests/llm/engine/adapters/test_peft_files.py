@@ -99,8 +99,18 @@ def test_from_the_hub(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -
         ({"use_dora": True}, "use_dora is True, which is not supported"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
-        ({"r": 0}, "r must be a positive number, not 0"),
-        ({"lora_alpha": "x"}, "lora_alpha must be a positive number, not 'x'"),
+        ({"r": 0}, "r must be a whole number from 1 .* not 0"),
+        ({"r": 1e308}, "r must be"),
+        ({"r": True}, "r must be"),
+        ({"r": 10**400}, "r must be .* a number of 401 digits"),
+        ({"r": None}, "r is missing"),
+        ({"lora_alpha": "x"}, "lora_alpha must be a number from .* not 'x'"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be .* not nan"),
+        ({"lora_alpha": 1e308}, "lora_alpha must be"),
+        ({"lora_alpha": -8}, "lora_alpha must be"),
+        ({"rank_pattern": {"q_proj": 0}}, r"rank_pattern\['q_proj'\] must be"),
+        ({"rank_pattern": 8}, "rank_pattern must be"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, r"alpha_pattern\['q_proj'\] must be .* not inf"),
         ({"init_lora_weights": "pissa_niter_4"}, "also changes the base model's weights"),
         ({"r": 4}, "has shape .* it was made for another base model"),
     ],
@@ -148,3 +158,27 @@ def test_files_that_are_missing_or_cut_short(adapter: Path, arch: Architecture, 
     (adapter / CONFIG).unlink()
     assert f"{CONFIG} is missing" in refusal(adapter, arch)
     assert "no such folder" in refusal(tmp_path / "nowhere", arch)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("matrix", ["A", "B"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_numbers_that_a_product_cannot_take(
+    adapter: Path, arch: Architecture, bad: float, matrix: str, dtype: str
+) -> None:
+    tensors = load_file(adapter / WEIGHTS)
+    name = f"base_model.model.model.layers.1.mlp.down_proj.lora_{matrix}.weight"
+    tensors[name][-1, 0] = bad
+    save_file(tensors, adapter / WEIGHTS)
+    found = PeftAdapter.open(str(adapter), arch, 8)
+    with pytest.raises(CheckpointError, match=rf"tensor model\.layers\.1\.mlp\.down_proj\.lora_{matrix}\.weight"):
+        found.layers(HeadLayout.of(arch, 1), 8, np.dtype(dtype))
+
+
+def test_numbers_that_only_their_scale_makes_too_large(adapter: Path, arch: Architecture) -> None:
+    tensors = load_file(adapter / WEIGHTS)
+    save_file({name: tensor * 1e13 for name, tensor in tensors.items()}, adapter / WEIGHTS)
+    config = json.loads((adapter / CONFIG).read_text())
+    (adapter / CONFIG).write_text(json.dumps(config | {"lora_alpha": 1e6}))
+    with pytest.raises(CheckpointError, match="with the adapter's scale"):
+        PeftAdapter.open(str(adapter), arch, 8).layers(HeadLayout.of(arch, 1), 8, np.dtype("float32"))
