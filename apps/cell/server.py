@@ -33,6 +33,7 @@ from apps.cell.serve_apps import ServeApps
 from apps.cell.store import LEASE_S, RENEW_S, Store
 from apps.serving import private_ray
 from apps.serving.files import Holder
+from apps.serving.ingress import front
 from apps.serving.ingress.api_keys import principals, principals_from_environment
 from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.replica import for_this_machine, log_as_serve_does
@@ -173,6 +174,7 @@ class CellFront:
         log_as_serve_does()
         self._config, self._admin = config, admin
         self._keys = principals_from_environment(keys)
+        front.admit(self._keys)
         if not self._keys:
             log.warning(
                 "THIS CELL HAS NO API KEYS: everyone who reaches it may publish and unpublish models. "

@@ -17,7 +17,7 @@ import ray._private.state
 import ray._private.worker
 from ray import PlacementGroupID, serve
 from ray.core.generated import common_pb2, gcs_pb2
-from ray.serve.context import _get_global_client
+from ray.serve.context import _get_global_client, _get_internal_replica_context
 from ray.serve.schema import LoggingConfig
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
@@ -100,6 +100,32 @@ def versions() -> dict[str, str]:
     controller = _serve()._controller
     infos = ray.get(controller.list_deployments_internal.remote(), timeout=CALL_S)
     return {id.app_name: info.version or "" for id, (info, _) in infos.items()}
+
+
+@dataclass(frozen=True)
+class Ingress:
+    """The deployment of an application that answers its requests."""
+
+    deployment: str
+    route: str
+    arguments: tuple[Any, ...]
+    """What it was bound to."""
+    named_arguments: dict[str, Any]
+
+
+def ingresses() -> dict[str, Ingress]:
+    """By application."""
+    infos = ray.get(_serve()._controller.list_deployments_internal.remote(), timeout=CALL_S)
+    return {
+        id.app_name: Ingress(id.name, route, tuple(replica.init_args), dict(replica.init_kwargs))
+        for id, (info, route) in infos.items()
+        if route is not None and (replica := info.replica_config)
+    }
+
+
+def in_a_replica() -> bool:
+    """Whether this process is a replica of Serve's, and not one of its proxies."""
+    return _get_internal_replica_context() is not None
 
 
 def with_version(deployment: Any, version: str, **options: Any) -> serve.Deployment:

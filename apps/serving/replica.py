@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 
 from apps.serving import private_ray, progress
-from apps.serving.ingress import anthropic_errors
+from apps.serving.ingress import anthropic_errors, front
 from apps.serving.ingress.api_keys import OPEN, Principals, principals, principals_from_environment
 from apps.serving.ingress.application import HostedModel
 from apps.serving.ingress.open_requests import Draining, OpenRequests
@@ -100,6 +100,7 @@ class EngineServer(ABC):
         self._keys = principals_from_environment(keys) if own_keys else keys
         self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
         self._requests = OpenRequests()
+        front.admit(self._keys)
         # In a thread: Serve's control calls share this event loop.
         progress.app = serve.get_replica_context().app_name
         try:

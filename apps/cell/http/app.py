@@ -15,7 +15,8 @@ from apps.cell.http.saxml import saxml_router
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import RequireKey
 from apps.serving.ingress.application import unknown_path
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.bodies import BodyRefused
+from apps.serving.ingress.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import SameMachine
 from apps.serving.ingress.saxml_answers import failed, failure
 
@@ -56,6 +57,10 @@ def http_app(
     async def refused(request: Request, error: CellError) -> Response:
         code = "model_not_found" if isinstance(error, NotPublished) else None
         return spoken(request.scope, OpenAIError(error.status, str(error), None, code, error.retry_after_s))
+
+    @app.exception_handler(BodyRefused)
+    async def unread(request: Request, error: BodyRefused) -> Response:
+        return spoken(request.scope, from_unread(error))
 
     @app.exception_handler(OpenAIError)
     async def openai_refused(request: Request, error: OpenAIError) -> Response:

@@ -18,6 +18,7 @@ log = logging.getLogger("podslice")
 
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"server", b"date"})
 PASSED_ON = frozenset({"accept", "content-type", "x-request-id", "traceparent", "tracestate", "user-agent"})
+UNROUTED = "x-podslice-unrouted"
 CONNECT_S = 5
 
 
@@ -54,9 +55,10 @@ class Relay:
             answer = await self._session.post(f"{self._base_url}{route}{path}", data=body, headers=sent)
         except aiohttp.ClientError as error:
             raise Unavailable(f"the model cannot be reached: {error}", retry_after_s=2) from error
-        if answer.status == 404 and answer.content_type == "text/plain":
+        # Serve's Python proxy has no route to it, or HAProxy.
+        if answer.status == 404 and (answer.content_type == "text/plain" or UNROUTED in answer.headers):
             answer.close()
-            raise Unavailable("the model is not reachable yet; try again", retry_after_s=1)  # Serve has no route to it
+            raise Unavailable("the model is not reachable yet; try again", retry_after_s=1)
         return Passed(answer)
 
 

@@ -17,7 +17,7 @@ from apps.llm.batches.records import BatchStore, Records
 from apps.llm.batches.storage import FILE, new_id, refusal
 from apps.llm.batches.upload import FORM_BYTES, Form, check_length, opened_in_thread, too_large
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
-from apps.serving.ingress.bodies import Body, Metadata
+from apps.serving.ingress.bodies import BODIES, Body, BodyRefused, Metadata, Reading
 from apps.serving.ingress.openai_errors import OpenAIError, parsed
 from apps.serving.ingress.openapi import Schema, form, json_body, query
 
@@ -197,12 +197,13 @@ def _owner(request: Request) -> str:
 
 async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
     most, owner, id_ = store.limits.file_bytes, _owner(request), new_id(FILE)
-    reading = Form(request.headers.get("content-type", ""))
+    reading, arriving, more = Form(request.headers.get("content-type", "")), Reading(BODIES), True
     check_length(request.headers, most)
     received = size = 0
     try:
         async with opened_in_thread(partial(store.files.writing, owner, id_)) as write:
-            async for data in request.stream():
+            while more:
+                data, more = await arriving.next(request.receive)
                 received += len(data)
                 for piece in reading.feed(data):
                     await write(piece)
@@ -217,7 +218,7 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
             if any(field.startswith("expires_after") for field in reading.fields):
                 message = "expires_after: files here stay until they are deleted; leave it out"
                 raise OpenAIError(400, message, "expires_after", "invalid_value")
-    except OpenAIError:
+    except (OpenAIError, BodyRefused):
         raise
     except ClientDisconnect:
         raise OpenAIError(400, "The client disconnected during the upload.", None, "client_left") from None

@@ -101,30 +101,35 @@ class RequireKey:
             await send({"type": "websocket.close", "code": 1008})
             return
         if scope["type"] == "http":
-            given = _keys(scope)
-            principal = next(filter(None, map(self._of, given)), None)
-            if principal is not None:
-                scope = scope | {SCOPE_PRINCIPAL: principal}
+            caller = principal(scope, self._principals)
+            if caller is not None:
+                scope = scope | {SCOPE_PRINCIPAL: caller}
             elif scope["path"].removeprefix(scope.get("root_path", "")) not in self._open:
                 problem = (
                     "Incorrect API key given."
-                    if given
+                    if _keys(scope)
                     else "No API key given: send it in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
                 )
                 await self._refused(scope, problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _of(self, key: str) -> str | None:
-        """The key's principal. Compares with every key in constant time, so that timing reveals nothing about them."""
-        offered, found = digest(key), None
-        for expected, principal in self._principals.items():
-            if hmac.compare_digest(offered, expected):
-                found = principal
-        return found
+
+def principal(scope: Mapping[str, Any], principals: Principals) -> str | None:
+    """The principal of a request's key; None without a known key."""
+    return next(filter(None, (_of(key, principals) for key in _keys(scope))), None)
 
 
-def _keys(scope: dict[str, Any]) -> list[str]:
+def _of(key: str, principals: Principals) -> str | None:
+    """The key's principal. Compares with every key in constant time, so that timing reveals nothing about them."""
+    offered, found = digest(key), None
+    for expected, name in principals.items():
+        if hmac.compare_digest(offered, expected):
+            found = name
+    return found
+
+
+def _keys(scope: Mapping[str, Any]) -> list[str]:
     """The keys in a request's headers."""
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     scheme, _, key = headers.get(b"authorization", "").partition(" ")

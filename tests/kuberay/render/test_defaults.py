@@ -210,14 +210,16 @@ def test_what_the_autoscaler_may_change_the_workers_may_not() -> None:
     assert cluster(fixed)["headGroupSpec"]["template"]["spec"]["serviceAccountName"] == "podslice"
 
 
-def test_secrets_reach_the_workers_alone() -> None:
+def test_secrets_reach_the_workers_and_keys_the_proxies() -> None:
+    """The head's proxy takes the requests of a service that has no replica."""
     spec = cluster(
         service(api_keys=SecretKey(secret="keys", key="all"), hugging_face_token=SecretKey(secret="h", key="t"))
     )
     worker = {v["name"]: v for v in spec["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["env"]}
     assert worker["PODSLICE_API_KEYS"]["valueFrom"]["secretKeyRef"] == {"name": "keys", "key": "all"}
     assert worker["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "h", "key": "t"}
-    assert "valueFrom" not in str(spec["headGroupSpec"])
+    head = spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
+    assert [v for v in head if "valueFrom" in v] == [worker["PODSLICE_API_KEYS"]]
 
 
 def test_load_balancers_are_internal_unless_told_otherwise() -> None:

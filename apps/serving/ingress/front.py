@@ -1,0 +1,210 @@
+"""What a request passes before Ray Serve counts it: its key is checked, and its body read.
+
+Serve's HTTP servers, in replicas and in proxies, put `middlewares` in front of themselves. A request that waits there
+holds no place of a replica, and does not make Serve start one.
+
+- In a replica: the application checks keys itself, and refuses at once. A request that it will let in is passed on when
+  its body is complete, so that half-sent ones keep nobody out.
+- In Serve's Python proxy, which takes the requests of an application that has no replica: keys are checked here,
+  because a request that waits for a replica starts one.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apps.serving import private_ray
+from apps.serving.ingress.anthropic_errors import by_path
+from apps.serving.ingress.api_keys import (
+    OPEN,
+    SCOPE_PRINCIPAL,
+    Principals,
+    RequireKey,
+    principal,
+    principals_from_environment,
+)
+from apps.serving.ingress.bodies import BODIES, MAX_BYTES, BodyRefused, declared
+from apps.serving.ingress.openai_errors import OpenAIError, from_unread
+from ray_configs.applications.replicas import AppConfig
+
+log = logging.getLogger("podslice")
+
+REFRESH_S = 2.0
+"""How old a proxy's view of the applications may be."""
+_admitted: Principals | None = None
+
+
+def admit(keys: Principals) -> None:
+    """Tell this replica's front whom the application lets in; without keys, everyone."""
+    global _admitted
+    _admitted = keys
+
+
+def middlewares() -> list[Middleware]:
+    """For RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
+    return [Middleware(ReplicaFront if private_ray.in_a_replica() else ProxyFront)]
+
+
+async def with_body(app: ASGIApp, scope: Scope, receive: Receive, send: Send, spoken: Scope) -> None:
+    """Pass a request on once its body is here. One that is larger than any application keeps is passed on as it comes.
+
+    Args:
+        spoken: scope by whose path errors are written.
+    """
+    names = {name for name, _ in scope["headers"]}
+    if not names & {b"content-length", b"transfer-encoding"} or declared(scope) > MAX_BYTES:
+        await app(scope, receive, send)
+        return
+    try:
+        with BODIES.reading() as reading:
+            messages: list[Message] = []
+            more = True
+            while more and reading.size <= MAX_BYTES:
+                part, more = await reading.next(receive)
+                messages.append({"type": "http.request", "body": part, "more_body": more})
+            if len(messages) > 1 and not more:
+                whole = b"".join(message["body"] for message in messages)
+                messages = [{"type": "http.request", "body": whole, "more_body": False}]
+    except BodyRefused as error:
+        response = by_path(spoken, from_unread(error))
+        response.headers["Connection"] = "close"  # the rest of the body is not read
+        await response(scope, receive, send)
+        return
+    except ClientDisconnect:
+        return
+    messages.reverse()
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    await app(scope, again, send)
+
+
+class ReplicaFront:
+    """In front of a replica's HTTP server."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ours = scope["type"] == "http" and _admitted is not None
+        if ours and (not _admitted or principal(scope, _admitted) is not None):
+            await with_body(self._app, scope, receive, send, scope)
+        else:
+            await self._app(scope, receive, send)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """An application, as a proxy sees it."""
+
+    route: str
+    keys: Principals
+    """Empty: open to everyone."""
+    replicas: int
+    """Those that run."""
+    wanted: int
+
+
+class ProxyFront:
+    """In front of Serve's Python proxy."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+        self._deployed: list[Deployed] = []
+        self._looked = -REFRESH_S
+        self._looking: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root)
+        if path in ("/-/healthz", "/-/routes"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._look()
+        except Exception as error:
+            log.warning("a proxy cannot ask Serve which applications there are: %s", error)
+            starting = OpenAIError(503, "The service is starting; try again.", None, "service_unavailable", 1)
+            if scope["type"] == "http":
+                await by_path(scope, starting)(scope, receive, send)
+            return
+        deployed = _matching(path, self._deployed)
+        if deployed is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def admitted(seen: Scope, receive: Receive, send: Send) -> None:
+            if deployed.keys and SCOPE_PRINCIPAL not in seen and not deployed.replicas:
+                await _without_replicas(deployed)(scope, receive, send)
+            else:
+                await with_body(self._app, scope, receive, send, seen)
+
+        seen = dict(scope) | {"root_path": root + deployed.route.rstrip("/")}  # as the application sees it
+        if deployed.keys:
+            await RequireKey(admitted, deployed.keys, _refused)(seen, receive, send)
+        elif scope["type"] == "http":
+            await admitted(seen, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _look(self) -> None:
+        """See to it that the view of the applications is not too old; requests share one look."""
+        if time.monotonic() - self._looked < REFRESH_S:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_again())
+        await asyncio.shield(self._looking)
+
+    async def _look_again(self) -> None:
+        self._deployed = await asyncio.to_thread(deployed_now)
+        self._looked = time.monotonic()
+
+
+def deployed_now() -> list[Deployed]:
+    """The project's applications that Serve has, longest route first. Blocks for some milliseconds."""
+    details = private_ray.applications()
+    found = []
+    for name, ingress in private_ray.ingresses().items():
+        deployment = details.get(name, {}).get("deployments", {}).get(ingress.deployment)
+        if deployment and ingress.arguments and isinstance(ingress.arguments[0], AppConfig):
+            running = sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
+            found.append(Deployed(ingress.route, _keys(ingress), running, deployment["target_num_replicas"]))
+    return sorted(found, key=lambda deployed: len(deployed.route), reverse=True)
+
+
+def _keys(ingress: private_ray.Ingress) -> Principals:
+    """The keys that the application was bound to; unless they are not its own, the environment's too."""
+    bound = next((argument for argument in ingress.arguments if isinstance(argument, dict)), OPEN)
+    return principals_from_environment(bound) if ingress.named_arguments.get("own_keys", True) else bound
+
+
+def _matching(path: str, deployed: Iterable[Deployed]) -> Deployed | None:
+    """The first application whose route the path begins with, as Serve matches them."""
+    for each in deployed:
+        route = each.route.rstrip("/")
+        if path == route or path.startswith(f"{route}/"):
+            return each
+    return None
+
+
+def _without_replicas(deployed: Deployed) -> Response:
+    """Health, for who sends no key. A service that has scaled to zero is well: a load balancer must go on sending to it
+    what starts a replica."""
+    if deployed.wanted:
+        return JSONResponse({"status": "starting"}, 503, {"Retry-After": "2"})
+    return JSONResponse({"status": "asleep"})
+
+
+def _refused(scope: Scope, message: str) -> Response:
+    return by_path(scope, OpenAIError(401, message, None, "invalid_api_key"))
