@@ -10,6 +10,7 @@ holds no place of a replica, and does not make Serve start one.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Iterable
@@ -128,7 +129,10 @@ class ProxyFront:
             return
         root = scope.get("root_path", "")
         path = scope["path"].removeprefix(root)
-        if path in ("/-/healthz", "/-/routes"):
+        if path == "/-/routes":
+            await _without_models_of_cells(self._app, scope, receive, send)
+            return
+        if path == "/-/healthz":
             await self._app(scope, receive, send)
             return
         try:
@@ -169,6 +173,24 @@ class ProxyFront:
     async def _look_again(self) -> None:
         self._deployed = await asyncio.to_thread(deployed_now)
         self._looked = time.monotonic()
+
+
+async def _without_models_of_cells(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve's list of routes, without those of published models, which the cell's front alone may use."""
+    messages: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        messages.append(message)
+
+    await app(scope, receive, keep)
+    try:
+        listed = json.loads(b"".join(message.get("body", b"") for message in messages))
+        shown = {route: name for route, name in listed.items() if not name.startswith("sax.")}
+    except (ValueError, AttributeError):  # Serve has no routes yet, and says so in words
+        for message in messages:
+            await send(message)
+        return
+    await JSONResponse(shown, messages[0]["status"])(scope, receive, send)
 
 
 def deployed_now() -> list[Deployed]:

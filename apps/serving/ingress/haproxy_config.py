@@ -27,6 +27,10 @@ MOST_CONNECTIONS = 16_384
 SPARE_FILES = 200
 """Files that HAProxy opens besides two for each connection."""
 MARK = "# Edited by Podslice"
+LISTED = r"^(    http-request return status \d+ content-type \S+ string \")(.*)(\" if routes)$"
+"""Serve's answer to /-/routes: {"/prefix": "application", ...}, its quotes escaped."""
+OF_A_CELL = r',?\\"[^"\\]*\\":\\"sax\.[^"\\]*\\"'
+"""The entry of a model that a cell has published, which its front alone may use."""
 
 
 class Edit(NamedTuple):
@@ -94,6 +98,8 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
     # Without routes, nothing has been deployed, or this proxy has just been restarted and does not know them yet.
     routed = re.search(r"^    use_backend ", config, re.MULTILINE)
     status, body, header = (404, NOWHERE, UNROUTED) if routed else (503, STARTING, RETRY)
+    listed = re.search(LISTED, config, re.MULTILINE)
+    routes = "" if listed is None else re.sub(OF_A_CELL, "", listed[2]).replace("{,", "{").replace("\\", r"\\")
     answer = f"http-request return status {status} content-type application/json string {quoted(body)} {header}"
     return [
         Edit("the admin socket is the user's own", r"^(    stats socket \S+ mode) 666 ", r"\1 600 "),
@@ -107,6 +113,7 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
         Edit("metrics stay on this host", r"^(frontend prometheus\n    bind) \S*:(\d+)$", rf"\1 {host}:\2"),
         Edit("statistics stay on this host", r"^(listen stats\n  bind) \S*:(\d+)$", rf"\1 {host}:\2"),
         Edit("connections by address", r"^(frontend http_frontend\n    bind .*\n)", rf"\1{share}"),
+        Edit("routes name no published model", LISTED, rf"\1{routes}\3"),
         Edit(
             "503 instead of 404 until there are routes",
             r"^(backend default_backend\n)    http-request return status 404 .*$",

@@ -53,8 +53,18 @@ class Upstream:
         self._socket.close()
 
 
-def written(folder: Path, upstream: int | None, **settings: Any) -> haproxy.HAProxyConfig:
-    """Serve's own configuration, in `folder`. `upstream`: the port of the only replica; None: no routes yet."""
+def written(
+    folder: Path,
+    upstream: int | None,
+    applications: dict[str, tuple[str, str]] | None = None,
+    **settings: Any,
+) -> haproxy.HAProxyConfig:
+    """Serve's own configuration, in `folder`.
+
+    Args:
+        upstream: the port of the only replica; None: no routes yet.
+        applications: more of them, with that replica: route and application, by the name of the backend.
+    """
     config = haproxy.HAProxyConfig(
         http_options=HTTPOptions(port=free_port(), keep_alive_timeout_s=90),
         socket_path=str(folder / "a"),
@@ -69,8 +79,12 @@ def written(folder: Path, upstream: int | None, **settings: Any) -> haproxy.HAPr
     api = haproxy.HAProxyApi(config, config_file_path=str(folder / "haproxy.cfg"))
     if upstream is not None:
         server = haproxy.ServerConfig(name="one", host="127.0.0.1", port=upstream)
+        routes = {"b": ("/app", "app")} | (applications or {})
         api.set_backend_configs(
-            {"b": haproxy.BackendConfig(name="b", path_prefix="/app", app_name="app", servers=[server])}
+            {
+                name: haproxy.BackendConfig(name=name, path_prefix=prefix, app_name=app, servers=[server])
+                for name, (prefix, app) in routes.items()
+            }
         )
     api._generate_config_file_internal()
     return config

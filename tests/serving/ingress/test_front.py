@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse, PlainTextResponse
 
 from apps.serving.ingress import bodies, front
 from apps.serving.ingress.api_keys import RELAY, digest
@@ -194,3 +195,22 @@ def test_without_serves_answer_clients_try_again(app: Counted, monkeypatch: pyte
         reply = httpx.get(f"{url}/asleep/x")
         assert reply.status_code == 503 and reply.headers["retry-after"] and app.reached == []
         assert httpx.get(f"{url}/asleep/x").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("listed", "shown"),
+    [
+        ({"/": "cell", "/sax/test/demo": "sax.test.demo"}, {"/": "cell"}),
+        ({"/s": "saxophone", "/sax": "llm"}, {"/s": "saxophone", "/sax": "llm"}),
+        ({}, {}),
+        ("Route table is not populated yet.", None),
+    ],
+)
+def test_pythons_proxy_names_no_published_model(listed: Any, shown: Any) -> None:
+    async def serves(scope: Any, receive: Any, send: Any) -> None:
+        answer = PlainTextResponse(listed, 503) if shown is None else JSONResponse(listed)
+        await answer(scope, receive, send)
+
+    with served(ProxyFront(serves)) as url:
+        reply = httpx.get(f"{url}/-/routes")
+    assert (reply.text, reply.status_code) == (listed, 503) if shown is None else reply.json() == shown
