@@ -48,6 +48,7 @@ Promise.allSettled(tries).then(() => setTimeout(() => document.title = "tried", 
 def browser() -> Iterator[Any]:
     """To which evil.example is this machine, as after DNS rebinding."""
     rules = "--host-resolver-rules=MAP evil.example 127.0.0.1"
+    playwright.expect.set_options(timeout=TIMEOUT_MS)
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", rules])
         yield browser

@@ -101,6 +101,7 @@ def address(start: Start, service_url: str) -> str:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    playwright.expect.set_options(timeout=TIMEOUT_MS)
     with playwright.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -112,7 +113,6 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     """The open page; asks nobody but its own server."""
     context = browser.new_context(viewport={"width": 1200, "height": 860})
     context.set_default_timeout(TIMEOUT_MS)
-    playwright.expect.set_options(timeout=TIMEOUT_MS)
     page = context.new_page()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
