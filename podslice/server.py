@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve.config import HTTPOptions
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig, ProxyStatus
 
 from apps.serving import private_ray, shutdown
 from apps.serving.progress import Event, reason, tell
@@ -31,6 +31,8 @@ POLL_LATER_S = 3.0
 """Time between two status checks after it."""
 POLL_RAY_S = 1.0
 """Time between two looks at Ray's own processes."""
+WELL = (ApplicationStatus.RUNNING.value, ProxyStatus.HEALTHY.value)
+PROXY = "the HTTP proxy"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -84,10 +86,13 @@ def _serve(serving: Serving, targets: list[serve.RunTarget], logs: LoggingConfig
     ill: set[str] = set()
     while True:
         time.sleep(POLL_LATER_S)
-        for served, app in zip(serving.applications, _status(serving)):
-            if _runs(app) == (served.name in ill):
-                ill ^= {served.name}
-                tell({"app": served.name, "stage": "runs again" if _runs(app) else f"is {app.status.value.lower()}"})
+        status = serve.status()
+        states = {app.name: status.applications[app.name].status.value for app in serving.applications}
+        states |= {PROXY: min(status.proxies.values(), default=ProxyStatus.UNHEALTHY, key=_is_well).value}
+        for name, state in states.items():
+            if (state in WELL) == (name in ill):
+                ill ^= {name}
+                tell({"app": name, "stage": "runs again" if state in WELL else f"is {state.lower()}"})
 
 
 def _watch_ray(stopping: threading.Event) -> None:
@@ -116,6 +121,10 @@ def _application(config: Any) -> serve.Application:
 def _status(serving: Serving) -> list[ApplicationStatusOverview]:
     found = serve.status().applications
     return [found[app.name] for app in serving.applications]
+
+
+def _is_well(proxy: ProxyStatus) -> bool:
+    return proxy.value in WELL
 
 
 def _runs(app: ApplicationStatusOverview) -> bool:
