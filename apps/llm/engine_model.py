@@ -150,7 +150,6 @@ class EngineModel:
 
     async def submit(self, params: SamplingParams, *prompts: str | Sequence[int]) -> "EngineStream":
         """The answers to one prompt or several; one that is refused takes the others with it."""
-        self._watch.look()
         began = time.monotonic_ns()
         submitted: list[Generation] = []
         try:
@@ -162,6 +161,7 @@ class EngineModel:
             if self.tracing is not None:
                 self.tracing.end(began, submitted, error=error, params=params)
             raise
+        self._watch.look()
         return EngineStream(submitted, self._metrics, began, self.tracing)
 
     async def _submit(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
@@ -183,12 +183,12 @@ class EngineModel:
 
         A prefix is encoded like a prompt; a suffix separately, without special tokens, so no token spans the boundary.
         """
-        self._watch.look()
         if isinstance(prefix, str):
             prefix = await self.encode(prefix)
         length, encode = sum(map(len, suffixes)), self._engine.tokenizer.encode_suffix
         suffixes = [await _aside(length, encode, s) if isinstance(s, str) else s for s in suffixes]
         submitted = self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop(), CALLER.get(), self._adapter)
+        self._watch.look()
         outputs = await _whole(submitted)
         outputs.sort(key=lambda output: output.index)
         return [[score.logprob for score in output.scores] for output in outputs]
@@ -199,12 +199,12 @@ class EngineModel:
         Args:
             params: of the request; see `Engine.submit_prompt_scores`.
         """
-        self._watch.look()
         loop = asyncio.get_running_loop()
         open_: list[Generation] = []
         try:
             for prompt in prompts:
                 open_.append(self._engine.submit_prompt_scores(prompt, params, loop, CALLER.get(), self._adapter))
+            self._watch.look()
             read = [(await _whole(generation))[0].scores for generation in open_]
         finally:
             for generation in open_:
@@ -262,7 +262,6 @@ class EngineModel:
         A long list of prompts does not by itself cause a 429: QueueFull is raised only for the first prompt, the others
         wait for room. Cancelling aborts the requests.
         """
-        self._watch.look()
         at_once = self._engine.config.max_batch_size
         open_: deque[Generation] = deque()
         began, submitted, error = time.monotonic_ns(), list[Generation](), None
@@ -279,6 +278,7 @@ class EngineModel:
                 while True:
                     try:
                         open_.append(submit(prompt))
+                        self._watch.look()
                         if self.tracing is not None:
                             submitted.append(open_[-1])
                         break

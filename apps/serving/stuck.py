@@ -28,7 +28,7 @@ class StuckWatch:
         self._task: asyncio.Task[None] | None = None
 
     def look(self) -> None:
-        """Watch from now on until no request is open. Called in the event loop, for each request."""
+        """Watch from now on until no request is open. Called in the event loop, for each request once it is."""
         if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
             self._task = asyncio.create_task(self._watch())
 

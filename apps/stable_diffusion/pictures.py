@@ -148,8 +148,9 @@ class PictureModel:
 
         A caller that stops reading before the end must call the job's `abort()`.
         """
+        job = self.engine.submit(self.requests(wanted), wanted.previews, asyncio.get_running_loop())
         self._watch.look()
-        return self.engine.submit(self.requests(wanted), wanted.previews, asyncio.get_running_loop())
+        return job
 
     async def news(self, job: ImageJob) -> AsyncIterator[News]:
         """The job's events, with pictures as PNG. Raises the job's error if it failed or was aborted."""

@@ -283,14 +283,15 @@ class Loop(Generic[LaunchedT]):
         for row, item in with_rows(work):
             seq = item.seq
             if unsound and min(ids[row : row + 1 + len(item.draft)]) < 0:  # of a draft that is not taken, too
-                self._scheduler.spoil(seq)
+                others = self._scheduler.spoil(seq, item.start)
+                outputs += [self._fail_answer(other) for other in others if ids[row] < 0]
             if seq.done:
                 continue
             if not item.decoding:
                 self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
             answer = self._answers[seq]
             if ids[row] < 0:
-                outputs.append(self._close(seq, "error", UNSOUND, of_answer=True))
+                outputs.append(self._fail_answer(seq))
                 continue
             if isinstance(answer, PromptTask):
                 answer.note(result)
@@ -303,7 +304,7 @@ class Loop(Generic[LaunchedT]):
                     break
                 self._accepted_tokens += 1
                 if ids[i + 1] < 0:
-                    outputs.append(self._close(seq, "error", UNSOUND, of_answer=True))
+                    outputs.append(self._fail_answer(seq))
                     break
                 self._scheduler.accept(seq, ids[i + 1])
                 outputs.append(self._taken(seq, answer, result, i + 1))
@@ -323,6 +324,11 @@ class Loop(Generic[LaunchedT]):
             self._scheduler.finish(seq)
             del self._answers[seq]
         return seq.generation, output
+
+    def _fail_answer(self, seq: Sequence) -> tuple[Generation, Output]:
+        """End a sequence whose numbers are not finite."""
+        self._scheduler.spoil(seq, seq.computed)
+        return self._close(seq, "error", UNSOUND, of_answer=True)
 
     def _close(
         self, seq: Sequence, reason: Any, error: str | None = None, of_answer: bool = False

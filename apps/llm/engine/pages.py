@@ -84,12 +84,13 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def spoil(self, pages: Iterable[int], names: Iterable[PageHash]) -> None:
-        """Keep these pages, held or not, and those of these names from being reused before they are cleaned.
+    def named(self, names: Iterable[PageHash]) -> list[int]:
+        """The pages that have these names, of those that any has."""
+        return [self._page_of[name] for name in names if name in self._page_of]
 
-        Other sequences that hold one go on with it.
-        """
-        for page in {*pages, *(self._page_of[name] for name in names if name in self._page_of)}:
+    def spoil(self, pages: Iterable[int]) -> None:
+        """Keep these pages, held or not, from being reused before they are cleaned. Who holds one goes on with it."""
+        for page in pages:
             self._forget(page)
             self._spoiled.add(page)
 

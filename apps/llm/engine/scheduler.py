@@ -232,12 +232,22 @@ class Scheduler:
         elif seq in seq.account.waiting:
             seq.account.waiting.remove(seq)
 
-    def spoil(self, seq: Sequence) -> None:
+    def spoil(self, seq: Sequence, start: int) -> list[Sequence]:
         """Keep the pages of a sequence, whose numbers are not finite, from all others: see `PagePool.spoil`.
 
         If it has given them up, only those that others could find by their names are still its own.
+
+        Args:
+            start: the first token of the step that found it out; those before were sound.
+
+        Returns:
+            Others that have found pages of that step by their names already, before it was read: what they computed
+            from them is as bad, even where the cache's type has made numbers of it.
         """
-        self.pool.spoil(seq.pages, seq.hashes)
+        first = start // self.page_size
+        made = {*seq.pages[first:], *self.pool.named(seq.hashes[first:])}
+        self.pool.spoil({*seq.pages, *self.pool.named(seq.hashes)})
+        return [other for other in self.running if other is not seq and not made.isdisjoint(other.pages)]
 
     def check(self) -> None:
         """Raises AssertionError unless used and free pages add up."""

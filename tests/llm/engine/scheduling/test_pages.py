@@ -101,3 +101,44 @@ def test_books_balance(operations: list[tuple[str, int]]) -> None:
         elif holders and holders[-1]:
             pool.publish(holders[-1][number % len(holders[-1])], bytes([number]))
         pool.check(page for pages in holders for page in pages)
+
+
+def test_a_spoiled_page_is_cleaned_before_its_next_user_and_never_found() -> None:
+    pool = PagePool(8)
+    first = pool.allocate(3)
+    for page, name in zip(first, (b"x", b"y")):
+        pool.publish(page, name)
+    second = pool.match([b"x", b"y"])
+    pool.spoil(first)
+    pool.release(first)
+    assert pool.match([b"x"]) == [] == pool.named([b"x", b"y"])
+    assert pool.to_clean() == first[2:], "the others are still read"
+    pool.publish(second[0], b"x")
+    assert pool.match([b"x"]) == [], "what they hold is not to be found again"
+    pool.release(second)
+    pages = pool.allocate(7)
+    assert sorted(pool.to_clean()) == sorted(second), "their next user waits for that"
+    assert pool.to_clean() == []
+    pool.check(pages)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "spoil", "give", "clean"]), st.integers(0, 9)), max_size=40))
+def test_no_page_is_taken_twice_without_being_cleaned(turns: list[tuple[str, int]]) -> None:
+    """The oracle is a set of pages that hold something bad."""
+    pool, holders, bad = PagePool(7), list[list[int]](), set[int]()
+    for action, number in turns:
+        if action == "take" and (pages := pool.allocate(1 + number % 3)) is not None:
+            holders.append(pages)
+            cleaned = pool.to_clean()  # as before each step
+            assert bad & set(pages) <= set(cleaned)
+            bad -= set(cleaned)
+        elif action == "spoil" and holders:
+            pool.spoil(holders[number % len(holders)])
+            bad |= set(holders[number % len(holders)])
+        elif action == "give" and holders:
+            pool.release(holders.pop(number % len(holders)))
+        elif action == "clean":
+            cleaned = set(pool.to_clean())
+            assert cleaned <= bad and cleaned.isdisjoint(page for pages in holders for page in pages)
+            bad -= cleaned
+        pool.check(page for pages in holders for page in pages)
