@@ -20,7 +20,7 @@ from tests.llm.engine.adapters import making
 from tests.llm.engine.asking import ids, read, settled
 
 BAD_TOKEN = 300
-GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logit_bias={BAD_TOKEN: -100.0})
 PROMPTS = [[5, 6, 7] * n + [8] for n in (1, 6, 9)]
 POISONED = [5, 6, 7] * 10 + [BAD_TOKEN, 9] + [6, 7] * 10  # more than three pages
 ENGINES = {
@@ -79,7 +79,9 @@ def assert_clean(engine: Engine) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_request_fails_and_its_neighbours_answer_as_alone(engine: Engine, bad: float) -> None:
-    params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
+    params = SamplingParams(  # without the bad token, which they could sample themselves
+        temperature=0.8, seed=3, max_tokens=20, ignore_eos=True, logit_bias={BAD_TOKEN: -100.0}
+    )
     alone = answers(engine, *PROMPTS, params=params)
     with poisoned(engine, bad):
         for _ in range(2):  # the second time on recycled pages
