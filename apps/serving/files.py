@@ -26,6 +26,7 @@ log = logging.getLogger("podslice")
 PARTIAL = ".partial"
 """Suffix of files that are being written, or whose writer was killed."""
 LOCK = ".lock"
+MAX_LEASE_BYTES = 2**16
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
@@ -211,6 +212,8 @@ class Lease:
 
     def __init__(self, fs: fsspec.AbstractFileSystem, path: str, me: Holder, lease_s: float):
         self._fs, self._path, self._me, self._lease_s = fs, path, me, lease_s
+        # Not in a bucket, which refuses a range of an empty object.
+        self._most = {"end": MAX_LEASE_BYTES} if is_local(fs) else {}
         self._count = 0
         self._seen: tuple[Any, float] | None = None
         self.held = False
@@ -245,8 +248,8 @@ class Lease:
         """The lease's content; None if there is no lease or it is not valid JSON."""
         self._fs.invalidate_cache()
         try:
-            content = json.loads(self._fs.cat_file(self._path))
-        except (FileNotFoundError, ValueError):
+            content = json.loads(self._fs.cat_file(self._path, **self._most))
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
         return content if isinstance(content, dict) else None
 

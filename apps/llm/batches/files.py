@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
-from apps.llm.batches.storage import READ_BYTES, Storage, age_s, is_id
+from apps.llm.batches.storage import READ_BYTES, Found, Storage, age_s, created_s, is_broken, is_id, typed
 from apps.serving.files import writing
 from apps.serving.ingress.openai_errors import OpenAIError
 
@@ -15,6 +15,7 @@ LEFTOVER_S = 24 * 3600
 
 File = dict[str, Any]
 """A file object of OpenAI's API."""
+KINDS = {"id": str, "bytes": int, "created_at": int, "filename": str, "purpose": str}
 
 
 class Files:
@@ -47,7 +48,7 @@ class Files:
 
     def get(self, owner: str, id_: str) -> File:
         """Raises OpenAIError if the owner has no such file."""
-        (about,) = self._storage.read([self._path(owner, id_, ABOUT)]) if is_id(id_) else [None]
+        (about,) = self.several(owner, [id_]) if is_id(id_) else [None]
         if about is None:
             raise OpenAIError(404, f"No such File object: {id_}", "id", "file_not_found")
         return about
@@ -55,11 +56,49 @@ class Files:
     def newest_first(self, owner: str) -> list[str]:
         """Ids of all of the owner's files."""
         names = self._storage.names("keys", owner, "files")
-        return [name.removesuffix(ABOUT) for name in reversed(names) if name.endswith(ABOUT)]
+        ids = (name.removesuffix(ABOUT) for name in reversed(names) if name.endswith(ABOUT))
+        return [id_ for id_ in ids if is_id(id_)]
 
     def several(self, owner: str, ids: list[str]) -> list[File | None]:
         """The files with these ids; None for one that does not exist."""
-        return self._storage.read([self._path(owner, id_, ABOUT) for id_ in ids])
+        found = self._storage.read([self._path(owner, id_, ABOUT) for id_ in ids])
+        return [self._seen(owner, id_, about) for id_, about in zip(ids, found)]
+
+    def _seen(self, owner: str, id_: str, found: Found) -> File | None:
+        """The file; with what its id and content tell if its metadata cannot be read."""
+        about = typed(found, KINDS)
+        if found is None or (KINDS.keys() <= about.keys() and about["id"] == id_):
+            return found if found is None else about
+        said = "The file's record is damaged: its name and purpose are lost. Its content can still be read."
+        try:
+            size = self.size(owner, id_) or 0
+        except FileNotFoundError:
+            size = 0
+        known: File = {"id": id_, "object": "file", "bytes": size, "created_at": int(created_s(id_))}
+        known |= {"filename": id_ + CONTENT, "purpose": "batch", "status": "error", "status_details": said}
+        return known | {name: value for name, value in about.items() if name in ("filename", "purpose")}
+
+    def size(self, owner: str, id_: str) -> int | None:
+        """Bytes of the content; None if it cannot be read. Raises FileNotFoundError."""
+        try:
+            about = self._storage.fs.info(self._path(owner, id_, CONTENT))
+        except OSError as error:
+            if is_broken(error):
+                return None
+            raise
+        return int(about["size"]) if about["type"] == "file" else None
+
+    def checked(self, owner: str, id_: str) -> File:
+        """The file, if its content is whole. Raises OpenAIError: there is no such file, or its content is damaged."""
+        about = self.get(owner, id_)
+        try:
+            size = self.size(owner, id_)
+        except FileNotFoundError:
+            size = None
+        if size != about["bytes"]:
+            there = "its content is lost" if size is None else f"{size:,} of its {about['bytes']:,} bytes are there"
+            raise OpenAIError(500, f"{id_} is damaged: {there}. Upload it again.", "id", "file_damaged")
+        return about
 
     def url(self, owner: str, id_: str) -> str:
         """The content's fsspec URL."""
@@ -80,7 +119,10 @@ class Files:
         """Removes what killed uploads left; returns the number of files removed."""
         removed = 0
         for owner in self._storage.names("keys"):
-            names = set(self._storage.names("keys", owner, "files"))
+            try:
+                names = set(self._storage.names("keys", owner, "files"))
+            except NotADirectoryError:  # not ours
+                continue
             for name in names:
                 id_ = name.partition(".")[0]
                 if is_id(id_) and id_ + ABOUT not in names and age_s(id_) > LEFTOVER_S:

@@ -127,7 +127,7 @@ def batches_router(
     async def content(request: Request, id: str) -> Response:
         """A file's content."""
         store, owner = required(), _owner(request)
-        about = await stored(store.files.get, owner, id)
+        about = await stored(store.files.checked, owner, id)
         headers = {"Content-Length": str(about["bytes"])}
         return StreamingResponse(store.files.pieces(owner, id), 200, headers, "application/octet-stream")
 
@@ -138,7 +138,7 @@ def batches_router(
         for opened in await stored(store.records.open):
             if opened.owner == owner:
                 batch, _ = await stored(store.records.read, opened)
-                if batch is not None and batch["input_file_id"] == id:
+                if isinstance(batch, dict) and batch["input_file_id"] == id:
                     message = f"{id} is the input of {opened.id}, which has not ended; cancel that batch first"
                     raise OpenAIError(409, message, "id", "file_in_use")
         await stored(store.files.delete, owner, id)

@@ -57,13 +57,17 @@ def scan(url: str) -> InputFile:
     digest = hashlib.sha256()
     begins, lines, at, last_line, last_byte = list[tuple[int, int]](), 0, 0, 0, 0
     with fsspec.open(url, "rb") as raw, io.BufferedReader(raw, BUFFER_BYTES) as file:
-        for line in file:
+        while line := file.readline(SPAN_BYTES):
             digest.update(line)
-            full = not begins or lines - begins[-1][0] == SPAN_LINES or at + len(line) - begins[-1][1] > SPAN_BYTES
+            size, blank = len(line), line.isspace()
+            while not line.endswith(b"\n") and (line := file.readline(SPAN_BYTES)):  # never a whole long line in memory
+                digest.update(line)
+                size, blank = size + len(line), blank and line.isspace()
+            full = not begins or lines - begins[-1][0] == SPAN_LINES or at + size - begins[-1][1] > SPAN_BYTES
             if full:
                 begins.append((lines, at))
-            lines, at = lines + 1, at + len(line)
-            if not line.isspace():
+            lines, at = lines + 1, at + size
+            if not blank:
                 last_line, last_byte = lines, at
     begins = [(first, start) for first, start in begins if first < last_line]
     ends = [*begins[1:], (last_line, last_byte)]

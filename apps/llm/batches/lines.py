@@ -22,6 +22,14 @@ def json_object(text: bytes, example: str = '{"custom_id": ..., "url": ..., "bod
     return fields
 
 
+def custom_id(text: bytes) -> Any:
+    """A line's custom_id; None if the line cannot be read."""
+    try:
+        return json_object(text).get("custom_id")
+    except OpenAIError:
+        return None
+
+
 def request_body(line: dict[str, Any], urls: Collection[str]) -> dict[str, Any]:
     """The body of a line's request; the endpoint checks its fields. Raises OpenAIError, which names the bad field."""
     url, method, body = line.get("url"), line.get("method", "POST"), line.get("body")

@@ -8,9 +8,10 @@ from typing import IO
 
 from apps.llm.batches.files import Files
 from apps.llm.batches.input_file import InputFile, missing
-from apps.llm.batches.lines import dump, json_object, unanswered
+from apps.llm.batches.lines import custom_id, dump, unanswered
 from apps.llm.batches.parts import Parts
-from apps.llm.batches.records import Batch, OpenBatch
+from apps.llm.batches.records import OpenBatch
+from apps.llm.batches.validation import Batch
 
 EXPIRED = "This request was not executed before the completion window expired."
 
@@ -32,21 +33,24 @@ class Outputs:
         self._good, self._bad = (_Output(partial(files.writing, opened.owner, id_)) for id_ in ids)
 
     def write(self, parts: Parts | None, source: InputFile | None, expired: bool) -> Batch:
-        """Writes both files; returns the batch's fields about them.
+        """Writes both files; returns the batch's fields about them. Raises PartDamaged, with neither file written.
 
         Args:
             parts, source: the saved answers and the input file; None if work on the batch never began.
             expired: whether each line without an answer gets a `batch_expired` error.
         """
         with ExitStack() as stack:
-            for _, line in parts.merged() if parts else ():
-                is_good = json.loads(line)["response"]["status_code"] == 200
+            for index, line in parts.merged() if parts else ():
+                try:
+                    is_good = json.loads(line)["response"]["status_code"] == 200
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    raise parts.damaged_at(index) from None  # type: ignore[union-attr]
                 (self._good if is_good else self._bad).write(stack, line)
             if expired and parts and source:
                 for todo in missing(source, parts.done):
                     for index, text in todo.lines(source):
-                        name, custom_id = line_name(self._opened, index), json_object(text)["custom_id"]
-                        error = unanswered(name, custom_id, "batch_expired", EXPIRED)
+                        name = line_name(self._opened, index)
+                        error = unanswered(name, custom_id(text), "batch_expired", EXPIRED)
                         self._bad.write(stack, dump(error).encode() + b"\n")
         found = {}
         for kind, id_, output in zip(("output", "error"), self._ids, (self._good, self._bad)):
@@ -54,7 +58,7 @@ class Outputs:
                 name = f"{self._opened.id}_{kind}.jsonl"
                 self._files.add(self._opened.owner, id_, output.size, name, "batch_output")
             found[f"{kind}_file_id"] = id_ if output.lines else None
-        total = source.lines if source else 0
+        total = source.lines if source else len(parts.done) if parts else 0
         return found | {"request_counts": {"total": total, "completed": self._good.lines, "failed": self._bad.lines}}
 
     def remove_unless_named(self, end: Batch | None) -> None:

@@ -1,6 +1,7 @@
 """Answers saved to storage as they arrive, so that a killed process loses little work.
 
-    part-000000.jsonl   the first line says which input lines are answered; the others are output lines
+    part-000000.jsonl   the first line says which input lines are answered, and the checksum of the others, which are
+                        output lines
 
 A part is written atomically (synced and renamed on a disk; a bucket's objects are atomic), so no part ends in half a
 line. At the end, the parts are merged in the input's order. Appending to one output file would need no merge, but
@@ -8,16 +9,18 @@ one long answer would hold all later ones in memory, lost if the process dies; a
 """
 
 import json
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import fsspec
 import numpy as np
 
-from apps.serving.files import PARTIAL, is_local, writing
+from apps.llm.batches.storage import is_broken
+from apps.serving.files import PARTIAL, writing
 
 LOSS = 0.01
 """Share of the run time that a kill may lose; sets the time between two parts, within PERIOD_S."""
@@ -25,6 +28,12 @@ PERIOD_S = (1.0, 60.0)
 """Minimum and maximum time between two parts."""
 PART_BYTES = 64 * 2**20
 """A part of this size is written at once."""
+MAX_LINE_BYTES = 2**28
+"""Longest line that is read: no answer is longer."""
+MAX_LINES = 10**8
+READ_BYTES = 2**20
+BROKEN = (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError)
+"""What reading a damaged part may raise."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,6 @@ class Answers:
     errors: int
 
 
-class PartDamaged(ValueError):
-    """A part cannot be read; the message names it and the fix."""
-
-
 @dataclass(frozen=True)
 class AnswersPart:
     """One part: the ranges [start, stop) of input lines in it, ascending, and how many of them are errors."""
@@ -47,10 +52,21 @@ class AnswersPart:
     path: str
     runs: tuple[tuple[int, int], ...]
     errors: int
+    checksum: int | None
+    """CRC-32 of the output lines; None if an older version wrote the part."""
 
     @property
     def lines(self) -> int:
         return sum(stop - start for start, stop in self.runs)
+
+
+class PartDamaged(ValueError):
+    """A part cannot be read; the message names it and the fix."""
+
+    def __init__(self, path: str, part: AnswersPart | None = None):
+        super().__init__(f"{path} is damaged. Delete it and start again: its lines will be answered again")
+        self.part = part
+        """None if not even its first line could be read."""
 
 
 class Parts:
@@ -120,10 +136,14 @@ class Parts:
         answers = sorted(pair for each in new for pair in zip(each.indices, each.answers))
         runs = _runs([index for index, _ in answers])
         name = f"part-{self._next:06}{self._writer and f'-{self._writer}'}.jsonl"
-        part = AnswersPart(f"{self._folder}/{name}", runs, sum(each.errors for each in new))
+        checksum = 0
+        for _, answer in answers:
+            checksum = zlib.crc32(b"\n", zlib.crc32(answer, checksum))
+        part = AnswersPart(f"{self._folder}/{name}", runs, sum(each.errors for each in new), checksum)
         try:
             with writing(self._fs, part.path) as file:
-                file.write(json.dumps({"runs": runs, "errors": part.errors}).encode() + b"\n")
+                head = {"runs": runs, "errors": part.errors, "crc32": checksum}
+                file.write(json.dumps(head).encode() + b"\n")
                 for _, answer in answers:
                     file.write(answer + b"\n")
         except BaseException:
@@ -135,20 +155,77 @@ class Parts:
         self._next += 1
         self._written = time.monotonic()
 
-    def load(self) -> None:
-        """Finds the parts saved earlier. Raises PartDamaged."""
+    def load(self, damaged: Callable[[PartDamaged], object] | None = None, grow: bool = False) -> None:
+        """Finds the parts saved earlier, and reads each to see whether it is whole.
+
+        Args:
+            damaged: receives a damaged part, which is left out: its lines are then answered again. None: raise it.
+            grow: the number of lines is not known any more: it is that of the last one in any part.
+
+        Raises:
+            PartDamaged
+        """
         for path in self._found("part-*.jsonl"):
+            number = re.match(r"part-([0-9]{6,18})", path.rpartition("/")[2])
+            if number is None:  # not ours
+                continue
+            self._next = max(self._next, int(number[1]) + 1)
             try:
-                with self._fs.open(path, "rb", **_small_reads(self._fs)) as file:
-                    head = json.loads(file.readline())
-                part = AnswersPart(path, tuple(map(tuple, head["runs"])), head["errors"])
-            except (ValueError, KeyError) as error:
-                raise _damaged(path) from error
+                part = self._loaded(path, MAX_LINES if grow else len(self.done))
+            except BROKEN as error:
+                if isinstance(error, OSError) and not is_broken(error):
+                    raise  # the storage's error, not the part's
+                found = error if isinstance(error, PartDamaged) else PartDamaged(path)
+                if damaged is None:
+                    raise found from error
+                damaged(found)
+                continue
+            self._parts.append(part)
+        if grow:
+            self.done = np.zeros(max((part.runs[-1][1] for part in self._parts), default=0), bool)
+        self._count()
+
+    def _loaded(self, path: str, lines: int) -> AnswersPart:
+        """Reads a part whole. Raises PartDamaged and what BROKEN lists."""
+        if self._fs.info(path)["type"] != "file":
+            raise PartDamaged(path)
+        with self._fs.open(path, "rb") as file:
+            head = json.loads(file.readline(MAX_LINE_BYTES))
+            runs = tuple((int(start), int(stop)) for start, stop in head["runs"])
+            part = AnswersPart(path, runs, int(head["errors"]), head.get("crc32"))
+            bounds = [bound for run in runs for bound in run]
+            if (
+                not runs
+                or bounds[0] < 0
+                or bounds[-1] > lines
+                or any(a >= b for a, b in runs)
+                or bounds != sorted(bounds)
+            ):
+                raise PartDamaged(path)
+            checksum, ends, last = 0, 0, b""
+            while piece := file.read(READ_BYTES):
+                checksum, ends, last = zlib.crc32(piece, checksum), ends + piece.count(b"\n"), piece[-1:]
+        if ends != part.lines or last != b"\n" or part.checksum not in (None, checksum):
+            raise PartDamaged(path, part)
+        return part
+
+    def drop(self, part: AnswersPart) -> None:
+        """Forgets a part that turned out to be damaged."""
+        self._parts.remove(part)
+        self.done[:] = False
+        self._count()
+
+    def _count(self) -> None:
+        """Marks the lines of all parts as answered."""
+        for part in self._parts:
             for start, stop in part.runs:
                 self.done[start:stop] = True
-            self.errors += part.errors
-            self._parts.append(part)
-            self._next = int(path.rsplit("/part-", 1)[1][:6]) + 1
+        self.errors = self.saved_errors
+
+    def damaged_at(self, index: int) -> PartDamaged:
+        """The error for a line of `merged` that is no answer."""
+        part = next(part for part in self._parts if any(start <= index < stop for start, stop in part.runs))
+        return PartDamaged(part.path, part)
 
     def merged(self) -> Iterator[tuple[int, bytes]]:
         """Yields (index, line) of all saved answers, in the input's order. Raises PartDamaged.
@@ -179,14 +256,22 @@ class Parts:
         return sorted(self._fs.glob(f"{self._folder}/{pattern}"))
 
     def _read(self, part: AnswersPart) -> Iterator[tuple[int, bytes]]:
-        with self._fs.open(part.path, "rb") as file:
-            file.readline()
-            for start, stop in part.runs:
-                for index in range(start, stop):
-                    line = file.readline()
-                    if not line.endswith(b"\n"):
-                        raise _damaged(part.path)
-                    yield index, line
+        checksum = 0
+        try:
+            with self._fs.open(part.path, "rb") as file:
+                file.readline(MAX_LINE_BYTES)
+                for start, stop in part.runs:
+                    for index in range(start, stop):
+                        line = file.readline(MAX_LINE_BYTES)
+                        checksum = zlib.crc32(line, checksum)
+                        last = index + 1 == part.runs[-1][1]
+                        if not line.endswith(b"\n") or (last and part.checksum not in (None, checksum)):
+                            raise PartDamaged(part.path, part)
+                        yield index, line
+        except OSError as error:
+            if not (is_broken(error) or isinstance(error, FileNotFoundError)):
+                raise
+            raise PartDamaged(part.path, part) from error
 
 
 def _runs(indices: list[int]) -> tuple[tuple[int, int], ...]:
@@ -194,12 +279,3 @@ def _runs(indices: list[int]) -> tuple[tuple[int, int], ...]:
     numbers = np.asarray(indices)
     breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks))
-
-
-def _small_reads(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
-    """Options of `open` for reading a part's first line: a bucket would fetch 5 MB."""
-    return {} if is_local(fs) else {"block_size": 2**16}
-
-
-def _damaged(path: str) -> PartDamaged:
-    return PartDamaged(f"{path} is damaged. Delete it and start again: its lines will be answered again")

@@ -6,17 +6,34 @@ cancel.json     the request to cancel; written once, by the replica that receive
 end.json        how the batch ended; created, never overwritten: a batch ends in exactly one way
 lease.json      the replica that works on the batch
 part-*.jsonl    saved answers; see parts.py
+
+One of them that cannot be read fails that batch alone, which stays visible with all that can be read of it. A newer
+version's additional fields are passed on; a marker of a kind that is not known here is left to it.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from apps.llm.batches.files import Files
-from apps.llm.batches.storage import BATCH, Storage, age_s, is_id, new_id
+from apps.llm.batches.storage import (
+    BATCH,
+    Damaged,
+    Found,
+    Storage,
+    age_s,
+    is_broken,
+    is_id,
+    new_id,
+    typed,
+)
+from apps.llm.batches.validation import MARKER, NOTHING_YET, PROGRESS, REQUEST, Batch, as_seen
 from apps.serving.files import Holder, Lease
 from apps.serving.ingress.openai_errors import OpenAIError
+
+log = logging.getLogger("podslice")
 
 LEASE_S, RENEW_S = 20.0, 4.0
 """Time after which a lease that was not renewed expires; time between two renewals."""
@@ -25,17 +42,6 @@ LEFTOVER_S = 60.0
 PARTS = ("batch", "progress", "cancel", "end")
 KEPT = ("batch.json", "cancel.json", "end.json")
 """Files of an ended batch that are not removed."""
-
-Batch = dict[str, Any]
-"""A batch object of OpenAI's API."""
-TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-NOTHING_YET: Batch = {
-    "status": "validating",
-    "errors": None,
-    "output_file_id": None,
-    "error_file_id": None,
-    "request_counts": {"total": 0, "completed": 0, "failed": 0},
-} | {f"{name}_at": None for name in TIMES}
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,10 @@ class Records:
 
     def __init__(self, storage: Storage):
         self._storage = storage
+        self._known: dict[str, OpenBatch] = {}
+        """The markers read so far, which never change."""
+        self._told: set[str] = set()
+        """Markers that the log was told about."""
 
     def add(self, owner: str, model: str, asked: Mapping[str, Any], window_s: int) -> Batch:
         """Records a new batch, which some replica will take."""
@@ -78,11 +88,11 @@ class Records:
         """The batches with these ids; None for one that does not exist."""
         paths = [self.path(owner, id_, f"{part}.json") for id_ in ids for part in PARTS]
         found = iter(self._storage.read(paths))
-        return [_seen(*four) for four in zip(found, found, found, found)]
+        return [as_seen(id_, *four) for id_, four in zip(ids, zip(found, found, found, found))]
 
     def newest_first(self, owner: str) -> list[str]:
         """Ids of all of the owner's batches."""
-        return self._storage.names("keys", owner, "batches")[::-1]
+        return [name for name in reversed(self._storage.names("keys", owner, "batches")) if is_id(name)]
 
     def cancel(self, owner: str, id_: str) -> Batch:
         """Asks the replica that works on the batch to stop. Raises OpenAIError if the batch has ended."""
@@ -99,16 +109,68 @@ class Records:
     def open(self) -> list[OpenBatch]:
         """The batches that have not ended, oldest first."""
         names = [name for name in self._storage.names("open") if name.endswith(".json")]
-        markers = self._storage.read([self._storage.path("open", name) for name in names])
-        return [OpenBatch(name.removesuffix(".json"), **marker) for name, marker in zip(names, markers) if marker]
+        known = {name: self._known[name] for name in names if name in self._known}
+        new = [name for name in names if name not in known]
+        found = dict(known)
+        for name, marker in zip(new, self._storage.read([self._storage.path("open", name) for name in new])):
+            id_ = name.removesuffix(".json")
+            if marker is None or not is_id(id_):
+                continue
+            opened, whole = self._opened(id_, marker)
+            if opened is not None:
+                found[name] = opened
+            if opened is not None and whole:
+                known[name] = opened
+        self._known = known
+        return [found[name] for name in names if name in found]
 
-    def read(self, opened: OpenBatch) -> tuple[Batch | None, dict[str, Any] | None]:
-        """(request, progress); each None if it is not recorded."""
+    def _opened(self, id_: str, marker: dict[str, Any] | Damaged) -> tuple[OpenBatch | None, bool]:
+        """(the batch of a marker, whether its request has been read); None: the marker is left alone.
+
+        The request's own record counts more than the marker, which is only there to find it.
+        """
+        fields = typed(marker, MARKER)
+        said = MARKER.keys() <= fields.keys() and "/" not in fields["owner"]
+        owner = fields["owner"] if said else None
+        if owner is None or (not self._requested(owner, id_) and age_s(id_) > LEFTOVER_S):
+            owners = self._storage.names("keys")
+            owner = next((name for name in owners if id_ in self._storage.names("keys", name, "batches")), owner)
+        request = self._requested(owner, id_) if owner is not None else {}
+        if request:
+            opened = OpenBatch(id_, owner or "", request["model"], request["expires_at"])
+        elif said:
+            opened = OpenBatch(id_, owner or "", fields["model"], fields["expires_at"])
+        elif owner is not None and isinstance(marker, Damaged):
+            opened = OpenBatch(id_, owner, "", 0)  # any server may fail it
+        else:
+            opened = None
+        if not said and id_ not in self._told:
+            self._told.add(id_)
+            why = marker.why if isinstance(marker, Damaged) else "its fields are not known here"
+            log.error("open/%s.json: %s; %s", id_, why, "its batch goes on" if opened else "leaving it alone")
+        return opened, bool(request)
+
+    def _requested(self, owner: str, id_: str) -> dict[str, Any]:
+        """The request; empty if it cannot be read."""
+        (record,) = self._storage.read([self.path(owner, id_, "batch.json")])
+        fields = typed(record, REQUEST)
+        return fields if REQUEST.keys() <= fields.keys() else {}
+
+    def read(self, opened: OpenBatch) -> tuple[Found, dict[str, Any]]:
+        """(request, progress): None if there is no request, Damaged if it cannot be read."""
         paths = [self.path(opened.owner, opened.id, name) for name in ("batch.json", "progress.json")]
-        batch, progress = self._storage.read(paths)
+        batch, found = self._storage.read(paths)
+        if isinstance(batch, dict) and not REQUEST.keys() <= typed(batch, REQUEST).keys():
+            batch = Damaged("its fields are not known here")
+        if batch is None and set(self._names(opened)) - {"lease.json"}:
+            batch = Damaged("it is missing")
+        progress = typed(found, PROGRESS)
+        ids = progress.get("file_ids", [])
+        if len(ids) != 2 or not all(isinstance(id_, str) and is_id(id_) for id_ in ids):
+            progress.pop("file_ids", None)
         return batch, progress
 
-    def ending(self, opened: OpenBatch) -> Batch | None:
+    def ending(self, opened: OpenBatch) -> Found:
         """How the batch ended; None if it has not."""
         return self._storage.read([self.path(opened.owner, opened.id, "end.json")])[0]
 
@@ -116,22 +178,38 @@ class Records:
         return self._storage.read([self.path(opened.owner, opened.id, "cancel.json")]) != [None]
 
     def write_progress(self, opened: OpenBatch, progress: Batch) -> None:
-        self._storage.write(self.path(opened.owner, opened.id, "progress.json"), progress)
+        try:
+            self._storage.write(self.path(opened.owner, opened.id, "progress.json"), progress)
+        except OSError as error:
+            if not is_broken(error):
+                raise
+            log.error("%s: its progress cannot be written: %s", opened.id, error)  # nothing but a restart needs it
 
-    def end(self, opened: OpenBatch, end: Batch) -> bool:
-        """Records how the batch ended. False if another replica already has."""
-        return self._storage.create(self.path(opened.owner, opened.id, "end.json"), end)
+    def end(self, opened: OpenBatch, end: Batch, again: bool = False) -> bool:
+        """Records how the batch ended. False if another replica already has, unless `again`: that record is damaged."""
+        path = self.path(opened.owner, opened.id, "end.json")
+        if again:
+            self._storage.write(path, end)
+            return True
+        return self._storage.create(path, end)
 
     def close(self, opened: OpenBatch) -> None:
         """Removes an ended batch's working files, the marker last: an interrupted call is then repeated."""
-        for name in self._storage.names("keys", opened.owner, "batches", opened.id):
-            if name not in KEPT:
-                self._storage.remove(self.path(opened.owner, opened.id, name))
-        self._storage.remove(self._marker(opened.id))
+        paths = [self.path(opened.owner, opened.id, name) for name in self._names(opened) if name not in KEPT]
+        for path in (*paths, self._marker(opened.id)):
+            try:
+                self._storage.remove(path)
+            except OSError as error:
+                if not is_broken(error):
+                    raise
+                log.error("%s: cannot remove %s", opened.id, error)
 
     def is_leftover(self, opened: OpenBatch) -> bool:
         """Whether a marker without a batch is a killed request's, not one still being recorded."""
-        return age_s(opened.id) > LEFTOVER_S
+        return age_s(opened.id) > LEFTOVER_S and set(self._names(opened)) <= {"lease.json"}
+
+    def _names(self, opened: OpenBatch) -> list[str]:
+        return self._storage.names("keys", opened.owner, "batches", opened.id)
 
     def lease(self, opened: OpenBatch, me: Holder) -> Lease:
         return Lease(self._storage.fs, self.path(opened.owner, opened.id, "lease.json"), me, LEASE_S)
@@ -157,12 +235,3 @@ class BatchStore:
     def __init__(self, storage: Storage, limits: Limits):
         self.storage, self.limits = storage, limits
         self.files, self.records = Files(storage), Records(storage)
-
-
-def _seen(batch: Batch | None, progress: Batch | None, cancel: Batch | None, end: Batch | None) -> Batch | None:
-    if batch is None:
-        return None
-    seen = NOTHING_YET | batch | {key: value for key, value in (progress or {}).items() if key in NOTHING_YET}
-    if cancel is not None:
-        seen |= cancel | {"status": "cancelling"}
-    return seen | (end or {})

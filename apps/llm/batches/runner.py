@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from apps.llm.batches.asking import Asker
 from apps.llm.batches.records import LEASE_S, RENEW_S, BatchStore, OpenBatch
+from apps.llm.batches.storage import is_broken
 from apps.llm.batches.work import BatchWork
 from apps.llm.engine_model import EngineModel
 from apps.serving.files import Holder, Lease, me
@@ -27,6 +28,8 @@ CONFIRM_S = 0.3
 """Time between taking a lease and checking whether another replica took it at the same moment."""
 MAX_WORKING = 8
 """Batches that one replica works on at a time; they share the engine."""
+PAUSE_S, MAX_PAUSE_S = 20.0, 600.0
+"""First and longest time until a batch that could not be worked on is tried again."""
 TIDY_S = 3600.0
 
 
@@ -40,6 +43,8 @@ class Runner:
         self._leases: dict[str, Lease] = {}
         """Leases of all open batches, held by this replica or observed."""
         self._working: dict[str, asyncio.Task[None]] = {}
+        self._paused: dict[str, tuple[float, float]] = {}
+        """Batches that could not be worked on: (time of the next attempt, seconds of the pause until then)."""
         self._woken = asyncio.Event()
         """Set by the next `wake`, which also replaces it."""
 
@@ -78,12 +83,19 @@ class Runner:
         found = await asyncio.to_thread(self._store.records.open)
         ids = {opened.id for opened in found}
         self._leases = {id_: lease for id_, lease in self._leases.items() if id_ in ids}
+        self._paused = {id_: pause for id_, pause in self._paused.items() if id_ in ids}
         for opened in found:
             mine = opened.model == asker.model.name or opened.expires_at < time.time()
-            if opened.id in self._working or len(self._working) >= MAX_WORKING or not mine:
+            waits = self._paused.get(opened.id, (0.0, 0.0))[0] > time.monotonic()
+            if opened.id in self._working or len(self._working) >= MAX_WORKING or waits or not mine:
                 continue
             lease = self._leases.setdefault(opened.id, self._store.records.lease(opened, self._me))
-            if await asyncio.to_thread(lease.renew):
+            try:
+                taken = await asyncio.to_thread(lease.renew)
+            except Exception as error:  # one batch's lease must not hold up the others
+                await self._without_lease(opened, error, asker)
+                continue
+            if taken:
                 task = asyncio.create_task(self._hold(opened, lease, asker))
                 self._working[opened.id] = task
                 task.add_done_callback(partial(self._ended, opened.id))
@@ -103,19 +115,36 @@ class Runner:
             if work is not None:
                 await self._watch(opened, lease, work)
         except Exception:
-            log.exception("%s: working on it failed; trying again", opened.id)
-            await asyncio.sleep(LEASE_S)  # keeps the lease: another replica would fail too
+            self._pause(opened, "working on it failed")
         finally:
             await asyncio.shield(asyncio.to_thread(lease.release))
+
+    def _pause(self, opened: OpenBatch, why: str) -> None:
+        """Logs an error and leaves the batch alone for a while, twice as long each time."""
+        seconds = min(2 * self._paused.get(opened.id, (0.0, PAUSE_S / 2))[1], MAX_PAUSE_S)
+        self._paused[opened.id] = (time.monotonic() + seconds, seconds)
+        log.exception("%s: %s; trying again in %.0f s", opened.id, why, seconds)
+
+    async def _without_lease(self, opened: OpenBatch, error: Exception, asker: Asker) -> None:
+        """Fails a batch whose lease can never be taken. Its end is recorded once, whoever else tries."""
+        try:
+            if not is_broken(error):
+                raise error
+            if work := await self._work_on(opened, asker):
+                await work.fail(f"its lease cannot be written: {error.strerror}")  # type: ignore[attr-defined]
+        except Exception:
+            self._pause(opened, "taking its lease failed")
 
     async def _work_on(self, opened: OpenBatch, asker: Asker) -> BatchWork | None:
         """The batch's work; None if it has ended or was never recorded, and is now closed."""
         records = self._store.records
         batch, progress = await asyncio.to_thread(records.read, opened)
-        if await asyncio.to_thread(records.ending, opened) or (batch is None and records.is_leftover(opened)):
+        ending = await asyncio.to_thread(records.ending, opened)
+        leftover = batch is None and await asyncio.to_thread(records.is_leftover, opened)
+        if isinstance(ending, dict) or leftover:
             await asyncio.to_thread(records.close, opened)
         elif batch is not None:
-            return BatchWork(self._store, asker, opened, batch, progress, self._writer)
+            return BatchWork(self._store, asker, opened, batch, progress, self._writer, ended=ending is not None)
         return None
 
     async def _watch(self, opened: OpenBatch, lease: Lease, work: BatchWork) -> None:

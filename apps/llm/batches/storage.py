@@ -13,8 +13,10 @@ import json
 import os
 import re
 import secrets
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fsspec.core import url_to_fs
@@ -24,6 +26,12 @@ from apps.serving.ingress.openai_errors import OpenAIError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 READ_BYTES = 2**20
+MAX_RECORD_BYTES = 4 * 2**20
+"""Size above which a file is no record of ours."""
+BROKEN = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP)
+"""Errors of one file, not of the whole storage: what is there cannot be read, now or later."""
+Kinds = Mapping[str, type | tuple[type, ...]]
+"""Fields of a record and the types that they may have."""
 FILE, BATCH = "file-", "batch_"
 _ID = re.compile(rf"(?:{FILE}|{BATCH})[0-9a-f]{{28}}")
 
@@ -38,9 +46,37 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def created_s(id_: str) -> float:
+    """Unix time at which `new_id` made the id."""
+    return int(id_[-28:-16], 16) / 1000
+
+
 def age_s(id_: str) -> float:
     """Seconds since `new_id` made the id."""
-    return time.time() - int(id_[-28:-16], 16) / 1000
+    return time.time() - created_s(id_)
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """What is where a record should be, and cannot be read."""
+
+    why: str
+    """Such as `it is empty`; never a path."""
+
+
+Found = dict[str, Any] | Damaged | None
+"""A record; None if there is none."""
+
+
+def typed(record: Found, kinds: Kinds) -> dict[str, Any]:
+    """The fields of a record whose types are right, and those that a newer version has added; empty if damaged."""
+    known = record if isinstance(record, dict) else {}
+    return {name: value for name, value in known.items() if name not in kinds or isinstance(value, kinds[name])}
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether the error is about one file alone, and a retry will not help."""
+    return isinstance(error, OSError) and error.errno in BROKEN
 
 
 class Storage:
@@ -78,18 +114,12 @@ class Storage:
             return []
         return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
 
-    def read(self, paths: Sequence[str]) -> list[dict[str, Any] | None]:
-        """JSON objects, read concurrently from a bucket; None for one that does not exist."""
+    def read(self, paths: Sequence[str]) -> list[Found]:
+        """JSON objects, read concurrently from a bucket. Raises the storage's errors, except those of one file."""
         if is_local(self.fs):
             return [self._read(path) for path in paths]
         found = self.fs.cat(list(paths), on_error="return") if paths else {}
-        contents = []
-        for path in paths:
-            data = found[path]
-            if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
-                raise data
-            contents.append(None if isinstance(data, Exception) else json.loads(data))
-        return contents
+        return [_decoded(found[path]) if isinstance(found[path], bytes) else _missing(found[path]) for path in paths]
 
     def create(self, path: str, content: dict[str, Any]) -> bool:
         """Writes a new object. False if it exists already; it is then unchanged."""
@@ -112,11 +142,35 @@ class Storage:
             except FileNotFoundError:
                 continue
 
-    def _read(self, path: str) -> dict[str, Any] | None:
+    def _read(self, path: str) -> Found:
         try:
-            return json.loads(self.fs.cat_file(path))
-        except FileNotFoundError:
-            return None
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                return Damaged("it is not a file")
+            with open(path, "rb") as file:
+                return _decoded(file.read(MAX_RECORD_BYTES + 1))
+        except OSError as error:
+            return _missing(error)
+
+
+def _missing(error: Exception) -> Damaged | None:
+    if isinstance(error, FileNotFoundError):
+        return None
+    if isinstance(error, OSError) and (is_broken(error) or isinstance(error, PermissionError | IsADirectoryError)):
+        return Damaged(f"it cannot be read: {error.strerror or type(error).__name__}")
+    raise error
+
+
+def _decoded(data: bytes) -> dict[str, Any] | Damaged:
+    if len(data) > MAX_RECORD_BYTES:
+        return Damaged(f"it is larger than {MAX_RECORD_BYTES // 2**20} MiB")
+    if not data.strip(b"\0 \t\r\n"):
+        return Damaged("it is empty")
+    try:
+        found = json.loads(data)
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # as it must go into an answer
+    except (ValueError, RecursionError):
+        return Damaged("it is not JSON")
+    return found if isinstance(found, dict) else Damaged("it is not a JSON object")
 
 
 def refusal(error: Exception) -> OpenAIError:

@@ -1,14 +1,20 @@
-"""Validation of a batch's input file, before any of its requests run."""
+"""What a batch is checked by: its input file before any request runs, and its records whenever they are read."""
 
 from typing import Any
 
 from apps.llm.batches.input_file import InputFile
 from apps.llm.batches.lines import check_model, check_not_streamed, json_object, request_body
+from apps.llm.batches.storage import Damaged, Found, created_s, typed
 from apps.serving.ingress.bodies import MAX_BYTES
 from apps.serving.ingress.openai_errors import OpenAIError
 
 MAX_ERRORS = 100
 """Bad lines that are reported one by one; the others are only counted."""
+MAX_MESSAGE = 1000
+"""Characters of an error's message, which may repeat what the line says."""
+
+
+LINE_TOO_LARGE = f"the line is larger than {MAX_BYTES // 2**20} MiB"
 
 
 class BatchFailed(Exception):
@@ -21,6 +27,8 @@ class BatchFailed(Exception):
 
 def batch_error(code: str | None, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
     """An error object of OpenAI's batches."""
+    if len(message) > MAX_MESSAGE:
+        message = f"{message[:MAX_MESSAGE]} ... ({len(message):,} characters)"
     return {"code": code, "line": line, "message": message, "param": param}
 
 
@@ -34,6 +42,9 @@ def validate(source: InputFile, most_lines: int, endpoint: str, model: str) -> N
     seen: dict[str, int] = {}
     errors: list[dict[str, Any]] = []
     for span in source.spans:
+        if span.lines == 1 and span.stop - span.start > MAX_BYTES + 1:
+            errors.append(batch_error("line_too_large", LINE_TOO_LARGE, span.first + 1))
+            continue
         for number, text in enumerate(source.span(span), span.first + 1):
             try:
                 _check(text, number, endpoint, model, seen)
@@ -52,7 +63,7 @@ def _check(text: bytes, number: int, endpoint: str, model: str, seen: dict[str, 
         seen: custom_id -> number of its first line.
     """
     if len(text) > MAX_BYTES:
-        raise OpenAIError(400, f"the line is larger than {MAX_BYTES // 2**20} MiB", None, "line_too_large")
+        raise OpenAIError(400, LINE_TOO_LARGE, None, "line_too_large")
     line = json_object(text)
     custom_id = line.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
@@ -66,3 +77,71 @@ def _check(text: bytes, number: int, endpoint: str, model: str, seen: dict[str, 
     if first != number:
         message = f"custom_id {custom_id!r} is already used by line {first}"
         raise OpenAIError(400, message, "custom_id", "duplicate_custom_id")
+
+
+Batch = dict[str, Any]
+"""A batch object of OpenAI's API."""
+TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+NOTHING_YET: Batch = {
+    "status": "validating",
+    "errors": None,
+    "output_file_id": None,
+    "error_file_id": None,
+    "request_counts": {"total": 0, "completed": 0, "failed": 0},
+} | {f"{name}_at": None for name in TIMES}
+MARKER = {"owner": str, "model": str, "expires_at": (int, float)}
+REQUEST = {
+    "id": str,
+    "created_at": int,
+    "expires_at": (int, float),
+    "model": str,
+    "input_file_id": str,
+    "endpoint": str,
+    "completion_window": str,
+}
+PROGRESS = {
+    "status": str,
+    "errors": (dict, type(None)),
+    "output_file_id": (str, type(None)),
+    "error_file_id": (str, type(None)),
+    "request_counts": dict,
+    "starts": int,
+    "file_ids": list,
+    **{f"{name}_at": (int, float, type(None)) for name in TIMES},
+}
+"""Fields of each record, and their types."""
+
+
+def damaged_record(why: str) -> dict[str, Any]:
+    """The error of a batch whose record cannot be read."""
+    message = (
+        f"A record of this batch is damaged ({why}). Its answers so far, if any, are in its files; create it again"
+    )
+    return batch_error("record_damaged", message)
+
+
+def as_seen(id_: str, batch: Found, progress: Found, cancel: Found, end: Found) -> Batch | None:
+    """A batch as its key sees it, from its records; None if there is none."""
+    if batch is progress is cancel is end is None:
+        return None
+    known, ended = typed(batch, REQUEST), typed(end, PROGRESS)
+    unknown: Batch = {
+        "id": id_,
+        "object": "batch",
+        "created_at": int(created_s(id_)),
+        "expires_at": None,
+        "model": None,
+    }
+    unknown |= {"input_file_id": "", "endpoint": "", "completion_window": "", "metadata": None}
+    whole = REQUEST.keys() <= known.keys()
+    seen = NOTHING_YET | ({} if whole else unknown) | known
+    seen |= {key: value for key, value in typed(progress, PROGRESS).items() if key in NOTHING_YET}
+    if cancel is not None:
+        seen |= typed(cancel, PROGRESS) | {"status": "cancelling"}
+    if "status" in ended:
+        return seen | ended
+    if not whole or end is not None:
+        broken = end if whole else batch or Damaged("it is missing")
+        why = broken.why if isinstance(broken, Damaged) else "its fields are not known here"
+        seen |= {"status": "failed", "errors": {"object": "list", "data": [damaged_record(why)]}}
+    return seen

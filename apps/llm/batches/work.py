@@ -10,17 +10,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from apps.llm.batches.asking import Asker
 from apps.llm.batches.input_file import InputFile, missing, scan
-from apps.llm.batches.lines import answered, dump, json_object
+from apps.llm.batches.lines import answered, custom_id, dump, json_object
 from apps.llm.batches.outputs import Outputs, line_name
-from apps.llm.batches.parts import Answers, PartDamaged, Parts
-from apps.llm.batches.records import Batch, BatchStore, OpenBatch
-from apps.llm.batches.storage import FILE, new_id
-from apps.llm.batches.validation import BatchFailed, batch_error, validate
+from apps.llm.batches.parts import MAX_LINES, Answers, PartDamaged, Parts
+from apps.llm.batches.records import BatchStore, OpenBatch
+from apps.llm.batches.storage import FILE, Damaged, is_broken, new_id
+from apps.llm.batches.validation import Batch, BatchFailed, batch_error, damaged_record, validate
 from apps.serving.files import is_local
+from apps.serving.ingress.openai_errors import OpenAIError
 
 log = logging.getLogger("podslice")
 
@@ -36,14 +38,28 @@ MAX_STARTS = 5
 
 
 class BatchWork:
-    """The work on one batch. `run` may be cancelled; the next holder of the lease resumes from the saved answers."""
+    """The work on one batch. `run` may be cancelled; the next holder of the lease resumes from the saved answers.
+
+    Args:
+        batch: the request; a damaged one fails the batch, with the answers that are saved.
+        ended: whether the batch has ended, and the record of how is damaged.
+    """
 
     def __init__(
-        self, store: BatchStore, asker: Asker, opened: OpenBatch, batch: Batch, progress: Batch | None, writer: str
+        self,
+        store: BatchStore,
+        asker: Asker,
+        opened: OpenBatch,
+        batch: Batch | Damaged,
+        progress: Batch | None,
+        writer: str,
+        ended: bool = False,
     ):
-        self._store, self._asker, self._opened, self._batch = store, asker, opened, batch
+        self._store, self._asker, self._opened = store, asker, opened
+        self._batch: Batch = {} if isinstance(batch, Damaged) else batch
+        self._damage = batch if isinstance(batch, Damaged) else None
         self._progress: dict[str, Any] = progress or {}
-        self._writer = writer
+        self._writer, self._ended = writer, ended
         self._source: InputFile | None = None
         self._parts: Parts | None = None
         self._ending = False
@@ -57,6 +73,9 @@ class BatchWork:
 
     async def run(self) -> None:
         """Answers and ends the batch. Raises the storage's errors."""
+        if self._damage:
+            await self.fail(self._damage.why)
+            return
         answering = asyncio.create_task(self._answer())
         stop = asyncio.create_task(self._cancelled.wait())
         left_s = self._batch["expires_at"] - time.time()
@@ -82,25 +101,53 @@ class BatchWork:
         if self._is_validated and not self._ending:
             await self._write_progress(starts=0)
 
+    async def fail(self, why: str) -> None:
+        """Ends the batch as failed, with the answers that are saved. Raises the storage's errors."""
+        await self._end("failed", [damaged_record(why)])
+
     async def _open(self) -> None:
         """Scans the input file, validates it once, and loads saved answers. Raises BatchFailed."""
-        owner, input_id = self._opened.owner, self._batch["input_file_id"]
+        owner, input_id, files = self._opened.owner, self._batch["input_file_id"], self._store.files
+
+        def failed(code: str, why: str) -> BatchFailed:
+            return BatchFailed(batch_error(code, f"{input_id} {why}", None, "input_file_id"))
+
         try:
-            self._source = await asyncio.to_thread(scan, self._store.files.url(owner, input_id))
+            size = await asyncio.to_thread(files.size, owner, input_id)
+            with contextlib.suppress(OpenAIError):  # its metadata was deleted: only its content matters
+                about = await asyncio.to_thread(files.get, owner, input_id)
+                if size != about["bytes"]:
+                    raise failed(
+                        "input_file_damaged", f"is damaged: {size or 0:,} of its {about['bytes']:,} bytes are there"
+                    )
+            source = await asyncio.to_thread(scan, files.url(owner, input_id))
             if not self._is_validated:
                 most, asked = self._store.limits.lines, self._batch["endpoint"]
-                await asyncio.to_thread(validate, self._source, most, asked, self._opened.model)
+                self._source = source
+                await asyncio.to_thread(validate, source, most, asked, self._opened.model)
         except FileNotFoundError:
-            raise BatchFailed(
-                batch_error("input_file_gone", f"{input_id} was deleted", None, "input_file_id")
-            ) from None
-        fs, folder = self._store.storage.fs, self._store.records.path(owner, self._opened.id)
-        parts = Parts(fs, folder, self._source.lines, SAVE_PERIOD_S[is_local(fs)], self._writer)
-        try:
-            await asyncio.to_thread(parts.load)
-        except PartDamaged as error:
-            raise BatchFailed(batch_error("storage_failed", str(error))) from None
+            raise failed("input_file_gone", "was deleted") from None
+        except OSError as error:
+            if not is_broken(error):
+                raise
+            raise failed("input_file_damaged", f"cannot be read: {error.strerror}") from None
+        if self._is_validated and self._total not in (0, source.lines):
+            raise failed("input_file_damaged", f"is damaged: {source.lines:,} of its {self._total:,} lines are there")
+        self._source = source
+        await self._load(source.lines)
+
+    async def _load(self, lines: int) -> None:
+        """Loads the saved answers; those of damaged parts are to be asked again. Lines 0: the number is not known."""
+        fs, folder = self._store.storage.fs, self._store.records.path(self._opened.owner, self._opened.id)
+        parts = Parts(fs, folder, lines, SAVE_PERIOD_S[is_local(fs)], self._writer)
+        await asyncio.to_thread(parts.load, partial(log.error, "%s: left out: %s", self._opened.id), not lines)
         self._parts = parts
+
+    @property
+    def _total(self) -> int:
+        """Lines of the input file by the recorded progress; 0 if that is not known."""
+        total = self._progress.get("request_counts", {}).get("total")
+        return total if isinstance(total, int) and 0 <= total <= MAX_LINES else 0
 
     @property
     def _is_validated(self) -> bool:
@@ -135,9 +182,15 @@ class BatchWork:
                     asked.add_done_callback(lambda _: self._asker.places.release())
 
     async def _ask(self, parts: Parts, index: int, text: bytes) -> None:
-        line = json_object(text)
-        status, body = await self._asker.ask(line["url"], line["body"], self._opened.owner)
-        answer = answered(line_name(self._opened, index), line["custom_id"], status, body)
+        try:
+            line = json_object(text)
+            url, body = str(line["url"]), dict(line["body"])
+        except (OpenAIError, KeyError, TypeError, ValueError):  # damaged since the file was validated
+            damaged = OpenAIError(400, "The line of the input file is damaged.", None, "line_damaged")
+            status, said = damaged.status, damaged.body()
+        else:
+            status, said = await self._asker.ask(url, body, self._opened.owner)
+        answer = answered(line_name(self._opened, index), custom_id(text), status, said)
         parts.take(Answers([index], [dump(answer).encode()], int(status != 200)))
 
     async def _save_forever(self, parts: Parts) -> None:
@@ -160,20 +213,32 @@ class BatchWork:
 
     async def _end(self, ending: Ending, errors: Sequence[dict[str, Any]] = ()) -> None:
         self._ending, records, now = True, self._store.records, int(time.time())
-        if self._parts is None and self._is_validated:  # cancelled or expired before it was opened
+        if self._parts is None and self._is_validated and self._batch:  # cancelled or expired before it was opened
             with contextlib.suppress(BatchFailed):
                 await self._open()
+        if self._parts is None:  # the answers that there are, without the input file
+            await self._load(self._source.lines if self._source else self._total)
         ids = self._progress.get("file_ids") or [new_id(FILE), new_id(FILE)]
         finalizing = {"status": "finalizing", "finalizing_at": now} if ending == "completed" else {}
         await self._write_progress(file_ids=ids, **finalizing)  # saved first, so that a retry writes the same files
         end: dict[str, Any] = {"status": ending, f"{ending}_at": int(time.time())}
         end |= {name: self._progress[name] for name in ("in_progress_at", "finalizing_at") if name in self._progress}
-        outputs = Outputs(self._store.files, self._opened, ids)
-        end |= await asyncio.to_thread(outputs.write, self._parts, self._source, ending == "expired")
+        while True:
+            outputs = Outputs(self._store.files, self._opened, ids)
+            try:
+                end |= await asyncio.to_thread(outputs.write, self._parts, self._source, ending == "expired")
+                break
+            except PartDamaged as error:
+                if ending == "completed" or error.part is None:
+                    raise  # to be opened again, and the part's lines answered again
+                log.error("%s: left out: %s", self._opened.id, error)
+                self._parts.drop(error.part)  # type: ignore[union-attr]
         if errors:
             end["errors"] = {"object": "list", "data": list(errors)}
-        if not await asyncio.to_thread(records.end, self._opened, end):
-            await asyncio.to_thread(outputs.remove_unless_named, await asyncio.to_thread(records.ending, self._opened))
+        if not await asyncio.to_thread(records.end, self._opened, end, self._ended):
+            other = await asyncio.to_thread(records.ending, self._opened)
+            if isinstance(other, dict):
+                await asyncio.to_thread(outputs.remove_unless_named, other)
         await asyncio.to_thread(records.close, self._opened)
         log.info("%s: %s, %s", self._opened.id, ending, end["request_counts"])
 
