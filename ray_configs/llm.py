@@ -205,6 +205,13 @@ class LLMConfig(AppConfig, EngineConfig):
     """Largest file that may be uploaded for a batch, in MiB."""
     batch_lines: int = Field(50_000, ge=1)
     """Most requests in a batch's file."""
+    batch_key_gib: float = Field(100, gt=0)
+    """Most that the files of one API key may have in all, in GiB, outputs of batches included; what is uploaded counts
+    while it arrives. One more is refused with 429 `insufficient_quota` until files are deleted."""
+    batch_key_files: int = Field(10_000, ge=1)
+    """Most files that one API key may keep."""
+    batch_key_open: int = Field(200, ge=1)
+    """Most batches of one API key that have not ended."""
 
     @model_validator(mode="after")
     def _adapters_can_be_loaded(self) -> "LLMConfig":

@@ -46,7 +46,14 @@ class LLMServer(EngineServer):
         self._batch_store = None
         if config.batches is not None:  # first: what is wrong with it is known at once
             self._batch_store = BatchStore(
-                Storage(config.batches), Limits(config.batch_file_mib * 2**20, config.batch_lines)
+                Storage(config.batches),
+                Limits(
+                    config.batch_file_mib * 2**20,
+                    config.batch_lines,
+                    int(config.batch_key_gib * 2**30),
+                    config.batch_key_files,
+                    config.batch_key_open,
+                ),
             )
         engine, self._hosts = load_engine(config)
         self._stored_responses, self._tokenizer_info = config.kept_responses, config.tokenizer_info

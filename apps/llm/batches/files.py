@@ -6,12 +6,14 @@ from contextlib import AbstractContextManager
 from typing import IO, Any
 
 from apps.llm.batches.storage import READ_BYTES, Found, Storage, age_s, created_s, is_broken, is_id, typed
-from apps.serving.files import writing
+from apps.serving.files import PARTIAL, writing
 from apps.serving.ingress.openai_errors import OpenAIError
 
 ABOUT, CONTENT = ".json", ".jsonl"
 LEFTOVER_S = 24 * 3600
 """Content older than this without metadata is what a killed upload left."""
+ARRIVING_S = 600
+"""An unfinished file on a disk that has not grown for so long is a killed upload's."""
 
 File = dict[str, Any]
 """A file object of OpenAI's API."""
@@ -114,6 +116,24 @@ class Files:
         """Raises OpenAIError if the owner has no such file."""
         self.get(owner, id_)
         self._storage.remove(self._path(owner, id_, ABOUT), self._path(owner, id_, CONTENT))
+
+    def used(self, owner: str, besides: str = "") -> tuple[int, int]:
+        """(number of files, bytes) of an owner, besides the file with this id.
+
+        Counts contents whose metadata is yet to be written, and on a disk uploads as they grow, of all replicas. So of
+        uploads at once, each that is counted after its content is there sees all others that may still be added.
+        """
+        count = size = 0
+        for about in self._storage.entries("keys", owner, "files"):
+            name = about["name"].rpartition("/")[2]
+            arriving = name.endswith(CONTENT + PARTIAL) and time.time() - about.get("mtime", 0) < ARRIVING_S
+            if about["type"] == "file" and (name.endswith(CONTENT) or arriving) and not name.startswith(besides or "/"):
+                count, size = count + 1, size + (about["size"] or 0)
+        return count, size
+
+    def discard(self, owner: str, id_: str) -> None:
+        """Removes the content of a file that is not to be added."""
+        self._storage.remove(self._path(owner, id_, CONTENT))
 
     def tidy(self) -> int:
         """Removes what killed uploads left; returns the number of files removed."""

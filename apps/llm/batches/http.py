@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from apps.llm.batches.files import Files
 from apps.llm.batches.records import BatchStore, Records
 from apps.llm.batches.storage import FILE, new_id, refusal
-from apps.llm.batches.upload import FORM_BYTES, Form, check_length, opened_in_thread, too_large
+from apps.llm.batches.upload import FORM_BYTES, Form, check_length, declared, opened_in_thread, too_large
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
 from apps.serving.ingress.bodies import BODIES, Body, BodyRefused, Metadata, Reading
 from apps.serving.ingress.openai_errors import OpenAIError, parsed
@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 MAX_FILES, MAX_BATCHES, DEFAULT_BATCHES = 10_000, 100, 20
 """Items on one page of a listing: the most files, the most batches, and the default for batches."""
+COUNT_BYTES = 32 * 2**20
+"""Bytes of an upload after which its key's files are counted again."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_WINDOW_S = 30 * SECONDS["d"]
 OFF = (
@@ -161,7 +163,9 @@ def batches_router(
             message = f"input_file_id: the file's purpose is {about['purpose']!r}, and must be 'batch'"
             raise OpenAIError(400, message, "input_file_id", "invalid_value")
         asked = body.model_dump(exclude={"output_expires_after"})
-        batch = await stored(store.records.add, owner, model, asked, window_s(body.completion_window))
+        await stored(store.room, owner)
+        window, most = window_s(body.completion_window), store.limits.key_open
+        batch = await stored(store.records.add, owner, model, asked, window, most)
         on_change()
         return batch
 
@@ -199,7 +203,10 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
     most, owner, id_ = store.limits.file_bytes, _owner(request), new_id(FILE)
     reading, arriving, more = Form(request.headers.get("content-type", "")), Reading(BODIES), True
     check_length(request.headers, most)
-    received = size = 0
+    room = await stored(store.room, owner)
+    if declared(request.headers) > room + FORM_BYTES:
+        raise store.over_quota()
+    received = size = counted = 0
     try:
         async with opened_in_thread(partial(store.files.writing, owner, id_)) as write:
             while more:
@@ -210,6 +217,10 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
                     size += len(piece)
                 if size > most or received > most + FORM_BYTES:
                     raise too_large(most)
+                if size - counted > COUNT_BYTES:  # what else the key has meanwhile
+                    room, counted = await stored(store.room, owner, id_), size
+                if size > room:
+                    raise store.over_quota()
             name = reading.finish()
             purpose = reading.fields.get("purpose", b"").decode("utf-8", "replace")
             if purpose != "batch":
@@ -225,7 +236,18 @@ async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
     except Exception as error:  # an object store's own errors have no type in common
         log.exception("an upload failed")
         raise refusal(error) from error
-    return await stored(store.files.add, owner, id_, size, name, purpose)
+    return await stored(_added, store, owner, id_, size, name)
+
+
+def _added(store: BatchStore, owner: str, id_: str, size: int, name: str) -> dict[str, Any]:
+    """Adds the file whose content is written, if the key may have it."""
+    try:
+        if size > store.room(owner, id_):
+            raise store.over_quota()
+    except BaseException:
+        store.files.discard(owner, id_)
+        raise
+    return store.files.add(owner, id_, size, name, "batch")
 
 
 async def _page(

@@ -31,7 +31,7 @@ from apps.llm.batches.storage import (
 )
 from apps.llm.batches.validation import MARKER, NOTHING_YET, PROGRESS, REQUEST, Batch, as_seen
 from apps.serving.files import Holder, Lease
-from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.openai_errors import OpenAIError, QuotaExceeded
 
 log = logging.getLogger("podslice")
 
@@ -42,6 +42,9 @@ LEFTOVER_S = 60.0
 PARTS = ("batch", "progress", "cancel", "end")
 KEPT = ("batch.json", "cancel.json", "end.json")
 """Files of an ended batch that are not removed."""
+
+
+REMEDY = "Delete files that are no longer needed: DELETE /v1/files/{file_id}."
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,23 @@ class Records:
         self._told: set[str] = set()
         """Markers that the log was told about."""
 
-    def add(self, owner: str, model: str, asked: Mapping[str, Any], window_s: int) -> Batch:
-        """Records a new batch, which some replica will take."""
+    def add(self, owner: str, model: str, asked: Mapping[str, Any], window_s: int, most: int | None = None) -> Batch:
+        """Records a new batch, which some replica will take.
+
+        Args:
+            most: batches of the owner that may be open at a time, with this one. Raises QuotaExceeded.
+        """
         id_, now = new_id(BATCH), int(time.time())
         batch = {"id": id_, "object": "batch", "created_at": now, "expires_at": now + window_s, "model": model, **asked}
         # The marker comes first: a batch without one would never be found. A marker without a batch is removed later.
         marker = {"owner": owner, "model": model, "expires_at": now + window_s}
         self._storage.write(self._marker(id_), marker)
+        # Counted after the marker is there: of two requests at once the second sees both.
+        if most is not None and (count := sum(opened.owner == owner for opened in self.open())) > most:
+            self._storage.remove(self._marker(id_))
+            raise QuotaExceeded(
+                f"{count - 1} batches of this key have not ended, of at most {most}. Cancel one, or wait."
+            )
         self._storage.write(self.path(owner, id_, "batch.json"), batch)
         return batch | NOTHING_YET
 
@@ -223,10 +236,13 @@ class Records:
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum size of an uploaded file, and lines of a batch."""
+    """Most bytes of an uploaded file and lines of a batch, and most bytes, files and open batches of a key."""
 
     file_bytes: int
     lines: int
+    key_bytes: int = 100 * 2**30
+    key_files: int = 10_000
+    key_open: int = 200
 
 
 class BatchStore:
@@ -235,3 +251,16 @@ class BatchStore:
     def __init__(self, storage: Storage, limits: Limits):
         self.storage, self.limits = storage, limits
         self.files, self.records = Files(storage), Records(storage)
+
+    def room(self, owner: str, id_: str = "") -> int:
+        """Most bytes that the file with this id may have, beside the others. Raises QuotaExceeded if that is none."""
+        count, size = self.files.used(owner, besides=id_)
+        if count >= self.limits.key_files:
+            raise QuotaExceeded(f"this key has {count:,} files, of at most {self.limits.key_files:,}. {REMEDY}")
+        if size >= self.limits.key_bytes:
+            raise self.over_quota()
+        return self.limits.key_bytes - size
+
+    def over_quota(self) -> QuotaExceeded:
+        """The error for a file that does not fit beside the others."""
+        return QuotaExceeded(f"the files of this key may have {self.limits.key_bytes:,} bytes in all. {REMEDY}")

@@ -106,6 +106,15 @@ class Storage:
     def path(self, *parts: str) -> str:
         return "/".join((self.root, *parts))
 
+    def entries(self, *folder: str) -> list[dict[str, Any]]:
+        """fsspec's description of what is in a folder; empty if there is no such folder."""
+        while True:
+            try:
+                return self.fs.ls(self.path(*folder), detail=True, refresh=True)
+            except FileNotFoundError:
+                if not self.fs.isdir(self.path(*folder)):
+                    return []  # else a file in it was removed meanwhile
+
     def names(self, *folder: str) -> list[str]:
         """Names in a folder, sorted; empty if there is no such folder."""
         try:

@@ -150,10 +150,15 @@ def too_large(most: int) -> OpenAIError:
     return OpenAIError(413, f"file: larger than {most:,} bytes", "file", "file_too_large")
 
 
+def declared(headers: Mapping[str, str]) -> int:
+    """The Content-Length; 0 if there is none."""
+    length = headers.get("content-length", "")
+    return int(length[:20]) if length.isdecimal() else 0
+
+
 def check_length(headers: Mapping[str, str], most: int) -> None:
     """Raises OpenAIError if the Content-Length is too large."""
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > most + FORM_BYTES:
+    if declared(headers) > most + FORM_BYTES:
         raise too_large(most)
 
 

@@ -58,6 +58,21 @@ class OpenAIError(Exception):
         return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
 
 
+class QuotaExceeded(OpenAIError):
+    """The key has used up what it may keep; in the words of OpenAI, whose clients would otherwise try again."""
+
+    def __init__(self, what: str):
+        super().__init__(429, f"You exceeded your current quota: {what}", None, "insufficient_quota")
+
+    def body(self) -> dict[str, Any]:
+        return {"error": super().body()["error"] | {"type": "insufficient_quota"}}
+
+    def response(self) -> Response:
+        answer = super().response()
+        answer.headers["x-should-retry"] = "false"
+        return answer
+
+
 def retry_after(seconds: float | None) -> dict[str, str]:
     """The Retry-After header, in whole seconds; empty for None."""
     return {} if seconds is None else {"Retry-After": str(max(1, math.ceil(seconds)))}
