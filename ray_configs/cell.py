@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 
 from ray_configs.applications.callers import Callers
 from ray_configs.applications.replicas import AppConfig
+from ray_configs.applications.roots import ModelRoots
 
 OWN_CPUS = 0.1
 """CPUs that Ray reserves for each of the cell's own processes, the admin and the fronts. They are mostly idle, and
@@ -34,8 +35,9 @@ class CellConfig(AppConfig):
     """The cell's name: it serves /sax/NAME."""
     state_uri: str = Field("~/.local/state/podslice/cell", min_length=1)
     """Folder or gs:// path where the cell's state survives restarts. One cell at a time writes there."""
-    model_roots: tuple[str, ...] = ()
-    """Folders and gs:// prefixes below which checkpoints may be published; others are refused."""
+    model_roots: ModelRoots = ()
+    """Folders and gs:// prefixes below which checkpoints may be published; others are refused, as are those with links
+    that lead out of all of them."""
     hub_models: bool = True
     """Whether any model of the Hugging Face hub may be published, as `huggingface:OWNER/NAME`."""
     tiny: bool = False
@@ -49,7 +51,7 @@ class CellConfig(AppConfig):
     front_replicas: int = Field(1, ge=1)
     """Processes that relay requests to the models' replicas; use more for more clients."""
 
-    @field_validator("model_roots", "admins", mode="before")
+    @field_validator("admins", mode="before")
     @classmethod
     def _comma_separated(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ray_configs.applications.callers import ANONYMOUS, Callers
 from ray_configs.applications.replicas import AppConfig
+from ray_configs.applications.roots import ModelRoots
 from ray_configs.base import Config
 
 DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo" / "model")
@@ -113,6 +114,10 @@ class EngineConfig(Config):
     `adapters` names."""
     max_adapter_rank: Literal[8, 16, 32, 64, 128] = 16
     """Highest rank of an adapter. All are padded to it."""
+    model_roots: ModelRoots | None = None
+    """Folders and URL prefixes (`/adapters,gs://bucket/loras`) below which `/v1/load_lora_adapter` may load adapters.
+    Default: it loads only hub ids, and what `adapters` names. If set, links below them may not lead out of them, and
+    `OWNER/NAME` is always a hub id, never a relative folder. A cell sets it to its own."""
     max_waiting: int = Field(256, ge=1)
     """Requests that may wait for a slot in the batch; one more is refused with 429 and Retry-After.
 
@@ -196,7 +201,8 @@ class LLMConfig(AppConfig, EngineConfig):
     """Answer `GET /tokenizer_info`, as vLLM does with its flag: the tokenizer's config and the chat template."""
     adapter_loading: bool = False
     """Answer `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM does with its setting: whoever may ask the
-    model may then have it read any adapter that the server can. Needs `max_adapters` and one replica."""
+    model may then have it read any adapter of the hub, and those below `model_roots`. Needs `max_adapters` and one
+    replica."""
     batches: str | None = Field(None, min_length=1)
     """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
     replicas must see the same one. None: both answer 404. Batches run in slots that other requests leave free; with

@@ -9,7 +9,6 @@
 which are read when it is left out.
 """
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from apps.cell.errors import CellError
 from apps.cell.state import Published
+from apps.serving.model_files.roots import HUB, is_hub_id, permitted
 from ray_configs.applications import lm_cloud
 from ray_configs.cell import CellConfig
 from ray_configs.llm import AdapterSource, LLMConfig
@@ -27,7 +27,6 @@ from ray_configs.loading import catalog, explained, load
 from ray_configs.service import Service
 
 RANDOM = "None"
-HUB = "huggingface:"
 CATALOG = "catalog."
 
 OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"}
@@ -35,7 +34,7 @@ OVERRIDES = {"BATCH_SIZE": "max_batch_size", "NUM_CACHE_SLOTS": "max_batch_size"
 NOT_OVERRIDDEN = frozenset(
     {"model", "model_id", "slice", "min_replicas", "max_replicas", "api_keys", "random_weights", "compile_cache"}
     | {"tiny", "tiny_layers", "target_ongoing_requests", "stored_responses", "callers", "batches"}
-    | {"adapters", "adapter_loading"}
+    | {"adapters", "adapter_loading", "model_roots"}
 )
 """Fields that the cell sets, or that name files."""
 
@@ -60,6 +59,7 @@ class Registry:
             "model_id": name,
             "slice": cell.slice,
             "callers": cell.callers,
+            "model_roots": cell.model_roots,
             "num_cpus": fields.get("num_cpus", cell.num_cpus),
             "min_replicas": 1,
             "max_replicas": 1,
@@ -122,7 +122,7 @@ class Registry:
             if not self._cell.hub_models:
                 raise CellError(f"{field} {text!r}: this cell does not publish hub models (hub_models=False)")
             name = text.removeprefix(HUB)
-            if name.count("/") != 1 or not all(name.split("/")) or ".." in name or name[0] in "./~":
+            if name.count("/") != 1 or not is_hub_id(name):
                 raise CellError(f"{field} {text!r} must be {HUB}OWNER/NAME")
             try:
                 validate_repo_id(name)
@@ -137,14 +137,8 @@ class Registry:
         )
 
     def _under_a_root(self, text: str, field: str) -> str:
-        for root in self._cell.model_roots:
-            if "://" in root or "://" in text:
-                inside = text.startswith(root.rstrip("/") + "/") and ".." not in text.split("/")
-            else:  # links are resolved first, so that a link inside a root does not lead out of it
-                real = os.path.realpath(os.path.expanduser(root))
-                inside = os.path.commonpath([real, os.path.realpath(text)]) == real
-            if inside:
-                return text.rstrip("/")
+        if (location := permitted(text, self._cell.model_roots)) is not None:
+            return location
         roots = ", ".join(self._cell.model_roots) or "none: set model_roots in the cell's config"
         raise CellError(f"{field} {text!r} is not below any folder that this cell may read: {roots}")
 

@@ -27,6 +27,7 @@ from apps.llm.chat.conversation import ChatRequest
 from apps.llm.engine_stream import EngineStream
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.tracing import tracing
+from apps.serving.model_files.roots import HUB, is_hub_id, permitted
 from apps.serving.stuck import StuckWatch
 from ray_configs.llm import AdapterSource
 
@@ -86,6 +87,14 @@ class EngineModel:
         under = copy.copy(self)
         under.name, under._adapter = name, adapter
         return under
+
+    def readable(self, location: str) -> str | None:
+        """What `load_adapter` may read where a caller names it; None: no hub id, not below `model_roots`, and not of
+        the config."""
+        config, name = self._engine.config, location.removeprefix(HUB)
+        if location in config.adapters.values():
+            return location
+        return HUB + name if is_hub_id(name) else permitted(location, config.model_roots or ())
 
     async def load_adapter(self, name: str, location: str) -> None:
         """See `Engine.load_adapter`. Reading takes seconds; other requests go on."""

@@ -7,7 +7,6 @@ files only.
 """
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,13 @@ import ml_dtypes
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
+from apps.serving.model_files import header
+from apps.serving.model_files.roots import is_plain, link_out
 from apps.serving.progress import LEAST_S, tell
 
 MB = 10**6
+MOST_JSON, MOST_LISTED = 16 << 20, 64 << 20
+"""Bytes of a JSON file, and of one that lists a model's tensors."""
 DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
@@ -57,20 +60,29 @@ class ModelFolder:
 
     Args:
         location: a local folder or an fsspec URL.
+        roots: folders below which others may name models: links in such a folder may not leave them.
 
     Raises:
-        CheckpointError: there is no such folder.
+        CheckpointError: there is no such folder, or a link in it leads out of the roots.
     """
 
-    def __init__(self, location: str):
+    def __init__(self, location: str, roots: Sequence[str] | None = None):
         self.location = location
         self._fs, self._root = fsspec.core.url_to_fs(location)
         self.is_local = isinstance(self._fs, LocalFileSystem)
         if not self._fs.isdir(self._root):
             raise CheckpointError(f"{location}: no such folder")
+        if self.is_local and (link := link_out(self._root, roots or ())):
+            raise CheckpointError(f"{location}: the link {link} leads out of model_roots")
 
     def path(self, name: str) -> str:
-        """The file's path in its file system."""
+        """The file's path in its file system.
+
+        Raises:
+            CheckpointError: the name, which another file may have given, leads out of the folder.
+        """
+        if not is_plain(name):
+            raise CheckpointError(f"{self.location}: {name!r:.200} is no name of a file in the folder")
         return f"{self._root}/{name}"
 
     def has(self, name: str) -> bool:
@@ -80,23 +92,28 @@ class ModelFolder:
         """The content of a small file; None if there is no such file."""
         return self._fs.cat_file(self.path(name)) if self.has(name) else None
 
-    def read_json(self, name: str) -> Any:
+    def read_json(self, name: str, most: int = MOST_JSON) -> Any:
         """A JSON file's value; None if there is no such file.
 
+        Args:
+            most: bytes of the file; a larger one is not read.
+
         Raises:
-            CheckpointError: it is not JSON.
+            CheckpointError: it is not JSON, or too large.
         """
-        content = self.file(name)
-        if content is None:
+        if not self.has(name):
             return None
+        if (size := self._fs.size(self.path(name))) > most:
+            raise CheckpointError(f"{self.location}/{name} has {size} bytes; at most {most} are read of such a file")
+        content = self._fs.cat_file(self.path(name), 0, most + 1)
         try:
             return json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.location}/{name} is not valid JSON: {error}") from error
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         """Bytes of each file by name, in this folder or in a folder in it. Empty if that does not exist."""
-        path = self.path(folder).rstrip("/")
+        path = self.path(folder) if folder else self._root
         if not self._fs.isdir(path):
             return {}
         listed = self._fs.ls(path, detail=True)
@@ -113,16 +130,25 @@ class ModelFolder:
         Raises:
             CheckpointError: the index is damaged.
         """
-        content = self.read_json(index)
+        content = self.read_json(index, MOST_LISTED)
         if content is None:
             return None
         try:
-            return sorted(set(content["weight_map"].values()))
+            files = sorted(set(content["weight_map"].values()))
         except (TypeError, AttributeError, KeyError) as error:
             raise CheckpointError(f"{self.location}/{index} has no weight_map") from error
+        for file in files:
+            if not isinstance(file, str) or not is_plain(file):
+                raise CheckpointError(f"{self.location}/{index}: {file!r:.200} is no name of a file in the folder")
+        return files
 
-    def header(self, file: str, dtypes: Mapping[str, np.dtype] = DTYPES) -> dict[str, TensorEntry]:
+    def header(
+        self, file: str, dtypes: Mapping[str, np.dtype] = DTYPES, most: int = header.MOST
+    ) -> dict[str, TensorEntry]:
         """The tensors of one safetensors file that have one of the types, by name.
+
+        Args:
+            most: bytes of the header.
 
         Raises:
             CheckpointError: it is missing, cut short or damaged.
@@ -134,25 +160,20 @@ class ModelFolder:
         length = int.from_bytes(self._fs.cat_file(path, 0, 8), "little") if size >= 8 else 0
         if not 2 <= length <= size - 8:
             raise CheckpointError(f"{self.location}/{file} is not a safetensors file or is cut short ({size} bytes)")
-        entries = {}
+        if length > most:
+            raise CheckpointError(f"{self.location}/{file}: its header has {length} bytes; at most {most} are read")
+        begin = 8 + length
         try:
-            header = json.loads(self._fs.cat_file(path, 8, 8 + length))
-            header.pop("__metadata__", None)
-            for name, info in header.items():
-                dtype = dtypes.get(info["dtype"])
-                if dtype is None:
-                    continue  # position ids and the like are never parameters here
-                start, stop = (8 + length + offset for offset in info["data_offsets"])
-                entries[name] = TensorEntry(file, dtype, tuple(map(int, info["shape"])), start, stop)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(f"{self.location}/{file}: damaged safetensors header: {error!r}") from error
-        for name, entry in entries.items():
-            whole = math.prod(entry.shape) * entry.dtype.itemsize
-            if not 8 + length <= entry.start <= entry.stop <= size or entry.stop - entry.start != whole:
-                raise CheckpointError(
-                    f"{self.location}/{file} is cut short or damaged: tensor {name} ends at byte {entry.stop} of {size}"
-                )
-        return entries
+            found = header.tensors(self._fs.cat_file(path, 8, begin), size - begin)
+        except header.CutShort as error:
+            raise CheckpointError(f"{self.location}/{file} is cut short or damaged: {error}") from error
+        except ValueError as error:
+            raise CheckpointError(f"{self.location}/{file}: damaged safetensors header: {error}") from error
+        return {  # other types are of position ids and the like, which are never parameters here
+            name: TensorEntry(file, dtypes[tensor.dtype], tensor.shape, begin + tensor.start, begin + tensor.stop)
+            for name, tensor in found.items()
+            if tensor.dtype in dtypes
+        }
 
     def array(self, file: str, start: int, stop: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         """Bytes `[start, stop)` of a file as an array. Local files are mapped, not copied."""

@@ -75,6 +75,12 @@ def test_folders_under_the_roots_alone(tmp_path: Path) -> None:
         "gs://other/models/x",
         "s3://bucket/models/x",
         "file:///etc",
+        f"{root}/mine::file:///etc",
+        f"{root}/mine::file://{tmp_path}/secret",
+        f"gs://bucket/models::file://{tmp_path}/secret",
+        f"file://{root}/way-out",
+        "gs://bucket/models/%2e%2e/other",
+        f"{root}/mine\0",
         "/",
     ):
         for path, checkpoint in ((bad, ""), ("catalog.local", bad)):

@@ -29,6 +29,7 @@ from apps.llm.engine.weights.prepared import (
     StoredFile,
 )
 from apps.serving.files import LOCK, PARTIAL, is_local, locked, sync_folder, writing
+from apps.serving.model_folder import MOST_LISTED
 from apps.serving.progress import bar
 
 PIECE = 16 * 2**20
@@ -109,7 +110,7 @@ class PreparationOutput:
         return {name for name in names if not name.endswith((PARTIAL, LOCK))}
 
     def _read(self, name: str, kind: type[PreparedManifest] | type[Progress]) -> PreparedManifest | Progress:
-        content: Any = Checkpoint(self.location, weights=False).json(name)
+        content: Any = Checkpoint(self.location, weights=False).read_json(name, MOST_LISTED)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise PreparationRefused(f"OUTPUT: {self.location}/{name} was not written by this command; {_ADVICE}")
         if kind is PreparedManifest:

@@ -314,7 +314,7 @@ class Engine:
             if config.tiny:
                 layers = stack.drawn(arch, self._heads, dtype, config.max_adapter_rank, zlib.crc32(name.encode()))
             else:
-                found = PeftAdapter.open(location, arch, config.max_adapter_rank, config.model)
+                found = PeftAdapter.open(location, arch, config.max_adapter_rank, config.model, config.model_roots)
                 layers = found.layers(self._heads, config.max_adapter_rank, dtype)
             adapter.key = stack.digest(layers)
             for done in [loop.change_adapter(adapter.place, layers) for loop in self.loops]:

@@ -16,7 +16,7 @@ from apps.serving.model_folder import CheckpointError
 class LoadAdapterBody(Body):
     lora_name: Annotated[str, Field(min_length=1)]
     lora_path: Annotated[str, Field(min_length=1)]
-    """A folder of the server in PEFT's layout, a hub id or an fsspec URL."""
+    """A hub id, or a folder or URL in PEFT's layout below the config's `model_roots`."""
 
 
 class UnloadAdapterBody(Body):
@@ -64,9 +64,13 @@ def adapters_router(model: EngineModel, loading: bool) -> APIRouter:
         if body.lora_name == model.name:
             message = f"lora_name: {model.name} is the model's own name; choose another"
             raise OpenAIError(400, message, "lora_name", "invalid_value")
+        location = model.readable(body.lora_path)
+        if location is None:
+            message = "lora_path: must be a hub id, or below one of the places in model_roots of the server's config"
+            raise OpenAIError(400, message, "lora_path", "invalid_value")
         try:
             with refusing():
-                await model.load_adapter(body.lora_name, body.lora_path)
+                await model.load_adapter(body.lora_name, location)
         except (CheckpointError, OSError, ValueError, ImportError) as error:  # of the file system that the path names
             raise OpenAIError(400, f"lora_path: {error}", "lora_path", "invalid_value") from error
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")

@@ -1,5 +1,6 @@
 """LoRA adapters over HTTP: vLLM's endpoints, and every dialect under an adapter's name."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,9 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LocalServer]:
-    with local_server(max_adapters=2) as local, served(http_app(local.model, adapter_loading=True)) as url:
+def server(adapter: Path) -> Iterator[LocalServer]:
+    local_one = local_server(max_adapters=2, model_roots=(str(adapter), DEMO_MODEL))
+    with local_one as local, served(http_app(local.model, adapter_loading=True)) as url:
         yield LocalServer(url, local.engine, local.model)
 
 
@@ -117,6 +119,30 @@ def test_what_cannot_be_loaded(server: LocalServer, adapter: Path, sql: None) ->
     status, field, says = error(load(server, lora_name="one more", lora_path=str(adapter)))
     assert (status, field) == (400, "lora_name") and "all 2 places" in says
     assert post(server, "/v1/unload_lora_adapter", lora_name="new").status_code == 200
+
+
+def test_any_key_may_read_what_the_config_names_and_nothing_else(
+    server: LocalServer, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle is a server of the test's own, which nobody may reach, and folders that are there and that are not."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    host = f"127.0.0.1:{listener.getsockname()[1]}"
+    (tmp_path / "docs" / "serve").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(adapter)
+    places = [f"http://{host}/x", f"{adapter}::http://{host}/x", f"reference://{host}", "tar://x::file:///etc/passwd"]
+    places += [str(tmp_path / "docs"), str(tmp_path / "nowhere"), "/etc", f"file://{tmp_path}", f"{adapter}/../docs"]
+    answers = {error(load(server, lora_name="new", lora_path=place)) for place in places}
+    assert len(answers) == 1, "which of them exist is not told"
+    assert answers.pop()[:2] == (400, "lora_path")
+    with pytest.raises(BlockingIOError):
+        listener.accept()
+    listener.close()
+    monkeypatch.chdir(tmp_path)
+    assert server.model.readable("docs/serve") == "huggingface:docs/serve", "never the folder"
+    for place in (f"file://{adapter}", f"{adapter}/", str(tmp_path / "link")):
+        assert load(server, lora_name="new", lora_path=place).status_code == 200, place
+        assert post(server, "/v1/unload_lora_adapter", lora_name="new").status_code == 200
 
 
 def test_two_at_once_for_one_name_and_place(server: LocalServer, adapter: Path, sql: None) -> None:

@@ -5,14 +5,16 @@ Sources: PEFT's LoraConfig, and `get_pattern_key` for how rank_pattern and alpha
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from apps.llm.engine.adapters.low_rank import LowRank
+from apps.llm.engine.adapters.patterns import Patterns
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout
@@ -23,6 +25,8 @@ from apps.serving.numbers.ranges import Range, check, real
 log = logging.getLogger("podslice")
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_CONFIG, MOST_HEADER = 2 << 20, 8 << 20
+"""Bytes of the config, and of the weights' header: a thousand times what PEFT writes."""
 TENSOR = re.compile(
     r"base_model\.model\.(?P<module>(?:model\.language_model\.|language_model\.model\.|model\.|)"
     r"layers\.(?P<layer>\d+)\.(?P<target>\w+\.\w+))\.lora_(?P<matrix>[AB])\.weight"
@@ -62,18 +66,21 @@ class PeftAdapter:
     arch: Architecture
 
     @classmethod
-    def open(cls, location: str, arch: Architecture, max_rank: int, base: str = "") -> "PeftAdapter":
+    def open(
+        cls, location: str, arch: Architecture, max_rank: int, base: str = "", roots: Sequence[str] | None = None
+    ) -> "PeftAdapter":
         """Read the config and the file's header.
 
         Args:
             location: a local folder, a hub id or an fsspec URL.
             base: the model's location; a warning says so if the adapter was made for one with another name.
+            roots: as `located` takes them.
 
         Raises:
             CheckpointError: they cannot be read, or do not fit the model; the message says what.
         """
-        folder = ModelFolder(located(location, lambda hub_id: from_hub(hub_id, [CONFIG, WEIGHTS])))
-        config = folder.read_json(CONFIG)
+        folder = ModelFolder(located(location, lambda hub_id: from_hub(hub_id, [CONFIG, WEIGHTS]), roots), roots)
+        config = folder.read_json(CONFIG, MOST_CONFIG)
         if not isinstance(config, dict):
             raise CheckpointError(f"{location}: {CONFIG} is missing; expected an adapter that PEFT has saved")
         _check_config(location, config)
@@ -85,7 +92,7 @@ class PeftAdapter:
         if base and made_for and _last_part(made_for) != _last_part(base):
             log.warning("adapter %s was made for %s; it is used with %s", location, made_for, base)
         tensors = {}
-        for name, entry in folder.header(WEIGHTS).items():
+        for name, entry in folder.header(WEIGHTS, most=MOST_HEADER).items():
             match = TENSOR.fullmatch(name)
             if match is None:
                 raise CheckpointError(
@@ -131,8 +138,8 @@ class PeftAdapter:
                 raise CheckpointError(f"{location}: {module} has a lora_{matrix}, but not the other matrix")
 
     def _rank_and_scale(self, module: str) -> tuple[int, float]:
-        rank = _by_pattern(self.config.get("rank_pattern"), module, self.config["r"])
-        alpha = _by_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        rank = self._ranks.of(module, self.config["r"])
+        alpha = self._alphas.of(module, self.config["lora_alpha"])
         return rank, alpha / (rank**0.5 if self.config.get("use_rslora") else rank)
 
     def _pair(self, layer: int, target: str, rank: int) -> LowRank:
@@ -157,6 +164,14 @@ class PeftAdapter:
                 f"{self.folder.location}/{WEIGHTS}: tensor {name} has numbers that are not finite, or larger than "
                 f"{LARGEST:g} with the adapter's scale: {largest:g}"
             )
+
+    @cached_property
+    def _ranks(self) -> Patterns:
+        return Patterns(f"{self.folder.location}/{CONFIG}", "rank_pattern", self.config.get("rank_pattern"))
+
+    @cached_property
+    def _alphas(self) -> Patterns:
+        return Patterns(f"{self.folder.location}/{CONFIG}", "alpha_pattern", self.config.get("alpha_pattern"))
 
     def _read(self, entry: TensorEntry) -> np.ndarray:
         return self.folder.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
@@ -237,11 +252,6 @@ def _check_config(location: str, config: Mapping[str, Any]) -> None:
             f"{where}: init_lora_weights is {drawn!r}, which also changes the base model's weights: convert the "
             "adapter to plain LoRA with PEFT's path_initial_model_for_weight_conversion"
         )
-
-
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first pattern that the module's name ends with."""
-    return next((value for key, value in (patterns or {}).items() if re.fullmatch(rf"(.*\.)?({key})", module)), default)
 
 
 def _last_part(location: str) -> str:

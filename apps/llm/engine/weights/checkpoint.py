@@ -4,7 +4,7 @@ import logging
 import math
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,7 +16,16 @@ import numpy as np
 
 from apps.llm.engine.weights import packed_experts
 from apps.llm.engine.weights.formats import QuantizedFormat, format_of
-from apps.serving.model_folder import DTYPES, QUANTIZED_DTYPES, CheckpointError, ModelFolder, TensorEntry, from_hub
+from apps.serving.model_files.roots import HUB, is_hub_id
+from apps.serving.model_folder import (
+    DTYPES,
+    MOST_JSON,
+    QUANTIZED_DTYPES,
+    CheckpointError,
+    ModelFolder,
+    TensorEntry,
+    from_hub,
+)
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
@@ -37,6 +46,8 @@ OF_DECODER = "model.layers.", "model.embed_tokens", "model.per_layer_", "model.n
 EMBEDDINGS, HEAD, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 KEPT_PARTS = 256 << 20
 """Bytes of a bucket's tensors that are kept for their next readers: see `Checkpoint.part`."""
+MOST_TOKENIZER = 256 << 20
+"""Bytes of one of the tokenizer's files."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,23 +65,29 @@ class Checkpoint(ModelFolder):
 
     Args:
         weights: False fetches only the config and the tokenizer from the hub.
+        roots: as `located` takes them.
     """
 
-    def __init__(self, location: str, weights: bool = True):
-        super().__init__(located(location, lambda hub_id: _fetched(hub_id, weights)))
+    def __init__(self, location: str, weights: bool = True, roots: Sequence[str] | None = None):
+        super().__init__(located(location, lambda hub_id: _fetched(hub_id, weights), roots), roots)
         self._parts: OrderedDict[tuple[str, int, int, int], Future[np.ndarray]] = OrderedDict()
         self._lock = Lock()
 
-    def json(self, name: str, required: bool = True) -> Any:
-        """A JSON file of the folder; None if it is missing and not required."""
-        content = self.read_json(name)
+    def json(self, name: str, required: bool = True, most: int = MOST_JSON) -> Any:
+        """A JSON object of the folder; None if it is missing and not required. See `read_json` for `most`."""
+        content = self.read_json(name, most)
         if content is None and required:
             raise CheckpointError(f"{self.location}: {name} is missing; expected a Hugging Face model folder")
+        if content is not None and not isinstance(content, dict):
+            raise CheckpointError(f"{self.location}/{name} is not a JSON object")
         return content
 
     @contextmanager
     def tokenizer_folder(self) -> Iterator[str]:
         """A local folder with the tokenizer's files; a remote checkpoint's are copied for as long as it takes."""
+        for name in TOKENIZER_FILES:
+            if self.has(name) and (size := self._fs.size(self.path(name))) > MOST_TOKENIZER:
+                raise CheckpointError(f"{self.location}/{name} has {size} bytes; at most {MOST_TOKENIZER} are read")
         if self.is_local:
             yield self._root
             return
@@ -203,12 +220,20 @@ def _alone(name: str) -> str:
     return DECODER_PREFIXES.get(prefix, "") + name.removeprefix(prefix)
 
 
-def located(location: str, fetch: Callable[[str], str]) -> str:
+def located(location: str, fetch: Callable[[str], str], roots: Sequence[str] | None = None) -> str:
     """The folder or URL to read; `fetch` gets a hub id's files, and returns the folder that they are in.
+
+    Args:
+        roots: the places that others may name. With them, a relative name is never that of a local folder.
 
     Raises:
         CheckpointError: there is no such folder.
     """
+    of_hub = location.removeprefix(HUB)
+    if of_hub != location or (roots is not None and is_hub_id(of_hub)):
+        if not is_hub_id(of_hub):
+            raise CheckpointError(f"{location!r:.200}: expected {HUB}OWNER/NAME")
+        return fetch(of_hub)
     if "://" in location:
         return location
     if (local := Path(location).expanduser()).is_dir():

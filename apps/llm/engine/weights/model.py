@@ -52,8 +52,8 @@ class Model:
 
     @classmethod
     def _read(cls, config: EngineConfig, random: bool, weights: bool) -> "Model":
-        place = config.model
-        checkpoint = Checkpoint(place, weights=False) if random else open_checkpoint(place, weights)
+        place, roots = config.model, config.model_roots
+        checkpoint = Checkpoint(place, False, roots) if random else open_checkpoint(place, weights, roots)
         arch = architecture.from_hf_config(
             checkpoint.json("config.json"), checkpoint.json("generation_config.json", required=False)
         )

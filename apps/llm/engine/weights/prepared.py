@@ -23,6 +23,7 @@ computation. Any other mesh that the model can be split over can read it too, as
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -39,7 +40,7 @@ from apps.llm.engine.model.quantization import QuantArray, quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.reading import Index, Reading
 from apps.llm.engine.weights.source import clipped, positions
-from apps.serving.model_folder import DTYPES, CheckpointError, TensorEntry
+from apps.serving.model_folder import DTYPES, MOST_LISTED, CheckpointError, TensorEntry
 from apps.serving.numbers.finite import all_finite
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig
@@ -143,22 +144,22 @@ def manifest_of(folder: Checkpoint) -> PreparedManifest | None:
     Raises:
         CheckpointError: the manifest cannot be read.
     """
-    content = folder.json(MANIFEST, required=False)
+    content = folder.json(MANIFEST, required=False, most=MOST_LISTED)
     if isinstance(content, dict) and content.get("format") == FORMAT:
         return PreparedManifest.parse(content, folder.location)
     return None
 
 
-def open_checkpoint(location: str, weights: bool = True) -> Checkpoint:
-    """Open a model in Hugging Face's layout, or a prepared one. See Checkpoint for `weights`.
+def open_checkpoint(location: str, weights: bool = True, roots: Sequence[str] | None = None) -> Checkpoint:
+    """Open a model in Hugging Face's layout, or a prepared one. See Checkpoint for `weights` and `roots`.
 
     Raises:
         CheckpointError: it cannot be read, or its preparation is not finished.
     """
-    found = Checkpoint(location, weights)
+    found = Checkpoint(location, weights, roots)
     manifest = manifest_of(found)
     if manifest is not None:
-        return Prepared(found.location, manifest)
+        return Prepared(found.location, manifest, roots)
     begun = found.json(UNFINISHED, required=False)
     if isinstance(begun, dict) and begun.get("format") == FORMAT:
         options = (f"--{name.replace('_', '-')} {begun.get(name)}" for name in OPTIONS)
@@ -182,8 +183,8 @@ def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
 class Prepared(Checkpoint):
     """A prepared checkpoint. `tensors` and `stored` use the engine's own parameter names."""
 
-    def __init__(self, location: str, manifest: PreparedManifest):
-        super().__init__(location)
+    def __init__(self, location: str, manifest: PreparedManifest, roots: Sequence[str] | None = None):
+        super().__init__(location, roots=roots)
         self.manifest = manifest
 
     @cached_property
@@ -195,10 +196,16 @@ class Prepared(Checkpoint):
                 raise CheckpointError(
                     f"{self.location}/{problem}; prepare the model again: only this file is rewritten"
                 )
-        return {
-            name: TensorEntry(tensor.file, STORED_DTYPES[tensor.dtype], tensor.shape, tensor.start, tensor.stop)
-            for name, tensor in self.manifest.tensors.items()
-        }
+        found = {}
+        for name, tensor in self.manifest.tensors.items():
+            dtype = STORED_DTYPES.get(tensor.dtype)
+            size = -1 if dtype is None or min(tensor.shape, default=0) < 0 else math.prod(tensor.shape) * dtype.itemsize
+            if dtype is None or not 0 <= tensor.start <= tensor.stop <= sizes[tensor.file]:
+                size = -1
+            if size != tensor.stop - tensor.start:
+                raise CheckpointError(f"{self.location}/{MANIFEST} is damaged: tensor {name} is not in {tensor.file}")
+            found[name] = TensorEntry(tensor.file, dtype, tensor.shape, tensor.start, tensor.stop)
+        return found
 
     def settle(self, config: EngineConfig) -> EngineConfig:
         """As `PreparedManifest.settle`."""

@@ -1,0 +1,21 @@
+"""Folders and URL prefixes below which callers may name models and adapters."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator
+
+
+def _comma_separated(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _one_place(roots: tuple[str, ...]) -> tuple[str, ...]:
+    for root in roots:
+        if "::" in root or (not root.startswith(("/", "~", ".")) and "://" not in root):
+            raise ValueError(
+                f"{root!r} must be a folder such as /models, or a URL such as gs://bucket/models, unchained"
+            )
+    return roots
+
+
+ModelRoots = Annotated[tuple[str, ...], BeforeValidator(_comma_separated), AfterValidator(_one_place)]
