@@ -9,11 +9,14 @@ it.
 import ctypes
 import importlib
 import logging
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -31,12 +34,15 @@ POLL_LATER_S = 3.0
 """Time between two status checks after it."""
 POLL_RAY_S = 1.0
 """Time between two looks at Ray's own processes."""
+RAY_TOKEN = Path("~/.ray/auth_token").expanduser()
+"""Whoever reads it may run code in the cluster."""
 WELL = (ApplicationStatus.RUNNING.value, ProxyStatus.HEALTHY.value)
 PROXY = "the HTTP proxy"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(kind: str, port: str, *arguments: str) -> None:
+    keep_private()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background processes ignore SIGINT
     # If the command is killed, it cannot stop this process, so the kernel interrupts it when its parent dies.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
@@ -66,6 +72,16 @@ def main(kind: str, port: str, *arguments: str) -> None:
     finally:
         stopping.set()
         ray.shutdown()
+
+
+def keep_private() -> None:
+    """Leave what this process and Ray's write to its user alone: Ray's token, logs, batches, a cell's keys.
+
+    A token that an earlier Ray left readable by others is closed to them.
+    """
+    os.umask(0o077)
+    with suppress(OSError):
+        RAY_TOKEN.chmod(0o600)
 
 
 def _serve(serving: Serving, targets: list[serve.RunTarget], logs: LoggingConfig | None) -> None:

@@ -5,16 +5,18 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import psutil
 
 from apps.serving.progress import EVENTS, Event
-from kuberay.local.ports import free_ports, is_free
+from kuberay.local.ports import free_ports, hold, is_free
 
 KILL_S = 10
 INNER_PORTS = {
@@ -38,13 +40,14 @@ class Server:
         self._events = events.open()
         # Orphaned descendants become children of this process, so `kill` finds them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        ports, self._claims = inner_ports(port)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**environment, **os.environ} | inner_ports(port) | {EVENTS: str(events)},
+                env={**environment, **os.environ} | ports | {EVENTS: str(events)},
                 start_new_session=True,  # a terminal's Ctrl-C reaches only the command, which handles it
             )
 
@@ -73,11 +76,26 @@ class Server:
                     process.kill()
                     os.waitpid(process.pid, os.WNOHANG)
             time.sleep(0.01)
+        for claim in self._claims:
+            claim.close()
 
 
-def inner_ports(port: int) -> dict[str, str]:
-    """INNER_PORTS for the environment of the server on `port`: the ports of this environment, or else the defaults. A
-    port in use, for example by the server that set this environment, is replaced by a free one."""
+def inner_ports(port: int) -> tuple[dict[str, str], list[socket.socket]]:
+    """INNER_PORTS for the environment of the server on `port`, and claims to them, open for as long as it may run.
+
+    They are the ports of this environment, or else the defaults. One in use, for example by the server that set this
+    environment, or claimed by a server that is still starting and listens only later, is replaced by a free one.
+    """
     wanted = {name: int(os.environ.get(name, default)) for name, default in INNER_PORTS.items()}
     others = (free for free in free_ports(port) if free not in wanted.values())
-    return {name: str(inner if is_free(inner, "0.0.0.0") else next(others)) for name, inner in wanted.items()}
+    found, claims = {}, []
+    for name, own in wanted.items():
+        for candidate in chain([own], others):
+            claim = hold(candidate)
+            if claim is not None and is_free(candidate, "0.0.0.0"):
+                found[name] = str(candidate)
+                claims.append(claim)
+                break
+            if claim is not None:
+                claim.close()
+    return found, claims

@@ -51,11 +51,12 @@ def me() -> str:
 
 
 @contextlib.contextmanager
-def writing(fs: fsspec.AbstractFileSystem, path: str, alone: bool = True) -> Iterator[IO[bytes]]:
+def writing(fs: fsspec.AbstractFileSystem, path: str, alone: bool = True, private: bool = True) -> Iterator[IO[bytes]]:
     """Write a file that appears, complete and synced, only if the block succeeds.
 
     Args:
         alone: no other process writes this file, so a killed writer's partial file may be overwritten.
+        private: on a disk, only this user may read it, and what is missing of its folder. False: as the umask says.
     """
     if not is_local(fs):
         file = fs.open(path, "wb")
@@ -67,7 +68,7 @@ def writing(fs: fsspec.AbstractFileSystem, path: str, alone: bool = True) -> Ite
             raise
         file.close()
         return
-    with _beside(path, alone) as (partial, file):
+    with _beside(path, alone, private) as (partial, file):
         yield file
         _sync(file)
         os.replace(partial, path)
@@ -95,16 +96,33 @@ def create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _beside(path: str, alone: bool) -> Iterator[tuple[str, IO[bytes]]]:
+def _beside(path: str, alone: bool, private: bool = True) -> Iterator[tuple[str, IO[bytes]]]:
     """A partial file beside `path` to write to, in its folder, which is created; removed however the block ends."""
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    make_folder(os.path.dirname(path) or ".", private)
     partial = f"{path}{PARTIAL}" if alone else f"{path}.{uuid.uuid4().hex}{PARTIAL}"
     try:
-        with open(partial, "wb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)  # a killed writer's, whose mode would stay
+        with open(partial, "wb", opener=_for_owner if private else None) as file:
             yield partial, file
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def make_folder(path: str, private: bool = True) -> None:
+    """Create a local folder if it is missing. `private`: what is created of it is open to this user alone."""
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700 if private else 0o777)
 
 
 def _sync(file: IO[bytes]) -> None:

@@ -77,7 +77,7 @@ class RunParts(Parts):
         if fs.exists(output) and not overwrite:
             raise OutputRefused(f"{output} exists already. Choose another OUTPUT, or replace it: --overwrite")
         parts.clear((RUN_FILE,))
-        with writing(fs, path) as file:
+        with writing(fs, path, private=False) as file:
             file.write(json.dumps(run, indent=2).encode())
         return parts
 
@@ -98,7 +98,7 @@ class RunParts(Parts):
             OSError: it cannot be written; the parts stay.
         """
         self.save()
-        with writing(self._fs, self._output) as file:
+        with writing(self._fs, self._output, private=False) as file:
             wanted = 0
             for index, line in self.merged():
                 if index != wanted:

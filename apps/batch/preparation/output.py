@@ -158,7 +158,7 @@ class PreparationOutput:
     @contextmanager
     def writing(self, name: str) -> Iterator[Sink]:
         """Write a file, which appears only if the block succeeds."""
-        with writing(self._fs, f"{self._root}/{name}") as file:
+        with writing(self._fs, f"{self._root}/{name}", private=False) as file:
             yield Sink(file)
 
     def record(self, request: PreparationRequest, done: Mapping[str, StoredFile]) -> None:

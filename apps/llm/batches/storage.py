@@ -21,7 +21,7 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
-from apps.serving.files import create, is_local, writing
+from apps.serving.files import create, is_local, make_folder, writing
 from apps.serving.ingress.openai_errors import OpenAIError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -99,7 +99,7 @@ class Storage:
         self.root = root.rstrip("/")
         try:
             if is_local(self.fs):
-                os.makedirs(f"{self.root}/open", exist_ok=True)
+                make_folder(f"{self.root}/open")
         except OSError as error:
             raise ValueError(f"batches={uri!r} cannot be written: {error.strerror or error}") from error
 

@@ -1,8 +1,8 @@
 """Reads what a safetensors file's header says of its tensors, trusting none of it.
 
-The rules are those of the safetensors package: data ranges follow each other from the header to the file's end,
-without a gap and without an overlap, and each is as long as its tensor's shape and type. So a header can make nothing
-be read, or held, that is not in the file.
+The rules are those of the safetensors package: data ranges lie in the file, do not overlap, and are each as long as
+the tensor's shape and type. So a header can make nothing be read, or held, that is not in the file. Gaps, which the
+package refuses, do no harm: a model that needs what was there says which tensor is missing.
 """
 
 import json
@@ -22,7 +22,7 @@ BITS = {
 
 
 class CutShort(ValueError):
-    """The header is sound, but the data are not those that it describes; the message says how."""
+    """The header is sound, but the data that it describes are not all there; the message says which."""
 
 
 class Tensor(NamedTuple):
@@ -39,7 +39,7 @@ def tensors(content: bytes, size: int) -> dict[str, Tensor]:
 
     Raises:
         ValueError: it is damaged; the message says where.
-        CutShort: the data are not all there, or more than the tensors'.
+        CutShort: the data are not all there.
     """
     try:
         header = json.loads(content, object_pairs_hook=_unrepeated)
@@ -51,14 +51,11 @@ def tensors(content: bytes, size: int) -> dict[str, Tensor]:
     found = {name: _tensor(name, info) for name, info in header.items()}
     end = 0
     for name, tensor in sorted(found.items(), key=lambda item: item[1][2:]):
-        if tensor.start != end:
-            what = "overlaps the one before it" if tensor.start < end else "does not follow the one before it"
-            raise ValueError(f"tensor {name!r:.200} at bytes {tensor.start} to {tensor.stop} {what}")
+        if tensor.start < end:
+            raise ValueError(f"tensor {name!r:.200} at bytes {tensor.start} to {tensor.stop} overlaps another")
         end = tensor.stop
         if end > size:
             raise CutShort(f"tensor {name!r:.200} ends at byte {end} of {size} bytes of data")
-    if end != size:
-        raise CutShort(f"{size - end} bytes after the last tensor belong to none")
     return found
 
 
