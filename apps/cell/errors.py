@@ -1,5 +1,7 @@
 """Refusals of a cell, with their HTTP status."""
 
+from apps.serving.errors import shortened
+
 
 class CellError(Exception):
     """A refusal whose message is sent to the client."""
@@ -7,7 +9,7 @@ class CellError(Exception):
     status = 400
 
     def __init__(self, message: str, retry_after_s: float | None = None):
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.retry_after_s = retry_after_s
 
 

@@ -35,6 +35,13 @@ Pool = Literal["mean", "last"]
 
 MAX_CHOICES = 128  # answers of one request, or suffixes to score
 MAX_BIAS = 512  # logit_bias entries of one request
+MAX_STOPS = 128  # stop strings of one request, each searched for in the text of every token
+MAX_STOP_LENGTH = 1024  # characters of one
+MAX_STOP_TOKENS = 1024  # stop_token_ids of one request
+MAX_MESSAGES = 10_000  # messages, or items, of one chat
+MAX_TOOLS = 1000  # of one chat
+MAX_SEQUENCES = 1024  # answers to all prompts of one request
+MAX_COPIED = 2**24  # prompt tokens of one request, counted once for each answer
 TOP_LOGPROBS = 20  # most alternatives reported for a token: OpenAI's limit
 
 _ids = itertools.count()

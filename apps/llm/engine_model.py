@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,27 +21,20 @@ from apps.llm.api import (
     PromptToken,
     QueueFull,
     SamplingParams,
-    TokenScore,
 )
-from apps.llm.chat.conversation import ChatRequest
 from apps.llm.engine_stream import EngineStream
+from apps.llm.limits import check_copies, check_suffixes
 from apps.llm.metrics import LanguageMetrics, exposition
+from apps.llm.texts import RequestTexts
 from apps.llm.tracing import tracing
 from apps.serving.model_files.roots import HUB, is_hub_id, permitted
 from apps.serving.stuck import StuckWatch
 from ray_configs.llm import AdapterSource
 
 if TYPE_CHECKING:
-    from apps.llm.chat.model_format import Turn
     from apps.llm.engine import Engine
 
 log = logging.getLogger("podslice")
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-LONG_TEXT = 20_000
-"""Texts longer than this, in characters, are tokenized off the event loop: they take milliseconds."""
 
 
 class EngineModel:
@@ -62,6 +55,8 @@ class EngineModel:
         self._watch = StuckWatch(
             self.check, lambda: engine.lose_stuck(step_deadline_s), lambda: engine.busy, step_deadline_s
         )
+        self.texts = RequestTexts(engine)
+        """Tokenizes what requests send."""
         self._adapter: str | None = None
         self._absent: dict[str, str | None] = {}
         """Adapters that it should have and has not: why they were refused; None while they are loaded."""
@@ -132,37 +127,14 @@ class EngineModel:
         own = self._own(name)
         return own in self._absent, self._absent.get(own)
 
-    async def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text; with `special`, including the special tokens of a prompt."""
-        encode = self._engine.tokenizer.encode if special else self._engine.tokenizer.encode_suffix
-        return await _aside(len(text), encode, text)
-
-    async def decode(self, token_ids: Sequence[int], special: bool = False) -> str:
-        """The text of token ids. Raises RequestError (field `tokens`) if one is not in the vocabulary."""
-        ids, decode = self._engine.checked("tokens", token_ids), self._engine.tokenizer.decode
-        return await _aside(len(ids), decode, ids, special)
-
-    def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """The tokens' spelling in the vocabulary."""
-        name = self._engine.tokenizer.fast.id_to_token
-        return [name(token) or "" for token in token_ids]
-
-    async def chat(self, request: ChatRequest) -> "tuple[list[int], Turn]":
-        """A chat's prompt as token ids, and the turn that reads its answers.
-
-        Raises:
-            RequestError: the chat template rejects it, there is none, or it does not support tools.
-        """
-        length = sum(len(message["content"]) for message in request.messages)
-        length += sum(len(str(tool.parameters)) for tool in request.tools.tools)
-        return await _aside(length, self._engine.chat, request)
-
     async def submit(self, params: SamplingParams, *prompts: str | Sequence[int]) -> "EngineStream":
         """The answers to one prompt or several; one that is refused takes the others with it."""
         began = time.monotonic_ns()
         submitted: list[Generation] = []
         try:
-            for prompt in prompts:
+            encoded = await self.texts.prompts(prompts)
+            check_copies(encoded, params.n)
+            for prompt in encoded:
                 submitted.append(await self._submit(prompt, params))
         except BaseException as error:
             for generation in submitted:
@@ -173,9 +145,7 @@ class EngineModel:
         self._watch.look()
         return EngineStream(submitted, self._metrics, began, self.tracing)
 
-    async def _submit(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
-        if isinstance(prompt, str):
-            prompt = await self.encode(prompt)
+    async def _submit(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         loop = asyncio.get_running_loop()
         if params.json_schema is None and params.grammar is None:
             return self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter)
@@ -192,11 +162,11 @@ class EngineModel:
 
         A prefix is encoded like a prompt; a suffix separately, without special tokens, so no token spans the boundary.
         """
-        if isinstance(prefix, str):
-            prefix = await self.encode(prefix)
-        length, encode = sum(map(len, suffixes)), self._engine.tokenizer.encode_suffix
-        suffixes = [await _aside(length, encode, s) if isinstance(s, str) else s for s in suffixes]
-        submitted = self._engine.submit_score(prefix, suffixes, asyncio.get_running_loop(), CALLER.get(), self._adapter)
+        check_suffixes(suffixes)
+        (before,) = await self.texts.prompts([prefix], [self._engine.token_limit("prefix")])
+        limits = [self._engine.token_limit("suffix")] * len(suffixes)
+        after = await self.texts.prompts(suffixes, limits, special=False)
+        submitted = self._engine.submit_score(before, after, asyncio.get_running_loop(), CALLER.get(), self._adapter)
         self._watch.look()
         outputs = await _whole(submitted)
         outputs.sort(key=lambda output: output.index)
@@ -218,36 +188,21 @@ class EngineModel:
         finally:
             for generation in open_:
                 generation.abort()
-        return await asyncio.to_thread(lambda: list(map(self._prompt_tokens, prompts, read)))
-
-    def _prompt_tokens(self, prompt: Sequence[int], scores: Sequence[TokenScore]) -> list[PromptToken]:
-        tokenizer = self._engine.tokenizer
-        return [
-            PromptToken(
-                token,
-                tokenizer.token_text(token),
-                len(tokenizer.decode([token])),
-                score,
-                tokenizer.token_text(score.likeliest) if score else "",
-            )
-            for token, score in zip(prompt, [None, *scores], strict=True)
-        ]
+        return await self.texts.scored(prompts, read)
 
     async def embed(self, prompts: Sequence[str | Sequence[int]], pooling: Pool | None = None) -> list[np.ndarray]:
         """A vector of length 1 for each prompt, `[embedding_size]` float32: mean or last hidden state, None: the
         model's own choice. Queues as `_outputs` does."""
         how, loop = pooling or self._engine.pooling, asyncio.get_running_loop()
-        ids = [await self.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        ids = await self.texts.prompts(prompts)
         submit = self._engine.submit_embedding
         outputs = await self._outputs(ids, lambda ids: submit(ids, how, loop, CALLER.get(), self._adapter))
         return [np.asarray(output.embedding) for output in outputs]
 
-    async def judgement(self, query: str, document: str, instruction: str | None) -> list[int] | None:
-        """The prompt by which a reranker judges a document; None if the model is no reranker."""
+    def judgement(self, query: str, document: str, instruction: str | None) -> str | None:
+        """The prompt by which a reranker judges a document, with special tokens as text; None if the model is none."""
         reranker = self._engine.reranker
-        if reranker is None:
-            return None
-        return await self.encode(reranker.prompt(query, document, instruction), special=False)
+        return None if reranker is None else reranker.prompt(query, document, instruction)
 
     async def judged(self, prompts: Sequence[Sequence[int]]) -> list[float]:
         """The probability of yes, against no, after each prompt of a reranker. Queues as `_outputs` does.
@@ -348,13 +303,6 @@ class EngineModel:
 
     async def report_forever(self) -> None:
         await self._metrics.publish_forever(self.stats)
-
-
-async def _aside(length: int, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    """The call's result; of a long text it is worked out in a thread."""
-    if length > LONG_TEXT:
-        return await asyncio.to_thread(call, *given, **named)
-    return call(*given, **named)
 
 
 async def _whole(generation: Generation) -> list[Output]:

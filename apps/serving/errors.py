@@ -1,5 +1,19 @@
 """Errors of any engine, with the HTTP status and code that dialects give them. Imports no HTTP library."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+MOST_CHARACTERS = 1000
+"""Longest error message: it may quote what a client sent, which can be megabytes."""
+
+
+def shortened(text: str, most: int = MOST_CHARACTERS) -> str:
+    """The text, without its middle if it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    head = most * 3 // 4
+    return f"{text[:head]} [... {len(text) - most} characters left out ...] {text[head - most :]}"
+
 
 class EngineError(Exception):
     """A request that the engine did not fulfil.
@@ -16,7 +30,7 @@ class EngineError(Exception):
     retry_after_s: float | None = None
 
     def __init__(self, message: str, field: str | None = None, retry_after_s: float | None = None):
-        super().__init__(message)
+        super().__init__(shortened(message))
         self.field = field
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
@@ -61,3 +75,19 @@ class AnswerFailed(EngineError, RuntimeError):
     """The model failed at this one request, not at others; its message says why. Another try need not help."""
 
     code, says = "answer_failed", "The model cannot answer this request: {}."
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust has panicked. pyo3's exception for it is no Exception, and each library has its own."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def panics_as(error: Callable[[str], Exception]) -> Iterator[None]:
+    """A library's panic in the block is raised as `error(its message)`: as an Exception, it fails one request only."""
+    try:
+        yield
+    except BaseException as raised:
+        if not is_panic(raised):
+            raise
+        raise error(str(raised)) from raised

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from apps.cell.admin import _replicas
 from apps.cell.errors import CellError
 from apps.cell.http.app import http_app
 from apps.cell.http.relay import Relay
@@ -50,3 +51,33 @@ def test_anthropics_refusals(front: TestClient):
 def test_a_path_that_is_not_there(front: TestClient):
     answer = front.get("/nowhere")
     assert answer.status_code == 404 and answer.json()["detail"] == "There is nothing at /nowhere."
+
+
+ODD = {
+    "5,000 digits": (b'{"model": "m", "replicas": %s}' % (b"9" * 5000), "4300 digits"),
+    "half a character": (rb'{"model": "\ud800"}', "model has half of a character"),
+    "depth": (b'{"model": "m", "overrides": ' + b'{"a":' * 300 + b"1" + b"}" * 301, "nested too deeply"),
+    "many values": (b'{"model": "m", "a": [' + b"[]," * 200_000 + b"[]]}", "lists and objects"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_values_that_cannot_be_passed_on_are_the_clients_mistake(front: TestClient, name: str):
+    body, says = ODD[name]
+    for path in ("/publish", "/generate", "/score", "/v1/completions", "/v1/messages"):
+        answer = front.post(path, content=body)
+        assert answer.status_code in (400, 413) and says in answer.text, (path, answer.text)
+        assert len(answer.text) < 3000
+
+
+@pytest.mark.parametrize("replicas", ["9" * 5000, "²", int("9" * 4000), True, 1e300, [1] * 50_000])
+def test_numbers_that_are_none_are_refused(replicas: Any):
+    with pytest.raises(CellError, match="replicas must be a whole number") as caught:
+        _replicas(replicas)
+    assert len(str(caught.value)) < 1500
+
+
+def test_an_error_is_bounded_in_length(front: TestClient):
+    """Whatever of the request it quotes."""
+    long = CellError("a" * 1_000_000)
+    assert len(str(long)) < 1500 and "left out" in str(long)

@@ -16,15 +16,17 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import ray
 
 from apps.batch.generation.requests import AnswerLine, BadLine, Defaults, Line, Open, collect, read, submit
-from apps.llm.api import EngineStopped
+from apps.llm.api import AnswerFailed, EngineStopped
 from apps.llm.slice import load_engine
 from apps.llm.slice_reservation import give_back_all
+from apps.serving.errors import panics_as
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.replica import host
 from ray_configs.llm import LLMConfig
@@ -81,17 +83,16 @@ class Replica:
     def _open(self, index: int, text: bytes) -> Open | AnswerLine:
         line: Line | None = None
         try:
-            line = read(index, text, self._defaults)
-            return submit(line, self._engine, self._model)
+            with panics_as(AnswerFailed):
+                line = read(index, text, self._defaults)
+                return submit(line, self._engine, self._model)
         except EngineStopped:
             raise
         except BadLine as error:
             return AnswerLine(error.answer(), error=True)
         except Exception as error:  # one line must not fail the others
-            log.exception("line %d failed", index + 1)
             ids, wrapped = ({}, False) if line is None else (line.ids, line.wrapped)
-            known = OpenAIError(500, f"{type(error).__name__}: {error}", None, "internal_error")
-            return AnswerLine(BadLine(index, ids, wrapped, known).answer(), error=True)
+            return _failed(index, ids, wrapped, error)
 
     def _watch(self) -> None:
         """End the process when its engine or a host of its slice is dead or stuck."""
@@ -112,3 +113,10 @@ class Replica:
         if self._hosts is not None:
             self._hosts.close()
         os._exit(1)
+
+
+def _failed(index: int, ids: Mapping[str, Any], wrapped: bool, error: Exception) -> AnswerLine:
+    """The answer to a line by which the replica fails."""
+    log.error("line %d failed", index + 1, exc_info=error)
+    known = OpenAIError(500, f"{type(error).__name__}: {error}", None, "internal_error")
+    return AnswerLine(BadLine(index, ids, wrapped, known).answer(), error=True)

@@ -14,6 +14,7 @@ from apps.llm.batches.lines import answered, check_model, check_not_streamed, du
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, PromptCounts, choices
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
+from apps.serving.ingress.json_body import BadJSON, validated
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine
 
 if TYPE_CHECKING:
@@ -97,9 +98,9 @@ def read(index: int, text: bytes, defaults: Defaults = NO_DEFAULTS) -> Line:
         if "max_completion_tokens" in given:
             given.add("max_tokens")
         added = {name: value for name, value in defaults.fields(index).items() if name not in given}
-        body = kind.model_validate_json(json.dumps(fields | added))
+        body = validated(kind, json.dumps(fields | added).encode())
         check_not_streamed(body.stream)
-    except ValidationError as error:
+    except (ValidationError, BadJSON) as error:
         raise BadLine(index, ids, wrapped, from_body(error, UNIONS)) from None
     except OpenAIError as error:
         raise BadLine(index, ids, wrapped, error) from None

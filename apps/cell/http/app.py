@@ -14,7 +14,7 @@ from apps.cell.http.relay import Relay
 from apps.cell.http.saxml import saxml_router
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import RequireKey
-from apps.serving.ingress.application import unknown_path
+from apps.serving.ingress.application import PanicsAreErrors, unknown_path
 from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import SameMachine
@@ -81,6 +81,7 @@ def http_app(
         spoken = anthropic_errors.spoken_at(scope)
         return anthropic_errors.response(OpenAIError(status, message)) if spoken else failed(message, status)
 
+    app.add_middleware(PanicsAreErrors)
     if keys:
         app.add_middleware(RequireKey, principals=keys, refused=lambda scope, told: turned_away(scope, 401, told))
     elif for_this_machine:

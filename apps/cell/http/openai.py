@@ -10,7 +10,8 @@ from apps.cell.bodies import Entry
 from apps.cell.http.dispatcher import Dispatcher, streamed
 from apps.cell.http.saxml import RELAYED
 from apps.serving.ingress.anthropic_errors import PATHS
-from apps.serving.ingress.bodies import BodyTooLarge, read_body
+from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED
 
@@ -53,15 +54,13 @@ def openai_router(dispatcher: Dispatcher) -> APIRouter:
         """Relayed to the published model's own application."""
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         try:
-            data = await read_body(request)
-            body = json.loads(data)
+            data = await read_json(request)
+            body = parsed_object(data)
         except BodyTooLarge as error:
             raise OpenAIError(413, str(error), None, "request_too_large") from error
-        except (ValueError, RecursionError) as error:
-            raise OpenAIError(
-                400, f"The body of the request is not valid JSON: {error}", None, "invalid_json"
-            ) from error
-        if not isinstance(body, dict) or not isinstance(body.get("model"), str | None):
+        except BadJSON as error:
+            raise OpenAIError(400, str(error), error.field, error.code) from error
+        if not isinstance(body.get("model"), str | None):
             raise OpenAIError(400, "The body must be a JSON object whose model is a string.", "model", "invalid_type")
         model = await dispatcher.full_name(body.get("model"))
         method = METHODS[path]

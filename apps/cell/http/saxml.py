@@ -21,7 +21,8 @@ from apps.cell.bodies import Entry
 from apps.cell.errors import CellError
 from apps.cell.http.dispatcher import Dispatcher, Front, principal_of, streamed
 from apps.cell.names import check_cell, model_name
-from apps.serving.ingress.bodies import BodyTooLarge, EventStream, read_body
+from apps.serving.ingress.bodies import BodyTooLarge, EventStream
+from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.openapi import STREAMED, json_object, query
 from apps.serving.ingress.saxml_answers import SaxmlJSON
 
@@ -139,16 +140,13 @@ def _echo(entry: Entry) -> Response:
 
 async def _body(request: Request) -> dict[str, Any]:
     try:
-        body = json.loads(await read_body(request) or b"{}")
+        return parsed_object(await read_json(request) or b"{}")
     except BodyTooLarge as error:
         too_large = CellError(str(error))
         too_large.status = 413
         raise too_large from error
-    except (ValueError, RecursionError) as error:
-        raise CellError(f"The body of the request is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise CellError("The body of the request must be a JSON object")
-    return body
+    except BadJSON as error:
+        raise CellError(str(error)) from error
 
 
 async def _arguments(request: Request) -> dict[str, Any]:

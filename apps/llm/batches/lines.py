@@ -8,18 +8,18 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from apps.serving.ingress.json_body import BadJSON, parsed_object
 from apps.serving.ingress.openai_errors import OpenAIError
 
 
 def json_object(text: bytes, example: str = '{"custom_id": ..., "url": ..., "body": ...}') -> dict[str, Any]:
     """Parses a line. Raises OpenAIError if it is not a JSON object."""
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise OpenAIError(400, f"this is not JSON: {error}", None, "invalid_json") from None
-    if not isinstance(fields, dict):
-        raise OpenAIError(400, f"a line must be a JSON object, such as {example}", None, "invalid_type")
-    return fields
+        return parsed_object(text)
+    except BadJSON as error:
+        if error.code == "invalid_type":
+            raise OpenAIError(400, f"a line must be a JSON object, such as {example}", None, "invalid_type") from None
+        raise OpenAIError(400, str(error).replace("The body of the request", "this"), error.field, error.code) from None
 
 
 def custom_id(text: bytes) -> Any:

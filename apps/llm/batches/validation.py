@@ -5,7 +5,8 @@ from typing import Any
 from apps.llm.batches.input_file import InputFile
 from apps.llm.batches.lines import check_model, check_not_streamed, json_object, request_body
 from apps.llm.batches.storage import Damaged, Found, created_s, typed
-from apps.serving.ingress.bodies import MAX_BYTES
+from apps.serving.ingress.bodies import MAX_BYTES, BodyTooLarge
+from apps.serving.ingress.json_body import check_values
 from apps.serving.ingress.openai_errors import OpenAIError
 
 MAX_ERRORS = 100
@@ -64,6 +65,10 @@ def _check(text: bytes, number: int, endpoint: str, model: str, seen: dict[str, 
     """
     if len(text) > MAX_BYTES:
         raise OpenAIError(400, LINE_TOO_LARGE, None, "line_too_large")
+    try:
+        check_values(text)
+    except BodyTooLarge as error:
+        raise OpenAIError(400, str(error).replace("The request body", "the line"), None, "line_too_large") from None
     line = json_object(text)
     custom_id = line.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:

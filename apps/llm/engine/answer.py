@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence as Ids
+from functools import cached_property
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Answer:
         assert params is not None  # something is sampled
         self.params = params
         self.entered = False  # has left the queue at least once
+        self._failure: BaseException | None = None  # of its text or grammar; the answer ends with it
         self._seq, self._tokenizer, self._matcher = seq, tokenizer, matcher
         self._text = Detokenizer(
             tokenizer.fast, seq.generation.prompt_ids, params.stop, params.include_stop_text, params.shown_tokens
@@ -47,19 +49,29 @@ class Answer:
     def plausible(self, draft: list[int]) -> list[int]:
         """The draft, cut before its first stop token and before it leaves the grammar."""
         end = next((i for i, token in enumerate(draft) if token in self._eos or token in self._stops), len(draft))
-        return draft[:end] if self._matcher is None else draft[: self._matcher.follows(draft[:end])]
+        if self._matcher is None:
+            return draft[:end]
+        try:
+            return draft[: self._matcher.follows(draft[:end])]
+        except BaseException as error:
+            self._failure = error
+            return []
 
     def allowed(self, length: int, draft: Ids[int] = ()) -> list[np.ndarray | None]:
         """Token masks for sampling token number `length`, and after each token of the draft, which must be `plausible`.
         None allows every token."""
         masks: list[np.ndarray | None] = [None] * (1 + len(draft))
         if self._matcher is not None:
-            masks = self._matcher.allowed_along(draft)
+            try:
+                masks = self._matcher.allowed_along(draft)
+            except BaseException as error:
+                self._failure = error
         for i, mask in enumerate(masks):
             if length + i - self._seq.prompt_len < self.params.min_tokens:
-                masks[i] = self._without_ends() if mask is None else mask & self._without_ends()
+                masks[i] = self._without_ends if mask is None else mask & self._without_ends
         return masks
 
+    @cached_property
     def _without_ends(self) -> np.ndarray:
         mask = np.full(-(-self._vocab_size // 32), 0xFFFFFFFF, np.uint32)
         for token in self._eos | self._stops:
@@ -67,7 +79,9 @@ class Answer:
         return mask
 
     def take(self, token: int, step: Tokens, i: int) -> Output:
-        """The output for a sampled token, the `i`th of its step."""
+        """The output for a sampled token, the `i`th of its step. Raises what its text or grammar has failed with."""
+        if self._failure is not None:
+            raise self._failure
         seq, params = self._seq, self.params
         length = len(seq.tokens) - 1 if seq.unread else len(seq.tokens)
         reason: FinishReason | None = None
@@ -99,3 +113,10 @@ class Answer:
             (int(t), text(int(t)), float(p)) for t, p in zip(step.top_ids[i, :count], step.top_logprobs[i, :count])
         )
         return TokenLogprob(token, text(token), float(step.logprob[i]), top)
+
+
+def failed(seq: Sequence, error: BaseException) -> Output:
+    """The last output of a sequence whose own text or grammar failed, by a library's panic or any other error."""
+    log.error("an answer failed", exc_info=error)
+    reason = f"the answer failed: {type(error).__name__}: {error}"
+    return Output(seq.index, "", (), finish_reason="error", error=reason, of_answer=True)

@@ -27,7 +27,6 @@ import numpy as np
 
 from apps.llm.api import (
     ANYONE,
-    MAX_CHOICES,
     Caller,
     CallerStats,
     EngineStats,
@@ -60,6 +59,7 @@ from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
 from apps.llm.engine.weights.model import Model
+from apps.llm.limits import TokenLimit, check_suffixes
 from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
@@ -219,13 +219,9 @@ class Engine:
         Raises:
             RequestError, QueueFull, EngineStopped: as `submit`, with the fields `prefix` and `suffix`.
         """
+        check_suffixes(suffixes)
         prefix_ids = self._ids_of("prefix", prefix)
-        suffix_ids = [
-            self.tokenizer.encode_suffix(suffix) if isinstance(suffix, str) else self._ids_of("suffix", suffix)
-            for suffix in suffixes
-        ]
-        if isinstance(suffixes, str) or not 1 <= len(suffix_ids) <= MAX_CHOICES:
-            raise RequestError("suffix", f"suffixes must be a list of 1 to {MAX_CHOICES}")
+        suffix_ids = [self._ids_of("suffix", suffix, special=False) for suffix in suffixes]
         check_room("prefix", len(prefix_ids), self.max_model_len, self._cache_tokens)
         for suffix in suffix_ids:
             check_room("suffix", len(suffix), self.max_model_len, self._cache_tokens, after=len(prefix_ids))
@@ -355,15 +351,21 @@ class Engine:
         generations = [_submit_when_free(self.submit_embedding, prompt, pooling) for prompt in prompts]
         return np.stack([np.asarray(_outputs_of(generation)[0].embedding) for generation in generations])
 
-    def chat(self, request: ChatRequest) -> tuple[list[int], Turn]:
+    def chat(
+        self, request: ChatRequest, limit: TokenLimit | None = None, going: Callable[[], None] = lambda: None
+    ) -> tuple[list[int], Turn]:
         """A chat's prompt ids, to submit with `turn.constrained(params)`, and the turn, which reads the answers.
 
+        Args:
+            limit, going: as of `ModelTokenizer.encode`.
+
         Raises:
+            PromptTooLong: the prompt has more tokens than the limit.
             RequestError: the model's chat template refuses it, or has no place for tools.
         """
         self.format.check(request)
         prompt = self.format.rendered(request, self.tokenizer.render)
-        return self.tokenizer.encode_suffix(prompt), self.format.turn(request, prompt)
+        return self.tokenizer.encode_suffix(prompt, limit, going), self.format.turn(request, prompt)
 
     def callers(self) -> dict[str, CallerStats]:
         """Usage of each caller name, current and since the start."""
@@ -405,9 +407,17 @@ class Engine:
         """Tokens that every DP rank's KV cache can hold."""
         return (min(loop.executor.pages for loop in self.loops) - 1) * self.config.page_size
 
-    def _ids_of(self, field: str, text: str | Ids[int]) -> list[int]:
+    def token_limit(self, field: str) -> TokenLimit:
+        """What no text of a request may exceed; with room for an answer, a prompt must be shorter still."""
+        cache = self._cache_tokens + 1  # the last token of a scored suffix takes none of it
+        if cache < self.max_model_len:
+            return TokenLimit(cache, field, "the KV cache")
+        return TokenLimit(self.max_model_len, field)
+
+    def _ids_of(self, field: str, text: str | Ids[int], special: bool = True) -> list[int]:
         if isinstance(text, str):
-            return self.tokenizer.encode(text)
+            return self.tokenizer.encode(text, self.token_limit(field), special)
+        self.token_limit(field).check(len(text))
         return self.checked(field, text)
 
     def checked(self, field: str, token_ids: Ids[int]) -> list[int]:

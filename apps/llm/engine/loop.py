@@ -20,7 +20,7 @@ from typing import Any, Generic
 
 from apps.llm.api import EngineStats, EngineStopped, Generation, Output
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.answer import Answer
+from apps.llm.engine.answer import Answer, failed
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.filling import extras, filled
 from apps.llm.engine.pages import PagePool
@@ -194,7 +194,7 @@ class Loop(Generic[LaunchedT]):
                     self.turn_times.note(rows, reads_first, turn_s, turn_s - self._waited_s)
                 if pending is None and not self._scheduler.running:
                     self._scheduler.check()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library is no Exception
             log.exception("the engine loop failed")
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
         else:
@@ -314,7 +314,10 @@ class Loop(Generic[LaunchedT]):
     def _taken(self, seq: Sequence, answer: Answer | PromptTask, result: Tokens, row: int) -> tuple[Generation, Output]:
         """Take a sequence's next token from a row of its step, and finish the sequence if it is the last one."""
         token = int(result.ids[row])
-        output = answer.take(token, result, row)
+        try:
+            output = answer.take(token, result, row)
+        except BaseException as error:
+            output = failed(seq, error)
         self._generated_tokens += len(output.token_ids)
         if output.token_ids and seq.generation.usage is not None:
             seq.generation.usage.generated(len(output.token_ids))

@@ -2,7 +2,18 @@
 
 import math
 
-from apps.llm.api import MAX_BIAS, MAX_CHOICES, TOP_LOGPROBS, PromptTooLong, RequestError, SamplingParams
+from apps.llm.api import (
+    MAX_BIAS,
+    MAX_CHOICES,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    TOP_LOGPROBS,
+    PromptTooLong,
+    RequestError,
+    SamplingParams,
+)
+from apps.serving.errors import shortened
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
@@ -10,11 +21,11 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
 
     def require(good: bool, field: str, rule: str) -> None:
         if not good:
-            raise RequestError(field, f"{field} must be {rule}, not {getattr(params, field)!r}")
+            raise RequestError(field, f"{field} must be {rule}, not {shortened(repr(getattr(params, field)), 100)}")
 
     def number(field: str, low: float, high: float, rule: str) -> None:
         value = getattr(params, field)
-        require(isinstance(value, int | float) and math.isfinite(value) and low <= value <= high, field, rule)
+        require(isinstance(value, int | float) and low <= value <= high, field, rule)  # NaN is not
 
     number("temperature", 0, 100, "between 0 and 100")
     number("top_p", 0, 1, "between 0 and 1")
@@ -37,9 +48,13 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
     for token, bias in params.logit_bias.items():
         require(0 <= token < vocab_size, "logit_bias", f"a map from token ids below {vocab_size}")
         require(math.isfinite(bias) and -100 <= bias <= 100, "logit_bias", "a map to values between -100 and 100")
+    require(len(params.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
     require(all(0 <= t < vocab_size for t in params.stop_token_ids), "stop_token_ids", f"ids below {vocab_size}")
     one = isinstance(params.stop, str)  # iterating it would yield its characters
+    require(len(params.stop) <= MAX_STOPS or one, "stop", f"a list of at most {MAX_STOPS} strings")
     require(not one and all(isinstance(s, str) and s for s in params.stop), "stop", "a list of non-empty strings")
+    longest = max(map(len, params.stop), default=0)
+    require(longest <= MAX_STOP_LENGTH, "stop", f"a list of strings of at most {MAX_STOP_LENGTH} characters")
 
 
 def answer_limit(prompt_len: int, params: SamplingParams, max_model_len: int, cache_tokens: int) -> int:

@@ -1,6 +1,7 @@
 """The HTTP application: all dialects, and the routes and middleware that they share."""
 
-from typing import TypeGuard
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
@@ -22,8 +23,11 @@ from apps.llm.tracing import Traced
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import OPEN, Principals
 from apps.serving.ingress.application import answer_errors, models_router
-from apps.serving.ingress.bodies import BodyTooLarge, read_body
+from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.json_body import read_json
+from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED, json_body
+from apps.serving.ingress.saxml_answers import failed
 
 
 def http_app(
@@ -76,7 +80,7 @@ def http_app(
     async def generate(request: Request) -> Response:
         """Generates text. A body with `query` or `extra_inputs` is in Saxml's format, any other in JetStream's."""
         try:
-            body = await read_body(request)
+            body = await read_json(request)
         except BodyTooLarge as error:  # Saxml's error has JetStream's keys too
             return saxml.refusal(error)
         return await (saxml if saxml.is_saxml(body) else jetstream).generate(model, body)
@@ -84,8 +88,15 @@ def http_app(
     app.add_middleware(NamedCaller)
     if model.tracing is not None:
         app.add_middleware(Traced)
-    answer_errors(app, keys, anthropic_errors.by_path)
+    answer_errors(app, keys, _written)
     return app
+
+
+def _written(scope: Mapping[str, Any], error: OpenAIError) -> Response:
+    """The error as clients of the path expect it. (JetStream's and Saxml's refusals are their dialects' own.)"""
+    if error.status >= 500 and scope["path"].endswith(("/generate", "/score")) and "/v1/" not in scope["path"]:
+        return failed(error.message, error.status, error.retry_after_s)
+    return anthropic_errors.by_path(scope, error)
 
 
 def _is_post(route: BaseRoute) -> TypeGuard[APIRoute]:

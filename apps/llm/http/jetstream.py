@@ -16,6 +16,8 @@ from starlette.responses import JSONResponse, Response
 from apps.llm.api import EngineError, EngineStopped, Output, SamplingParams
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.answering import Writer, answered
+from apps.serving.errors import shortened
+from apps.serving.ingress.json_body import BadJSON, validated
 from apps.serving.ingress.openai_errors import of_stream, retry_after
 
 
@@ -87,13 +89,15 @@ def jetstream_router(model: EngineModel) -> APIRouter:
 async def generate(model: EngineModel, content: bytes) -> Response:
     """POST /generate with JetStream's body. Greedy: JetStream sets sampling on the server, with greedy the default."""
     try:
-        body = JetStreamBody.model_validate_json(content or b"{}")
+        body = validated(JetStreamBody, content or b"{}")
         # JetStream truncates an answer at the end of the context instead of refusing a large max_tokens.
         params = SamplingParams(max_tokens=body.max_tokens, within_context=True, temperature=0.0)
         return await answered(await model.submit(params, body.prompt), JetStreamWriter(), body.stream)
+    except BadJSON as error:
+        return Indented({"detail": [{"type": "json_invalid", "loc": ["body"], "msg": str(error)}]}, 422)
     except ValidationError as error:
-        detail = [e | {"loc": ["body", *e["loc"]]} for e in error.errors(include_url=False, include_context=False)]
-        # What is no number in JSON is written as a text.
-        return Indented({"detail": json.loads(json.dumps(detail, default=str), parse_constant=str)}, 422)
+        found = error.errors(include_url=False, include_context=False)
+        detail = [e | {"loc": ["body", *e["loc"]], "input": shortened(str(e["input"]))} for e in found]
+        return Indented({"detail": detail}, 422)
     except EngineError as error:
         return Indented({"detail": str(error)}, error.status, retry_after(error.retry_after_s))

@@ -11,6 +11,7 @@ from apps.llm.http.adapters import named
 from apps.llm.http.answering import PromptsAlone, Source, answered
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, choices, embeddings
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
+from apps.llm.texts import Prompt
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body
 
@@ -24,13 +25,14 @@ def openai_router(model: EngineModel) -> APIRouter:
         """OpenAI's completions: `prompt` is a string, a list of token ids, or a list of either."""
         body = await parsed(CompletionBody, request, UNIONS)
         served = named(model, body.model)
-        prompts: Sequence[str | list[int]] = each(body.prompt)
+        prompts: Sequence[Prompt] = each(body.prompt)
         params = body.params()
         with refusing(body.names):
-            echoes = [p if isinstance(p, str) else await served.decode(p) for p in prompts] if body.echo else []
+            echoed = prompts if body.echo else ()
+            echoes = [p if isinstance(p, str) else await served.texts.decoded(p, special=False) for p in echoed]
             read: list[list[PromptToken]] = []
             if body.reads_prompt or body.only_prompt:
-                prompts = encoded = [await served.encode(p) if isinstance(p, str) else p for p in prompts]
+                prompts = encoded = await served.texts.prompts(prompts)
                 read = await served.prompt_tokens(encoded, params)
             source: Source
             if body.only_prompt:
@@ -49,7 +51,7 @@ def openai_router(model: EngineModel) -> APIRouter:
         body = await parsed(ChatBody, request, UNIONS)
         served = named(model, body.model)
         with refusing(body.names):
-            prompt, turn = await served.chat(body.request())
+            prompt, turn = await served.texts.chat(body.request())
             params = turn.constrained(body.params())
             stream = await served.submit(params, prompt)
             answers = choices(1, params.n, reader=turn.reader)
@@ -64,8 +66,8 @@ def openai_router(model: EngineModel) -> APIRouter:
         if body.dimensions not in (None, served.embedding_size):
             message = f"dimensions must be {served.embedding_size}, this model's size: its vectors cannot be shortened"
             raise OpenAIError(400, message, "dimensions", "invalid_value")
-        prompts = [await served.encode(p) if isinstance(p, str) else p for p in each(body.input)]
         with refusing({"prompt": "input"}):
+            prompts = await served.texts.prompts(each(body.input))
             vectors = await served.embed(prompts, body.pooling)
         whole = embeddings(served.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
         return JSONResponse(whole)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from apps.llm.api import SamplingParams
+from apps.llm.api import MAX_MESSAGES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOOLS, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, Conversation, effort_fields
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
 from apps.serving.ingress.bodies import Body, CacheSalt
@@ -24,7 +24,7 @@ Texts = str | list[int] | list[str] | list[list[int]]
 UNIONS = {
     "input": "input must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
     "prompt": "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
-    "stop": "stop must be a string or a list of strings",
+    "stop": f"stop must be a string or a list of at most {MAX_STOPS} strings",
     "tool_choice": 'tool_choice must be none, auto, required or {"type": "function", "function": {"name": ...}}',
 }
 """Error for a field of several types, in place of one error per type."""
@@ -71,7 +71,7 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     """Structured output: a JSON object, or one that follows a JSON schema."""
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     # The fields below are named as in SamplingParams:
     max_tokens: int | None = None
     """Maximum length of the answer. Default: 16 for completions; for chats, what the context allows."""
@@ -93,7 +93,7 @@ class SamplingBody(Body):
     """Token id -> value to add to its logit."""
     n: int | None = None
     """Number of answers to each prompt."""
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
     """Continues after the model's end-of-sequence token."""
     include_stop_str_in_output: bool | None = None
@@ -200,12 +200,12 @@ class CompletionBody(SamplingBody):
 
 
 class ChatBody(SamplingBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     """OpenAI's newer name of `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[ToolBody] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
     """none, auto (the default), required, or the tool that must be called, whose arguments must follow its schema."""

@@ -18,7 +18,8 @@ from apps.llm.api import EngineError, Output, SamplingParams
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import Writer, answered
-from apps.serving.ingress.bodies import BodyTooLarge, read_body
+from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.json_body import BadJSON, read_json, validated
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import json_body
 from apps.serving.ingress.saxml_answers import SaxmlJSON, failed, failure
@@ -116,11 +117,11 @@ def saxml_router(model: EngineModel) -> APIRouter:
         The prefix is tokenized like a prompt; each suffix separately, without special tokens, so no token spans both.
         """
         try:
-            body = ScoreBody.model_validate_json(await read_body(request))
+            body = validated(ScoreBody, await read_json(request))
             served = named(model, body.model)
             suffixes = [body.suffix] if isinstance(body.suffix, str) else body.suffix
             logprobs = await served.score(body.prefix, suffixes)
-        except (EngineError, OpenAIError, ValidationError, BodyTooLarge) as error:
+        except (EngineError, OpenAIError, ValidationError, BodyTooLarge, BadJSON) as error:
             return refusal(error)
         return SaxmlJSON(
             {"model": served.name, "scores": [sum(of_one) for of_one in logprobs], "token_log_probs": logprobs}
@@ -132,7 +133,7 @@ def saxml_router(model: EngineModel) -> APIRouter:
 async def generate(model: EngineModel, content: bytes) -> Response:
     """POST /generate with Saxml's body. A text's score is the sum of its tokens' log probabilities."""
     try:
-        body = SaxmlBody.model_validate_json(content)
+        body = validated(SaxmlBody, content)
         served = named(model, body.model)
         extra = body.extra_inputs or ExtraInputs()
         params = SamplingParams(
@@ -146,12 +147,12 @@ async def generate(model: EngineModel, content: bytes) -> Response:
         )
         writer = SaxmlWriter(bare=body.extra_inputs is not None)
         return await answered(await served.submit(params, body.query), writer, body.stream)
-    except (EngineError, OpenAIError, ValidationError) as error:
+    except (EngineError, OpenAIError, ValidationError, BadJSON) as error:
         return refusal(error)
 
 
-def refusal(error: EngineError | OpenAIError | ValidationError | BodyTooLarge) -> Response:
+def refusal(error: EngineError | OpenAIError | ValidationError | BodyTooLarge | BadJSON) -> Response:
     """The response for any error, with the keys of both of Saxml's formats and the status of OpenAI's."""
     if not isinstance(error, OpenAIError):
-        error = from_body(error) if isinstance(error, ValidationError | BodyTooLarge) else from_engine(error)
+        error = from_body(error) if isinstance(error, ValidationError | BodyTooLarge | BadJSON) else from_engine(error)
     return failed(error.message, error.status, error.retry_after_s)

@@ -11,11 +11,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import Pool
+from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, Pool
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.openai_messages import Message, ToolBody
 from apps.llm.http.openai_requests import MAX_INPUTS, ChatBody
+from apps.llm.limits import TokenLimit
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body
@@ -33,9 +34,9 @@ class TokenizeBody(Body):
     model: str | None = None
     """The served model's name. Optional, except in a cell with several published models."""
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     """A chat instead of a prompt, tokenized as `/v1/chat/completions` would."""
-    tools: list[ToolBody] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     """Whether a prompt gets its special tokens. Default: true. A chat template adds its own."""
@@ -127,12 +128,13 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
         body = await parsed(TokenizeBody, request)
         served = named(model, body.model)
         if body.prompt is not None:
-            tokens = await served.encode(body.prompt, special=body.add_special_tokens is not False)
+            with refusing():
+                tokens = await served.texts.counted(body.prompt, body.add_special_tokens is not False)
         else:
             chat = body.chat()
             with refusing(chat.names):
-                tokens, _ = await served.chat(chat.request())
-        pieces = served.pieces(tokens) if body.return_token_strs else None
+                tokens = await served.texts.counted(chat.request())
+        pieces = await served.texts.pieces(tokens) if body.return_token_strs else None
         return JSONResponse(
             {"count": len(tokens), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": pieces}
         )
@@ -143,7 +145,7 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
         body = await parsed(DetokenizeBody, request)
         served = named(model, body.model)
         with refusing():
-            text = await served.decode(body.tokens, special=True)
+            text = await served.texts.decoded(body.tokens, special=True)
         return JSONResponse({"prompt": text})
 
     @router.get("/tokenizer_info")
@@ -213,33 +215,31 @@ async def _relevance(
     Raises:
         OpenAIError: a text is empty, or too long for the context.
     """
-    prompts: dict[tuple[Place, ...], list[int]] = {}
-    for pair in pairs:
-        prompt = await served.judgement(pair[0][0], pair[1][0], body.instruction)
-        if prompt is not None:
-            prompts[pair] = _fitting(served, prompt, pair[1][1], after=1)
-            continue
-        if body.instruction is not None:
-            raise OpenAIError(
-                400, "instruction is for rerankers, and this model is none", "instruction", "invalid_value"
-            )
-        for place in pair:
-            if (place,) not in prompts:
-                prompts[place,] = _fitting(served, await served.encode(place[0]), place[1])
-    tokens = sum(map(len, prompts.values()))
+    judged = [served.judgement(first, second, body.instruction) for (first, _), (second, _) in pairs]
+    if judged[0] is not None:
+        texts = [(prompt or "", field) for prompt, (_, (_, field)) in zip(judged, pairs, strict=True)]
+        prompts = await _prompts(served, texts, special=False, after=1)
+        with refusing({"prompt": "documents"}):
+            return await served.judged(prompts), sum(map(len, prompts))
+    if body.instruction is not None:
+        raise OpenAIError(400, "instruction is for rerankers, and this model is none", "instruction", "invalid_value")
+    places = list(dict.fromkeys(place for pair in pairs for place in pair))
+    prompts = await _prompts(served, places)
     with refusing({"prompt": "documents"}):
-        if pairs[0] in prompts:
-            return await served.judged([prompts[pair] for pair in pairs]), tokens
-        vectors = dict(zip(prompts, await served.embed(list(prompts.values()), body.pooling)))
+        vectors = dict(zip(places, await served.embed(prompts, body.pooling), strict=True))
     # Vectors have length 1, so this is the cosine.
-    return [float(vectors[first,] @ vectors[second,]) for first, second in pairs], tokens
+    scores = [float(vectors[first] @ vectors[second]) for first, second in pairs]
+    return scores, sum(map(len, prompts))
 
 
-def _fitting(served: EngineModel, prompt: list[int], field: str, after: int = 0) -> list[int]:
-    """The prompt, if it has a token, and fits with `after` more. Raises OpenAIError, naming the field."""
-    if not prompt:
-        raise OpenAIError(400, f"{field} is empty: it must have at least one token", field, "invalid_value")
-    if len(prompt) + after > served.max_model_len:
-        message = f"{field} has {len(prompt)} tokens, but the model's context holds {served.max_model_len - after}"
-        raise OpenAIError(400, message, field, "context_length_exceeded")
-    return prompt
+async def _prompts(
+    served: EngineModel, texts: Sequence[Place], special: bool = True, after: int = 0
+) -> list[Sequence[int]]:
+    """Token ids of the texts. Raises OpenAIError, naming the field, if one is empty or has no room for `after` more."""
+    limits = [TokenLimit(served.max_model_len - after, field) for _, field in texts]
+    with refusing():
+        prompts = await served.texts.prompts([text for text, _ in texts], limits, special)
+    for prompt, (_, field) in zip(prompts, texts, strict=True):
+        if not prompt:
+            raise OpenAIError(400, f"{field} is empty: it must have at least one token", field, "invalid_value")
+    return prompts

@@ -8,8 +8,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from apps.serving.errors import EngineStopped
-from apps.serving.ingress.api_keys import Principals, RequireKey
+from apps.serving.errors import AnswerFailed, EngineStopped, panics_as
+from apps.serving.ingress.api_keys import Asgi, Principals, RequireKey
 from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.openai_errors import OpenAIError, from_unread
 
@@ -80,6 +80,17 @@ def unknown_path(request: Request, error: HTTPException) -> str:
     return hint.get(error.status_code, str(error.detail))
 
 
+class PanicsAreErrors:
+    """ASGI middleware: a library's panic is an Exception, which the error handlers answer as any other failure."""
+
+    def __init__(self, app: Asgi):
+        self._app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        with panics_as(AnswerFailed):
+            await self._app(scope, receive, send)
+
+
 def answer_errors(
     app: FastAPI,
     keys: Principals,
@@ -114,6 +125,7 @@ def answer_errors(
         broken = OpenAIError(500, "The server failed; its log says why.", None, "internal_error")
         return written(request.scope, broken)
 
+    app.add_middleware(PanicsAreErrors)
     if keys:
         app.add_middleware(
             RequireKey,

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from apps.serving.errors import EngineError
-from apps.serving.ingress.bodies import BodyRefused, BodyTooLarge, read_body
+from apps.serving.errors import EngineError, shortened
+from apps.serving.ingress.bodies import BodyRefused, BodyTooLarge
+from apps.serving.ingress.json_body import BadJSON, read_json, validated
 
 log = logging.getLogger("podslice")
 
@@ -21,6 +22,7 @@ B = TypeVar("B", bound=BaseModel)
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "invalid_request_error",
     429: "rate_limit_error",
@@ -39,8 +41,10 @@ class OpenAIError(Exception):
         code: str | None = None,
         retry_after_s: float | None = None,
     ):
+        message = shortened(message)
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.code = status, message, code
+        self.param = None if param is None else shortened(param, 200)
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
@@ -81,8 +85,8 @@ def retry_after(seconds: float | None) -> dict[str, str]:
 async def parsed(kind: type[B], request: Request, unions: Mapping[str, str] | None = None) -> B:
     """The request's body, read and checked. Raises OpenAIError; for `unions` see `from_body`."""
     try:
-        return kind.model_validate_json(await read_body(request))
-    except (ValidationError, BodyTooLarge) as error:
+        return validated(kind, await read_json(request))
+    except (ValidationError, BodyTooLarge, BadJSON) as error:
         raise from_body(error, unions) from None
 
 
@@ -118,17 +122,17 @@ def from_unread(error: BodyRefused) -> OpenAIError:
     return OpenAIError(error.status, str(error), None, error.code, error.retry_after_s)
 
 
-def from_body(error: ValidationError | BodyTooLarge, unions: Mapping[str, str] | None = None) -> OpenAIError:
+def from_body(error: ValidationError | BodyTooLarge | BadJSON, unions: Mapping[str, str] | None = None) -> OpenAIError:
     """The OpenAI form of an invalid body, naming the first bad field.
 
     `unions`: the message for a field that allows several types, instead of one error for each type.
     """
     if isinstance(error, BodyTooLarge):
         return OpenAIError(413, str(error), None, "request_too_large")
+    if isinstance(error, BadJSON):
+        return OpenAIError(400, str(error), error.field, error.code)
     # A field that allows several types yields one error for each: the deepest one is the most specific.
     detail = max(error.errors(include_url=False, include_context=False), key=lambda e: len(e["loc"]))
-    if detail["type"] == "json_invalid":
-        return OpenAIError(400, f"The body of the request is not valid JSON: {detail['msg']}", None, "invalid_json")
     param = ""
     for part in detail["loc"]:
         if isinstance(part, int):

@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from apps.serving.errors import shortened
 from apps.serving.ingress.openai_errors import retry_after
 
 
@@ -17,6 +18,7 @@ class SaxmlJSON(JSONResponse):
 
 def failure(message: str) -> dict[str, str]:
     """`Error` is the first generation's key, `detail` the second's."""
+    message = shortened(message)
     return {"Error": message, "detail": message}
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apps.serving.errors import EngineStopped, QueueFull, RequestError
+from apps.serving.errors import AnswerFailed, EngineStopped, QueueFull, RequestError, panics_as
 from apps.serving.event_loops import wake
 from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
@@ -215,7 +215,7 @@ class Engine:
                     if not started:  # else the time includes more than the steps
                         self.step_times.note(batch[0].size, len(batch), steps, time.monotonic() - began)
                     self._hand_out(batch)
-        except Exception as error:
+        except BaseException as error:  # a panic of a library is no Exception
             log.exception("the engine's loop failed")
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
         else:
@@ -256,7 +256,8 @@ class Engine:
             if order.job.end is not None or order.job.leaving:  # its job failed, or is about to be dropped
                 continue
             try:
-                picture = self.backend.start(order.request)
+                with panics_as(AnswerFailed):
+                    picture = self.backend.start(order.request)
             except Exception as error:
                 self._refuse(order.job, error)
                 continue

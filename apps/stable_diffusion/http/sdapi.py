@@ -19,8 +19,9 @@ from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError
 from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
-from apps.serving.ingress.bodies import BodyTooLarge, read_body
-from apps.serving.ingress.openai_errors import OpenAIError, from_engine, parsed
+from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, parsed
 from apps.serving.ingress.openapi import json_body, json_object
 from apps.stable_diffusion.engine.job import Aborted, ImageJob
 from apps.stable_diffusion.engine.request import Size
@@ -120,10 +121,10 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     async def set_options(request: Request) -> Any:
         """Changes nothing: accepts the name of the served model, and refuses others."""
         try:
-            wanted = json.loads(await read_body(request) or b"{}")
-        except (ValueError, BodyTooLarge):
-            raise OpenAIError(400, "The body of the request must be a JSON object.") from None
-        _check_settings(model, wanted if isinstance(wanted, dict) else {})
+            wanted = parsed_object(await read_json(request) or b"{}")
+        except (BadJSON, BodyTooLarge) as error:
+            raise from_body(error) from None
+        _check_settings(model, wanted)
         return {}
 
     return router

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from apps.llm.api import Caller, CallerStats, LimitReached, QueueFull
@@ -95,20 +96,41 @@ class Admission:
             LimitReached: the caller is at one of its limits. Background callers have none.
             QueueFull: the queue is full. If several callers wait, one below its share of the queue is still admitted.
         """
-        now = self._clock()
         with self.lock:
-            state = self._state(caller, now)
-            try:
-                if not caller.background:
-                    self._check_limits(state, now)
-                self._check_queue(state, sequences)
-            except QueueFull:
-                state.totals.refused += 1
-                raise
+            state = self._state(caller, self._clock())
+            self._check(state, sequences)
             state.requests += 1
             state.waiting += sequences
             state.count(prompt_tokens)
         return state
+
+    def check(self, caller: Caller) -> None:
+        """Raises what `admit` would for a request of one sequence, before any work is done for it."""
+        with self.lock:
+            self._check(self._state(caller, self._clock()), 1)
+
+    @contextmanager
+    def preparing(self, caller: Caller, tokens: int) -> Iterator[None]:
+        """Counts a request as open, and `tokens` as used, while its texts are tokenized in the block.
+
+        `admit` counts the real ones afterwards. What is refused in the block keeps its charge: the work was done.
+
+        Raises:
+            LimitReached, QueueFull: as `admit`.
+        """
+        with self.lock:
+            state = self._state(caller, self._clock())
+            self._check(state, 1)
+            state.requests += 1
+            if state.bucket is not None:
+                state.bucket.take(tokens)
+        try:
+            yield
+            if state.bucket is not None:
+                with self.lock:
+                    state.bucket.take(-tokens)
+        finally:
+            state.request_ended()
 
     def stats(self) -> dict[str, CallerStats]:
         """Totals by caller name, of all callers seen since the start."""
@@ -129,6 +151,15 @@ class Admission:
             totals = self._totals.setdefault(caller.name, CallerStats())
             self._states[caller] = CallerState(self, caller, config, totals, bucket)
         return self._states[caller]
+
+    def _check(self, state: CallerState, sequences: int) -> None:
+        try:
+            if not state.caller.background:
+                self._check_limits(state, self._clock())
+            self._check_queue(state, sequences)
+        except QueueFull:
+            state.totals.refused += 1
+            raise
 
     def _check_limits(self, state: CallerState, now: float) -> None:
         name, config = state.caller.name, state.config

@@ -3,17 +3,25 @@
 import inspect
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.llm.api import RequestError
+from apps.llm.engine.text.bounded_templates import bound_templates, steps
+from apps.llm.engine.text.limit import longest_token
+from apps.llm.limits import TokenLimit
+from apps.serving.errors import panics_as
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger("podslice")
+
+# A text is tokenized by the thread that asks for it: the library's own threads are shared by all callers.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SPECIAL = ("<s>", "</s>")
 FIRST_BYTE = len(SPECIAL)
@@ -22,6 +30,17 @@ WITHHELD = frozenset({"vocab_file", "merges_file", "tokenizer_file", "tokenizer_
 PLAIN_CHAT = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
+
+
+PIECE = 2**17
+"""Characters of a long text that are tokenized at a time, to see whether it is too long."""
+BYTES_A_TOKEN = 6
+"""A text with more bytes for each token that fits is looked at in pieces first: most such texts are too long, and a
+text takes some 300 bytes of memory for each of its tokens."""
+
+
+def _go_on() -> None:
+    """What is asked between two pieces of work: raises an error to end it."""
 
 
 class ModelTokenizer:
@@ -68,17 +87,63 @@ class ModelTokenizer:
         hf.chat_template = PLAIN_CHAT
         return cls(hf)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with the special tokens that the tokenizer adds (bos, for most)."""
-        return self.fast.encode(text).ids
+    def encode(
+        self, text: str, limit: TokenLimit | None = None, special: bool = True, going: Callable[[], None] = _go_on
+    ) -> list[int]:
+        """Token ids of a prompt, with the special tokens that the tokenizer adds (bos, for most). Releases the GIL.
 
-    def encode_suffix(self, text: str) -> list[int]:
+        Args:
+            limit: a longer text is refused, mostly before all of it is tokenized.
+            going: called between two pieces of a long text; what it raises ends the work.
+
+        Raises:
+            PromptTooLong: the text has more tokens than the limit.
+            RequestError: the tokenizer fails on it (field: the limit's, or `prompt`).
+        """
+        field = "prompt" if limit is None else limit.field
+        with panics_as(lambda said: RequestError(field, f"{field}: the model's tokenizer fails on this text: {said}")):
+            if limit is not None and len(text) > limit.tokens:
+                self._look_at(text, limit, going)
+            encoding = self._encoding(text, special)
+            if limit is not None:
+                limit.check(len(encoding))
+            return encoding.ids
+
+    def encode_suffix(
+        self, text: str, limit: TokenLimit | None = None, going: Callable[[], None] = _go_on
+    ) -> list[int]:
         """Token ids of a text that continues another: without special tokens, and no token spans the boundary."""
-        return self.fast.encode(text, add_special_tokens=False).ids
+        return self.encode(text, limit, False, going)
+
+    def _encoding(self, text: str, special: bool) -> Any:
+        # `encode` holds the GIL from its beginning to its end; this does not, and leaves offsets out.
+        return self.fast.encode_batch_fast([text], add_special_tokens=special)[0]
+
+    def _look_at(self, text: str, limit: TokenLimit, going: Callable[[], None]) -> None:
+        """Raises PromptTooLong for a text that is far too long, after as little work as possible."""
+        if self.longest_token is None:
+            return
+        if len(text) > limit.tokens * self.longest_token:
+            raise limit.exceeded(f"{len(text)} characters, more than that many tokens can have")
+        if len(text) * 4 <= limit.tokens * BYTES_A_TOKEN or len(text.encode()) <= limit.tokens * BYTES_A_TOKEN:
+            return
+        # A cut changes the tokens around it, and so no piece's count by more than a few.
+        count = 0
+        for start in range(0, len(text), PIECE):
+            going()
+            count += len(self._encoding(text[start : start + PIECE], False))
+            if count > 2 * limit.tokens:
+                raise limit.exceeded(f"more than {count} tokens" if start + PIECE < len(text) else f"{count} tokens")
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """The most characters of a text that can be one token; None if that is not known."""
+        return longest_token(self.fast)
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
-        """The text of token ids; with `special`, special tokens are included."""
-        return self.fast.decode(list(ids), skip_special_tokens=not special)
+        """The text of token ids; with `special`, special tokens are included. Releases the GIL."""
+        with panics_as(lambda said: RequestError("tokens", f"tokens: the model's tokenizer fails on them: {said}")):
+            return self.fast.decode_batch([list(ids)], skip_special_tokens=not special)[0]
 
     @property
     def chat_template(self) -> str:
@@ -114,10 +179,12 @@ class ModelTokenizer:
         if taken := fields.keys() & _arguments_of_rendering():
             name = min(taken)
             raise RequestError("chat_template_kwargs", f"chat_template_kwargs: {name} cannot be set by a request")
+        bound_templates()
         try:
-            return self._hf.apply_chat_template(
-                list(messages), tools=tools, tokenize=False, add_generation_prompt=True, **fields
-            )
+            with steps():
+                return self._hf.apply_chat_template(
+                    list(messages), tools=tools, tokenize=False, add_generation_prompt=True, **fields
+                )
         except Exception as error:  # a template is the model's own program and can raise anything
             raise RequestError("messages", f"the model's chat template rejects these messages: {error}") from error
 
@@ -127,6 +194,7 @@ class ModelTokenizer:
 
     def warm_up(self) -> None:
         """Compile the chat template, so that the first chat does not wait for jinja2."""
+        _ = self.longest_token
         if self._hf.chat_template:
             try:
                 self.encode_suffix(self.render([{"role": "user", "content": "Hello"}]))

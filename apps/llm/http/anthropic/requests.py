@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from apps.llm.api import RequestError, SamplingParams
+from apps.llm.api import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, RequestError, SamplingParams
 from apps.llm.chat.conversation import PARAGRAPH, ChatRequest, Conversation, PastCall, thinking_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.serving.ingress.bodies import Body
@@ -152,10 +152,10 @@ class PromptBody(Body):
     """The fields that make up the prompt."""
 
     model: str
-    messages: Annotated[list[TurnBody], Field(min_length=1)]
+    messages: Annotated[list[TurnBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     """Consecutive messages of one role are one turn; the last turn must be the user's."""
     system: str | list[TextBlock] | None = None
-    tools: list[OfferedTool] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
     """Tools that the model may call."""
     tool_choice: ToolChoiceBody | None = None
     """auto (the default), any, none, or the tool that must be called, whose input must follow its schema."""
@@ -198,7 +198,7 @@ class MessagesBody(PromptBody):
 
     max_tokens: int
     """Maximum length of the answer in tokens; the context may end it earlier."""
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     temperature: float | None = None
     """0: greedy. Default: 1."""

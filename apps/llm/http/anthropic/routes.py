@@ -25,7 +25,7 @@ def anthropic_router(model: EngineModel) -> APIRouter:
         body = await parsed(MessagesBody, request, UNIONS)
         served = named(model, body.model)
         with refusing(NAMES):
-            prompt, turn = await served.chat(body.request())
+            prompt, turn = await served.texts.chat(body.request())
             stream = await served.submit(turn.constrained(body.params()), prompt)
             writer = MessageWriter(served.name, stream, turn.reader(), served.max_model_len)
             response = await answered(stream, writer, bool(body.stream))
@@ -38,7 +38,7 @@ def anthropic_router(model: EngineModel) -> APIRouter:
         body = await parsed(PromptBody, request, UNIONS)
         served = named(model, body.model)
         with refusing(NAMES):
-            prompt, _ = await served.chat(body.request())
+            prompt = await served.texts.counted(body.request())
         return {"input_tokens": len(prompt)}
 
     return router

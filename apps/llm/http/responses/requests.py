@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from apps.llm.api import RequestError, SamplingParams
+from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, effort_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
@@ -58,7 +58,7 @@ class NamespaceTool(Body):
     name: str
     description: str | None = None
     """Not shown to the model."""
-    tools: Annotated[list[FunctionTool], Field(min_length=1)]
+    tools: Annotated[list[FunctionTool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 Search = Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"]
@@ -138,7 +138,7 @@ class ResponseBody(Body):
 
     model: str | None = None
     """The served model's name. Optional, except in a cell with several published models."""
-    input: str | list[Item] | None = None
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES)] | None = None
     """A text, or items: messages, `function_call`, `function_call_output`, `reasoning`. Only text is supported.
     Consecutive items of one role are one turn."""
     instructions: str | None = None
@@ -148,7 +148,7 @@ class ResponseBody(Body):
     store: bool | None = None
     """Stores the response, for `previous_response_id` and GET. Default: true if the server stores any; see
     `stored_responses`."""
-    tools: list[OfferedTool] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
     """Functions that the model may call, alone or in a `namespace`. `strict: true` enforces the schema of the
     arguments. `web_search` is accepted but not offered to the model."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None

@@ -54,7 +54,7 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
                 store.put(writer.id, StoredResponse(owner, _json(writer.whole()), _json(items)))
 
         with refusing(NAMES):
-            prompt, turn = await served.chat(body.request(earlier))
+            prompt, turn = await served.texts.chat(body.request(earlier))
             stream = await served.submit(turn.constrained(body.params()), prompt)
             about = body.repeated() | {"store": stored}
             writer = ResponseWriter(served.name, about, stream, turn.reader(), body.functions(), keep)

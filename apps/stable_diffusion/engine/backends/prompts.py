@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from apps.serving.errors import shortened
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Tokenizers:
 
     def warnings(self, **texts: str) -> tuple[str, ...]:
         """A warning for each text that is too long, with its field and the words that the model does not see."""
-        found = ((name, self(text).dropped) for name, text in texts.items() if text)
+        found = ((name, shortened(self(text).dropped)) for name, text in texts.items() if text)
         most = min(self.lengths) - 2  # without the start and end tokens
         return tuple(
             f"{name} is longer than the {most} tokens that the model reads; these words were dropped: {words}"
