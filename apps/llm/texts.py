@@ -90,6 +90,10 @@ class RequestTexts:
         """The tokens of each prompt, with the scores of all but its first."""
         return await self._aside(sum(map(len, prompts)), lambda _: list(map(self._prompt_tokens, prompts, scores)))
 
+    async def written(self, size: int, write: Callable[[], bytes]) -> bytes:
+        """A large answer's bytes, written aside. `size`: about how many values it has."""
+        return await self._aside(size, lambda _: write())
+
     def _prompt_tokens(self, prompt: Sequence[int], scores: Sequence[TokenScore]) -> list[PromptToken]:
         tokenizer = self._engine.tokenizer
         return [

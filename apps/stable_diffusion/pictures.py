@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from apps.stable_diffusion.engine.request import MAX_GUIDANCE, MAX_SEED, Picture
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from ray_configs.stable_diffusion import StableDiffusionConfig
+
+T = TypeVar("T")
 
 MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
 
@@ -85,6 +87,7 @@ class PictureModel:
         self._metrics = PictureMetrics(self.name, engine.step_times)
         # Encoding releases the interpreter lock; two threads keep up with any one slice.
         self._encoders = ThreadPoolExecutor(2, "podslice-png")
+        self._decoders = ThreadPoolExecutor(2, "podslice-decode")
 
     @property
     def default_size(self) -> Size:
@@ -142,6 +145,10 @@ class PictureModel:
             )
             for index in range(wanted.n)
         ]
+
+    async def decoded(self, decode: Callable[[], T]) -> T:
+        """What `decode` makes of a client's pictures, in threads of their own: it takes up to a second."""
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
 
     def submit(self, wanted: ImageRequest) -> ImageJob:
         """Queue a job whose events this event loop reads. Raises RequestError, QueueFull or EngineStopped.
@@ -202,6 +209,7 @@ class PictureModel:
     def shutdown(self) -> None:
         self.engine.shutdown()
         self._encoders.shutdown(wait=False)
+        self._decoders.shutdown(wait=False)
 
     async def report_forever(self) -> None:
         await self._metrics.publish_forever(self.stats)

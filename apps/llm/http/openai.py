@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from apps.llm.api import PromptToken
 from apps.llm.engine_model import EngineModel
@@ -69,7 +69,9 @@ def openai_router(model: EngineModel) -> APIRouter:
         with refusing({"prompt": "input"}):
             prompts = await served.texts.prompts(each(body.input))
             vectors = await served.embed(prompts, body.pooling)
-        whole = embeddings(served.name, vectors, sum(map(len, prompts)), body.encoding_format == "base64")
-        return JSONResponse(whole)
+        tokens, as_base64 = sum(map(len, prompts)), body.encoding_format == "base64"
+        size = len(vectors) * served.embedding_size
+        whole = await served.texts.written(size, lambda: embeddings(served.name, vectors, tokens, as_base64))
+        return Response(whole, media_type="application/json")
 
     return router

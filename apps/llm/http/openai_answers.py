@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic_core import to_json
 
 from apps.llm.api import Output, PromptToken, TokenLogprob
 from apps.llm.chat.events import ArgumentsPiece, CallStart, ChatEvent, ReasoningPiece, TextPiece
@@ -21,18 +22,17 @@ from apps.serving.ingress.openai_errors import of_stream
 DONE = b"data: [DONE]\n\n"
 
 
-def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as_base64: bool) -> dict[str, Any]:
-    """The answer of /v1/embeddings. Base64, the official client's default, encodes little-endian float32."""
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist(),
-        }
-        for index, vector in enumerate(vectors)
-    ]
+def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as_base64: bool) -> bytes:
+    """The answer of /v1/embeddings, as JSON. Base64, the official client's default, encodes little-endian float32.
+
+    It can have millions of numbers: the GIL is held for one vector at a time.
+    """
+    data = []
+    for index, vector in enumerate(vectors):
+        written = b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
+        data.append(to_json({"object": "embedding", "index": index, "embedding": written}))
     counts = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    return {"object": "list", "data": data, "model": model, "usage": counts}
+    return b'{"object":"list","data":[%s],"model":%s,"usage":%s}' % (b",".join(data), to_json(model), to_json(counts))
 
 
 class Choice:

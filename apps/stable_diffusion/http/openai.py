@@ -1,6 +1,5 @@
 """The OpenAI dialect: /v1/images/generations and /v1/images/edits."""
 
-import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator
@@ -48,7 +47,7 @@ def openai_router(model: PictureModel) -> APIRouter:
         check_name(model, body.model)
         try:
             size = model.size_named(body.size)
-            arrays = await asyncio.to_thread(_arrays, image, mask, size)
+            arrays = await model.decoded(lambda: _arrays(image, mask, size))
             wanted = _wanted(size, body, strength=body.strength, **arrays)
         except EngineError as error:
             raise from_engine(error, NAMES) from error

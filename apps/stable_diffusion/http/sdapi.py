@@ -4,7 +4,6 @@ Progress and interruption concern the jobs of the caller's key in this dialect o
 everyone's, and with several replicas they may miss some.
 """
 
-import asyncio
 import base64
 import json
 import time
@@ -79,7 +78,8 @@ def sdapi_router(model: PictureModel) -> APIRouter:
         """Pictures made from `init_images[0]`; with `mask`, only its white parts are repainted."""
         body = await parsed(Image2ImageBody, request)
         try:
-            arrays = await asyncio.to_thread(_arrays, body, _size(model, body))
+            size = _size(model, body)
+            arrays = await model.decoded(lambda: _arrays(body, size))
         except EngineError as error:
             raise from_engine(error, NAMES) from error
         return await _answer(model, jobs_of(request), body, arrays)

@@ -13,6 +13,8 @@ from apps.stable_diffusion.engine.request import Size
 
 MAX_PIXELS = 4096 * 4096
 FORMATS = ("PNG", "JPEG", "WEBP")
+MOST_SCANS = 100
+"""Of a progressive JPEG, which has ten: each is a pass over all pixels, and can be a few bytes."""
 
 Fit = Literal["stretch", "crop"]
 
@@ -31,6 +33,8 @@ def read_image(data: bytes, field: str) -> Image.Image:
     """Decode a picture of at most 16 megapixels, rotated by its EXIF orientation. Raises RequestError."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.format == "JPEG" and data.count(b"\xff\xda") > MOST_SCANS:
+            raise RequestError(field, f"{field} is a JPEG of more than {MOST_SCANS} scans: save it again, as baseline")
         if image.width * image.height > MAX_PIXELS:
             raise RequestError(field, f"{field} has {image.width}x{image.height} pixels; the most is 4096x4096")
         image.load()
