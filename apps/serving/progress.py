@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypedDict
 
+from apps.serving.logs.one_line import escaped
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -74,7 +76,7 @@ def reason(error: Exception) -> str:
     """Why something did not start, for the user. Errors meant for users are complete; others need their type's name. An
     error of Ray's that wraps what another process raised has a traceback for its text; what was raised is enough."""
     error = getattr(error, "cause", None) or error
-    text = str(error).strip()
+    text = "\n".join(map(escaped, str(error).strip().split("\n")))
     told = isinstance(error, ValueError | MemoryError | TimeoutError) and text
     return text if told else f"{type(error).__name__}: {text}"
 

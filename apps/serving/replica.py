@@ -23,6 +23,7 @@ from apps.serving.ingress.application import HostedModel
 from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.same_machine import SameMachine, is_loopback
+from apps.serving.logs.one_line import OneLine
 from apps.serving.replica_options import choose_platform, options
 from ray_configs.applications.replicas import AppConfig
 from ray_configs.llm import LLMConfig
@@ -55,6 +56,7 @@ def log_as_serve_does() -> None:
     log.handlers, log.propagate = serves.handlers, False
     log.setLevel(serves.level)
     serves.addFilter(_is_no_access_log)
+    serves.addFilter(OneLine())
 
 
 def _is_no_access_log(record: logging.LogRecord) -> bool:
