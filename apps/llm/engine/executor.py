@@ -276,7 +276,7 @@ class LocalExecutor:
         for first in range(0, len(pages), CLEANED):
             some = np.zeros(CLEANED, np.int32)  # page 0, which nobody reads, where there are fewer
             some[: len(pages[first : first + CLEANED])] = pages[first : first + CLEANED]
-            self.caches = [cache and self._clean(cache, self._given(some)) for cache in self.caches]
+            self.caches = [None if cache is None else self._clean(cache, self._given(some)) for cache in self.caches]
 
     @cached_property
     def _clean(self):
