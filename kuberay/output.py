@@ -4,6 +4,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 
 class _Descriptor(io.RawIOBase):
@@ -38,5 +39,7 @@ def outlive_readers() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
             continue
         with suppress(OSError):  # a test's, which is no file
-            raw = io.BufferedWriter(_Descriptor(stream.fileno()))
-            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "replace", line_buffering=True))
+            raw: Any = _Descriptor(stream.fileno())  # type checkers ask for more than a RawIOBase
+            setattr(
+                sys, name, io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "replace", line_buffering=True)
+            )

@@ -46,6 +46,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells make background processes ignore SIGINT
     # If the command is killed, it cannot stop this process, so the kernel interrupts it when its parent dies.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+    parent = os.getppid()
     serving = read(kind, arguments, int(port))
     logs = None if serving.logging is None else LoggingConfig(**serving.logging)
     try:
@@ -64,10 +65,11 @@ def main(kind: str, port: str, *arguments: str) -> None:
     try:
         _serve(serving, targets, logs)
     except KeyboardInterrupt:
-        shutdown.shut_down()
+        # After a kill of the command, nobody could cut short what takes long.
+        shutdown.shut_down(finish=os.getppid() == parent)
     except Exception as error:
         tell({"failure": reason(error)})
-        serve.shutdown()
+        shutdown.shut_down(finish=False)
         raise
     finally:
         stopping.set()

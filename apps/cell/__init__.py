@@ -18,8 +18,10 @@ def __getattr__(name: str) -> Any:
     if name in ("app", "build"):
         from apps.cell.server import build
         from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+        from apps.serving.shutdown import finish_requests_first
         from ray_configs.cell import CellConfig
 
         prefer_direct_ingress()  # before `serve run` starts Ray
+        finish_requests_first()
         return build if name == "build" else build(CellConfig())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

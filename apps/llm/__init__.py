@@ -12,8 +12,10 @@ def __getattr__(name: str) -> Any:
     if name in ("app", "build"):
         from apps.llm.server import build
         from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+        from apps.serving.shutdown import finish_requests_first
         from ray_configs.llm import LLMConfig
 
         prefer_direct_ingress()  # before `serve run` starts Ray
+        finish_requests_first()
         return build if name == "build" else build(LLMConfig())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,17 @@
 """Stops Serve so that clients lose nothing: open requests finish first, while the proxies still run.
 
 `serve.shutdown` stops the proxies at once, and with them every answer on its way.
+
+    python -m apps.serving.shutdown     # drains the cluster at RAY_ADDRESS, and leaves the rest to whoever stops it
 """
 
 import asyncio
+import atexit
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentBroadcastResponse
 
@@ -15,23 +19,41 @@ from apps.serving import private_ray
 
 log = logging.getLogger("podslice")
 
+_shutdown: Callable[[], None] = serve.shutdown
 CALL_S = 10
 """Time for a replica to hear of it and to answer, besides its requests' own."""
 POLL_S = 0.1
 
 
-def shut_down() -> None:
+def shut_down(finish: bool = True) -> None:
     """Let all applications finish their open requests, each for at most its drain timeout, and shut Serve down.
 
     New requests get 503 with Retry-After meanwhile. KeyboardInterrupt: do not wait any longer.
+
+    Args:
+        finish: False cuts what is open.
     """
     try:
-        drain()
+        if finish:
+            drain()
     except KeyboardInterrupt:
         pass
     except Exception:
         log.exception("open requests could not be waited for")
-    serve.shutdown()
+    _shutdown()
+
+
+def finish_requests_first() -> None:
+    """Make this process shut Serve down as `shut_down` does: `serve run` on Ctrl-C, a script that calls
+    `serve.shutdown`, and either if it is told to end by SIGTERM and has started the Ray cluster itself."""
+    if serve.shutdown is _shutdown:
+        serve.shutdown = shut_down
+        atexit.register(_at_exit)  # runs before Ray's own
+
+
+def _at_exit() -> None:
+    if private_ray.started_here():
+        shut_down()
 
 
 def drain() -> None:
@@ -54,3 +76,8 @@ async def _all_drained(asked: Mapping[str, DeploymentBroadcastResponse], timeout
             log.warning("application %s was not drained: %s", name, left)
         elif any(left):
             log.warning("application %s still has open requests after %.0f s: %s", name, timeouts[name], left)
+
+
+if __name__ == "__main__":
+    ray.init(namespace="serve", log_to_driver=False)
+    drain()

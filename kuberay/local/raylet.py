@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from ray_configs.applications.ingress import haproxy_files
 OBJECT_STORE_BYTES = 80 * 2**20
 """Near Ray's minimum. With direct ingress, requests and answers do not pass through it."""
 TAIL = 30
+POLL_S = 0.1
 NOT_FROM_HERE = ("RAY_", "TPU_", "MEGASCALE_", "PODSLICE_")
 """Prefixes of variables that a container would not inherit and that change what Ray or the apps do."""
 
@@ -53,11 +55,12 @@ class Raylet:
         self.up = False
         self.log = site.folder / "hosts" / f"{host.name}.log"
         self.log.parent.mkdir(exist_ok=True)
+        self._environment = environment(host, site, ports)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 # Without site-packages, which it does not need, to start fast.
                 [sys.executable, "-I", "-S", container.__file__, str(os.getpid()), *ray_start(host, site, head)],
-                env=environment(host, site, ports),
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -76,6 +79,20 @@ class Raylet:
         if not self.up and self._stdout.read():
             self.up = True
         return self._process.poll() is None
+
+    def drain(self) -> None:
+        """On a head: wait until its service has finished its open requests, for as long as its config allows."""
+        command = [sys.executable, "-m", "apps.serving.shutdown"]
+        with self.log.open("ab") as log:
+            drains = subprocess.Popen(
+                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            while drains.poll() is None and self.look():
+                time.sleep(POLL_S)
+        finally:
+            drains.kill()
+            drains.wait()
 
     def stop(self) -> None:
         """Start to terminate it. Its processes are killed without warning."""

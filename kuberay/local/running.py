@@ -134,6 +134,9 @@ class _Run:
         except KeyboardInterrupt:
             if not self._ready:
                 raise
+            _say("open requests may finish; Ctrl-C again does not wait for them")
+            with suppress(KeyboardInterrupt):
+                self._cluster.head.drain()
 
     def _once(self) -> None:
         self._cluster.tick(self._alive)

@@ -17,9 +17,12 @@ from starlette.responses import Response, StreamingResponse
 import podslice.server
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.ingress.application import answer_errors, models_router
+from apps.serving.ingress.direct_ingress import prefer_direct_ingress
 from apps.serving.replica import EngineServer, bound
+from apps.serving.shutdown import finish_requests_first
 from podslice.served import read
 from podslice.supervisor import ServerFailed, Supervisor
+from ray_configs.llm import LLMConfig
 
 PIECE_S = 0.1
 
@@ -79,6 +82,13 @@ class SlowServer(EngineServer):
 
         answer_errors(app, keys)
         return app
+
+
+def build(_: dict[str, str]) -> serve.Application:
+    """For `serve run tests.podslice.slow_server:build`; asks for what `apps.llm:build` asks for."""
+    prefer_direct_ingress()
+    finish_requests_first()
+    return bound(SlowServer, LLMConfig())
 
 
 def main(port: int, *fields: str) -> int:

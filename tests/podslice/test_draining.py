@@ -18,12 +18,25 @@ import psutil
 import pytest
 
 from tests.podslice.slow_server import pieces
-from tests.ports import free_port
+from tests.ports import free_port, serve_ports
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LONG = 200
 """Pieces of an answer that takes 20 s."""
+
+SERVE_RUN = """
+import sys
+from apps.serving.ingress.direct_ingress import prefer_direct_ingress
+prefer_direct_ingress()
+import ray
+from ray import serve
+from ray.serve.scripts import cli
+ray.init(namespace="serve", include_dashboard=False, log_to_driver=False)
+serve.start(http_options={"port": int(sys.argv[1])})
+cli(["run", "tests.podslice.slow_server:build"])
+"""
+"""`serve run`, which has no option for its port."""
 
 
 class Asked(threading.Thread):
@@ -48,10 +61,24 @@ class Asked(threading.Thread):
         self.begun.set()
 
 
+ATTEMPTS = 4
+SLOW_RAY = "timed out during startup"
+"""What Ray says where it takes longer than half a minute, as on a busy machine."""
+
+
 class Running:
     """A server that is ready."""
 
     def __init__(self, *fields: str):
+        for _ in range(ATTEMPTS):
+            self._start(*fields)
+            if "answers" in self.process.stdout.readline():
+                break
+            assert SLOW_RAY in (said := self.process.communicate()[1]), said
+        self.processes = psutil.Process(self.process.pid).children(recursive=True)
+        assert len(self.processes) > 5
+
+    def _start(self, *fields: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
@@ -62,14 +89,11 @@ class Running:
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert "answers" in self.process.stdout.readline(), self.process.communicate()
-        self.processes = psutil.Process(self.process.pid).children(recursive=True)
-        assert len(self.processes) > 5
 
     def open(self, path: str) -> socket.socket:
         """A connection on which this was asked and nothing is read."""
         connection = socket.create_connection(("127.0.0.1", self.port))
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         return connection
 
     def ended(self) -> tuple[int, str]:
@@ -147,6 +171,48 @@ def test_the_death_of_rays_gcs_ends_it_with_a_reason(server: Callable[..., Runni
     gcs.kill()
     status, err = running.ended()
     assert status == 1 and "Ray has lost gcs_server (status -9)" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_rays_own_command_lets_answers_finish(tmp_path: Path, number: signal.Signals) -> None:
+    """`serve run`, whose whole process group a terminal's Ctrl-C reaches."""
+    for _ in range(ATTEMPTS):
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        run = subprocess.Popen(
+            [sys.executable, "-c", SERVE_RUN, str(port)],
+            cwd=ROOT,
+            env=os.environ | serve_ports() | {"RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=(said := tmp_path / "said").open("w"),
+            start_new_session=True,
+        )
+        while run.poll() is None and not _is_up(url):
+            time.sleep(0.5)
+        if run.poll() is None:
+            break
+        assert SLOW_RAY in said.read_text(), said.read_text()
+    try:
+        processes = psutil.Process(run.pid).children(recursive=True)
+        streams = [Asked(f"{url}/stream/{LONG}") for _ in range(3)]
+        for stream in streams:
+            assert stream.begun.wait(60)
+        time.sleep(1)
+        os.killpg(run.pid, number) if number == signal.SIGINT else run.send_signal(number)
+        run.wait(120)
+        for stream in streams:
+            stream.join(60)
+        assert [(stream.failure, stream.body == pieces(LONG)) for stream in streams] == [(None, True)] * 3
+        assert not [process for process in processes if process.is_running()]
+    finally:
+        run.kill()
+
+
+def _is_up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/v1/models", timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def _line(running: Running, begins: str) -> str:

@@ -23,6 +23,7 @@ from apps.cell.http.dispatcher import Dispatcher, Front, principal_of, streamed
 from apps.cell.names import check_cell, model_name
 from apps.serving.ingress.bodies import BodyTooLarge, EventStream
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
+from apps.serving.ingress.open_requests import stopping
 from apps.serving.ingress.openapi import STREAMED, json_object, query
 from apps.serving.ingress.saxml_answers import SaxmlJSON
 
@@ -85,7 +86,7 @@ def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
         wanted = (await _arguments(request)).get("model")
         if wanted is not None:
             wanted = await dispatcher.full_name(wanted)
-        return await EventStream(_changes(dispatcher, wanted)).begun()
+        return await EventStream(_changes(dispatcher, wanted, request.scope)).begun()
 
     @router.post("/create", openapi_extra=json_object(bodies.CREATE, ["sax_cell"]))
     async def create(request: Request) -> Response:
@@ -154,10 +155,13 @@ async def _arguments(request: Request) -> dict[str, Any]:
     return await _body(request) or dict(request.query_params)
 
 
-async def _changes(dispatcher: Dispatcher, wanted: str | None) -> AsyncGenerator[bytes, None]:
-    """Events of all models, or of `wanted` until it is gone. Comments in between keep the connection alive."""
+async def _changes(dispatcher: Dispatcher, wanted: str | None, scope: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
+    """Events of all models, or of `wanted` until it is gone. Comments in between keep the connection alive.
+
+    It ends when the server stops, which would otherwise wait for it.
+    """
     told: dict[str, Entry] = {}
-    while True:
+    while not stopping(scope):
         now = {name: entry for name, entry in dispatcher.view().entries.items() if wanted in (None, name)}
         events: list[Mapping[str, Any]] = [entry for name, entry in now.items() if told.get(name) != entry]
         events += [{"model": name, "state": "GONE"} for name in told if name not in now]

@@ -1,8 +1,9 @@
 """The requests that a replica is answering: counted, so that it can finish them and refuse new ones before it stops."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +13,16 @@ from apps.serving.ingress.openai_errors import OpenAIError
 RETRY_AFTER_S = 5.0
 GO_ON = frozenset({"/metrics", "/sdapi/v1/progress", "/sdapi/v1/interrupt"})
 """Paths that answer to the end: a scraper's, and those by which a client watches or stops its open request."""
+
+
+SCOPE_REQUESTS = "podslice.open_requests"
+"""Key of the replica's OpenRequests in an ASGI scope."""
+
+
+def stopping(scope: Mapping[str, Any]) -> bool:
+    """Whether the replica that answers the request of this scope is about to stop: what has no end must end now."""
+    requests = scope.get(SCOPE_REQUESTS)
+    return requests is not None and requests.refusing
 
 
 class OpenRequests:
@@ -54,5 +65,6 @@ class Draining:
             error = OpenAIError(503, message, None, "server_stopping", RETRY_AFTER_S)
             await self._refused(scope, error)(scope, receive, send)
         else:
+            scope[SCOPE_REQUESTS] = self._requests
             with self._requests:
                 await self._app(scope, receive, send)

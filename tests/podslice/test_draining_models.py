@@ -1,0 +1,131 @@
+"""Ctrl-C of one server with a language model, pictures and a cell, each in the middle of its answers.
+
+The oracle is the same answer, undisturbed, but for what tells it from another like it: ids and times.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from apps.cell.store import Store
+from tests.podslice.test_draining import ATTEMPTS, SLOW_RAY
+from tests.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+SERVICE = """
+from ray_configs.cell import CellConfig
+from ray_configs.llm import LLMConfig
+from ray_configs.service import Application, Service
+from ray_configs.stable_diffusion import StableDiffusionConfig
+service = Service(name="all", applications=(
+    Application(image="all", config=LLMConfig(
+        model_id="demo", max_batch_size=8, max_step_tokens=64, batches="{folder}/batches"
+    )),
+    Application(image="all", config=StableDiffusionConfig.demo(), route_prefix="/pictures"),
+    Application(image="all", config=CellConfig(name="test", state_uri="{folder}/cell"), route_prefix="/cell"),
+))
+"""
+PUBLISHED = {
+    "model": "/sax/test/published",
+    "model_path": "catalog.local",
+    "replicas": 1,
+    "overrides": {"max_batch_size": 4, "max_step_tokens": 64},
+}
+LONG = {"temperature": 0, "stream": True, "ignore_eos": True}
+TURNS = [{"role": "user", "content": "Once"}]
+PICTURE = {"prompt": "a red circle", "seed": 7, "steps": 50}
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 900, **LONG}),
+    ("/v1/chat/completions", {"messages": TURNS, "max_tokens": 900, **LONG}),
+    ("/v1/messages", {"model": "demo", "messages": TURNS, "max_tokens": 900, **LONG}),
+    ("/v1/responses", {"input": "Once", "max_output_tokens": 900, **LONG}),
+    ("/v1/completions", {"prompt": "Once", "max_tokens": 900, **LONG, "stream": False}),
+    ("/generate", {"prompt": "Once", "max_tokens": 500}),
+    ("/cell/v1/completions", {"model": "published", "prompt": "Once", "max_tokens": 900, **LONG}),
+    ("/cell/generate", {"model": "/sax/test/published", "query": "Once"}),
+    ("/pictures/imagine", PICTURE),
+    ("/pictures/sdapi/v1/txt2img", PICTURE),
+]
+OWN = re.compile(rb'"[a-z]{2,8}[-_][0-9a-f]{16,}"|"(created|created_at|completed_at)": ?[\d.]+')
+"""Ids and times."""
+
+
+def ask(url: str, path: str, body: dict[str, Any], begun: Barrier | None = None) -> tuple[int, bytes]:
+    method = ("GET", {"params": body}) if path.endswith(("/imagine", "/watch")) else ("POST", {"json": body})
+    with httpx.Client(timeout=400) as client:
+        request = client.build_request(method[0], url + path, **method[1])
+        if begun is not None:
+            begun.wait(120)
+        answer = client.send(request, stream=True)
+        return answer.status_code, OWN.sub(b"", answer.read())
+
+
+def batch(url: str) -> str:
+    """Starts a batch of many lines; its id."""
+    line = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 300}}
+    lines = "\n".join(json.dumps({"custom_id": str(i), **line}) for i in range(500))
+    file = httpx.post(f"{url}/v1/files", files={"file": ("in.jsonl", lines)}, data={"purpose": "batch"}).json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    return str(httpx.post(f"{url}/v1/batches", json=body).json()["id"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_all_that_is_open_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    config = tmp_path / "service.py"
+    config.write_text(SERVICE.format(folder=tmp_path))
+    for _ in range(ATTEMPTS):
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        run = subprocess.Popen(
+            [sys.executable, "-m", "podslice", "serve", "--port", str(port), str(config)],
+            cwd=ROOT,
+            env=os.environ | {"RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if "answers" in run.stdout.readline():
+            break
+        assert SLOW_RAY in (said := run.communicate()[1]), said
+    try:
+        assert httpx.post(f"{url}/cell/publish", json=PUBLISHED).status_code == 200
+        while httpx.get(f"{url}/cell/listcell", params={"model": PUBLISHED["model"]}).json()["state"] != "LOADED":
+            time.sleep(1)
+        undisturbed = [ask(url, path, body) for path, body in ASKED]
+        assert {status for status, _ in undisturbed} == {200}, undisturbed
+        working = batch(url)
+        while not httpx.get(f"{url}/v1/batches/{working}").json()["request_counts"]["completed"]:
+            time.sleep(0.2)
+
+        processes, begun = psutil.Process(run.pid).children(recursive=True), Barrier(len(ASKED) + 1)
+        with ThreadPoolExecutor(len(ASKED) + 1) as pool:
+            answers = [pool.submit(ask, url, path, body, begun) for path, body in ASKED]
+            begun.wait(120)
+            watching = pool.submit(ask, url, "/cell/watch", {})
+            time.sleep(0.5)
+            run.send_signal(signal.SIGINT)
+            ended = [answer.result() for answer in answers]
+            assert watching.result()[0] == 200, "what has no end of its own ends too, without an error"
+        run.communicate(timeout=180)
+    finally:
+        run.kill()
+    for (path, _), before, after in zip(ASKED, undisturbed, ended):
+        assert after == before, path
+    assert run.returncode == 0 and not [process for process in processes if process.is_running()]
+    state = Store(str(tmp_path / "cell"), "test").read()
+    assert list(state.models) == [PUBLISHED["model"]], "the next start serves what was published"
+    left = {path.name for path in (tmp_path / "batches").rglob("*")}
+    assert any(working in name for name in left), "the next start goes on with the batch"
