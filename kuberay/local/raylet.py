@@ -80,15 +80,20 @@ class Raylet:
             self.up = True
         return self._process.poll() is None
 
-    def drain(self) -> None:
-        """On a head: wait until its service has finished its open requests, for as long as its config allows."""
+    def drain(self, timeout_s: float) -> None:
+        """On a head: wait until its service has finished its open requests, for as long as its config allows.
+
+        Args:
+            timeout_s: stop waiting after this long in any case.
+        """
+        deadline = time.monotonic() + timeout_s
         command = [sys.executable, "-m", "apps.serving.shutdown"]
         with self.log.open("ab") as log:
             drains = subprocess.Popen(
                 command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            while drains.poll() is None and self.look():
+            while drains.poll() is None and self.look() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         finally:
             drains.kill()

@@ -27,6 +27,8 @@ from kuberay.render import render
 from ray_configs.service import Service
 
 PERIOD_S = 0.25
+TO_CONNECT_S = 60
+"""Time for a process to join the cluster, before it waits for open requests."""
 HEAD_GB, HOST_GB = 1.5, 0.6
 """Measured memory, shared pages counted once: of Ray's head with dashboard and Serve; of a host with a tiny model."""
 
@@ -96,7 +98,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
     cluster = EmulatedCluster(plan, site, ports, _say)
     dashboard = Dashboard(site.dashboard_port, token)
     try:
-        _Run(plan, wishes, folder, cluster, dashboard).forever()
+        _Run(plan, wishes, folder, cluster, dashboard, scaled.service.drain_s).forever()
     finally:
         dashboard.close()
         with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt the cleanup
@@ -117,6 +119,7 @@ class _Run:
     _folder: RunFolder
     _cluster: EmulatedCluster
     _dashboard: Dashboard
+    _drain_s: float
     _began: float = field(default_factory=time.monotonic)
     _deployed_to: int = 0
     """The head that has the service's config, by its number; 0: none yet."""
@@ -136,7 +139,7 @@ class _Run:
                 raise
             _say("open requests may finish; Ctrl-C again does not wait for them")
             with suppress(KeyboardInterrupt):
-                self._cluster.head.drain()
+                self._cluster.head.drain(self._drain_s + TO_CONNECT_S)
 
     def _once(self) -> None:
         self._cluster.tick(self._alive)
