@@ -108,6 +108,11 @@ class SamplingParams:
     priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
     cache_salt: str = ""  # shares cached prefixes only with requests of the same salt
 
+    @property
+    def constrained(self) -> bool:
+        """Whether the answer must follow a schema or a grammar."""
+        return self.json_schema is not None or self.grammar is not None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -151,6 +156,7 @@ class Output:
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     error: str | None = None  # with finish_reason "error": what went wrong
     of_answer: bool = False  # with an error: it is this answer's alone, the engine goes on
+    at_fault: str | None = None  # and the field of the request that is the reason, if one is
     scores: tuple[TokenScore, ...] = ()  # for a scored suffix: one for each token
     embedding: np.ndarray | None = None  # for an embedded prompt: [hidden] float32, of length 1
 
@@ -162,10 +168,13 @@ class Output:
         """Why the sequence ended before its answer was complete; None if it did not."""
         if self.finish_reason not in ("error", "abort"):
             return None
+        if self.at_fault is not None:
+            return RequestError(self.at_fault, self.error or "")
         return (AnswerFailed if self.of_answer else EngineStopped)(self.error or "the request was aborted")
 
     def raise_failure(self) -> None:
-        """Raises AnswerFailed or EngineStopped if the sequence ended before its answer was complete."""
+        """Raises AnswerFailed or EngineStopped if the sequence ended before its answer was complete; RequestError if a
+        field of the request is the reason."""
         if (failure := self.failure()) is not None:
             raise failure
 

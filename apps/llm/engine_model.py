@@ -147,15 +147,15 @@ class EngineModel:
 
     async def _submit(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         loop = asyncio.get_running_loop()
-        if params.json_schema is None and params.grammar is None:
+        if not params.constrained:
             return self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter)
-        # Compiling a schema can take long.
-        submitted = loop.run_in_executor(None, self._engine.submit, prompt, params, loop, CALLER.get(), self._adapter)
-        try:
-            return await asyncio.shield(submitted)
-        except asyncio.CancelledError:
-            submitted.add_done_callback(_abort_unread)
-            raise
+        began = time.monotonic_ns()
+        compiling = self._engine.compile(prompt, params, CALLER.get())
+        # Compiling a schema can take long. If the client leaves, that cancels it.
+        matchers = compiling.result() if compiling.done() else await asyncio.wrap_future(compiling)
+        submitted = self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter, matchers)
+        submitted.times.grammar = began, time.monotonic_ns()
+        return submitted
 
     async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:
         """Log probability of each token of each suffix, directly after the prefix. Cancelling aborts the request.
@@ -315,8 +315,3 @@ async def _whole(generation: Generation) -> list[Output]:
     finally:
         generation.abort()
     return outputs
-
-
-def _abort_unread(submitted: "asyncio.Future[Generation]") -> None:
-    if not submitted.cancelled() and submitted.exception() is None:
-        submitted.result().abort()

@@ -6,7 +6,7 @@ like a call. So a format's reader finds every call that its grammar allows.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,10 @@ ANY = r"/(?s:.*)/"
 GAP = r"/[ \n]{0,4}/"  # between reasoning and a constrained answer
 JSON_OPTIONS = {"whitespace_pattern": r"\n?[ ]{0,16}"}
 """Limits white space in JSON: a small model may otherwise write line breaks forever."""
+MAX_SCHEMAS = 500_000
+"""Most characters of a request's schemas."""
+MAX_DEPTH = 100
+"""Deepest nesting of a schema: llguidance reads JSON to a depth of 128."""
 
 
 @dataclass(frozen=True)
@@ -46,25 +50,58 @@ class Constraint:
     content: Schema | None = None
 
 
-def json_rule(schema: Schema) -> str:
-    """A JSON schema as a Lark rule. Overrides llguidance options in the client's schema."""
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+def schema_text(schema: Schema) -> str:
+    """A JSON schema as text. Overrides llguidance options in the client's schema."""
+    return json.dumps({**schema, "x-guidance": JSON_OPTIONS})
 
 
 def loaded_schema(schema: str | Schema) -> Schema:
     """A JSON schema given as JSON text or as an object; an empty one allows any JSON object.
 
     Raises:
-        RequestError: the text is not JSON.
+        RequestError: the text is too long or not JSON, or the schema is not an object.
     """
+    field = "response_format"
+    loaded: Any = schema
     if isinstance(schema, str):
+        if len(schema) > MAX_SCHEMAS:
+            raise RequestError(field, f"{field}: the JSON schema has over {MAX_SCHEMAS:,} characters")
         try:
-            loaded: Schema = json.loads(schema)
-        except ValueError as error:
-            raise RequestError("response_format", f"the JSON schema is not valid JSON: {error}") from error
-    else:
-        loaded = schema
+            loaded = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(field, f"{field}: the JSON schema is not valid JSON: {error}") from error
+    if not isinstance(loaded, Mapping):
+        raise RequestError(field, f"{field}: the JSON schema must be an object")
     return loaded or {"type": "object"}
+
+
+def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
+    """Check the size of a request's schemas, which are given with their fields.
+
+    Raises:
+        RequestError: they are too long together, or one is nested too deeply or cannot be written as JSON.
+    """
+    total = 0
+    for field, schema in schemas:
+        level: list[Any] = [schema]
+        for _ in range(MAX_DEPTH):
+            below: list[Any] = []
+            for value in level:
+                total += 1 + (len(value) if isinstance(value, str) else 0)
+                if isinstance(value, Mapping):
+                    total += sum(len(name) for name in value)
+                    below += value.values()
+                elif isinstance(value, list | tuple):
+                    below += value
+                if total + len(below) > MAX_SCHEMAS:
+                    raise RequestError(field, f"{field}: the JSON schema has over {MAX_SCHEMAS:,} characters")
+            level = below
+        if level:
+            raise RequestError(field, f"{field}: the JSON schema is nested more than {MAX_DEPTH} deep")
+        try:
+            schema_text(schema)
+        except (TypeError, ValueError) as error:
+            raise RequestError(field, f"{field}: the JSON schema cannot be written as JSON: {error}") from error
 
 
 def arguments_schema(parameters: Schema | None) -> Schema:
@@ -99,7 +136,7 @@ def lark(
         rules.append(f"thought: {mark(reasoning.opens, tokens)} thought_rest")
         rules += _until("thought_rest", reasoning.closes, tokens)
     if spec.content is not None:
-        rules.append(f"content: {json_rule(spec.content)}")
+        rules.append(f"content: %json {schema_text(spec.content)}")
     else:
         framing = format_.other_marks if format_ is not None and format_.framed else ()
         barred = [m for m in (reasoning.opens if reasoning else "", *_call_marks(format_), *framing) if m]
@@ -115,7 +152,7 @@ def lark(
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(spec.calls))))
         for i, call in enumerate(spec.calls):
             before, after = format_.call(call.name, tokens)
-            rules += [f"call_{i}: {before} arguments_{i} {after}", f"arguments_{i}: {json_rule(call.schema)}"]
+            rules += [f"call_{i}: {before} arguments_{i} {after}", f"arguments_{i}: %json {schema_text(call.schema)}"]
     if format_ is not None and not format_.framed:
         rules.append(f"calls: {format_.calls(tokens, spec.one)}")
         rules += [f"marked: {mark(m, tokens)} calls" for m in _call_marks(format_)]

@@ -19,7 +19,7 @@ from apps.llm.chat.formats.mistral import ARGS, MARK, Mistral
 from apps.llm.chat.formats.plain import Plain
 from apps.llm.chat.formats.pythonic import TAG as PYTHON_TAG
 from apps.llm.chat.formats.pythonic import Pythonic
-from apps.llm.chat.grammar import Constraint, lark, loaded_schema
+from apps.llm.chat.grammar import Constraint, check_schemas, lark, loaded_schema
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
 
@@ -170,6 +170,7 @@ class Turn:
         enforced = [(f"{tool.field}.{tool.schema_field}", c.schema) for tool, c in zip(tools.offered, wanted.calls)]
         if schema is not None:
             enforced.append(("response_format", schema))
+        check_schemas(enforced)
         text = lark(wanted, calls, model.tokens, self.reasoning, self.opened)
         return replace(params, json_schema=None, grammar=Grammar(text, tuple(enforced)))
 

@@ -11,7 +11,7 @@ from apps.llm.engine.executor_protocol import Tokens
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.text.detokenizer import Detokenizer
-from apps.llm.engine.text.structured import Matcher
+from apps.llm.engine.text.structured import AnyMatcher
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 
 log = logging.getLogger("podslice")
@@ -20,13 +20,13 @@ log = logging.getLogger("podslice")
 class Answer:
     """The text side of one sequence, beside the scheduler's `Sequence`."""
 
-    def __init__(self, seq: Sequence, tokenizer: ModelTokenizer, arch: Architecture, matcher: Matcher | None):
+    def __init__(self, seq: Sequence, tokenizer: ModelTokenizer, arch: Architecture, matcher: AnyMatcher | None):
         params = seq.generation.params
         assert params is not None  # something is sampled
         self.params = params
         self.entered = False  # has left the queue at least once
         self._failure: BaseException | None = None  # of its text or grammar; the answer ends with it
-        self._seq, self._tokenizer, self._matcher = seq, tokenizer, matcher
+        self._seq, self._tokenizer, self.matcher = seq, tokenizer, matcher
         self._text = Detokenizer(
             tokenizer.fast, seq.generation.prompt_ids, params.stop, params.include_stop_text, params.shown_tokens
         )
@@ -49,10 +49,10 @@ class Answer:
     def plausible(self, draft: list[int]) -> list[int]:
         """The draft, cut before its first stop token and before it leaves the grammar."""
         end = next((i for i, token in enumerate(draft) if token in self._eos or token in self._stops), len(draft))
-        if self._matcher is None:
+        if self.matcher is None:
             return draft[:end]
         try:
-            return draft[: self._matcher.follows(draft[:end])]
+            return draft[: self.matcher.follows(draft[:end])]
         except BaseException as error:
             self._failure = error
             return []
@@ -61,9 +61,9 @@ class Answer:
         """Token masks for sampling token number `length`, and after each token of the draft, which must be `plausible`.
         None allows every token."""
         masks: list[np.ndarray | None] = [None] * (1 + len(draft))
-        if self._matcher is not None:
+        if self.matcher is not None:
             try:
-                masks = self._matcher.allowed_along(draft)
+                masks = self.matcher.allowed_along(draft)
             except BaseException as error:
                 self._failure = error
         for i, mask in enumerate(masks):
@@ -87,12 +87,11 @@ class Answer:
         reason: FinishReason | None = None
         stopped_by: str | int | None = None
         text = ""
-        if self._matcher is not None and not self._matcher.consume(token):
+        if self.matcher is not None and not self.matcher.consume(token):
+            if self.matcher.failure:
+                return self.verdict()
             reason = "stop"
-            if failure := self._matcher.failure:  # the text so far still follows the grammar
-                log.warning("an answer is cut short because its grammar failed: %s", failure[:500])
-                reason = "length"
-        if token in self._eos and reason != "length":
+        if token in self._eos:
             reason = "stop"
         elif token in self._stops:
             reason, stopped_by = "stop", token
@@ -106,6 +105,17 @@ class Answer:
             text += self._text.flush()
         logprobs = (self._logprob(token, step, i),) if params.logprobs is not None else ()
         return Output(seq.index, text, (token,), logprobs, reason, stopped_by)
+
+    def verdict(self) -> Output:
+        """The last output of an answer that its grammar ends: it is complete, or cannot be followed further."""
+        assert self.matcher is not None
+        if not self.matcher.failure:
+            return Output(self._seq.index, self._text.flush(), (), finish_reason="stop")
+        held = self.params.grammar
+        field = held.schemas[-1][0] if held is not None and held.schemas else "response_format"
+        error = f"{field}: the answer cannot be continued within its grammar: {self.matcher.failure}"
+        log.warning("an answer failed: %s", error)
+        return Output(self._seq.index, "", (), finish_reason="error", error=error, at_fault=field)
 
     def _logprob(self, token: int, step: Tokens, i: int) -> TokenLogprob:
         text, count = self._tokenizer.token_text, self.params.logprobs

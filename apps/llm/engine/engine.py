@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +54,9 @@ from apps.llm.engine.pooling import Pooling, Scoring
 from apps.llm.engine.scheduler import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
+from apps.llm.engine.text.remote_matcher import RemoteMatcher
 from apps.llm.engine.text.reranker import Reranker
-from apps.llm.engine.text.structured import Grammars
+from apps.llm.engine.text.structured import AnyMatcher, Grammars, Matcher
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
 from apps.llm.engine.weights.model import Model
@@ -167,8 +168,12 @@ class Engine:
         loop: Any = None,
         caller: Caller = ANYONE,
         adapter: str | None = None,
+        matchers: Ids[AnyMatcher] | None = None,
     ) -> Generation:
         """Queue a request and return at once. Read the result by iterating it (or, with `loop`, by `async for`).
+
+        Args:
+            matchers: what `compile` has made for it; None: its grammar is compiled now, which may take seconds.
 
         Raises:
             RequestError: a value is out of range, or the prompt can never fit (PromptTooLong).
@@ -177,21 +182,18 @@ class Engine:
             UnknownAdapter: no adapter has that name.
         """
         params = params or SamplingParams()
-        check_params(params, self._arch.vocab_size)
         prompt_ids = self._ids_of("prompt", prompt)
-        limit = answer_limit(len(prompt_ids), params, self.max_model_len, self._cache_tokens)
+        limit = self._limit(prompt_ids, params)
         generation = Generation(prompt_ids, params, caller=caller)
         first_seed = random.getrandbits(63) if params.seed is None else params.seed
         answers: list[Member] = []
         known = grams(prompt_ids) if self.config.speculation == "ngram" else None
-        held = params.json_schema if params.grammar is None else params.grammar
-        first = None
-        if held is not None:
+        if params.constrained and matchers is None:
             began = time.monotonic_ns()
-            first = self._grammars.matcher(held)
+            matchers = self.compile(prompt_ids, params, caller).result()
             generation.times.grammar = began, time.monotonic_ns()
         for index in range(params.n):
-            matcher = None if first is None else first.copy() if index else first
+            matcher = None if matchers is None else matchers[index]
             # Folded to 31 bits, the width of the device's seeds; each answer of a request draws its own numbers.
             seed = (first_seed + index * 0x9E3779B1) % (2**31 - 1)
             seq = Sequence(generation, index, limit, seed, list(prompt_ids), len(prompt_ids))
@@ -201,6 +203,25 @@ class Engine:
                 seq.drafter = Drafter(prompt_ids, known)
             answers.append((seq, answer))
         return self._queue(generation, answers, loop, adapter, params.cache_salt)
+
+    def compile(
+        self, prompt: Ids[int], params: SamplingParams, caller: Caller = ANYONE
+    ) -> Future[Ids[Matcher]] | Future[Ids[RemoteMatcher]]:
+        """Compile the grammar of a constrained request, for `submit`. Cancel the future if the client leaves.
+
+        Raises:
+            RequestError: as `submit`. Also from the future: the grammar is not valid or too complex.
+            QueueFull: from the future: too many complex grammars are compiled or followed.
+        """
+        self._limit(prompt, params)
+        held = params.json_schema if params.grammar is None else params.grammar
+        assert held is not None
+        return self._grammars.matchers(held, params.n, (caller.name, caller.address))
+
+    def _limit(self, prompt: Ids[int], params: SamplingParams) -> int:
+        """The tokens at which an answer ends, with its prompt. Raises RequestError, as `submit`."""
+        check_params(params, self._arch.vocab_size)
+        return answer_limit(len(prompt), params, self.max_model_len, self._cache_tokens)
 
     def submit_score(
         self,
@@ -396,6 +417,7 @@ class Engine:
         """Stop the loops. Open requests fail with an error that says so."""
         for loop in self.loops:
             loop.shutdown()
+        self._grammars.close()
 
     @property
     def embedding_size(self) -> int:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from functools import partial
+from typing import Generic
 
 from apps.llm.api import EngineStats, EngineStopped, Generation, Output
 from apps.llm.engine.adapters.stack import Adapted
@@ -27,6 +28,7 @@ from apps.llm.engine.pages import PagePool
 from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
 from apps.llm.engine.speculation.choice import TurnTimes, draft_lengths
+from apps.llm.engine.text.remote_matcher import RemoteMatcher
 from apps.serving.event_loops import wake
 from ray_configs.llm import EngineConfig
 
@@ -72,11 +74,13 @@ class Loop(Generic[LaunchedT]):
         self._lock = threading.Condition()
         self._incoming: deque[list[Member]] = deque()
         self._aborted: deque[Generation] = deque()
+        self._told: deque[Sequence] = deque()  # their matchers, in other processes, have said what follows
         self._changes: list[AdapterChange] = []
         self._changing: list[AdapterChange] = []  # those of them that this turn looks at
         self._queued = 0  # sequences submitted but not yet running
         self._stopping = False
         self._failure: str | None = None
+        self._stalled = False  # the last turn had nothing to do but to wait for a mask
         self._turn_began: float | None = None
         self._prompt_tokens = self._generated_tokens = self._scored_tokens = self._embeddings = self._steps = 0
         self._drafted_tokens = self._accepted_tokens = 0
@@ -115,6 +119,12 @@ class Loop(Generic[LaunchedT]):
             self._changes.append(change)
             self._lock.notify()
         return change.done
+
+    def _tell(self, seq: Sequence) -> None:
+        """A sequence's next mask has come, or its answer has ended. Called by the thread that reads this."""
+        with self._lock:
+            self._told.append(seq)
+            self._lock.notify()
 
     def check_open(self) -> None:
         """Raises EngineStopped when nothing more can be submitted."""
@@ -185,6 +195,7 @@ class Loop(Generic[LaunchedT]):
                     pending = None
                 work = self._scheduler.schedule(self._drafts() if pending is None else {})
                 self._clean()
+                self._stalled = not work and any(not seq.masked() for seq in self._answers)
                 launched = self._launch(work) if work else None
                 if pending is not None:
                     self._read(*pending)
@@ -206,21 +217,33 @@ class Loop(Generic[LaunchedT]):
         """Add new requests and close aborted ones; sleep while there is nothing to do. False: stop the loop."""
         with self._lock:
             idle = wait and not self._scheduler.running and not self._scheduler.waiting and not self._changes
-            if idle:
+            if idle or (wait and self._stalled):
                 self._turn_began = None
-                self._lock.wait_for(lambda: self._stopping or self._incoming or self._aborted or self._changes)
+                self._lock.wait_for(
+                    lambda: self._stopping or self._incoming or self._aborted or self._changes or self._told,
+                    timeout=None if idle else 1.0,
+                )
             self._turn_began = time.monotonic()
             incoming, self._incoming = self._incoming, deque()
             aborted, self._aborted = self._aborted, deque()
+            told, self._told = self._told, deque()
             self._changing = list(self._changes)  # with the sequences that were queued before them
         for answers in incoming:
             for seq, answer in answers:
                 self._answers[seq] = answer
+                if isinstance(answer, Answer) and isinstance(answer.matcher, RemoteMatcher):
+                    seq.masked = answer.matcher.answered
+                    answer.matcher.told = partial(self._tell, seq)
+                    told.append(seq)  # it may have ended before
                 self._scheduler.add(seq)
         outputs = []
+        for seq in told:
+            held = self._answers.get(seq)
+            if isinstance(held, Answer) and held.matcher is not None and held.matcher.ended:
+                outputs.append(self._close(seq, held.verdict()))
         for generation in aborted:
             for seq in [seq for seq in self._answers if seq.generation is generation]:
-                outputs.append(self._close(seq, "abort"))
+                outputs.append(self._close(seq, Output(seq.index, "", (), finish_reason="abort")))
         self._deliver(outputs)
         return not self._stopping
 
@@ -331,16 +354,14 @@ class Loop(Generic[LaunchedT]):
     def _fail_answer(self, seq: Sequence) -> tuple[Generation, Output]:
         """End a sequence whose numbers are not finite."""
         self._scheduler.spoil(seq, seq.computed)
-        return self._close(seq, "error", UNSOUND, of_answer=True)
+        return self._close(seq, Output(seq.index, "", (), finish_reason="error", error=UNSOUND, of_answer=True))
 
-    def _close(
-        self, seq: Sequence, reason: Any, error: str | None = None, of_answer: bool = False
-    ) -> tuple[Generation, Output]:
-        """End a sequence before its answer is complete."""
+    def _close(self, seq: Sequence, last: Output) -> tuple[Generation, Output]:
+        """End a sequence between two steps, with its last output."""
         answer = self._answers.pop(seq)
         self._leave_queue(seq, answer)
         self._scheduler.finish(seq)
-        return seq.generation, Output(seq.index, "", (), finish_reason=reason, error=error, of_answer=of_answer)
+        return seq.generation, last
 
     def _leave_queue(self, seq: Sequence, answer: Answer | PromptTask) -> None:
         if not answer.entered:

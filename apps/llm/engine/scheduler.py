@@ -11,7 +11,7 @@ step, and give up their slots to them.
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
@@ -42,6 +42,7 @@ class Sequence:
     slot: int | None = None  # its slot in the batch
     on_device: bool = False  # its last token was sampled in `slot`: the device has it
     lockstep: bool = False  # the tokens allowed next depend on the previous token (structured output)
+    masked: Callable[[], bool] = lambda: True  # whether the tokens that are allowed next are known
     drafter: Drafter | None = None  # guesses its next tokens; None: no drafts
     done: bool = False
     rank: tuple[int, int, int] = field(init=False)  # order among its caller's sequences, lowest first
@@ -89,7 +90,12 @@ class Sequence:
     def ready(self) -> bool:
         """Whether it can decode in the next step, which is launched before the previous one is read."""
         waits = self.unread and (self.lockstep or not self.on_device)
-        return len(self.tokens) < self.limit and not waits
+        return len(self.tokens) < self.limit and not waits and self.masked()
+
+    @property
+    def may_enter(self) -> bool:
+        """Whether it can have a slot: its tokens are all read, and the next one can be sampled."""
+        return not self.unread and self.masked()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ class Scheduler:
         """
         if len(clients) < 2 or any(account.running for account in background):
             return
-        wants = least_served(account for account in clients if account.waiting and not account.waiting[0].unread)
+        wants = least_served(account for account in clients if account.waiting and account.waiting[0].may_enter)
         holder = max(clients, key=lambda account: account.held)
         if wants is None or not wants.may_take_from(holder):
             return
@@ -189,7 +195,7 @@ class Scheduler:
         backlog_left = self._backlog.prefill_budget(self._budget)
         while self._budget and (account := least_served(accounts)) is not None:
             left, budget = self._budget, min(self._budget, backlog_left) if account in self._backlog else self._budget
-            if not budget or not (prefills[account] or (account.waiting and not account.waiting[0].unread)):
+            if not budget or not (prefills[account] or (account.waiting and account.waiting[0].may_enter)):
                 accounts.remove(account)
                 continue
             if prefills[account]:

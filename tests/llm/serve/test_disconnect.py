@@ -72,3 +72,23 @@ def test_leaving_frees_the_request(llm_url: str, stats: Stats, path: str, extra:
     while done[-1] >= whole and len(done) < 6:
         done.append(work_after_leaving(llm_url, stats, path, LONG | extra, split))
     assert done[-1] < whole, done
+
+
+def test_clients_that_leave_end_their_schemas_compiling(llm_url: str) -> None:
+    """Each schema would be compiled for seconds, one after the other, and the last request would be refused.
+
+    Oracle: the number that the last one's schema leaves."""
+    for i in range(12):
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{llm_url}/v1/completions", json=constrained(3000017 + 2 * i), timeout=0.3)
+    schema = {"allOf": [{"type": "integer", "minimum": 7}, {"maximum": 7}]}
+    reply = httpx.post(f"{llm_url}/v1/completions", json=constrained(1) | formatted(schema), timeout=60)
+    assert reply.status_code == 200 and reply.json()["choices"][0]["text"].strip() == "7"
+
+
+def constrained(step: int) -> dict[str, Any]:
+    return {"prompt": "x", "max_tokens": 20} | formatted({"type": "integer", "multipleOf": step})
+
+
+def formatted(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}

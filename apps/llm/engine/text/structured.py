@@ -1,6 +1,11 @@
-"""Structured output: masks of the tokens that keep an answer within a JSON schema or a grammar, by llguidance."""
+"""Structured output: masks of the tokens that keep an answer within a JSON schema or a grammar, by llguidance.
 
-from collections.abc import Iterable, Mapping, Sequence
+Grammars whose schemas are surely cheap are compiled and followed in this process, all others in processes that can be
+ended: see `schema_cost` and `grammar_pool`.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -8,9 +13,18 @@ import llguidance
 import llguidance.numpy
 import numpy as np
 
-from apps.llm.api import Grammar, RequestError
-from apps.llm.chat.grammar import JSON_OPTIONS, loaded_schema
+from apps.llm.api import Grammar
+from apps.llm.chat.grammar import check_schemas, loaded_schema, schema_text
+from apps.llm.engine.text.grammar_pool import GrammarPool, Task
+from apps.llm.engine.text.grammar_processes import TokenizerFile
+from apps.llm.engine.text.remote_matcher import RemoteMatcher, one_line
+from apps.llm.engine.text.schema_cost import Cheapness
 from apps.llm.engine.text.tokenizer import ModelTokenizer
+
+LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
+"""Of llguidance's parser, beside its own defaults. A state has 1 to 2 kB."""
+KEPT = 64
+"""Compiled grammars that are kept for the next request with one of them."""
 
 
 class Grammars:
@@ -18,6 +32,10 @@ class Grammars:
 
     def __init__(self, tokenizer: ModelTokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]):
         self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos_token_ids
+        self._pool = GrammarPool(TokenizerFile(tokenizer.fast.to_str, vocab_size, eos_token_ids))
+        self._threads = ThreadPoolExecutor(2, "podslice-schemas")
+        self._kept: dict[str, Matcher] = {}  # the least recently used first
+        self._limits = llguidance.LLParserLimits(**LIMITS)
 
     @cached_property
     def _ll_tokenizer(self) -> llguidance.LLTokenizer:
@@ -30,35 +48,74 @@ class Grammars:
         ids = {mark: self._tokenizer.fast.token_to_id(mark) for mark in marks}
         return {mark: id for mark, id in ids.items() if id is not None and self._ll_tokenizer.is_special_token(id)}
 
-    def matcher(self, held: str | Mapping[str, Any] | Grammar) -> "Matcher":
-        """A matcher for a JSON schema (an empty one matches any JSON object) or a grammar.
+    def matchers(
+        self, held: str | Mapping[str, Any] | Grammar, count: int = 1, caller: Hashable = None
+    ) -> "Future[Sequence[Matcher]] | Future[Sequence[RemoteMatcher]]":
+        """Matchers for answers that follow a JSON schema (an empty one allows any JSON object) or a grammar.
+
+        Returns at once; compiling takes milliseconds to seconds. Cancel the future if its result is not needed.
+
+        Args:
+            caller: whose request it is; each has one complex grammar compiled at a time.
 
         Raises:
-            RequestError: the schema is not valid, or uses a feature that llguidance does not support.
+            RequestError: the schema is too large. Also from the future: it is not valid, uses a feature that
+                llguidance does not support, or is too complex.
+            QueueFull: from the future: too many complex grammars are compiled or followed.
         """
-        if isinstance(held, Grammar):
-            grammar = held.lark
-            if problem := self._problem(grammar):
-                for field, schema in held.schemas:
-                    if in_it := self._problem(_of_schema(schema)):
-                        raise RequestError(field, f"{field}: the JSON schema cannot be followed: {in_it}")
-                raise RequestError("tools", f"tools: they cannot be followed together: {problem}")
-        else:
-            grammar = _of_schema(loaded_schema(held))
-            if problem := self._problem(grammar):
-                raise RequestError("response_format", f"the JSON schema cannot be followed: {problem}")
-        return Matcher(llguidance.LLMatcher(self._ll_tokenizer, grammar), self._vocab_size)
+        schemas = held.schemas if isinstance(held, Grammar) else (("response_format", loaded_schema(held)),)
+        check_schemas(schemas)
+        texts = [schema_text(schema) for _, schema in schemas]
+        grammar = held.lark if isinstance(held, Grammar) else _of_schema(texts[0])
+        if count == 1 and (kept := self._known(grammar)):
+            ready: Future[Sequence[Matcher]] = Future()
+            ready.set_result([kept.copy()])
+            return ready
+        cheap = Cheapness()
+        fields = [field for field, _ in schemas]
+        suspect = next((field for field, schema in schemas if not cheap.of(schema)), None)
+        whole = "tools" if isinstance(held, Grammar) and len(schemas) > 1 else fields[0] if fields else "tools"
+        task = Task(grammar, list(map(_of_schema, texts)), [*fields, whole], suspect or whole, LIMITS)
+        if suspect is None:
+            return self._threads.submit(self._compiled, task, count)
+        return self._pool.matchers(task, caller, count)
 
-    def _problem(self, grammar: str) -> str:
-        """What is wrong with a grammar; empty if nothing is."""
-        return llguidance.LLMatcher.validate_grammar(grammar, self._ll_tokenizer)
+    def _compiled(self, task: Task, count: int) -> "Sequence[Matcher]":
+        """Matchers of a cheap grammar."""
+        matcher = self._known(task.grammar) or self._matcher(task.grammar)
+        if problem := matcher.failure:
+            parts = ((i, self._matcher(part).failure) for i, part in enumerate(task.parts))
+            part, problem = next(((i, wrong) for i, wrong in parts if wrong), (None, problem))
+            raise task.refused(part, problem)
+        self._kept[task.grammar] = matcher
+        for old in list(self._kept)[:-KEPT]:
+            self._kept.pop(old, None)
+        return [matcher.copy() for _ in range(count)]
+
+    def _known(self, grammar: str) -> "Matcher | None":
+        matcher = self._kept.pop(grammar, None)
+        if matcher is not None:
+            self._kept[grammar] = matcher
+        return matcher
+
+    def _matcher(self, grammar: str) -> "Matcher":
+        # Without log_level=0, it would write warnings about a client's schema to standard error.
+        matcher = llguidance.LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=self._limits)
+        return Matcher(matcher, self._vocab_size)
 
     def warm_up(self) -> None:
-        self.matcher({})
+        self.matchers({}).result()
+
+    def close(self) -> None:
+        """End what compiles, and all complex grammars."""
+        self._threads.shutdown(wait=False)
+        self._pool.close()
 
 
 class Matcher:
     """Follows one answer through its grammar."""
+
+    ended = False  # `consume` tells
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int):
         self._matcher, self._vocab_size = matcher, vocab_size
@@ -71,7 +128,7 @@ class Matcher:
     @property
     def failure(self) -> str:
         """Why matching failed (a grammar too complex for llguidance's limits, say); empty if it did not."""
-        return self._matcher.get_error() if self._matcher.is_error() else ""
+        return one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def follows(self, tokens: Sequence[int]) -> int:
         """Length of the longest prefix of `tokens` that the grammar allows next."""
@@ -104,5 +161,9 @@ class Matcher:
         return not self._matcher.is_stopped()
 
 
-def _of_schema(schema: Mapping[str, Any]) -> str:
-    return llguidance.LLMatcher.grammar_from_json_schema({**schema, "x-guidance": JSON_OPTIONS})
+AnyMatcher = Matcher | RemoteMatcher
+
+
+def _of_schema(text: str) -> str:
+    """The grammar of a JSON schema."""
+    return f'{{"grammars": [{{"json_schema": {text}}}]}}'

@@ -47,7 +47,7 @@ class Model:
         """What the reader makes of a random answer. Reasoning may end after each of its tokens, and often does."""
         grammar = turn.constrained(SamplingParams(**params)).grammar
         assert grammar is not None
-        matcher, dice = self.grammars.matcher(grammar), random.Random(seed)
+        matcher, dice = self.grammars.matchers(grammar).result()[0], random.Random(seed)
         ids: list[int] = []
         while len(ids) < 2000:
             words = matcher.allowed()

@@ -47,7 +47,9 @@ def test_chat() -> None:
 @pytest.mark.parametrize("answer", ['{"a": 7}', '{"a":12}'])
 def test_a_schema_is_followed_byte_by_byte(answer: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    matcher = Grammars(TOKENIZER, VOCAB, (1,)).matcher(json.dumps(schema | {"additionalProperties": False}))
+    matcher = (
+        Grammars(TOKENIZER, VOCAB, (1,)).matchers(json.dumps(schema | {"additionalProperties": False})).result()[0]
+    )
 
     def allowed() -> list[int]:
         bits = matcher.allowed()

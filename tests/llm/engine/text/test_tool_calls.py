@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_a_strict_tool_is_held_from_where_its_call_begins(engine: Engine, templa
     begun = BEGUN.get(template) or (f"fox {format_.mark}" if format_.mark else format_.first_chars[0])
     end = engine._arch.eos_token_ids[0]
     for seed in range(6):
-        dice, matcher = random.Random(seed), engine._grammars.matcher(grammar)
+        dice, matcher = random.Random(seed), engine._grammars.matchers(grammar).result()[0]
         ids = engine.tokenizer.encode_suffix(begun)
         for token in ids:
             assert matcher.consume(token)
@@ -219,16 +220,20 @@ def test_a_line_of_a_batch_may_have_tools(engine: Engine) -> None:
         batch.submit(batch.read(2, json.dumps(body | {"tools": []}).encode()), engine, "tiny")
 
 
-def test_an_answer_whose_grammar_cannot_go_on_is_cut_short(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past llguidance's limits, made low here, what there is follows the grammar, and does not pass for the whole."""
+def test_an_answer_whose_grammar_cannot_go_on_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past llguidance's limits, made low here, what there is does not pass for the whole. Oracle: llguidance."""
     grammar = llguidance.LLMatcher.grammar_from_json_schema({"type": "array", "items": ASK.parameters})
     low = llguidance.LLMatcher(
         engine._grammars._ll_tokenizer, grammar, limits=llguidance.LLParserLimits(step_max_items=3)
     )
-    monkeypatch.setattr(engine._grammars, "matcher", lambda held: Matcher(low, tiny_models.VOCAB))
+    made: Future[list[Matcher]] = Future()
+    made.set_result([Matcher(low.deep_copy(), tiny_models.VOCAB) for _ in range(2)])
+    monkeypatch.setattr(engine._grammars, "matchers", lambda held, count, caller: made)
     outputs = read(engine.submit("x", SamplingParams(json_schema={}, max_tokens=50, n=2)))
-    assert [answer[-1].finish_reason for answer in outputs] == ["length", "length"]
     assert all(len(answer) < 50 for answer in outputs)
+    for answer in outputs:
+        assert (answer[-1].finish_reason, answer[-1].at_fault) == ("error", "response_format")
+        assert "Too many items" in (answer[-1].error or "")
 
 
 def test_special_tokens_of_calls_are_read_and_others_are_not(engine: Engine) -> None:
