@@ -207,8 +207,9 @@ def logs() -> str:
 
 
 def ended_processes() -> list[str]:
-    """Ray's own processes, of those that `ray.init` started, that have ended, such as `gcs_server (status -9)`."""
-    return [f"{kind} (status {process.poll()})" for kind, process in _worker().node.dead_processes()]
+    """Those that `ray.init` started, and no cluster lives without, that have ended, as `gcs_server (status -9)`."""
+    ended = dict(_worker().node.dead_processes())
+    return [f"{kind} (status {ended[kind].poll()})" for kind in ("gcs_server", "raylet") if kind in ended]
 
 
 def started_here() -> bool:

@@ -153,3 +153,16 @@ def test_http_host() -> None:
 def test_logs_and_whose_cluster_it_is() -> None:
     assert Path(private_ray.logs(), "raylet.out").is_file()
     assert not private_ray.joined()
+
+
+def test_no_process_of_rays_has_ended() -> None:
+    assert private_ray.ended_processes() == []
+    assert {"gcs_server", "raylet"} <= private_ray._worker().node.all_processes.keys()
+
+
+def test_what_a_shutdown_looks_at() -> None:
+    assert private_ray.started_here()
+    serve.run(Echo.options(graceful_shutdown_timeout_s=7).bind(), name="timed", route_prefix="/timed")
+    assert private_ray.drain_timeouts()["timed"] == 7
+    assert private_ray.open_at_proxies() == 0
+    serve.delete("timed")
