@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec
-from pydantic import ValidationError
 
 from apps.cell.state import FORMAT, CellState
 from apps.serving.files import PARTIAL, Holder, Lease, create, is_local
@@ -120,7 +119,7 @@ class Store:
         try:
             content = json.loads(data)
             written_as = content["format"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StateError(f"{path} is damaged ({error}); {advice}") from error
         if not isinstance(written_as, int) or written_as > FORMAT:
             raise StateError(
@@ -131,7 +130,7 @@ class Store:
             if _digest(content["state"]) != content["sha256"] or content["version"] != number:
                 raise StateError(f"{path} is damaged (its checksum does not match); {advice}")
             state = CellState.model_validate(content["state"])
-        except (KeyError, TypeError, ValidationError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:  # ValidationError is a ValueError
             raise StateError(f"{path} is damaged ({error}); {advice}") from error
         if state.cell != self.cell:
             raise StateError(f"{path} is the state of cell {state.cell!r}, not of {self.cell!r}; use another state_uri")

@@ -64,6 +64,18 @@ def test_a_run_of_something_else_is_refused(tmp_path: Path) -> None:
     assert not list(Path(f"{output}.parts").glob("part-*"))
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b"\xff", b'{"a":' * 100_000])
+def test_a_damaged_description_of_the_run_is_refused(tmp_path: Path, damage: bytes) -> None:
+    output = tmp_path / "out"
+    parts = begin(output)
+    parts.add(chunk(0))
+    parts.save()
+    Path(f"{output}.parts/run.json").write_bytes(damage)
+    with pytest.raises(OutputRefused, match=r"run\.json is damaged.*--overwrite"):
+        begin(output)
+    assert list(Path(f"{output}.parts").glob("part-*")), "the answers stay"
+
+
 def test_an_output_is_not_overwritten(tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.write_text("precious")

@@ -47,7 +47,7 @@ def test_a_new_cell_serves_what_the_old_one_published(tmp_path: Path) -> None:
     assert again.state == admin.state and again.state.models["/sax/test/m"].acls == {"lm.score": "alice"}
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "no json", "other cell"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "no json", "deep", "other cell"])
 def test_a_damaged_file_stops_the_cell_and_stays(tmp_path: Path, damage: str) -> None:
     opened(str(tmp_path)).publish(None, MODEL)
     file = newest(tmp_path)
@@ -58,6 +58,7 @@ def test_a_damaged_file_stops_the_cell_and_stays(tmp_path: Path, damage: str) ->
             "flipped": content.replace(b"catalog.local", b"catalog.Local"),
             "empty": b"",
             "no json": b"[]",
+            "deep": b'{"format":' * 100_000,
             "other cell": content.replace(b'"cell": "test"', b'"cell": "rest"'),
         }[damage]
     )

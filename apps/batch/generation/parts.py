@@ -66,7 +66,13 @@ class RunParts(Parts):
         fs.invalidate_cache()
         path = f"{parts._folder}/{RUN_FILE}"
         if fs.exists(path) and not overwrite:
-            before = json.loads(fs.cat_file(path))
+            try:
+                before = dict(json.loads(fs.cat_file(path)))
+            except (ValueError, TypeError, RecursionError, IsADirectoryError) as error:
+                raise OutputRefused(
+                    f"{path} is damaged, so nothing says whether the answers in {parts._folder} are this run's. Choose "
+                    "another OUTPUT, or start over: --overwrite"
+                ) from error
             if before != run:
                 raise OutputRefused(
                     f"{parts._folder} has answers of another run, which differs in {_differences(before, run)}. "
