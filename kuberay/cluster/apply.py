@@ -172,8 +172,11 @@ def _find(cluster: Cluster, beside: Manifest, kind: str, name: str) -> Manifest 
 def _rehearse(cluster: Cluster, manifest: Manifest, force: bool) -> Applied:
     before = cluster.get(manifest)
     if before is not None and before["metadata"].get("deletionTimestamp"):
-        advice = "apply again when it is gone; --recreate waits for that"
-        raise Immutable(f"checking {title(manifest)}: it is being deleted, and the change would be lost: {advice}")
+        if is_workload(before) or before["metadata"].get("finalizers") != ["foregroundDeletion"]:
+            advice = "apply again when it is gone; --recreate waits for that"
+            raise Immutable(f"checking {title(manifest)}: it is being deleted, and the change would be lost: {advice}")
+        wait_until_gone(cluster, [before], GONE_S, lambda line: None)  # a moment: another config was its last user
+        before = cluster.get(manifest)
     manifest = as_admitted(manifest, before)
     written_back = False
     try:

@@ -28,6 +28,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 READ_BYTES = 2**20
 MAX_RECORD_BYTES = 4 * 2**20
 """Size above which a file is no record of ours."""
+SURE_BYTES = 1024
+UNSURE = re.compile(rb"\\u|NaN|Infinity|\d[eE]")
+"""What may read as JSON and yet not be written as such: half a surrogate, not a number, infinity; or depth."""
 BROKEN = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP)
 """Errors of one file, not of the whole storage: what is there cannot be read, now or later."""
 Kinds = Mapping[str, type | tuple[type, ...]]
@@ -153,10 +156,11 @@ class Storage:
 
     def _read(self, path: str) -> Found:
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
+            about = os.stat(path)
+            if not stat.S_ISREG(about.st_mode):
                 return Damaged("it is not a file")
             with open(path, "rb") as file:
-                return _decoded(file.read(MAX_RECORD_BYTES + 1))
+                return _decoded(file.read(min(about.st_size, MAX_RECORD_BYTES) + 1))
         except OSError as error:
             return _missing(error)
 
@@ -176,7 +180,8 @@ def _decoded(data: bytes) -> dict[str, Any] | Damaged:
         return Damaged("it is empty")
     try:
         found = json.loads(data)
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # as it must go into an answer
+        if len(data) > SURE_BYTES or UNSURE.search(data):
+            json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # as it must go into an answer
     except (ValueError, RecursionError):
         return Damaged("it is not JSON")
     return found if isinstance(found, dict) else Damaged("it is not a JSON object")

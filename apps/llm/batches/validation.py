@@ -4,7 +4,7 @@ from typing import Any
 
 from apps.llm.batches.input_file import InputFile
 from apps.llm.batches.lines import check_model, check_not_streamed, json_object, request_body
-from apps.llm.batches.storage import Damaged, Found, created_s, typed
+from apps.llm.batches.storage import Damaged, Found, Kinds, created_s, typed
 from apps.serving.ingress.bodies import MAX_BYTES, BodyTooLarge
 from apps.serving.ingress.json_body import check_values
 from apps.serving.ingress.openai_errors import OpenAIError
@@ -94,8 +94,8 @@ NOTHING_YET: Batch = {
     "error_file_id": None,
     "request_counts": {"total": 0, "completed": 0, "failed": 0},
 } | {f"{name}_at": None for name in TIMES}
-MARKER = {"owner": str, "model": str, "expires_at": (int, float)}
-REQUEST = {
+MARKER: Kinds = {"owner": str, "model": str, "expires_at": (int, float)}
+REQUEST: Kinds = {
     "id": str,
     "created_at": int,
     "expires_at": (int, float),
@@ -104,7 +104,7 @@ REQUEST = {
     "endpoint": str,
     "completion_window": str,
 }
-PROGRESS = {
+PROGRESS: Kinds = {
     "status": str,
     "errors": (dict, type(None)),
     "output_file_id": (str, type(None)),

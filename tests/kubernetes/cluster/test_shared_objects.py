@@ -21,9 +21,18 @@ from tests.kubernetes.clusters import Cluster
 QUEUE_KINDS = "clusterqueues,resourceflavors,admissionchecks,provisioningrequestconfigs"
 
 
+Connect = Callable[[], client.Cluster]
+
+
 @pytest.fixture
-def connected(control_plane: Cluster, namespace: str) -> client.Cluster:
-    return client.Cluster.connect(None, namespace, str(control_plane.kubeconfig))
+def connect(control_plane: Cluster, namespace: str) -> Connect:
+    """Makes a connection: commands at once have one each."""
+    return lambda: client.Cluster.connect(None, namespace, str(control_plane.kubeconfig))
+
+
+@pytest.fixture
+def connected(connect: Connect) -> client.Cluster:
+    return connect()
 
 
 @pytest.fixture
@@ -83,22 +92,22 @@ def test_two_of_the_catalog(connected: client.Cluster, namespace: str, control_p
     assert len(lacks(connected, first + second)) == len(first + second)
 
 
-def test_a_queue_and_an_account(connected: client.Cluster, queue: str, namespace: str) -> None:
+def test_a_queue_and_an_account(connect: Connect, connected: client.Cluster, queue: str, namespace: str) -> None:
     a, b, c = (queued(name, queue, namespace) for name in ("a", "b", "c"))
-    at_once(*(lambda objects=objects: client.apply(connected, objects) for objects in (a, b, c)))
-    at_once(*(lambda objects=objects: client.delete(connected, objects) for objects in (a, b)))
+    at_once(*(lambda objects=objects: client.apply(connect(), objects) for objects in (a, b, c)))
+    at_once(*(lambda objects=objects: client.delete(connect(), objects) for objects in (a, b)))
     assert lacks(connected, c) == []
-    at_once(*(lambda objects=objects: client.delete(connected, objects) for objects in (c, c, a)))
+    at_once(*(lambda objects=objects: client.delete(connect(), objects) for objects in (c, c, a)))
     assert len(lacks(connected, c)) == len(c)
 
 
-def test_a_delete_beside_an_apply(connected: client.Cluster, queue: str, namespace: str) -> None:
+def test_a_delete_beside_an_apply(connect: Connect, connected: client.Cluster, queue: str, namespace: str) -> None:
     a, b = queued("a", queue, namespace), queued("b", queue, namespace)
-    for _ in range(4):
+    for _ in range(3):
         client.apply(connected, a)
-        at_once(lambda: client.delete(connected, a), lambda: client.apply(connected, b))
+        at_once(lambda: client.delete(connect(), a), lambda: client.apply(connect(), b))
         assert lacks(connected, b) == []
-        at_once(lambda: client.apply(connected, a), lambda: client.delete(connected, b))
+        at_once(lambda: client.apply(connect(), a), lambda: client.delete(connect(), b))
         assert lacks(connected, a) == []
         client.delete(connected, a)
         assert len(lacks(connected, a)) == len(a)
