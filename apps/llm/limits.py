@@ -38,7 +38,9 @@ def check_suffixes(suffixes: Sequence[Any]) -> None:
 
 def check_copies(prompts: Sequence[Sequence[int]], n: int) -> None:
     """Raises RequestError if n answers to each prompt are more than one request may ask for."""
-    if isinstance(n, int) and len(prompts) * n > MAX_SEQUENCES:
+    if not 1 <= n <= MAX_CHOICES:
+        return  # which the engine refuses
+    if len(prompts) * n > MAX_SEQUENCES:
         raise RequestError("n", f"n is {n}, for each of {len(prompts)} prompts: a request has {MAX_SEQUENCES} answers")
-    if isinstance(n, int) and sum(map(len, prompts)) * n > MAX_COPIED:
+    if sum(map(len, prompts)) * n > MAX_COPIED:
         raise RequestError("n", f"n is {n}: the prompts are too long for so many answers in one request")

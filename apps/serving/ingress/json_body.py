@@ -109,7 +109,7 @@ def validated(kind: type[B], body: bytes) -> B:
     except ValidationError as error:
         if error.error_count() > 1 or (first := error.errors(include_input=False)[0])["type"] != "json_invalid":
             raise
-        raise unread(body, first["msg"]) from None
+        raise unread(body, first["msg"].removeprefix("Invalid JSON: ")) from None
 
 
 def unread(body: bytes, said: str) -> BadJSON:
