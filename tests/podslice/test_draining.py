@@ -75,6 +75,8 @@ class Running:
             if "answers" in self.process.stdout.readline():
                 break
             assert SLOW_RAY in (said := self.process.communicate()[1]), said
+        else:
+            pytest.fail(f"Ray {SLOW_RAY} {ATTEMPTS} times")
         self.processes = psutil.Process(self.process.pid).children(recursive=True)
         assert len(self.processes) > 5
 
@@ -192,6 +194,8 @@ def test_rays_own_command_lets_answers_finish(tmp_path: Path, number: signal.Sig
         if run.poll() is None:
             break
         assert SLOW_RAY in said.read_text(), said.read_text()
+    else:
+        pytest.fail(f"Ray {SLOW_RAY} {ATTEMPTS} times")
     try:
         processes = psutil.Process(run.pid).children(recursive=True)
         streams = [Asked(f"{url}/stream/{LONG}") for _ in range(3)]

@@ -100,6 +100,8 @@ def test_all_that_is_open_ends_as_if_undisturbed(tmp_path: Path) -> None:
         if "answers" in run.stdout.readline():
             break
         assert SLOW_RAY in (said := run.communicate()[1]), said
+    else:
+        pytest.fail(f"Ray {SLOW_RAY} {ATTEMPTS} times")
     try:
         assert httpx.post(f"{url}/cell/publish", json=PUBLISHED).status_code == 200
         while httpx.get(f"{url}/cell/listcell", params={"model": PUBLISHED["model"]}).json()["state"] != "LOADED":
