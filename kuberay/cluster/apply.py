@@ -199,10 +199,10 @@ def _apply(cluster: Cluster, manifest: Manifest, users: Users, force: bool, appl
     item = _rehearse(cluster, manifest, force)  # again: objects applied before it may change the result
     notes = {} if is_workload(manifest) else users
     if item.before is not None:
-        note_users(cluster, item.before, notes)  # first: a delete at the same time then leaves it alone
+        note_users(cluster, item.before, notes, found=True)  # first: a delete at the same time then leaves it alone
     # Where only the spelling differs and we own the fields already, keep the operator's spelling.
     if item.outcome != "unchanged" or MANAGER not in managers(item.before or {}):
-        note_users(cluster, cluster.apply(item.manifest, force=item.force), notes)
+        note_users(cluster, cluster.apply(item.manifest, force=item.force), notes, found=False)
     applied.append(item)
     say(str(item))
 

@@ -45,10 +45,16 @@ def noted_users(live: Manifest) -> Users:
     return {key: value for key, value in annotations(live).items() if key.startswith(USED_BY)}
 
 
-def note_users(cluster: Cluster, live: Manifest, users: Users) -> None:
-    """Writes users on a live object. Does nothing if it knows them, or has gone."""
+def note_users(cluster: Cluster, live: Manifest, users: Users, found: bool) -> None:
+    """Writes users on a live object, found there or just made. Does nothing if it knows them, or has gone."""
     wanted = dict(users)
-    if users and not noted_users(live) and MANAGER not in managers(live) and labels(live).get(MANAGED_BY) != MANAGER:
+    if (
+        users
+        and found
+        and not noted_users(live)
+        and MANAGER not in managers(live)
+        and labels(live).get(MANAGED_BY) != MANAGER
+    ):
         wanted[WAS_THERE] = "true"
     missing = {key: value for key, value in wanted.items() if key not in annotations(live)}
     if missing:

@@ -65,7 +65,11 @@ class ApiServer:
         if before is not None:  # the annotations that other requests wrote stay
             kept = before["metadata"].get("annotations") or {}
             after["metadata"]["annotations"] = kept | (after["metadata"].get("annotations") or {})
-        return after if dry_run else self._store(after, "podslice")
+        bare = after.keys() <= {"apiVersion", "kind", "metadata"} and not after["metadata"].keys() - {
+            "name",
+            "namespace",
+        }
+        return after if dry_run else self._store(after, "" if bare else "podslice")  # a name alone has no manager
 
     def patch(self, live: Manifest, change: Manifest, dry_run: bool = False) -> Manifest:
         self.turn()
@@ -97,7 +101,7 @@ class ApiServer:
         key, number = self._key(manifest), next(self._count)
         before = self.objects.get(key, {"metadata": {"uid": f"uid-{number}", "managedFields": []}})["metadata"]
         entries = [entry for entry in before["managedFields"] if entry["manager"] != manager]
-        server = {"uid": before["uid"], "managedFields": [*entries, {"manager": manager}]}
+        server = {"uid": before["uid"], "managedFields": [*entries, *([{"manager": manager}] if manager else [])]}
         same = {name: value for name, value in manifest["metadata"].items() if name not in (*server, "resourceVersion")}
         old = self.objects.get(key)
         manifest["metadata"] = same | server | {"resourceVersion": str(number)}
