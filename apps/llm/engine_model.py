@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,7 @@ class EngineModel:
         if not params.constrained:
             return self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter)
         began = time.monotonic_ns()
-        compiling = self._engine.compile(prompt, params, CALLER.get())
+        compiling: Future[Any] = self._engine.compile(prompt, params, CALLER.get())
         # Compiling a schema can take long. If the client leaves, that cancels it.
         matchers = compiling.result() if compiling.done() else await asyncio.wrap_future(compiling)
         submitted = self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter, matchers)
