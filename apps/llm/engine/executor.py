@@ -325,10 +325,11 @@ def compiled_step(decoder: Decoder):
         hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
         last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
         logits = decoder.logits(weights, last, batch.num_seqs)
-        # Of every token, not just the last: an int8 cache does not keep NaN, so that later tokens would not see it.
-        bad = ~sampling.all_finite(hidden) & (jnp.arange(shape.tokens) < batch.q_starts[-1])
-        of_seq = batch.sequence_of_token() == jnp.arange(shape.seqs)[:, None]
-        finite = ~jnp.any(of_seq & bad, axis=1)
+        finite = None
+        if kv_scales is not None:  # an int8 cache does not keep NaN: the last token need not see that of another
+            bad = ~sampling.all_finite(hidden) & (jnp.arange(shape.tokens) < batch.q_starts[-1])
+            of_seq = batch.sequence_of_token() == jnp.arange(shape.seqs)[:, None]
+            finite = ~jnp.any(of_seq & bad, axis=1)
         samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh, finite)
         if decoder.mesh.size > 1:  # replicated: each host reads its own copy and feeds its own state back
             everywhere = NamedSharding(decoder.mesh, P())
