@@ -6,7 +6,6 @@
 """
 
 import asyncio
-import atexit
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -44,16 +43,10 @@ def shut_down(finish: bool = True) -> None:
 
 
 def finish_requests_first() -> None:
-    """Make this process shut Serve down as `shut_down` does: `serve run` on Ctrl-C, a script that calls
-    `serve.shutdown`, and either if it is told to end by SIGTERM and has started the Ray cluster itself."""
+    """Make this process shut Serve down as `shut_down` does: `serve run` on Ctrl-C, and a script that calls
+    `serve.shutdown`. SIGTERM still cuts both: Ray ends first."""
     if serve.shutdown is _shutdown:
         serve.shutdown = shut_down
-        atexit.register(_at_exit)  # runs before Ray's own
-
-
-def _at_exit() -> None:
-    if private_ray.started_here():
-        shut_down()
 
 
 def drain() -> None:
