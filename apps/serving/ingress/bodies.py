@@ -80,12 +80,12 @@ class Bodies:
         """
         self.most, self.grace_s, self.bytes_per_s = most, grace_s, bytes_per_s
         self.held = 0
-        self._open: set[Reading] = set()
+        self._open: set[ArrivingBody] = set()
 
     @contextmanager
-    def reading(self) -> Iterator["Reading"]:
+    def reading(self) -> Iterator["ArrivingBody"]:
         """One more body, whose bytes are held until the end of the block."""
-        reading = Reading(self)
+        reading = ArrivingBody(self)
         self._open.add(reading)
         try:
             yield reading
@@ -93,7 +93,7 @@ class Bodies:
             if reading in self._open:
                 self._leave(reading)
 
-    def arrived(self, reading: "Reading", size: int) -> None:
+    def arrived(self, reading: "ArrivingBody", size: int) -> None:
         """Count bytes, and end the largest body's reading if they are too many."""
         if reading in self._open:
             self.held += size
@@ -101,12 +101,12 @@ class Bodies:
                 self._leave(largest := max(self._open, key=lambda reading: reading.size))
                 largest.give_way()
 
-    def _leave(self, reading: "Reading") -> None:
+    def _leave(self, reading: "ArrivingBody") -> None:
         self._open.discard(reading)
         self.held -= reading.size
 
 
-class Reading:
+class ArrivingBody:
     """A body that is being read: by itself, one that is passed on piece by piece."""
 
     def __init__(self, bodies: Bodies):

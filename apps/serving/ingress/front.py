@@ -103,7 +103,7 @@ class ReplicaFront:
 
 
 @dataclass(frozen=True)
-class Deployed:
+class Route:
     """An application, as a proxy sees it."""
 
     route: str
@@ -119,7 +119,7 @@ class ProxyFront:
 
     def __init__(self, app: ASGIApp):
         self._app = app
-        self._deployed: list[Deployed] = []
+        self._deployed: list[Route] = []
         self._looked = -REFRESH_S
         self._looking: asyncio.Task[None] | None = None
 
@@ -193,7 +193,7 @@ async def _without_models_of_cells(app: ASGIApp, scope: Scope, receive: Receive,
     await JSONResponse(shown, messages[0]["status"])(scope, receive, send)
 
 
-def deployed_now() -> list[Deployed]:
+def deployed_now() -> list[Route]:
     """The project's applications that Serve has, longest route first. Blocks for some milliseconds."""
     details = private_ray.applications()
     found = []
@@ -201,7 +201,7 @@ def deployed_now() -> list[Deployed]:
         deployment = details.get(name, {}).get("deployments", {}).get(ingress.deployment)
         if deployment and ingress.arguments and isinstance(ingress.arguments[0], AppConfig):
             running = sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
-            found.append(Deployed(ingress.route, _keys(ingress), running, deployment["target_num_replicas"]))
+            found.append(Route(ingress.route, _keys(ingress), running, deployment["target_num_replicas"]))
     return sorted(found, key=lambda deployed: len(deployed.route), reverse=True)
 
 
@@ -211,7 +211,7 @@ def _keys(ingress: private_ray.Ingress) -> Principals:
     return principals_from_environment(bound) if ingress.named_arguments.get("own_keys", True) else bound
 
 
-def _matching(path: str, deployed: Iterable[Deployed]) -> Deployed | None:
+def _matching(path: str, deployed: Iterable[Route]) -> Route | None:
     """The first application whose route the path begins with, as Serve matches them."""
     for each in deployed:
         route = each.route.rstrip("/")
@@ -220,7 +220,7 @@ def _matching(path: str, deployed: Iterable[Deployed]) -> Deployed | None:
     return None
 
 
-def _without_replicas(deployed: Deployed) -> Response:
+def _without_replicas(deployed: Route) -> Response:
     """Health, for who sends no key. A service that has scaled to zero is well: a load balancer must go on sending to it
     what starts a replica."""
     if deployed.wanted:

@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from apps.serving.ingress.bodies import MAX_BYTES, Bodies, BodyRefused, BodyTooLarge, Reading
+from apps.serving.ingress.bodies import MAX_BYTES, ArrivingBody, Bodies, BodyRefused, BodyTooLarge
 
 
 class Client:
@@ -59,7 +59,7 @@ def test_drops_are_too_slow_and_a_rate_is_fast_enough() -> None:
 
 def test_time_that_a_reader_takes_is_not_the_clients() -> None:
     async def slowly() -> None:
-        reading, client = Reading(Bodies(grace_s=0.5)), Client([b"a", b"b", b"c"], ends=True)
+        reading, client = ArrivingBody(Bodies(grace_s=0.5)), Client([b"a", b"b", b"c"], ends=True)
         for _ in range(3):
             await reading.next(client)
             await asyncio.sleep(0.4)

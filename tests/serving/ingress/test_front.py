@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from apps.serving.ingress import bodies, front
 from apps.serving.ingress.api_keys import RELAY, digest
-from apps.serving.ingress.front import Deployed, ProxyFront, ReplicaFront
+from apps.serving.ingress.front import ProxyFront, ReplicaFront, Route
 from tests.llm.serve.serving import served
 
 KEYS = {digest("secret"): "alice"}
@@ -106,13 +106,13 @@ def test_an_application_of_someone_else_is_left_alone(app: Counted, monkeypatch:
     assert app.reached == ["/a"]
 
 
-ASLEEP = Deployed("/asleep", KEYS, replicas=0, wanted=0)
+ASLEEP = Route("/asleep", KEYS, replicas=0, wanted=0)
 APPLICATIONS = [
-    Deployed("/sax/test/m", {digest("relay"): RELAY}, 0, 0),
-    Deployed("/starting", KEYS, 0, 1),
+    Route("/sax/test/m", {digest("relay"): RELAY}, 0, 0),
+    Route("/starting", KEYS, 0, 1),
     ASLEEP,
-    Deployed("/open", {}, 0, 0),
-    Deployed("/up", KEYS, 1, 1),
+    Route("/open", {}, 0, 0),
+    Route("/up", KEYS, 1, 1),
 ]
 
 
@@ -168,7 +168,7 @@ def test_open_applications_and_unknown_paths_are_serves(proxy: httpx.Client, app
 
 
 def test_half_a_body_at_a_proxy_reaches_nobody(app: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "deployed_now", lambda: [Deployed("/", KEYS, 0, 0)])
+    monkeypatch.setattr(front, "deployed_now", lambda: [Route("/", KEYS, 0, 0)])
     monkeypatch.setattr(front, "BODIES", bodies.Bodies(grace_s=1))
     with (
         served(ProxyFront(app)) as url,
@@ -185,7 +185,7 @@ def test_without_serves_answer_clients_try_again(app: Counted, monkeypatch: pyte
     """Nobody is let in meanwhile, and a look that failed is taken again."""
     answers = iter([RuntimeError("no controller"), [ASLEEP]])
 
-    def look() -> list[Deployed]:
+    def look() -> list[Route]:
         if isinstance(answer := next(answers), Exception):
             raise answer
         return answer

@@ -1,7 +1,7 @@
 """Which modules an adapter's `rank_pattern` and `alpha_pattern` mean.
 
 PEFT takes each key for a regular expression that the end of a module's name matches, `(.*\\.)?(KEY)$`, and the first
-that does is used (`peft.utils.get_pattern_key`). An expression can take for ever, so one that is more than a name is
+that does is used (its `get_pattern_key`). An expression can take for ever, so one that is more than a name is
 matched by an engine that stops in time.
 """
 
