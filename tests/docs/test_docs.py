@@ -105,3 +105,15 @@ def test_the_table_of_models_has_every_family_and_no_other() -> None:
     table = page.split("| `model_type` |", 1)[1].split("\n\n", 1)[0]
     families = [line.split("|")[1] for line in table.splitlines()[2:]]
     assert sorted(re.findall(r"`(\w+)`", " ".join(families))) == sorted(FAMILIES)
+
+
+def test_each_line_on_what_callers_can_do_to_another_has_its_tests() -> None:
+    promises = (ROOT / "SECURITY.md").read_text().partition("## What one caller can")[2]
+    promises = promises.partition("### What a caller can still do")[0]
+    lines = re.findall(r"^- (?:.+\n)(?:  .+\n)*", promises, re.MULTILINE)
+    assert len(lines) > 40
+    for line in lines:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", line)
+        assert named, line
+        for path, test in named:
+            assert re.search(rf"^(async )?def {test}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{test}"
