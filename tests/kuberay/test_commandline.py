@@ -182,7 +182,9 @@ def test_check_of_the_catalog_raises_no_false_alarm(run):
 
 
 def test_check_says_so_when_all_is_well(run):
-    assert run("check", LLAMA) == (0, f"{LLAMA}: no findings\n", "")
+    assert run("check", LLAMA, "--project", "mine") == (0, f"{LLAMA}: no findings\n", "")
+    status, out, _ = run("check", LLAMA)
+    assert status == 0 and "PROJECT_ID" in out and "no findings" not in out
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ def test_check_of_foreign_yaml_names_the_line(run, tmp_path):
 
 
 def test_check_reads_standard_input(tmp_path):
-    rendered = f"{sys.executable} -m kuberay render {LLAMA} | {sys.executable} -m kuberay check -"
+    rendered = f"{sys.executable} -m kuberay render {LLAMA} --project mine | {sys.executable} -m kuberay check -"
     done = subprocess.run(rendered, shell=True, capture_output=True, text=True)
     assert done.returncode == 0 and "no findings" in done.stdout
 

@@ -34,7 +34,8 @@ def work_of(stats: dict[str, Any]) -> int:
 def work_after_leaving(url: str, stats: Stats, path: str, body: dict, split: bool) -> int:
     """Sends a request, closes the connection while it runs, waits until it has ended; returns the work done."""
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    host = httpx.URL(url).netloc.decode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
     before, deadline = stats(), time.monotonic() + 120
     with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port)) as connection:
         connection.sendall(head)
