@@ -122,12 +122,17 @@ class Registry:
             if not self._cell.hub_models:
                 raise CellError(f"{field} {text!r}: this cell does not publish hub models (hub_models=False)")
             name = text.removeprefix(HUB)
-            if name.count("/") != 1 or not is_hub_id(name):
-                raise CellError(f"{field} {text!r} must be {HUB}OWNER/NAME")
             try:
                 validate_repo_id(name)
             except HFValidationError as error:
-                raise CellError(f"{field} {text!r}: the hub has no such names: {error}") from None
+                raise CellError(
+                    f"{field} {text!r} must be {HUB}OWNER/NAME; the hub has no such names: {error}"
+                ) from None
+            if name.count("/") != 1 or not is_hub_id(name):
+                raise CellError(
+                    f"{field} {text!r} must be {HUB}OWNER/NAME, each beginning with an ASCII letter or digit, then of "
+                    "these, '-', '_' and '.'"
+                )
             return name
         if text.startswith("/") or "://" in text:
             return self._under_a_root(text, field)

@@ -34,8 +34,8 @@ def test_a_good_line(text: str, kind: type) -> None:
 @pytest.mark.parametrize(
     ("text", "field", "says"),
     [
-        ("{", None, "not JSON"),
-        ("", None, "not JSON"),
+        ("{", None, "not valid JSON"),
+        ("", None, "not valid JSON"),
         ("[1]", None, "must be a JSON object"),
         ("{}", "prompt", "exactly one of prompt and messages"),
         ('{"prompt": "a", "messages": []}', "prompt", "exactly one of prompt and messages"),
@@ -47,8 +47,8 @@ def test_a_good_line(text: str, kind: type) -> None:
         ('{"url": ["/v1/completions"], "body": {}}', "url", "url must be"),
         ('{"url": "/v1/completions", "body": 5}', "body", "body must be"),
         ('{"url": "/v1/completions", "method": "GET", "body": {}}', "method", "method must be POST"),
-        ("[" * 100_000, None, "not JSON"),
-        ("\udcff", None, "not JSON"),
+        ("[" * 100_000, None, "nested too deeply"),
+        ("\udcff", None, "not valid JSON"),
     ],
 )
 def test_a_bad_line_names_itself_and_the_field(text: str, field: str | None, says: str) -> None:

@@ -50,10 +50,10 @@ def line(**changes: Any) -> bytes:
 
 
 BAD_LINES = [
-    (b"{", "invalid_json", None, "not JSON"),
+    (b"{", "invalid_json", None, "not valid JSON"),
     (b"[]", "invalid_type", None, "JSON object"),
-    (b"\xff", "invalid_json", None, "not JSON"),
-    (b"", "invalid_json", None, "not JSON"),
+    (b"\xff", "invalid_json", None, "not valid JSON"),
+    (b"", "invalid_json", None, "not valid JSON"),
     (line(custom_id=None), "invalid_value", "custom_id", "string"),
     (line(custom_id=7), "invalid_value", "custom_id", "string"),
     (line(custom_id="ok"), "duplicate_custom_id", "custom_id", "already used by line 1"),
