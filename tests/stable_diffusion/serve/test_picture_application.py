@@ -76,7 +76,7 @@ def test_leaving_frees_the_picture(pictures_url, stats, how):
     body = b'{"prompt": "x", "steps": 100}'
     path = {"openai": "/v1/images/generations", "web ui": "/sdapi/v1/txt2img"}.get(how)
     first = f"POST {url.path}{path}" if path else f"GET {url.path}/imagine?{query}"
-    head = f"{first} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body) if path else 0}\r\n\r\n"
+    head = f"{first} HTTP/1.1\r\nHost: {url.netloc.decode()}\r\nContent-Length: {len(body) if path else 0}\r\n\r\n"
 
     def aborted() -> bool:
         """Whether a picture whose client has left was not made; where the machine is busy it may have been by then."""
