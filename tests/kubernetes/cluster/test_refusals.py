@@ -154,7 +154,7 @@ def test_an_interrupt_says_how_far_it_came(control_plane: Cluster, namespace: st
         client.apply(connected, objects, say=interrupt)
     assert str(caught.value).startswith(
         f"Interrupted. Done: ServiceAccount first. In progress, possibly done: RayService {NAME}. Not done: "
-        "ServiceAccount last. Applying again is safe"
+        "ServiceAccount last, a last look at them. Applying again is safe"
     )
     assert [item.outcome for item in client.apply(connected, objects)] == ["unchanged", "unchanged", "created"]
 
