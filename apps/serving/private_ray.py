@@ -212,12 +212,6 @@ def ended_processes() -> list[str]:
     return [f"{kind} (status {ended[kind].poll()})" for kind in ("gcs_server", "raylet") if kind in ended]
 
 
-def started_here() -> bool:
-    """Whether this process is a driver that started the Ray cluster, which ends with it, and Serve runs in it."""
-    node = _worker().node if ray.is_initialized() else None
-    return node is not None and node.head and controller_runs()
-
-
 def joined() -> bool:
     """Whether `ray.init` joined a running cluster, instead of starting one that ends with this process."""
     return not _worker().node.head
