@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from apps.llm.api import RequestError
+from apps.llm.chat.sendable_json import mended
 from apps.llm.chat.tools import NO_TOOLS, ToolUse
 
 PARAGRAPH = "\n\n"
@@ -41,7 +42,7 @@ class PastCall:
         the agent's session, while the model can do better when it sees both.
         """
         try:
-            arguments = json.loads(self.arguments or "{}")
+            arguments = mended(json.loads(self.arguments or "{}"))
         except (ValueError, RecursionError):
             arguments = None
         return arguments if isinstance(arguments, dict) else {"invalid_arguments": self.arguments}
@@ -51,13 +52,19 @@ class Conversation:
     """Builds `messages` for the chat template, oldest first."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._called: dict[str, str] = {}  # id -> tool, of the calls in the last assistant message
+        self._parts: list[list[dict[str, Any]]] = []
+        """Each message, with the results of its calls."""
+        self._called: dict[str, tuple[str, list[dict[str, Any]]]] = {}
+        """id -> tool and part, of its last call."""
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """All messages; results come directly after the message with their calls."""
+        return [message for part in self._parts for message in part]
 
     def say(self, role: str, text: str) -> None:
         """Adds a message of any role but the assistant's."""
-        self._called = {}
-        self.messages.append({"role": role, "content": text})
+        self._parts.append([{"role": role, "content": text}])
 
     def answer(self, text: str, reasoning: str | None = None, calls: Sequence[PastCall] = ()) -> None:
         """Adds an assistant message."""
@@ -69,18 +76,20 @@ class Conversation:
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.shown()}}
                 for call in calls
             ]
-        self._called = {call.id: call.name for call in calls}
-        self.messages.append(message)
+        self._parts.append([message])
+        self._called |= {call.id: (call.name, self._parts[-1]) for call in calls}
 
     def result(self, call_id: str, text: str, field: str) -> None:
-        """Adds a tool's result. Raises RequestError, naming `field`, if the last assistant message has no such call."""
+        """Adds a tool's result. Agents send messages between it and its call, for which chat templates have no place.
+
+        Raises:
+            RequestError: names `field`; no message before has this call.
+        """
         if call_id not in self._called:
-            known = f"its calls are {', '.join(self._called)}" if self._called else "that message has no calls"
-            raise RequestError(
-                field, f"{field}: no call {call_id!r} is in the assistant's message before this result: {known}"
-            )
-        name = self._called[call_id]
-        self.messages.append({"role": "tool", "content": text, "tool_call_id": call_id, "name": name})
+            known = f"the last are {', '.join(list(self._called)[-5:])}" if self._called else "it has none"
+            raise RequestError(field, f"{field}: the conversation has no call {call_id!r} before this result: {known}")
+        name, part = self._called[call_id]
+        part.append({"role": "tool", "content": text, "tool_call_id": call_id, "name": name})
 
 
 def with_system_first(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

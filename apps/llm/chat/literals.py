@@ -151,8 +151,9 @@ def _escape(char: str, emit: Emit) -> Machine:
             raise NotACall(END)
         if len(digits) < HEX[letter] or int(digits, 16) > sys.maxunicode:
             emit("\\\\" + letter + digits)
-        else:  # halves of surrogate pairs stay escaped
-            emit("\\u" + digits.zfill(4) if letter != "U" else _escaped(chr(int(digits, 16))))
+        else:  # halves of surrogate pairs stay escaped: the other half may follow
+            short = digits[-4:].zfill(4)
+            emit("\\u" + short if int(digits, 16) < 2**16 else _escaped(chr(int(digits, 16))))
         return char
     if char != "\n":  # an escaped line end continues a Python string
         emit(ESCAPES.get(char) or "\\\\" + _escaped(char))

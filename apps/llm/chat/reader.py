@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
+from apps.llm.chat.sendable_json import Sendable
 
 if TYPE_CHECKING:
     from apps.llm.chat.call_format import CallFormat
@@ -42,6 +43,8 @@ class ReasoningMarks:
 
     opens: str
     closes: str
+    label: str = ""
+    """A line that may follow the opening mark, and is no part of the reasoning."""
 
 
 class AnswerReader:
@@ -74,6 +77,7 @@ class AnswerReader:
         self._space = ""  # white space that is dropped unless text follows
         self._leading = False  # only white space since reasoning or a call; it is dropped
         self._in_call = False
+        self._arguments = Sendable()  # of the open call
         self._seen: list[str] | None = None  # a possible call's characters
         self._machine = self._answer()
         next(self._machine)
@@ -134,15 +138,19 @@ class AnswerReader:
             raise ExtraCall
         self._close_run()
         self._space, self._leading, self._in_call = "", True, True
+        self._arguments = Sendable()
         self._events.append(CallStart(self.called, name))
         self.called += 1
 
     def piece(self, text: str) -> None:
         """Emits a piece of the call's arguments."""
-        self._emit(ArgumentsPiece, text)
+        if text := self._arguments.feed(text):
+            self._emit(ArgumentsPiece, text)
 
     def end(self) -> None:
         """Ends the call."""
+        if text := self._arguments.rest():
+            self._emit(ArgumentsPiece, text)
         self._close_run()
         self._in_call = False
         self._events.append(CallEnd(self.called - 1))
@@ -183,9 +191,21 @@ class AnswerReader:
             if len(held) < space + len(marks.opens):
                 return held, char
         self.part(ReasoningPiece)
+        char = yield from self._after_label(char, marks.label)
         char = yield from self.text_before(char, (marks.closes,))
         self.part(TextPiece)
         return "", char
+
+    def _after_label(self, char: str, label: str) -> Machine:
+        """Skips a line with the label; emits what only begins like it."""
+        held = ""
+        while len(held) < len(label) and char == label[len(held)]:
+            held += char
+            char = yield
+        if held != label and (held + "\n" != label or char.isalnum()):
+            for one in held:
+                self._emit_text(one)
+        return char
 
     def _body(self, char: str) -> Machine:
         """Reads text and calls; waits forever after the answer's end."""
