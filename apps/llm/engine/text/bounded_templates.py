@@ -84,7 +84,9 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         _spend(1)
-        _check_arguments(getattr(__obj, "__self__", None), *args, *kwargs.values())
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str | bytes | int):  # its width is one of these; elsewhere they are values to write
+            _check_arguments(owner, *args, *kwargs.values())
         return _written(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -154,7 +156,8 @@ def _stepped(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
     def stepped(*args: Any, **kwargs: Any) -> Any:
         sized = () if name in AT_ONCE else next((arg for arg in args if isinstance(arg, list | tuple | dict)), ())
         _spend(1 + len(sized) // MEMBERS_A_STEP)
-        _check_arguments(args[0] if name == "format" else None, *args, *kwargs.values())
+        options = args[2 if hasattr(filter_, "jinja_pass_arg") else 1 :]  # after the context and the value
+        _check_arguments(args[0] if name == "format" else None, *options, *kwargs.values())
         return _written(filter_(*args, **kwargs))
 
     return stepped

@@ -68,6 +68,9 @@ UNUSUAL = {
     "{{ m.content[:5] + '.' * 3 }}{{ '%05d' % loop.index0 }}{{ '{:>4}'.format(m.role) }}{% endcall %}{% endfor %}",
     "recursion": "{% for x in [[1, [2]], 3] recursive %}{% if x is iterable %}{{ loop(x) }}"
     "{% else %}{{ x }}{% endif %}{% endfor %}",
+    "values of arguments": "{% macro say(value) %}{{ value }} {{ value | string }} {{ value | tojson }}{% endmacro %}"
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% for key, value in c.function.arguments | items %}"
+    "{{ key }}={{ say(value) }}{{ say(value=value) }}{% endfor %}{% endfor %}{% endfor %}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
     "{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}"
     "{{ tools | tojson(indent=2) }}{{ 2 ** 10 }}{{ messages[::-1][0].role }}",

@@ -129,6 +129,79 @@ def test_a_conversation_with_results_goes_on(client: openai.OpenAI) -> None:
     assert longer.usage.prompt_tokens > ask(client, tool_choice="none", max_tokens=1).usage.prompt_tokens + 50
 
 
+HALF = r'{"city": "\ud83d", "\ude00": [NaN, 1e999], "days": 1700000000000}'
+
+
+def test_a_conversation_goes_on_after_arguments_that_no_text_can_have(chat_server: LocalServer) -> None:
+    """Half of a character, as a model may write it and every turn sends it; a message before the call's result."""
+    call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": HALF}}
+    between, result = {"role": "user", "content": "Well?"}, {"role": "tool", "tool_call_id": "a", "content": "no"}
+    chat = {"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}, between, result]}
+    item = {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": HALF}
+    output = {"type": "function_call_output", "call_id": "a", "output": "no"}
+    response = {"input": [*HELLO, item, between, output], "store": False}
+    use = {"type": "tool_use", "id": "a", "name": "get_weather", "input": {"city": "\ufffd"}}
+    told = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "no"}]}
+    turns = [*HELLO, {"role": "assistant", "content": [use]}, {"role": "system", "content": "Be brief."}, told]
+    for path, body in {
+        "/v1/chat/completions": chat | {"max_tokens": 2},
+        "/v1/responses": response | {"max_output_tokens": 2},
+        "/v1/messages": {"messages": turns, "max_tokens": 2},
+    }.items():
+        for stream in (False, True):
+            asked = {"model": MODEL, "stream": stream, **body}
+            answer = httpx.post(f"{chat_server.url}{path}", json=asked, timeout=60)
+            assert answer.status_code == 200, answer.text
+
+
+LARGE = [2**63, -(2**64), 10**400, -(10**4000)]
+KEYWORDS = [
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "multipleOf",
+    "const",
+    "default",
+    "maxLength",
+    "minItems",
+    "x-size",
+]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("number", LARGE, ids=lambda number: f"{number.bit_length()} bits")
+def test_large_integers_in_a_schema_are_no_fault(chat_server: LocalServer, number: int, strict: bool) -> None:
+    """Whatever the keyword: they are followed, or refused by the field's name. Not enforced, they are only shown."""
+    for i, keyword in enumerate(KEYWORDS):
+        schema = {
+            "type": "object",
+            "properties": {"a": {keyword: number}, "b": {"enum": [[number]]}},
+            "required": ["b"],
+        }
+        function = {"name": "f", "strict": strict, "parameters": schema}
+        format_ = {"type": "json_schema", "name": "a", "schema": schema}
+        limited: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
+        asked = [
+            (
+                "/v1/chat/completions",
+                limited | {"messages": HELLO, "tools": [{"type": "function", "function": function}]},
+            ),
+            ("/v1/responses", {"input": "x", "max_output_tokens": 2, "tools": [{"type": "function", **function}]}),
+            (
+                "/v1/messages",
+                limited | {"messages": HELLO, "tools": [{"name": "f", "input_schema": schema, "strict": strict}]},
+            ),
+            (
+                "/v1/completions",
+                limited | {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": format_}},
+            ),
+        ]
+        path, body = asked[i % len(asked)]
+        answer = httpx.post(f"{chat_server.url}{path}", json=body, timeout=60)
+        refused = answer.status_code == 400 and "schema" in answer.text
+        assert answer.status_code == 200 or (refused and (strict or path == "/v1/completions")), answer.text
+
+
 def test_reasoning_is_apart_from_the_content(client: openai.OpenAI, change_template: Callable[[str], None]) -> None:
     fields: dict[str, Any] = {"tools": openai.omit, "tool_choice": openai.omit, "max_tokens": 12}
     thinks, quick, switched = (
@@ -202,7 +275,7 @@ RESULT = {"role": "tool", "tool_call_id": "a", "content": "no"}
         ({"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"messages": [*HELLO, RESULT]}, "messages[1].tool_call_id"),
         ({"messages": [*HELLO, CALLED, RESULT | {"tool_call_id": "b"}]}, "messages[2].tool_call_id"),
-        ({"messages": [CALLED, *HELLO, RESULT]}, "messages[2].tool_call_id"),
+        ({"messages": [*HELLO, RESULT, CALLED]}, "messages[1].tool_call_id"),
         ({"messages": [CALLED, {"role": "tool", "content": "no"}]}, "messages[1].tool_call_id"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
