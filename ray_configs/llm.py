@@ -16,7 +16,7 @@ DEMO_MODEL = str(Path(__file__).resolve().parent.parent / "apps" / "llm" / "demo
 ToolCallFormat = Literal[
     "auto", "none", "hermes", "llama", "pythonic", "mistral", "gemma", "deepseek", "harmony", "json"
 ]
-ReasoningFormat = Literal["auto", "none", "think", "mistral"]
+ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma"]
 
 TINY_BATCH, TINY_STEP_TOKENS, TINY_MODEL_LEN = 8, 8, 512
 """Largest batch, step and sequence of a tiny model. The step is the smallest possible, so only one is compiled."""
@@ -91,8 +91,9 @@ class EngineConfig(Config):
     `deepseek`, `harmony` (gpt-oss's), or plain `json`. auto: detected from its chat template; none: requests with tools
     are refused."""
     reasoning_format: ReasoningFormat = "auto"
-    """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`) or `mistral`
-    (`[THINK]`). auto: detected from its chat template (or gpt-oss's channel); none: reasoning is left in the answer."""
+    """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`), `mistral`
+    (`[THINK]`) or `gemma` (Gemma 4's `<|channel>`). auto: detected from its chat template (or gpt-oss's channel); none:
+    reasoning is left in the answer."""
     reranker: Literal["auto", "none", "qwen3"] = "auto"
     """How `/v1/rerank` and `/v1/score` judge a document. qwen3: by the probability of `yes` after Qwen3-Reranker's
     prompt. none: by the cosine of embeddings. auto: qwen3 for a Qwen3 whose config.json says that it is a classifier

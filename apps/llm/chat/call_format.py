@@ -35,6 +35,8 @@ class CallFormat(ABC):
     """Whether all of an answer is within marks, reasoning and text too, so that every answer needs the reader."""
     part_end = ""
     """In a framed format: the mark after each part but the last."""
+    result_mark = ""
+    """In prompts, the mark before each result, if templates of this format differ in where they look for results."""
     ends: tuple[str, ...] = ()
     """Marks that end an answer, also where the model's config does not name them."""
 
@@ -78,6 +80,10 @@ class CallFormat(ABC):
     def card(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         """A tool's description in the form that the chat template accepts."""
         return tool
+
+    def written(self, calls: Sequence[Mapping[str, Any]]) -> str:
+        """Past calls as the model wrote them, for a chat template that leaves them out; "" if that is not known."""
+        return ""
 
     def template_fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """The chat template's variables, with values that it knows."""

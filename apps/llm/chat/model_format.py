@@ -16,17 +16,20 @@ from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.formats.llama import TAG as LLAMA_TAG
 from apps.llm.chat.formats.llama import Llama
 from apps.llm.chat.formats.mistral import ARGS, MARK, Mistral
-from apps.llm.chat.formats.plain import Plain
+from apps.llm.chat.formats.plain import FUNCTOOLS, PHI_CALL, PHI_END, PHI_TOOL, Plain
 from apps.llm.chat.formats.pythonic import TAG as PYTHON_TAG
 from apps.llm.chat.formats.pythonic import Pythonic
 from apps.llm.chat.grammar import Constraint, check_schemas, lark, loaded_schema
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
+from apps.llm.chat.shape import OFFERED, Message, Shape
+from apps.llm.chat.tools import ToolUse
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None, Mapping[str, Any]], str]
 REASONING = {
     "think": ReasoningMarks("<think>", "</think>"),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
+    "gemma": ReasoningMarks("<|channel>", "<channel|>", "thought\n"),
 }
 UNREAD = ("<function=", "<arg_key>", "<|tool_calls_section_begin|>")
 """Marks in the templates of model families whose call formats are not supported."""
@@ -41,6 +44,7 @@ class ModelFormat:
         takes_tools: whether its chat template shows tools to the model.
         tokens: ids of the marks that are a single token.
         late_system: whether its chat template shows system messages wherever they are.
+        shape: what conversations its chat template takes.
     """
 
     calls: CallFormat | None = None
@@ -48,6 +52,7 @@ class ModelFormat:
     takes_tools: bool = False
     tokens: Mapping[str, int] = field(default_factory=dict)
     late_system: bool = True
+    shape: Shape = field(default_factory=Shape)
 
     @classmethod
     def of(cls, template: str, calls: ToolCallFormat = "auto", reasoning: ReasoningFormat = "auto") -> "ModelFormat":
@@ -64,7 +69,16 @@ class ModelFormat:
 
     def on(self, tokens: Callable[[Sequence[str]], Mapping[str, int]], render: Render) -> "ModelFormat":
         """With what a tokenizer knows of it: `tokens` finds the marks that are a token, `render` is its template's."""
-        return replace(self, tokens=tokens(self.marks), late_system=shows_late_system(render))
+        probe = ChatRequest([], ToolUse([OFFERED]))
+
+        def tried(shape: Shape, messages: Sequence[Message]) -> str:
+            return replace(self, shape=shape).rendered(replace(probe, messages=messages), render)
+
+        shape = Shape.of(tried, self.calls.result_mark if self.calls else "")
+        found = replace(self, late_system=shows_late_system(render), shape=shape)
+        if shape.tools == "nowhere":
+            found = replace(found, takes_tools=False, calls=self.calls if self.framed else None)
+        return replace(found, tokens=tokens(found.marks))
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -106,16 +120,21 @@ class ModelFormat:
         """The prompt of a chat, by the chat template, which gets everything in the form that it accepts."""
         messages, fields = request.messages, request.template_fields
         cards: Sequence[Mapping[str, Any]] = [tool.card() for tool in request.tools.tools]
+        if not request.tools.offered:
+            cards = []
         if not self.late_system:
             messages = with_system_first(messages)
+        messages = self.shape.fit(messages, cards, self.calls.written if self.calls else lambda calls: "")
         if self.calls is not None:
             messages, fields = self.calls.messages(messages), self.calls.template_fields(fields)
             cards = [self.calls.card(card) for card in cards]
-        return render(messages, cards if request.tools.offered else None, fields)
+        return render(messages, cards or None if self.shape.tools == "variable" else None, fields)
 
     def turn(self, request: ChatRequest, prompt: str) -> "Turn":
         """The model's turn after a rendered prompt."""
         marks, end = self.reasoning, prompt.rstrip()
+        if not self.shape.parallel and not self.framed:  # the template would refuse the conversation with its answer
+            request = replace(request, tools=replace(request.tools, parallel=False))
         if marks is None or end.endswith(marks.closes):  # the prompt ends with (usually empty) reasoning
             return Turn(self, request, None)
         return Turn(self, request, marks, opened=end.endswith(marks.opens))
@@ -190,6 +209,8 @@ def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
     gemma = Gemma(GEMMA4 if GEMMA4.opens in template else FUNCTION_GEMMA)
     mistral = Mistral(named=ARGS in template)
     deepseek = DeepSeek(fenced=FENCE in template)
+    phi = PHI_TOOL in template or PHI_CALL in template
+    plain = Plain(FUNCTOOLS) if FUNCTOOLS in template else Plain(PHI_CALL, PHI_END) if phi else Plain()
     formats: dict[str, CallFormat | None] = {
         "hermes": Hermes(),
         "llama": Llama(),
@@ -197,7 +218,7 @@ def _calls(template: str, chosen: ToolCallFormat) -> CallFormat | None:
         "mistral": mistral,
         "gemma": gemma,
         "deepseek": deepseek,
-        "json": Plain(),
+        "json": plain,
         "none": None,
     }
     if chosen != "auto":

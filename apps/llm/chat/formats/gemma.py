@@ -13,17 +13,21 @@ class GemmaMarks(NamedTuple):
     opens: str
     closes: str
     quote: str  # around strings
+    result: str  # before a result, in prompts
 
 
-FUNCTION_GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")
-GEMMA4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = GemmaMarks(
+    "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>response:"
+)
+GEMMA4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>response:")
 
 
 class Gemma(CallFormat):
     separator = ""
 
     def __init__(self, marks: GemmaMarks = FUNCTION_GEMMA):
-        self.marks, self.mark, self.other_marks = marks, marks.opens, marks[1:]
+        self.marks, self.mark, self.other_marks = marks, marks.opens, (marks.closes, marks.quote)
+        self.result_mark = marks.result
 
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
         char = yield from blank(char)

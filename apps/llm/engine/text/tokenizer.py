@@ -180,11 +180,18 @@ class ModelTokenizer:
             name = min(taken)
             raise RequestError("chat_template_kwargs", f"chat_template_kwargs: {name} cannot be set by a request")
         bound_templates()
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # As `apply_chat_template`, but that leaves out content that is None, for which DeepSeek's templates ask.
+        variables: Mapping[str, Any] = {**self._hf.special_tokens_map, **fields}
         try:
             with steps():
-                return self._hf.apply_chat_template(
-                    list(messages), tools=tools, tokenize=False, add_generation_prompt=True, **fields
+                template = self._hf.get_chat_template(None, tools)
+                chats = [list(messages)]
+                rendered, _ = render_jinja_template(
+                    chats, tools, chat_template=template, add_generation_prompt=True, **variables
                 )
+                return rendered[0]
         except Exception as error:  # a template is the model's own program and can raise anything
             raise RequestError("messages", f"the model's chat template rejects these messages: {error}") from error
 
@@ -204,7 +211,9 @@ class ModelTokenizer:
 
 @cache
 def _arguments_of_rendering() -> frozenset[str]:
-    """Arguments of transformers' own rendering function, which are not template variables."""
+    """Arguments of transformers' own rendering functions, which are not template variables."""
     from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-    return frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
+    functions = (PreTrainedTokenizerBase.apply_chat_template, render_jinja_template)
+    return frozenset(name for f in functions for name in inspect.signature(f).parameters) | {"messages"}
