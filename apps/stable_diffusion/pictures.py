@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from apps.serving.errors import RequestError
 from apps.serving.stuck import StuckWatch
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, QueuePosition, Step
-from apps.stable_diffusion.engine.request import MAX_GUIDANCE, MAX_SEED, PictureRequest, Scheduler, Size, check_size
+from apps.stable_diffusion.engine.request import MAX_GUIDANCE, MAX_SEED, PictureRequest, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
+from apps.stable_diffusion.prompt_syntax import marks
+from apps.stable_diffusion.samplers import sampler_named
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 T = TypeVar("T")
+Finish = Callable[[np.ndarray], np.ndarray]
 
 MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
 
@@ -38,11 +41,15 @@ class ImageRequest:
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
     scheduler: str | None = None
+    """Any name of a sampler; see `samplers`."""
+    schedule: str | None = None
+    """AUTOMATIC1111's schedule type of that sampler."""
     image: np.ndarray | None = None
     """[height, width, 3] uint8, of that size."""
     mask: np.ndarray | None = None
     """[height, width] bool, of that size."""
     strength: float | None = None
+    min_steps: int = 0
     previews: int = 0
     """Number of previews of each picture, spread evenly over its steps."""
 
@@ -70,6 +77,12 @@ class FinishedImage:
     warnings: tuple[str, ...]
     seconds: float
     """From the request to the last pixel, including the wait; without PNG encoding and transfer."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The warnings, and one for prompts in AUTOMATIC1111's syntax: for dialects that do not speak it."""
+        texts = {"prompt": self.request.prompt, "negative_prompt": self.request.negative_prompt}
+        return (*self.warnings, *(note for field, text in texts.items() for note in marks(field, text)))
 
 
 News = QueuePosition | Step | PreviewImage | FinishedImage
@@ -127,6 +140,7 @@ class PictureModel:
         seed = secrets.randbelow(MAX_SEED + 1) if wanted.seed is None else wanted.seed
         if not 0 <= seed <= MAX_SEED:
             raise RequestError("seed", f"seed is {seed}; it must be from 0 to {MAX_SEED}")
+        scheduler, karras = sampler_named(wanted.scheduler or config.scheduler, wanted.schedule)
         width, height = wanted.size
         optional = {} if wanted.strength is None else {"strength": wanted.strength}
         return [
@@ -136,11 +150,13 @@ class PictureModel:
                 height=height,
                 num_inference_steps=steps,
                 guidance_scale=float(guidance),
-                scheduler=cast(Scheduler, wanted.scheduler or config.scheduler),  # PictureRequest checks it
+                scheduler=scheduler,
+                karras=karras,
                 negative_prompt=wanted.negative_prompt,
                 seed=(seed + index) % (MAX_SEED + 1),
                 image=wanted.image,
                 mask=wanted.mask,
+                min_steps=wanted.min_steps,
                 **optional,
             )
             for index in range(wanted.n)
@@ -159,8 +175,12 @@ class PictureModel:
         self._watch.look()
         return job
 
-    async def news(self, job: ImageJob) -> AsyncIterator[News]:
-        """The job's events, with pictures as PNG. Raises the job's error if it failed or was aborted."""
+    async def news(self, job: ImageJob, finish: Finish | None = None) -> AsyncIterator[News]:
+        """The job's events, with pictures as PNG. Raises the job's error if it failed or was aborted.
+
+        Args:
+            finish: what is done to a picture's pixels [height, width, 3] before it becomes a PNG.
+        """
         loop = asyncio.get_running_loop()
         async for event in job:
             match event:
@@ -169,7 +189,7 @@ class PictureModel:
                     yield PreviewImage(picture, number, step, steps, png)
                 case Finished():
                     self._metrics.observe("picture", event.seconds)
-                    yield await loop.run_in_executor(self._encoders, self._drawn, event)
+                    yield await loop.run_in_executor(self._encoders, self._drawn, event, finish)
                 case _:
                     yield event
 
@@ -178,7 +198,7 @@ class PictureModel:
         pictures = [news async for news in self.news(job) if isinstance(news, FinishedImage)]
         return sorted(pictures, key=lambda drawn: drawn.picture)
 
-    def _drawn(self, finished: Finished) -> FinishedImage:
+    def _drawn(self, finished: Finished, finish: Finish | None) -> FinishedImage:
         request = finished.request
         parameters = parameters_of(request, self.name)
         texts = {
@@ -188,7 +208,7 @@ class PictureModel:
             "steps": str(request.num_inference_steps),
             "model": self.name,
         }
-        png = encode_png(finished.pixels, texts)
+        png = encode_png(finish(finished.pixels) if finish else finished.pixels, texts)
         return FinishedImage(finished.picture, png, request, parameters, finished.warnings, finished.seconds)
 
     def stats(self) -> EngineStats:

@@ -8,20 +8,12 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from apps.stable_diffusion.engine.request import PictureRequest, Scheduler
+from apps.stable_diffusion.engine.request import PictureRequest
+from apps.stable_diffusion.samplers import SAMPLER_NAMES
 
 COMPRESSION = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 """Run lengths and Huffman codes, without a search for repetitions, which photos do not have: a third less time than
 zlib's fastest level alone, and smaller files."""
-
-SAMPLER_NAMES: dict[Scheduler, str] = {
-    "ddim": "DDIM",
-    "euler": "Euler",
-    "euler-ancestral": "Euler a",
-    "dpm-solver++": "DPM++ 2M",
-    "lcm": "LCM",
-}
-"""Names in AUTOMATIC1111's web UI, and so in most programs that show pictures' metadata."""
 
 
 def encode_png(pixels: np.ndarray, texts: Mapping[str, str]) -> bytes:
@@ -43,6 +35,7 @@ def parameters_of(request: PictureRequest, model: str) -> str:
     facts = {
         "Steps": request.num_inference_steps,
         "Sampler": SAMPLER_NAMES[request.scheduler],
+        **({"Schedule type": "Karras"} if request.karras else {}),
         "CFG scale": f"{request.guidance_scale:g}",
         "Seed": request.seed,
         "Size": f"{request.width}x{request.height}",

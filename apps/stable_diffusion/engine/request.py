@@ -29,6 +29,12 @@ def check_size(size: Size, served: Sequence[Size]) -> None:
         raise RequestError("size", f"size {size[0]}x{size[1]} is not served here; choose one of: {known}")
 
 
+def check_prompt(prompt: str) -> None:
+    """Raise RequestError for a prompt without words, which the engine draws but most dialects refuse."""
+    if not prompt.strip():
+        raise RequestError("prompt", "prompt is empty: say what the picture should show")
+
+
 @dataclass(frozen=True)
 class PictureRequest:
     """One picture. A request for n pictures is n of these with consecutive seeds."""
@@ -41,6 +47,8 @@ class PictureRequest:
     guidance_scale: float
     """Weight of the prompt against the negative one; 1 and below follows the prompt alone."""
     scheduler: Scheduler
+    karras: bool = False
+    """Noise levels as Karras et al. 2022 space them, whatever the checkpoint says; with euler and dpm-solver++."""
     negative_prompt: str = ""
     seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
     """Seeds `torch.Generator("cpu")`, which draws the start noise as in diffusers, on every backend."""
@@ -50,13 +58,13 @@ class PictureRequest:
     """[height, width] bool: True is repainted, False is kept."""
     strength: float = 0.8
     """With `image`: share of the denoising steps that are run, 0 to 1; 1 forgets the image."""
+    min_steps: int = 0
+    """With `image`: steps that are run at least; with 1, `strength` may be 0."""
 
     def __post_init__(self) -> None:
         def refuse(name: str, message: str) -> None:
             raise RequestError(name, message)
 
-        if not self.prompt.strip():
-            refuse("prompt", "prompt is empty: say what the picture should show")
         if self.scheduler not in SCHEDULERS:
             refuse("scheduler", f"scheduler {self.scheduler!r} is not one of {', '.join(SCHEDULERS)}")
         if self.num_inference_steps < 1:
@@ -65,8 +73,11 @@ class PictureRequest:
             refuse("guidance_scale", f"guidance_scale is {self.guidance_scale}; it can be at most {MAX_GUIDANCE:g}")
         if not 0 <= self.seed <= MAX_SEED:
             refuse("seed", f"seed is {self.seed}; it must be from 0 to {MAX_SEED}")
-        if not 0 < self.strength <= 1:
-            refuse("strength", f"strength is {self.strength}; it must be above 0 and at most 1")
+        if self.karras and self.scheduler not in ("euler", "dpm-solver++"):
+            refuse("scheduler", f"scheduler {self.scheduler!r} has no Karras noise levels: use euler or dpm-solver++")
+        if not self.strength + self.min_steps > 0 or not 0 <= self.strength <= 1:
+            above = "from 0 to 1" if self.min_steps else "above 0 and at most 1"
+            refuse("strength", f"strength is {self.strength}; it must be {above}")
         for name, array, shape in (
             ("image", self.image, (self.height, self.width, 3)),
             ("mask", self.mask, (self.height, self.width)),

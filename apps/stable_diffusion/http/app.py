@@ -6,7 +6,7 @@ from apps.serving.ingress.api_keys import OPEN, Principals
 from apps.serving.ingress.application import answer_errors, models_router
 from apps.stable_diffusion.http.imagine import imagine_router
 from apps.stable_diffusion.http.openai import openai_router
-from apps.stable_diffusion.http.sdapi import sdapi_router
+from apps.stable_diffusion.http.sdapi.routes import sdapi_router
 from apps.stable_diffusion.pictures import PictureModel
 
 

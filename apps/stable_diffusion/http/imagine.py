@@ -23,6 +23,7 @@ from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import query, schema_of
 from apps.stable_diffusion.engine.job import ImageJob, QueuePosition, Step
+from apps.stable_diffusion.engine.request import check_prompt
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, News, PictureModel, PreviewImage
 
 
@@ -76,14 +77,15 @@ def imagine_router(model: PictureModel) -> APIRouter:
             job.abort()
             raise
         headers = {"X-Seed": str(drawn.request.seed), "Server-Timing": f"picture;dur={1000 * drawn.seconds:.1f}"}
-        if drawn.warnings:
-            headers["X-Warnings"] = json.dumps(drawn.warnings)
+        if drawn.notes:
+            headers["X-Warnings"] = json.dumps(drawn.notes)
         return Response(drawn.png, media_type="image/png", headers=headers)
 
     return router
 
 
 def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequest:
+    check_prompt(query.prompt)
     if query.size is not None:
         size = model.size_named(query.size)
     else:
@@ -122,7 +124,7 @@ def _told(news: News) -> tuple[str, dict[str, Any]]:
             return "preview", where | {"b64_json": base64.b64encode(png).decode()}
         case FinishedImage():
             facts = {"picture": news.picture, "seed": news.request.seed, "parameters": news.parameters}
-            return "picture", facts | {"warnings": news.warnings, "b64_json": base64.b64encode(news.png).decode()}
+            return "picture", facts | {"warnings": news.notes, "b64_json": base64.b64encode(news.png).decode()}
         case QueuePosition():
             return "queued", asdict(news)
         case Step():

@@ -1,4 +1,4 @@
-"""The OpenAI dialect: /v1/images/generations and /v1/images/edits."""
+"""The OpenAI dialect: /v1/images/generations, /v1/images/edits and /v1/images/variations."""
 
 import base64
 import time
@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 from apps.serving.errors import EngineError
 from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import EventStream
-from apps.serving.ingress.openai_errors import from_engine, of_stream, parsed
+from apps.serving.ingress.openai_errors import OpenAIError, from_engine, of_stream, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, form, json_body
 from apps.stable_diffusion.engine.job import ImageJob, Step
-from apps.stable_diffusion.engine.request import Size
+from apps.stable_diffusion.engine.request import Size, check_prompt
 from apps.stable_diffusion.http.imagine import event
-from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, read_edit
+from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, VariationBody, read_edit
 from apps.stable_diffusion.http.uploads import has_transparency, mask_from_alpha, pixels_of, read_image, read_mask
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel, PreviewImage
 
@@ -34,23 +34,34 @@ def openai_router(model: PictureModel) -> APIRouter:
         """OpenAI's image generation, with `seed`, `num_inference_steps`, `guidance_scale`, `scheduler` and more."""
         body = await parsed(GenerationBody, request)
         check_name(model, body.model)
-        try:
+        with refusing(NAMES):
+            check_prompt(body.prompt)
             wanted = _wanted(model.size_named(body.size), body)
-        except EngineError as error:
-            raise from_engine(error, NAMES) from error
         return await _answer(model, wanted, body, "image_generation")
 
     @router.post("/v1/images/edits", openapi_extra=form(EditBody, ("image", "mask"), ("image",)), responses=STREAMED)
     async def edits(request: Request) -> Response:
         """OpenAI's image edit: repaints the mask's transparent parts or, without a mask, the whole image."""
-        body, image, mask = await read_edit(request)
+        body, image, mask = await read_edit(request, EditBody)
         check_name(model, body.model)
-        try:
+        with refusing(NAMES):
+            check_prompt(body.prompt)
             size = model.size_named(body.size)
             arrays = await model.decoded(lambda: _arrays(image, mask, size))
             wanted = _wanted(size, body, strength=body.strength, **arrays)
-        except EngineError as error:
-            raise from_engine(error, NAMES) from error
+        return await _answer(model, wanted, body, "image_edit")
+
+    @router.post("/v1/images/variations", openapi_extra=form(VariationBody, ("image",), ("image",)), responses=STREAMED)
+    async def variations(request: Request) -> Response:
+        """OpenAI's image variation: image to image, which needs no prompt; `strength` says how far it goes."""
+        body, image, mask = await read_edit(request, VariationBody)
+        check_name(model, body.model)
+        if mask is not None:
+            raise OpenAIError(400, "mask: is not of a variation; send it to /v1/images/edits", "mask", "invalid_value")
+        with refusing(NAMES):
+            size = model.size_named(body.size)
+            start = await model.decoded(lambda: pixels_of(read_image(image, "image"), size, "crop"))
+            wanted = _wanted(size, body, strength=body.strength, image=start)
         return await _answer(model, wanted, body, "image_edit")
 
     return router
@@ -74,12 +85,13 @@ def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> ImageRe
 def _arrays(image: bytes, mask: bytes | None, size: Size) -> dict[str, Any]:
     """The engine's image and mask; a partly transparent image is its own mask."""
     opened = read_image(image, "image")
-    arrays = {"image": pixels_of(opened, size, "crop")}
     if mask is not None:
-        arrays["mask"] = mask_from_alpha(read_mask(mask, opened), size, "crop")
-    elif has_transparency(opened):
-        arrays["mask"] = mask_from_alpha(opened, size, "crop")
-    return arrays
+        drawn = mask_from_alpha(read_mask(mask, opened), size, "crop")
+        return {"image": pixels_of(opened, size, "crop"), "mask": drawn}
+    if has_transparency(opened):  # what is under the mask is what the client left there
+        hidden = pixels_of(opened.convert("RGB"), size, "crop")
+        return {"image": hidden, "mask": mask_from_alpha(opened, size, "crop")}
+    return {"image": pixels_of(opened, size, "crop")}
 
 
 async def _answer(model: PictureModel, wanted: ImageRequest, body: GenerationBody, kind: Kind) -> Response:
@@ -99,12 +111,15 @@ async def _answer(model: PictureModel, wanted: ImageRequest, body: GenerationBod
         job.abort()
         raise
     facts = {"created": int(time.time()), "background": "opaque", "output_format": "png", "size": _text(wanted.size)}
-    return JSONResponse(facts | {"data": [_image(drawn) for drawn in pictures]})
+    as_url = body.response_format == "url"
+    return JSONResponse(facts | {"data": [_image(drawn, as_url) for drawn in pictures]})
 
 
-def _image(drawn: FinishedImage) -> dict[str, Any]:
-    image = {"b64_json": base64.b64encode(drawn.png).decode(), "seed": drawn.request.seed}
-    return image | ({"warnings": drawn.warnings} if drawn.warnings else {})
+def _image(drawn: FinishedImage, as_url: bool = False) -> dict[str, Any]:
+    data = base64.b64encode(drawn.png).decode()
+    image: dict[str, Any] = {"url": f"data:image/png;base64,{data}"} if as_url else {"b64_json": data}
+    image["seed"] = drawn.request.seed
+    return image | ({"warnings": drawn.notes} if drawn.notes else {})
 
 
 def _text(size: Size) -> str:

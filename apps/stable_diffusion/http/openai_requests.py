@@ -5,7 +5,7 @@ means absent; unknown fields (`quality`, `style`, `user` ...) are ignored.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from starlette.datastructures import FormData, UploadFile
@@ -16,7 +16,6 @@ from apps.serving.ingress.bodies import MAX_BYTES, BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body
 
 ONLY = {
-    "response_format": ("b64_json", "this server keeps no files that a url could point to"),
     "output_format": ("png", "pictures carry their parameters in PNG's metadata"),
     "background": ("opaque", "Stable Diffusion makes no transparent pictures"),
 }
@@ -34,7 +33,8 @@ class GenerationBody(BaseModel):
     model: str | None = None
     n: int | None = None
     size: str | None = None
-    response_format: str | None = None
+    response_format: Literal["b64_json", "url"] | None = None
+    """`url` gives a data URL: this server keeps no files."""
     output_format: str | None = None
     background: str | None = None
     stream: bool | None = None
@@ -72,7 +72,17 @@ class EditBody(GenerationBody):
     input_fidelity: Literal["low", "high"] | None = None
 
 
-async def read_edit(request: Request) -> tuple[EditBody, bytes, bytes | None]:
+class VariationBody(EditBody):
+    """POST /v1/images/variations, without the uploaded file."""
+
+    prompt: str = ""
+    """Beyond OpenAI's: what the variation should show."""
+
+
+E = TypeVar("E", bound=EditBody)
+
+
+async def read_edit(request: Request, kind: type[E]) -> tuple[E, bytes, bytes | None]:
     """Read the form: its fields, the image and the mask. Raises OpenAIError."""
     form = await _read_form(request)
     try:
@@ -84,7 +94,7 @@ async def read_edit(request: Request) -> tuple[EditBody, bytes, bytes | None]:
         if mask is not None and not isinstance(mask, UploadFile):
             raise OpenAIError(400, "mask: must be a file", "mask", "invalid_type")
         try:
-            body = EditBody.model_validate(_texts(form), strict=False)
+            body = kind.model_validate(_texts(form), strict=False)
         except ValidationError as error:
             raise from_body(error) from None
         return body, await images[0].read(), None if mask is None else await mask.read()

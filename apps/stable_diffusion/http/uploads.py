@@ -46,7 +46,7 @@ def read_image(data: bytes, field: str) -> Image.Image:
 
 
 def read_mask(data: bytes, image: Image.Image) -> Image.Image:
-    """Decode a mask, which must have its image's size. Raises RequestError."""
+    """Decode one of OpenAI's masks, which must have its image's size. Raises RequestError."""
     mask = read_image(data, "mask")
     if mask.size != image.size:
         sizes = f"{mask.width}x{mask.height}, and the image {image.width}x{image.height}"
@@ -55,8 +55,17 @@ def read_mask(data: bytes, image: Image.Image) -> Image.Image:
 
 
 def pixels_of(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:
-    """[height, width, 3] uint8, resized to `size` (width, height)."""
-    return np.array(_fitted(image.convert("RGB"), size, fit, Image.Resampling.LANCZOS))
+    """[height, width, 3] uint8, on white where it is transparent, resized to `size` (width, height)."""
+    return np.array(fitted(flattened(image), size, fit, Image.Resampling.LANCZOS))
+
+
+def flattened(image: Image.Image) -> Image.Image:
+    """The picture as RGB, on white where it is transparent."""
+    if not has_transparency(image):
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image.convert("RGBA"))
+    return white.convert("RGB")
 
 
 def has_transparency(image: Image.Image) -> bool:
@@ -65,17 +74,12 @@ def has_transparency(image: Image.Image) -> bool:
 
 def mask_from_alpha(image: Image.Image, size: Size, fit: Fit) -> np.ndarray:
     """OpenAI's masks: [height, width] bool, True (repaint) where the picture is transparent."""
-    alpha = _fitted(image.convert("RGBA").getchannel("A"), size, fit, Image.Resampling.BILINEAR)
+    alpha = fitted(image.convert("RGBA").getchannel("A"), size, fit, Image.Resampling.BILINEAR)
     return np.asarray(alpha) < 128
 
 
-def mask_from_brightness(image: Image.Image, size: Size, fit: Fit, inverted: bool = False) -> np.ndarray:
-    """AUTOMATIC1111's masks: [height, width] bool, True (repaint) where it is white, or opaque if it has alpha."""
-    grey = image.convert("RGBA").getchannel("A") if has_transparency(image) else image.convert("L")
-    return (np.asarray(_fitted(grey, size, fit, Image.Resampling.BILINEAR)) >= 128) != inverted
-
-
-def _fitted(image: Image.Image, size: Size, fit: Fit, how: Image.Resampling) -> Image.Image:
+def fitted(image: Image.Image, size: Size, fit: Fit, how: Image.Resampling) -> Image.Image:
+    """The picture at another size: stretched, or its middle."""
     if image.size == size:
         return image
     return ImageOps.fit(image, size, how) if fit == "crop" else image.resize(size, how)

@@ -1,6 +1,7 @@
 """The official client: pictures, edits, streams, and refusals in OpenAI's own form."""
 
 import asyncio
+import base64
 
 import httpx
 import numpy as np
@@ -72,6 +73,25 @@ def test_edits(client):
     assert opened(large).size == (24, 16)
 
 
+def test_a_url_is_the_picture_itself(client):
+    [named] = draw(client, response_format="url", seed=3).data
+    [given] = draw(client, seed=3).data
+    prefix, _, data = named.url.partition(",")
+    assert prefix == "data:image/png;base64" and named.b64_json is None
+    assert far_apart(data, given.b64_json) <= 1
+
+
+def test_a_variation_is_an_edit_without_words(client, studio):
+    image = png_of(noise(16, 16))
+    extra = {"seed": "2", "num_inference_steps": "6"}
+    [varied] = client.images.create_variation(
+        model=MODEL, image=image, size="16x16", response_format="b64_json", extra_body=extra
+    ).data
+    body = {"init_images": [base64.b64encode(image).decode()], "denoising_strength": 0.8, "steps": 6, "seed": 2}
+    same = httpx.post(f"{studio.url}/sdapi/v1/img2img", json=body, timeout=60).json()
+    assert far_apart(varied.b64_json, same["images"][0]) <= 1
+
+
 def test_a_streamed_picture(client):
     stream = client.images.generate(
         model=MODEL,
@@ -139,7 +159,7 @@ def test_models(client):
         ({"n": "2"}, "n", "integer"),
         ({"size": "512x512"}, "size", "16x16, 24x16"),
         ({"size": "big"}, "size", "WIDTHxHEIGHT"),
-        ({"response_format": "url"}, "response_format", "keeps no files"),
+        ({"response_format": "ftp"}, "response_format", "'url'"),
         ({"output_format": "webp"}, "output_format", "'png'"),
         ({"background": "transparent"}, "background", "no transparent"),
         ({"partial_images": 2}, "partial_images", "stream: true"),
@@ -177,7 +197,7 @@ GOOD, MASK = png_of(noise(16, 16)), png_of(np.zeros((16, 16, 4)))
         ({"image": GOOD}, {"n": "many"}, "n", "integer"),
         ({"image": GOOD}, {"prompt": ""}, "prompt", "required"),
         ({"image": GOOD}, {"size": "1x1"}, "size", "16x16"),
-        ({"image": GOOD}, {"response_format": "url"}, "response_format", "keeps no files"),
+        ({"image": GOOD}, {"response_format": "ftp"}, "response_format", "'url'"),
     ],
 )
 def test_a_bad_edit_names_the_field(studio, files, fields, param, says):

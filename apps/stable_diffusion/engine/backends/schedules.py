@@ -138,8 +138,22 @@ class NoiseSchedule:
         found = self._config.get(name)
         return (COMMON | DEFAULTS.get(scheduler, {})).get(name, default) if found is None else found
 
-    def table(self, scheduler: Scheduler, steps: int, strength: float | None = None, inpaint: bool = False) -> Schedule:
+    def karras(self) -> NoiseSchedule:
+        """The same with noise levels as Karras et al. 2022 space them, which euler and dpm-solver++ take."""
+        return NoiseSchedule(self._config | {"use_karras_sigmas": True}, is_xl=True)
+
+    def table(
+        self,
+        scheduler: Scheduler,
+        steps: int,
+        strength: float | None = None,
+        inpaint: bool = False,
+        min_steps: int = 0,
+    ) -> Schedule:
         """The steps of a picture; `strength` is of image to image and inpainting, None without an image.
+
+        Args:
+            min_steps: that are run with an image, however small `strength` is.
 
         Raises:
             RequestError: this scheduler can't serve the model, or these steps or strength.
@@ -149,7 +163,7 @@ class NoiseSchedule:
             raise RequestError("num_inference_steps", f"num_inference_steps is {steps}; the model knows {train} steps")
         begin = 0
         if strength is not None:
-            begin = steps - min(int(steps * strength), steps)
+            begin = steps - min(max(int(steps * strength), min_steps), steps)
             if begin == steps:
                 raise RequestError(
                     "strength", f"strength {strength} of {steps} steps leaves none to run: raise either of them"

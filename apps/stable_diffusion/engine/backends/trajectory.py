@@ -97,7 +97,10 @@ class Planner:
             )
         strength = None if request.image is None else request.strength
         inpaint = request.mask is not None
-        schedule = self.noise_schedule.table(request.scheduler, request.num_inference_steps, strength, inpaint)
+        noise_schedule = self.noise_schedule.karras() if request.karras else self.noise_schedule
+        schedule = noise_schedule.table(
+            request.scheduler, request.num_inference_steps, strength, inpaint, request.min_steps
+        )
         import torch
 
         random = torch.Generator("cpu").manual_seed(request.seed)

@@ -154,6 +154,21 @@ def test_what_a_request_may_not_ask() -> None:
         NoiseSchedule(BASE | {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}).table("ddim", 5)
 
 
+@pytest.mark.parametrize("name", ["euler", "dpm-solver++"])
+def test_karras_levels_that_a_request_asks_for_are_diffusers(name: str) -> None:
+    config = BASE | {"timestep_spacing": "leading", "steps_offset": 1}
+    asked, diffusers_ = NoiseSchedule(config).karras().table(name, 20), config | {"use_karras_sigmas": True}
+    for (_, _, sample), (_, _, x) in zip(reference(name, diffusers_, 20), ours(asked), strict=True):
+        np.testing.assert_allclose(sample, x, rtol=1e-3, atol=1e-3 * max(1, np.abs(x).max()))
+
+
+def test_a_strength_of_nothing_runs_the_last_step() -> None:
+    """As AUTOMATIC1111 does, where diffusers refuses it."""
+    schedule = NoiseSchedule(BASE)
+    assert (schedule.table("euler", 5, 0.0, min_steps=1).rows == schedule.table("euler", 5, 0.2).rows).all()
+    assert len(schedule.table("euler", 5, 0.6, min_steps=1).rows) == 3
+
+
 def test_plain_models_have_an_offset_of_one() -> None:
     """As diffusers' StableDiffusionPipeline sets it, whatever the file says."""
     plain, xl = (NoiseSchedule(BASE, is_xl).table("ddim", 10).rows[-1][0] for is_xl in (False, True))

@@ -16,25 +16,22 @@ from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
-from apps.serving.errors import EngineError
+from apps.serving.errors import EngineError, RequestError
 from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
 from apps.serving.ingress.bodies import BodyTooLarge
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
-from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, parsed
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, parsed, refusing
 from apps.serving.ingress.openapi import json_body, json_object
 from apps.stable_diffusion.engine.job import Aborted, ImageJob
 from apps.stable_diffusion.engine.request import Size
-from apps.stable_diffusion.http.sdapi_requests import NAMES, Image2ImageBody, Text2ImageBody
-from apps.stable_diffusion.http.uploads import (
-    Fit,
-    from_base64,
-    mask_from_brightness,
-    pixels_of,
-    read_image,
-    read_mask,
-)
+from apps.stable_diffusion.http.sdapi.inpainting import Start, from_image, from_mask
+from apps.stable_diffusion.http.sdapi.lists import add_lists
+from apps.stable_diffusion.http.sdapi.neutral import SETTINGS, check_fields, check_sampler_fields, check_settings
+from apps.stable_diffusion.http.sdapi.requests import NAMES, Image2ImageBody, Text2ImageBody
+from apps.stable_diffusion.http.uploads import Fit, from_base64, read_image
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel
-from apps.stable_diffusion.png import SAMPLER_NAMES
+from apps.stable_diffusion.prompt_syntax import bare_parentheses, check_syntax, unescaped
+from apps.stable_diffusion.samplers import ALIASES, SAMPLER_NAMES, sampler_named
 from ray_configs.cluster.release import PODSLICE_VERSION
 
 Jobs = dict[ImageJob, float]
@@ -71,18 +68,18 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     async def txt2img(request: Request) -> Response:
         """Pictures of a prompt, as base64."""
         body = await parsed(Text2ImageBody, request)
-        return await _answer(model, jobs_of(request), body, {})
+        _check(model, body)
+        return await _answer(model, jobs_of(request), body, None)
 
     @router.post("/img2img", openapi_extra=json_body(Image2ImageBody))
     async def img2img(request: Request) -> Response:
         """Pictures made from `init_images[0]`; with `mask`, only its white parts are repainted."""
         body = await parsed(Image2ImageBody, request)
-        try:
+        _check(model, body)
+        with refusing(NAMES):
             size = _size(model, body)
-            arrays = await model.decoded(lambda: _arrays(body, size))
-        except EngineError as error:
-            raise from_engine(error, NAMES) from error
-        return await _answer(model, jobs_of(request), body, arrays)
+            start = await model.decoded(lambda: _start(body, size))
+        return await _answer(model, jobs_of(request), body, start)
 
     @router.get("/progress")
     async def progress(request: Request) -> Any:
@@ -99,12 +96,19 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     @router.get("/samplers")
     async def samplers() -> Any:
         """Names for `sampler_name`."""
-        return [{"name": name, "aliases": [scheduler], "options": {}} for scheduler, name in SAMPLER_NAMES.items()]
+        return [
+            {"name": name, "aliases": [scheduler, *ALIASES[scheduler]], "options": {}}
+            for scheduler, name in SAMPLER_NAMES.items()
+        ]
 
     @router.get("/schedulers")
     async def schedulers() -> Any:
-        """Names for `scheduler`: there is one."""
-        return [{"name": "automatic", "label": "Automatic", "aliases": None, "default_rho": -1.0}]
+        """Names for `scheduler`: the model's own noise levels, and Karras'."""
+        more = {"aliases": None, "need_inner_model": False}
+        return [
+            {"name": "automatic", "label": "Automatic", "default_rho": -1.0, **more},
+            {"name": "karras", "label": "Karras", "default_rho": 7.0, **more},
+        ]
 
     @router.get("/sd-models")
     async def sd_models() -> Any:
@@ -115,11 +119,12 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     @router.get("/options")
     async def options() -> Any:
         """The web UI's settings that exist here."""
-        return {"sd_model_checkpoint": model.name, "samples_format": "png"}
+        values = {name: values[0] if values else [] for name, (values, _) in SETTINGS.items()}
+        return {"sd_model_checkpoint": model.name} | values
 
     @router.post("/options", openapi_extra=json_object({"sd_model_checkpoint": {"type": "string"}}, closed=False))
     async def set_options(request: Request) -> Any:
-        """Changes nothing: accepts the name of the served model, and refuses others."""
+        """Changes nothing: accepts the name of the served model and values that do nothing, and refuses others."""
         try:
             wanted = parsed_object(await read_json(request) or b"{}")
         except (BadJSON, BodyTooLarge) as error:
@@ -127,13 +132,26 @@ def sdapi_router(model: PictureModel) -> APIRouter:
         _check_settings(model, wanted)
         return {}
 
+    add_lists(router, model)
     return router
 
 
-def _check_settings(model: PictureModel, settings: dict[str, Any]) -> None:
+def _check(model: PictureModel, body: Text2ImageBody) -> None:
+    """Raises OpenAIError for what would change the picture and is not built."""
+    _check_settings(model, body.override_settings or {}, "override_settings.")
+    check_fields(body.others)
+    with refusing(NAMES):
+        for field in ("prompt", "negative_prompt"):
+            check_syntax(field, getattr(body, field) or "")
+        scheduler, _ = sampler_named(body.sampler or model.config.scheduler, body.scheduler)
+    check_sampler_fields(body.others, scheduler)
+
+
+def _check_settings(model: PictureModel, settings: dict[str, Any], prefix: str = "") -> None:
     name = settings.get("sd_model_checkpoint")
     if name and str(name).partition(" [")[0] != model.name:  # the web UI appends a hash
         raise OpenAIError(404, f"The model '{name}' does not exist. Served here: {model.name}.", code="model_not_found")
+    check_settings(settings, prefix)
 
 
 def _size(model: PictureModel, body: Text2ImageBody) -> Size:
@@ -141,37 +159,49 @@ def _size(model: PictureModel, body: Text2ImageBody) -> Size:
     return model.size(body.width or width, body.height or height)
 
 
-def _arrays(body: Image2ImageBody, size: Size) -> dict[str, Any]:
+def _start(body: Image2ImageBody, size: Size) -> Start:
     fit: Fit = "crop" if body.resize_mode == 1 else "stretch"
     image = read_image(from_base64(body.init_images[0], "image"), "image")
-    arrays: dict[str, Any] = {"image": pixels_of(image, size, fit), "strength": body.denoising_strength}
-    if body.mask:
-        mask = read_mask(from_base64(body.mask, "mask"), image)
-        arrays["mask"] = mask_from_brightness(mask, size, fit, bool(body.inpainting_mask_invert))
-    return arrays
+    if not body.mask:
+        return from_image(image, size, fit)
+    if body.inpainting_fill not in (0, 1):
+        what = f"inpainting_fill {body.inpainting_fill} is not offered; use 0 (the colors around) or 1 (the image)"
+        raise RequestError("inpainting_fill", what)
+    return from_mask(
+        image,
+        read_image(from_base64(body.mask, "mask"), "mask"),
+        size,
+        fit,
+        inverted=bool(body.inpainting_mask_invert),
+        blur=body.blur,
+        filled=body.inpainting_fill == 0,
+        only_masked=body.inpaint_full_res,
+        padding=body.inpaint_full_res_padding,
+    )
 
 
-async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, arrays: dict[str, Any]) -> Response:
-    _check_settings(model, body.override_settings or {})
-    try:
+async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: Start | None) -> Response:
+    given: dict[str, Any] = {}
+    if start is not None and isinstance(body, Image2ImageBody):
+        given = {"image": start.image, "mask": start.mask, "strength": body.denoising_strength, "min_steps": 1}
+    with refusing(NAMES):
         wanted = ImageRequest(
-            prompt=body.prompt,
+            prompt=unescaped(body.prompt),
             size=_size(model, body),
             n=body.pictures,
-            negative_prompt=body.negative_prompt or "",
+            negative_prompt=unescaped(body.negative_prompt or ""),
             seed=None if body.seed in (None, -1) else body.seed,
             num_inference_steps=body.steps,
             guidance_scale=body.cfg_scale,
-            scheduler=body.sampler(),
-            **arrays,
+            scheduler=body.sampler,
+            schedule=body.scheduler,
+            **given,
         )
         job = model.submit(wanted)
-    except EngineError as error:
-        raise from_engine(error, NAMES) from error
     jobs[job] = time.monotonic()
     pictures: list[FinishedImage] = []
     try:
-        async for news in model.news(job):
+        async for news in model.news(job, start.finish if start else None):
             if isinstance(news, FinishedImage):
                 pictures.append(news)
     except Aborted:
@@ -185,8 +215,10 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, arrays:
         del jobs[job]
     pictures.sort(key=lambda drawn: drawn.picture)
     images = [] if body.send_images is False else [base64.b64encode(drawn.png).decode() for drawn in pictures]
-    sent = body.model_dump(exclude_none=True, exclude={"init_images", "mask"})
-    return JSONResponse({"images": images, "parameters": sent, "info": json.dumps(_info(model, job, pictures))})
+    info = _info(model, job, pictures)
+    for field in ("prompt", "negative_prompt"):
+        info["warnings"] += bare_parentheses(field, getattr(body, field) or "")
+    return JSONResponse({"images": images, "parameters": body.sent, "info": json.dumps(info)})
 
 
 def _info(model: PictureModel, job: ImageJob, pictures: list[FinishedImage]) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""What AUTOMATIC1111's clients ask for when they start: mostly lists, of which this server has none; and png-info."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+from fastapi import APIRouter, Request
+
+from apps.serving.ingress.bodies import Body
+from apps.serving.ingress.openai_errors import parsed, refusing
+from apps.serving.ingress.openapi import json_body
+from apps.stable_diffusion.http.uploads import from_base64, read_image
+from apps.stable_diffusion.pictures import PictureModel
+from ray_configs.cluster.release import PODSLICE_VERSION
+
+NOTHING: dict[str, Any] = {
+    "sd-vae": [],
+    "loras": [],
+    "hypernetworks": [],
+    "embeddings": {"loaded": {}, "skipped": {}},
+    "latent-upscale-modes": [],
+    "face-restorers": [],
+    "realesrgan-models": [],
+    "prompt-styles": [],
+    "scripts": {"txt2img": [], "img2img": []},
+    "script-info": [],
+    "extensions": [],
+    "upscalers": [{"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}],
+}
+"""Path -> its answer."""
+REFRESHES = ("checkpoints", "vae", "loras", "embeddings")
+MOST_CHARACTERS = 4000
+"""Of the line with the facts: more are none of AUTOMATIC1111's."""
+_FACT = re.compile(r'\s*(\w[\w /-]{0,60}):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
+
+
+class PictureBody(Body):
+    """POST /sdapi/v1/png-info."""
+
+    image: str
+    """base64, with or without the prefix of a data URL."""
+
+
+def add_lists(router: APIRouter, model: PictureModel) -> None:
+    """Adds the routes."""
+    for path, answer in NOTHING.items():
+        router.add_api_route(f"/{path}", _always(answer), methods=["GET"], summary="There are none here.")
+    for what in REFRESHES:
+        router.add_api_route(f"/refresh-{what}", _always(None), methods=["POST"], summary="Changes nothing.")
+
+    @router.get("/cmd-flags")
+    async def flags() -> Any:
+        """The web UI's command line, as far as there is one."""
+        return {"api": True, "nowebui": True, "ckpt": model.name, "version": f"podslice {PODSLICE_VERSION}"}
+
+    @router.get("/memory")
+    async def memory() -> Any:
+        """This process's memory in bytes."""
+        used, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+        return {"ram": {"free": total - used, "used": used, "total": total}, "cuda": {"error": "unavailable"}}
+
+    @router.post("/png-info", openapi_extra=json_body(PictureBody))
+    async def png_info(request: Request) -> Any:
+        """The generation parameters in a picture's metadata."""
+        body = await parsed(PictureBody, request)
+        with refusing():
+            info = await model.decoded(lambda: read_image(from_base64(body.image, "image"), "image").info)
+        texts = {name: text for name, text in info.items() if isinstance(text, str)}
+        written = texts.pop("parameters", "")
+        return {"info": written, "items": texts, "parameters": read_parameters(written)}
+
+
+def _always(answer: Any) -> Callable[[], Any]:
+    async def endpoint() -> Any:
+        return answer
+
+    return endpoint
+
+
+def read_parameters(text: str) -> dict[str, str]:
+    """The fields of AUTOMATIC1111's `parameters`: prompt, negative prompt, and a last line of `Steps: 5, Seed: 7`."""
+    if not text.strip():
+        return {}
+    *lines, last = text.strip().split("\n")
+    facts = {found[1].strip(): found[2].strip().strip('"') for found in _FACT.finditer(last[:MOST_CHARACTERS])}
+    if len(facts) < 3:
+        lines, facts = [*lines, last], {}
+    prompt, _, negative = "\n".join(lines).partition("Negative prompt:")
+    if size := re.fullmatch(r"(\d+)x(\d+)", facts.get("Size", "")):
+        facts |= {"Size-1": size[1], "Size-2": size[2]}
+    return {"Prompt": prompt.strip(), "Negative prompt": negative.strip(), **facts}

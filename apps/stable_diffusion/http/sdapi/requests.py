@@ -1,0 +1,101 @@
+"""Bodies of AUTOMATIC1111's web UI API, which most Stable Diffusion programs use."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NAMES = {
+    "num_inference_steps": "steps",
+    "guidance_scale": "cfg_scale",
+    "scheduler": "sampler_name",
+    "schedule": "scheduler",
+    "n": "batch_size * n_iter",
+    "strength": "denoising_strength",
+    "size": "width, height",
+    "image": "init_images",
+}
+"""Engine's field -> AUTOMATIC1111's."""
+
+
+class Text2ImageBody(BaseModel):
+    """POST /sdapi/v1/txt2img. null means absent. Fields that would change the picture and are not built are refused by
+    name, unless they have a value that does nothing; unknown fields are ignored, as AUTOMATIC1111 does."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), use_attribute_docstrings=True)
+
+    prompt: str = ""
+    negative_prompt: str | None = None
+    steps: int | None = None
+    cfg_scale: float | None = Field(None, allow_inf_nan=False)
+    width: int | None = None
+    height: int | None = None
+    seed: int | None = -1
+    sampler_name: str | None = None
+    """A name of `/sdapi/v1/samplers` or an alias; ` Karras` may follow."""
+    sampler_index: str | None = None
+    """An older name of `sampler_name`."""
+    scheduler: str | None = None
+    """`Automatic`, which is the model's own, or `Karras`."""
+    batch_size: int | None = Field(1, ge=1)
+    n_iter: int | None = Field(1, ge=1)
+    send_images: bool | None = True
+    override_settings: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @property
+    def pictures(self) -> int:
+        return (self.batch_size or 1) * (self.n_iter or 1)
+
+    @property
+    def sampler(self) -> str | None:
+        """The sampler's name, as the client writes it; None: the model's default."""
+        name = self.sampler_name or self.sampler_index
+        return None if not name or name.lower() == "automatic" else name
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """Fields that this dialect does not build."""
+        return self.model_extra or {}
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The fields that are built, as the client sent them, without pictures."""
+        return self.model_dump(exclude_none=True, exclude={"init_images", "mask", *self.others})
+
+
+class Image2ImageBody(Text2ImageBody):
+    """POST /sdapi/v1/img2img."""
+
+    init_images: list[str] = Field(min_length=1, max_length=1)
+    mask: str | None = None
+    """Painted where it is white or, if it has transparency, opaque; of any size."""
+    denoising_strength: float = Field(0.75, allow_inf_nan=False)
+    """Share of the steps that are run, at least one: 0 gives the image back."""
+    resize_mode: int = 0
+    """0 stretches the image to width x height, 1 crops it."""
+    inpainting_mask_invert: int = 0
+    mask_blur: int | None = Field(None, ge=0, le=256)
+    """Of both axes."""
+    mask_blur_x: int = Field(4, ge=0, le=256)
+    mask_blur_y: int = Field(4, ge=0, le=256)
+    inpainting_fill: int = 0
+    """What is under the mask first: 0 the colors around it, 1 the image."""
+    inpaint_full_res: bool = True
+    """Paints the mask's surroundings at width x height and pastes them back; false: the whole image."""
+    inpaint_full_res_padding: int = Field(0, ge=0, le=4096)
+
+    @field_validator("resize_mode")
+    @classmethod
+    def _offered_mode(cls, value: int) -> int:
+        if value not in (0, 1):
+            raise ValueError("is not offered; use 0 (stretch) or 1 (crop)")
+        return value
+
+    @property
+    def blur(self) -> tuple[float, float]:
+        """Of the mask's edge, in pixels, on each axis."""
+        return (self.mask_blur_x, self.mask_blur_y) if self.mask_blur is None else (self.mask_blur, self.mask_blur)
