@@ -14,11 +14,11 @@ import time
 from typing import Any
 
 import ray
-from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
 
 from apps.cell import bodies
 from apps.cell.admin import Admin
@@ -36,6 +36,7 @@ from apps.serving.files import Holder
 from apps.serving.ingress import front
 from apps.serving.ingress.api_keys import principals, principals_from_environment
 from apps.serving.ingress.open_requests import Draining, OpenRequests
+from apps.serving.ingress.same_machine import with_cors
 from apps.serving.replica import for_this_machine, log_as_serve_does
 from apps.serving.replica_options import on_cpu_pod
 from ray_configs.cell import OWN_CPUS, CellConfig
@@ -214,10 +215,11 @@ class CellFront:
             await self.look()  # so that the client's next request sees its own change
         return content
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        app = http_app(self._config.name, self, self._relay, self._keys, self._for_this_machine)
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        origins = self._config.cors_origins
+        app = http_app(self._config.name, self, self._relay, self._keys, self._for_this_machine, origins)
         app.add_middleware(Draining, requests=self._requests, refused=spoken)
-        return app
+        return with_cors(app, origins)
 
     async def drain(self, timeout_s: float) -> int:
         """See `OpenRequests.drain`. Called by `apps.serving.shutdown` through a handle."""

@@ -89,7 +89,7 @@ class SamplingParams:
     min_tokens: int = 0  # no eos and no stop token before this many
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all
-    top_p: float = 1.0
+    top_p: float = 1.0  # 0: greedy
     min_p: float = 0.0
     seed: int | None = None
     presence_penalty: float = 0.0  # on tokens of the answer so far, once each

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ray import serve
 from starlette.applications import Starlette
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from apps.serving import private_ray, progress
 from apps.serving.ingress import anthropic_errors, front
@@ -22,7 +23,7 @@ from apps.serving.ingress.api_keys import OPEN, Principals, principals, principa
 from apps.serving.ingress.application import HostedModel
 from apps.serving.ingress.open_requests import Draining, OpenRequests
 from apps.serving.ingress.openai_errors import OpenAIError
-from apps.serving.ingress.same_machine import SameMachine, is_loopback
+from apps.serving.ingress.same_machine import SameMachine, is_loopback, with_cors
 from apps.serving.logs.one_line import OneLine
 from apps.serving.replica_options import choose_platform, options
 from ray_configs.applications.replicas import AppConfig
@@ -100,6 +101,7 @@ class EngineServer(ABC):
         """
         log_as_serve_does()
         self._keys = principals_from_environment(keys) if own_keys else keys
+        self._origins: tuple[str, ...] = config.cors_origins
         self._for_this_machine = await asyncio.to_thread(for_this_machine, self._keys)
         self._requests = OpenRequests()
         front.admit(self._keys)
@@ -120,12 +122,12 @@ class EngineServer(ABC):
     def http_app(self, model: Any, keys: Principals) -> Starlette:
         """The HTTP application of the model; if there are keys, it requires one."""
 
-    def __serve_build_asgi_app__(self) -> Starlette:
+    def __serve_build_asgi_app__(self) -> ASGIApp:
         app = self.http_app(self._model, self._keys)
         if self._for_this_machine:
-            app.add_middleware(SameMachine, refused=_of_another_site)
+            app.add_middleware(SameMachine, refused=_of_another_site, origins=self._origins)
         app.add_middleware(Draining, requests=self._requests, refused=anthropic_errors.by_path)
-        return app
+        return with_cors(app, self._origins)
 
     async def drain(self, timeout_s: float) -> int:
         """See `OpenRequests.drain`. Called by `apps.serving.shutdown` through a handle."""

@@ -1,5 +1,6 @@
 """What every application's config says about its replicas."""
 
+import re
 from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -35,6 +36,26 @@ class AppConfig(Config):
 
     Prefer the environment (in Kubernetes, from a Secret): what is written here appears in the Serve config, its
     dashboard and its logs, as every argument of an application does."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Other sites whose pages may use the application from a browser (CORS), such as `https://chat.example.com`; `*`:
+    all. Empty: none."""
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _comma_separated_origins(cls, value: Any) -> Any:
+        return [origin.strip() for origin in value.split(",") if origin.strip()] if isinstance(value, str) else value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != "*" and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin) is None:
+                raise ValueError(
+                    f"{origin!r} is no origin: write SCHEME://HOST or SCHEME://HOST:PORT, without a path or a slash at "
+                    "the end, as browsers send it, such as https://chat.example.com; or *"
+                )
+        return origins
 
     @field_validator("api_keys", mode="before")
     @classmethod

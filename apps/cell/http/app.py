@@ -1,6 +1,6 @@
 """The front's HTTP application: the dialects, and the health and error handlers that they share."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,7 +14,7 @@ from apps.cell.http.relay import Relay
 from apps.cell.http.saxml import saxml_router
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.api_keys import RequireKey
-from apps.serving.ingress.application import PanicsAreErrors, unknown_path
+from apps.serving.ingress.application import HeadAsGet, PanicsAreErrors, unknown_path
 from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import SameMachine
@@ -29,12 +29,18 @@ def spoken(scope: Mapping[str, Any], error: OpenAIError) -> Response:
 
 
 def http_app(
-    cell: str, front: Front, relay: Relay, keys: Mapping[bytes, str], for_this_machine: bool = False
+    cell: str,
+    front: Front,
+    relay: Relay,
+    keys: Mapping[bytes, str],
+    for_this_machine: bool = False,
+    origins: Collection[str] = (),
 ) -> FastAPI:
     """The ASGI application. With `keys` (digest -> principal), requests need one of them.
 
     Args:
         for_this_machine: refuse what pages of other sites send through a browser on this machine.
+        origins: other sites that may.
     """
     dispatcher = Dispatcher(cell, front, relay)
     app = FastAPI(title="Podslice cell", description="Models published at run time on Cloud TPU slices.")
@@ -82,8 +88,9 @@ def http_app(
         return anthropic_errors.response(OpenAIError(status, message)) if spoken else failed(message, status)
 
     app.add_middleware(PanicsAreErrors)
+    app.add_middleware(HeadAsGet)
     if keys:
         app.add_middleware(RequireKey, principals=keys, refused=lambda scope, told: turned_away(scope, 401, told))
     elif for_this_machine:
-        app.add_middleware(SameMachine, refused=turned_away)
+        app.add_middleware(SameMachine, refused=turned_away, origins=origins)
     return app

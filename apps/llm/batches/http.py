@@ -17,7 +17,7 @@ from apps.llm.batches.records import BatchStore, Records
 from apps.llm.batches.storage import FILE, new_id, refusal
 from apps.llm.batches.upload import FORM_BYTES, Form, check_length, declared, opened_in_thread, too_large
 from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
-from apps.serving.ingress.bodies import BODIES, ArrivingBody, Body, BodyRefused, Metadata
+from apps.serving.ingress.bodies import BODIES, ArrivingBody, Body, BodyRefused, Metadata, check_encoding
 from apps.serving.ingress.openai_errors import OpenAIError, parsed
 from apps.serving.ingress.openapi import Schema, form, json_body, query
 
@@ -200,6 +200,7 @@ def _owner(request: Request) -> str:
 
 
 async def _uploaded(store: BatchStore, request: Request) -> dict[str, Any]:
+    check_encoding(request.headers)
     most, owner, id_ = store.limits.file_bytes, _owner(request), new_id(FILE)
     reading, arriving, more = Form(request.headers.get("content-type", "")), ArrivingBody(BODIES), True
     check_length(request.headers, most)

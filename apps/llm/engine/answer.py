@@ -36,8 +36,8 @@ class Answer:
         self.bias = params.logit_bias
         self.penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
         self.rows = {  # sampling settings for `HostStep.add`
-            "temperature": params.temperature,
-            "top_p": params.top_p,
+            "temperature": params.temperature if params.top_p else 0.0,  # a share of nothing: the likeliest token
+            "top_p": params.top_p or 1.0,
             "min_p": params.min_p,
             "presence": params.presence_penalty,
             "frequency": params.frequency_penalty,

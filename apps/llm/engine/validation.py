@@ -29,7 +29,6 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
 
     number("temperature", 0, 100, "between 0 and 100")
     number("top_p", 0, 1, "between 0 and 1")
-    require(params.top_p > 0, "top_p", "above 0")
     number("min_p", 0, 1, "between 0 and 1")
     number("presence_penalty", -2, 2, "between -2 and 2")
     number("frequency_penalty", -2, 2, "between -2 and 2")

@@ -219,7 +219,7 @@ class ChatBody(SamplingBody):
     @field_validator("top_logprobs")
     @classmethod
     def _offered(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is not None and not info.data.get("logprobs"):
+        if value and not info.data.get("logprobs"):
             raise ValueError("top_logprobs may only be given with logprobs: true")
         return value
 

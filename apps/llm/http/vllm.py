@@ -160,12 +160,14 @@ def vllm_router(model: EngineModel, tokenizer_info: bool = False) -> APIRouter:
         """This replica's load in Prometheus' text format, under vLLM's names, for inference gateways."""
         return Response(model.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    @router.post("/rerank", include_in_schema=False)
+    @router.post("/v2/rerank", include_in_schema=False)
     @router.post("/v1/rerank", openapi_extra=json_body(RerankBody))
     async def rerank(request: Request) -> Response:
         """Sorts documents by relevance to a query: a reranker's probability that one is relevant, or the cosine
         similarity of any other model's embeddings, -1 to 1.
 
-        The format is that of Cohere, Jina and vLLM.
+        The format is that of Cohere, Jina and vLLM. /rerank and /v2/rerank are the same.
         """
         body = await parsed(RerankBody, request, UNIONS)
         served = named(model, body.model)

@@ -91,6 +91,23 @@ class PanicsAreErrors:
             await self._app(scope, receive, send)
 
 
+class HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET is, without the body."""
+
+    def __init__(self, app: Asgi):
+        self._app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: dict[str, Any]) -> None:
+            await send(message | {"body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app(scope | {"method": "GET"}, receive, without_body)
+
+
 def answer_errors(
     app: FastAPI,
     keys: Principals,
@@ -126,6 +143,7 @@ def answer_errors(
         return written(request.scope, broken)
 
     app.add_middleware(PanicsAreErrors)
+    app.add_middleware(HeadAsGet)
     if keys:
         app.add_middleware(
             RequireKey,

@@ -1,12 +1,13 @@
 """Size-limited request bodies, and streamed responses with as little as possible between a token and its socket."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, core_schema
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
@@ -15,6 +16,9 @@ from apps.serving.errors import AnswerFailed, panics_as
 
 MAX_BYTES = 32 * 2**20
 TOO_LARGE = f"The request body is larger than {MAX_BYTES // 2**20} MiB."
+BUSY = "The server is reading too many large requests; try again."
+PIECE = 2**20
+"""Bytes that are unpacked at a time, between other requests' work."""
 
 
 def _fail_fast(schema: Any) -> None:
@@ -28,8 +32,30 @@ def _fail_fast(schema: Any) -> None:
             _fail_fast(part)
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _takes_whole_floats(schema: CoreSchema) -> CoreSchema:
+    """The schema of a model, whose fields of integers take 40.0 as 40. Not those of lists: they may be a million."""
+    match schema["type"]:
+        case "int":
+            return core_schema.no_info_before_validator_function(_whole, schema)
+        case "union":
+            choices = [each if isinstance(each, tuple) else _takes_whole_floats(each) for each in schema["choices"]]
+            return {**schema, "choices": choices}
+        case "model-fields":
+            fields = {name: _takes_whole_floats(field) for name, field in schema["fields"].items()}
+            return {**schema, "fields": fields}
+        case "list" | "dict":
+            return schema
+    inner = None if schema.get("function", {}).get("function") is _whole else schema.get("schema")
+    return {**schema, "schema": _takes_whole_floats(inner)} if isinstance(inner, dict) else schema
+
+
 class Body(BaseModel):
-    """A request body: types are strict ("0.5" is not a number), unknown fields are ignored, docstrings are kept."""
+    """A request body: types are strict ("0.5" is not a number, but 40.0 is the integer 40, as it is in JSON), unknown
+    fields are ignored, docstrings are kept."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=(), use_attribute_docstrings=True)
 
@@ -39,7 +65,7 @@ class Body(BaseModel):
         errors would take seconds."""
         schema = handler(source)
         _fail_fast(schema)
-        return schema
+        return _takes_whole_floats(schema)
 
 
 Metadata = Annotated[
@@ -134,8 +160,7 @@ class ArrivingBody:
                 message = await receive()
         except TimeoutError as error:
             if self._gave_way:
-                busy = "The server is reading too many large requests; try again."
-                raise BodyRefused(503, busy, "overloaded", 2) from error
+                raise BodyRefused(503, BUSY, "overloaded", 2) from error
             slow = f"The request's body came too slowly: {self.size} bytes, and then no more in time."
             raise BodyRefused(408, slow, "request_timeout") from error
         finally:
@@ -160,17 +185,53 @@ class ArrivingBody:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    async def unpacked(self, packed: bytes) -> bytes:
+        """What a body is that came as gzip, up to MAX_BYTES. Raises BodyTooLarge and BodyRefused."""
+        unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        parts, size, left = [], 0, packed
+        while left and not unpacking.eof:
+            try:
+                part = unpacking.decompress(left, PIECE)
+            except zlib.error:
+                break
+            size, left = size + len(part), unpacking.unconsumed_tail
+            if size > MAX_BYTES:
+                raise BodyTooLarge(TOO_LARGE)
+            parts.append(part)
+            self.size += len(part)
+            self._bodies.arrived(self, len(part))
+            if self._gave_way:
+                raise BodyRefused(503, BUSY, "overloaded", 2)
+            await asyncio.sleep(0)
+        if not unpacking.eof or unpacking.unused_data:
+            raise BodyRefused(400, "The body is not the gzip that Content-Encoding says it is.", "invalid_encoding")
+        return b"".join(parts)
+
 
 BODIES = Bodies()
 """This process's."""
 
 
 async def read_body(request: Request) -> bytes:
-    """Read the whole body. Raises BodyTooLarge, BodyRefused, and ClientDisconnect if the client has left."""
+    """Read the whole body, and unpack gzip. Raises BodyTooLarge, BodyRefused, and ClientDisconnect if the client has
+    left."""
+    packed = check_encoding(request.headers, ("gzip", "x-gzip"))
     if declared(request.scope) > MAX_BYTES:
         raise BodyTooLarge(TOO_LARGE)
     with BODIES.reading() as reading:
-        return await reading.whole(request.receive)
+        body = await reading.whole(request.receive)
+        return await reading.unpacked(body) if packed else body
+
+
+def check_encoding(headers: Mapping[str, str], known: tuple[str, ...] = ()) -> bool:
+    """Whether a body comes in one of the known encodings. Raises BodyRefused if it comes in another."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return False
+    if encoding not in known:
+        fix = f"send {' or '.join([*known[:1], 'the body as it is'])}"
+        raise BodyRefused(415, f"Content-Encoding {encoding[:40]!r} is not read here: {fix}.", "unsupported_encoding")
+    return True
 
 
 def declared(scope: Mapping[str, Any]) -> int:

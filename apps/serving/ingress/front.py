@@ -33,6 +33,7 @@ from apps.serving.ingress.api_keys import (
 )
 from apps.serving.ingress.bodies import BODIES, MAX_BYTES, BodyRefused, declared
 from apps.serving.ingress.openai_errors import OpenAIError, from_unread
+from apps.serving.ingress.same_machine import with_cors
 from ray_configs.applications.replicas import AppConfig
 
 log = logging.getLogger("podslice")
@@ -112,6 +113,8 @@ class Route:
     replicas: int
     """Those that run."""
     wanted: int
+    origins: tuple[str, ...] = ()
+    """Other sites whose pages may use it."""
 
 
 class ProxyFront:
@@ -156,7 +159,8 @@ class ProxyFront:
 
         seen = dict(scope) | {"root_path": root + deployed.route.rstrip("/")}  # as the application sees it
         if deployed.keys:
-            await RequireKey(admitted, deployed.keys, _refused)(seen, receive, send)
+            keyed = RequireKey(admitted, deployed.keys, _refused)
+            await with_cors(keyed, deployed.origins)(seen, receive, send)
         elif scope["type"] == "http":
             await admitted(seen, receive, send)
         else:
@@ -201,7 +205,8 @@ def deployed_now() -> list[Route]:
         deployment = details.get(name, {}).get("deployments", {}).get(ingress.deployment)
         if deployment and ingress.arguments and isinstance(ingress.arguments[0], AppConfig):
             running = sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
-            found.append(Route(ingress.route, _keys(ingress), running, deployment["target_num_replicas"]))
+            wanted, origins = deployment["target_num_replicas"], ingress.arguments[0].cors_origins
+            found.append(Route(ingress.route, _keys(ingress), running, wanted, origins))
     return sorted(found, key=lambda deployed: len(deployed.route), reverse=True)
 
 

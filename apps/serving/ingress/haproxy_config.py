@@ -15,6 +15,7 @@ import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -113,6 +114,7 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
         Edit("metrics stay on this host", r"^(frontend prometheus\n    bind) \S*:(\d+)$", rf"\1 {host}:\2"),
         Edit("statistics stay on this host", r"^(listen stats\n  bind) \S*:(\d+)$", rf"\1 {host}:\2"),
         Edit("connections by address", r"^(frontend http_frontend\n    bind .*\n)", rf"\1{share}"),
+        *_over_ipv6(config),
         Edit("routes name no published model", LISTED, rf"\1{routes}\3"),
         Edit(
             "503 instead of 404 until there are routes",
@@ -120,6 +122,27 @@ def edits(config: str, environment: Mapping[str, str], most_files: int) -> list[
             r"\1    " + answer.replace("\\", r"\\"),
         ),
     ]
+
+
+def _over_ipv6(config: str) -> list[Edit]:
+    """Listening on IPv6's loopback too, beside IPv4's or all of IPv4's addresses: `localhost` may mean either. Nothing
+    where this machine has none, or where another program listens there: HAProxy would not start."""
+    bind = r"^(frontend http_frontend\n    bind (?:127\.0\.0\.1|localhost|0\.0\.0\.0|\*):(\d+)\n)"
+    found = re.search(bind, config, re.MULTILINE)
+    if found is None or not _can_listen(int(found[2])):
+        return []
+    return [Edit("IPv6 on loopback", bind, r"\1    bind [::1]:\2\n")]
+
+
+def _can_listen(port: int) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as HAProxy does, which may listen already
+            probe.bind(("::1", port))
+    except OSError:
+        return False
+    return True
 
 
 def edited(config: str, environment: Mapping[str, str], most_files: int) -> tuple[str, list[str]]:

@@ -6,6 +6,7 @@ a tenth of a second. Values are not: a million small objects take ten seconds. S
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -41,8 +42,8 @@ class BadJSON(ValueError):
 
 
 async def read_json(request: Request) -> bytes:
-    """Read a body that should be JSON. Raises BodyTooLarge, also for one with too many values."""
-    body = await read_body(request)
+    """Read a body that should be JSON, without a byte order mark. Raises BodyTooLarge, also for too many values."""
+    body = (await read_body(request)).removeprefix(BOM_UTF8)
     if len(body) > BLOCK:
         await asyncio.to_thread(check_values, body)
     else:

@@ -4,15 +4,19 @@ Everyone on this machine may use such a server, and so may any page in a browser
 without asking (a form, or text/plain, which need no preflight), load a URL as a picture, or be of a name that now leads
 to 127.0.0.1 (DNS rebinding). A browser tells who asks in Origin, Sec-Fetch-Site and Host; other clients send no Origin
 and the address that they were given, and notice nothing of this.
+
+Which other sites' pages may use an application, with keys or without, a config's `cors_origins` says.
 """
 
 import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from apps.serving.ingress.api_keys import Asgi
 
@@ -35,8 +39,14 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def problem(method: str, headers: Iterable[tuple[bytes, bytes]], json_only: bool = True) -> tuple[int, str] | None:
-    """Why a request may come from a page of another site, with the status to refuse it; None if it does not."""
+def problem(
+    method: str, headers: Iterable[tuple[bytes, bytes]], json_only: bool = True, origins: Collection[str] = ()
+) -> tuple[int, str] | None:
+    """Why a request may come from a page of another site, with the status to refuse it; None if it does not.
+
+    Args:
+        origins: other sites that may ask; `*` is all.
+    """
     sent: dict[bytes, str] = {}
     hosts: list[str] = []
     for name, value in headers:
@@ -48,7 +58,7 @@ def problem(method: str, headers: Iterable[tuple[bytes, bytes]], json_only: bool
         return 403, f"Host {hosts[0]!r:.100} is no name of this machine. {ADVICE}"
     origin = sent.get(b"origin")
     if origin is not None:
-        if not _is_here(origin, hosts):
+        if not _is_here(origin, hosts) and not {origin, "*"} & set(origins):
             return 403, f"Origin {origin!r:.100} is another site. {ADVICE}"
     elif sent.get(b"sec-fetch-site") == "cross-site" and not _navigates(method, sent):
         return 403, f"Sec-Fetch-Site: a page of another site asks. {ADVICE}"
@@ -93,15 +103,16 @@ class SameMachine:
 
     Args:
         json_only: whether no client has a reason to send text/plain.
+        origins: other sites that may ask; `*` is all.
     """
 
-    def __init__(self, app: Asgi, refused: Refused, json_only: bool = True):
-        self._app, self._refused, self._json_only = app, refused, json_only
+    def __init__(self, app: Asgi, refused: Refused, json_only: bool = True, origins: Collection[str] = ()):
+        self._app, self._refused, self._json_only, self._origins = app, refused, json_only, origins
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         found = None
         if scope["type"] in ("http", "websocket"):
-            found = problem(scope.get("method", "GET"), scope["headers"], self._json_only)
+            found = problem(scope.get("method", "GET"), scope["headers"], self._json_only, self._origins)
         if found is not None:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
@@ -109,3 +120,14 @@ class SameMachine:
                 await self._refused(scope, *found)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+def with_cors(app: Any, origins: Sequence[str]) -> ASGIApp:
+    """The application for pages of these origins too; `*` is all. It answers a browser's preflights, which have no key.
+
+    Credentials of the browser (cookies) are not for it: a page sends its API key itself.
+    """
+    if not origins:
+        return app
+    # `expose_headers`: Retry-After, X-Seed and the like can be read by the page.
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"])

@@ -66,7 +66,20 @@ def test_only_this_user_and_this_host_see_its_inner_side(folder: Path, upstream:
     written(folder, upstream.port)
     with running(folder) as process:
         assert stat.S_IMODE((folder / "a").stat().st_mode) == 0o600
-        assert {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"} == {"127.0.0.1"}
+        assert {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"} <= {"127.0.0.1", "::1"}
+
+
+@pytest.mark.skipif(not haproxy_config._can_listen(0), reason="this machine has no IPv6")
+def test_localhost_answers_over_ipv6_too(folder: Path, upstream: Upstream) -> None:
+    """The oracle is the answer over IPv4. Where another program listens on IPv6, HAProxy starts without it."""
+    config = written(folder, upstream.port)
+    with running(folder):
+        over = [httpx.get(f"http://{host}:{config.frontend_port}/app/x").text for host in ("127.0.0.1", "[::1]")]
+    assert over == ["ok", "ok"]
+    (folder / "a").unlink()
+    config = written(folder, upstream.port)
+    with socket.create_server(("::1", config.frontend_port), family=socket.AF_INET6), running(folder):
+        assert httpx.get(f"http://127.0.0.1:{config.frontend_port}/app/x").text == "ok"
 
 
 def test_metrics_are_seen_from_outside_where_that_is_asked_for(folder: Path, upstream: Upstream) -> None:

@@ -176,7 +176,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"system": 5}, "system"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"tool_choice": {"type": "auto"}}, "tool_choice"),

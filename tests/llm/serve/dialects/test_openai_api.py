@@ -125,7 +125,9 @@ def test_stop_token_ids_and_ends(client):
 def test_sampling_fields_of_openai_and_vllm(client):
     base = complete(client, temperature=0, max_tokens=10).choices[0].text
     assert complete(client, temperature=1, max_tokens=10, extra_body={"top_k": 1}).choices[0].text == base
-    assert complete(client, temperature=1, max_tokens=10, top_p=1e-6).choices[0].text == base
+    for top_p in (1e-6, 0):
+        assert complete(client, temperature=1, max_tokens=10, top_p=top_p).choices[0].text == base
+    assert complete(client, temperature=0, max_tokens=10.0).choices[0].text == base
     assert complete(client, temperature=1, max_tokens=10, extra_body={"min_p": 1.0}).choices[0].text == base
     pushed = {"temperature": 0, "max_tokens": 3, "logprobs": 0}
     biased = complete(client, logit_bias={"70": 100}, **pushed).choices[0].logprobs.tokens
@@ -135,6 +137,7 @@ def test_sampling_fields_of_openai_and_vllm(client):
 
 
 def test_logprobs(client):
+    assert greedy(client, top_logprobs=0).choices[0].logprobs is None  # as vLLM: none are asked for
     chat = greedy(client, logprobs=True, top_logprobs=3).choices[0]
     content = chat.logprobs.content
     assert "".join(token.token for token in content).startswith(chat.message.content)

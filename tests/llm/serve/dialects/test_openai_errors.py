@@ -17,7 +17,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": "0.5"}, "temperature"),
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"n": 0}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),

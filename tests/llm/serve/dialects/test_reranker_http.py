@@ -106,6 +106,8 @@ def test_scores_are_those_of_transformers(served: Any) -> None:
     assert [entry["score"] for entry in told["data"]] == pytest.approx(wanted, abs=1e-4)
     assert told["usage"]["prompt_tokens"] == sum(map(len, prompts))
     ranked = ask(server, "/v1/rerank", query="Rain?", documents=DOCUMENTS)["results"]
+    for alias in ("/rerank", "/v2/rerank"):  # Cohere's, Jina's and vLLM's other paths
+        assert ask(server, alias, query="Rain?", documents=DOCUMENTS)["results"] == ranked
     assert [result["index"] for result in ranked] == sorted(range(4), key=lambda i: -wanted[i])
     assert [result["relevance_score"] for result in ranked] == pytest.approx(sorted(wanted)[::-1], abs=1e-4)
 

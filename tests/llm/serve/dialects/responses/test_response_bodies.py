@@ -69,7 +69,7 @@ BAD_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "no"}}
         ({"text": {"format": BAD_SCHEMA}}, "text.format.schema"),
         ({"tools": [TOOL], "text": {"format": BAD_SCHEMA}}, "text.format.schema"),
         ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
