@@ -19,8 +19,8 @@ PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-# One worker runs the tests that start servers, which mostly wait, beside those that compute (tests/conftest.py).
-PARALLEL ?= -n 2 --dist loadscope
+# Three workers on two cores: the one that has Ray's cluster mostly waits (tests/conftest.py).
+PARALLEL ?= -n 3 --dist loadscope
 
 .PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground lint coverage docs demo-model manifests clean
 

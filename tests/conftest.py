@@ -39,25 +39,27 @@ _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)
 # A shell's background job, and some CI runners' steps, ignore Ctrl-C, and so would each program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup make test
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-SERVERS = (
-    *("tests/batch/", "tests/cell/", "tests/clients/", "tests/examples/", "tests/podslice/", "tests/serving/"),
-    *("tests/kuberay/local/", "tests/kuberay/observability/", "tests/stable_diffusion/serve/"),
-    *("tests/llm/batches/", "tests/llm/client_libraries/", "tests/llm/serve/", "tests/llm/slice/"),
+ONE_CLUSTER = (
+    *("tests/batch/", "tests/cell/", "tests/clients/test_saxutil_cell", "tests/llm/batches/", "tests/llm/serve/"),
+    *("tests/llm/client_libraries/", "tests/llm/slice/", "tests/serving/ingress/test_scaled_to_zero"),
+    *("tests/serving/ingress/test_haproxy_dies", "tests/stable_diffusion/serve/"),
 )
-"""Tests that start Ray or other servers, and mostly wait for them."""
+"""Tests that share a Ray cluster, or its machine's memory, and mostly wait."""
 
 
 @pytest.hookimpl(optionalhook=True)  # some of the tests run in environments without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives all SERVERS to one process, in which they share a Ray cluster, and the rest to whichever is free."""
+    """Gives all of ONE_CLUSTER to one process, and the rest, file by file, to whichever is free."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ServersTogether(LoadScopeScheduling):
+    class ClusterTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "servers" if nodeid.startswith(SERVERS) else nodeid.partition("::")[0]
+            return "cluster" if nodeid.startswith(ONE_CLUSTER) else nodeid.partition("::")[0]
 
-    return ServersTogether(config, log)
+    return ClusterTogether(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,9 @@ CLIENTS = sorted(path.stem for path in (ROOT / "clients").glob("*.py"))
 def loaded(modules: str, among: tuple[str, ...]) -> list[str]:
     """Which of `among` are imported with `modules`, in an interpreter of their own."""
     program = f"import sys, {modules}; print(*[name for name in {among} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    environment = dict(os.environ)  # its own: another test may change this process's meanwhile
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split()
 
 
 ABSENT = {

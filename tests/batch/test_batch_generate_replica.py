@@ -13,6 +13,7 @@ from apps.batch.generation.pipeline import MOST_CHUNK_LINES, chunk_lines
 from apps.llm.slice_reservation import give_back_all
 
 
+@pytest.mark.slow
 def test_deaths_without_an_answer_end_the_run(ray_cluster: str) -> None:
     deaths = Deaths.remote(2)
     for actor in ("a", "b"):

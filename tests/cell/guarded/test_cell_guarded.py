@@ -19,7 +19,8 @@ import pytest
 
 from tests.ports import free_port, serve_ports
 
-pytestmark = pytest.mark.timeout(900)  # a busy machine takes minutes to start a Ray cluster
+# A Ray cluster of its own, and a model: a busy machine takes minutes to start them.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 Cell = tuple[httpx.Client, str]
 """A client without a key, and the cell's relay key."""
 MODEL = "/sax/guarded/demo"
@@ -52,7 +53,7 @@ def running(folder: Path, direct: bool, keys: str) -> Iterator[httpx.Client]:
         process.communicate()
 
 
-@pytest.fixture(scope="module", params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["haproxy", "python"])
+@pytest.fixture(scope="module", params=[True, False], ids=["haproxy", "python"])
 def cell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     """Only alice may use its model."""
     folder = tmp_path_factory.mktemp("guarded")
@@ -149,7 +150,6 @@ def test_with_keys_a_page_of_another_site_may_ask(cell: Cell) -> None:
     assert client.post("/v1/completions", json=body, headers=ALICE | {"Origin": "http://a.example"}).status_code == 200
 
 
-@pytest.mark.slow
 def test_without_keys_a_page_of_another_site_may_not(tmp_path: Path) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
     with running(tmp_path, True, "") as client:

@@ -92,6 +92,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a link to itself": a_link_to_itself,
     "a pipe": a_pipe,
 }
+QUICK = ("cut", "zeros", "null", "other types", "gone", "a folder", "a pipe")
+EACH_DAMAGE = pytest.mark.parametrize(
+    "damage", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in DAMAGE]
+)
 
 
 def made(folder: Path) -> tuple[BatchStore, dict[str, str]]:
@@ -208,7 +212,7 @@ def check(
     return seen.get(next(iter(ids)), {})
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@EACH_DAMAGE
 def test_any_file_in_the_middle(damage: str, tmp_path: Path, undisturbed: list[Any]) -> None:
     kinds = ("open/", "batch.json", "progress.json", "part-", "files/file-")
     for seed in range(2):
@@ -221,7 +225,7 @@ def test_any_file_in_the_middle(damage: str, tmp_path: Path, undisturbed: list[A
         check(tmp_path / str(seed), undisturbed, damage, choose, half=True)
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
+@EACH_DAMAGE
 def test_a_marker(damage: str, tmp_path: Path, undisturbed: list[Any]) -> None:
     """Before anything was answered. The batch itself goes on, unless its marker is gone."""
 

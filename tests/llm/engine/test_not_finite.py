@@ -31,7 +31,13 @@ ENGINES = {
 }
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+QUICK = ("cpu", "drafts")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ENGINES],
+)
 def engine(request: pytest.FixtureRequest, llama: Path, compile_cache: str) -> Iterator[Engine]:
     settings = tiny_models.SMALL | {"model": str(llama), "compile_cache": compile_cache, "max_adapters": 2}
     engine = Engine.load(EngineConfig(**settings | ENGINES[request.param]))

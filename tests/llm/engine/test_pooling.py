@@ -21,6 +21,7 @@ from apps.llm.engine import (
 )
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import read, settled
+from tests.processor import HAS_AVX512
 
 Load = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=3)
@@ -161,7 +162,7 @@ def test_others_never_notice(load: Load, pages: int) -> None:
         generations.append(engine.submit(prompt, GREEDY))
         assert reading.prompt_ids
     together = answers(generations)
-    if "avx512f" in Path("/proc/cpuinfo").read_text():
+    if HAS_AVX512:
         assert together == alone * 2, "to the bit"
     else:  # XLA's products of float32 round one row otherwise than several there
         for answer, undisturbed in zip(together, alone * 2, strict=True):

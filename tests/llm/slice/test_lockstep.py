@@ -86,7 +86,7 @@ def assert_same(found: list[list[Any]], expected: list[list[Any]]) -> None:
 @pytest.mark.parametrize(
     ("family", "devices"),
     [
-        ("llama3", FEW),
+        pytest.param("llama3", FEW, marks=pytest.mark.slow),
         pytest.param("llama3", DEVICES, marks=pytest.mark.slow),
         pytest.param("gemma", DEVICES, marks=pytest.mark.long),
         pytest.param("gemma2", DEVICES, marks=pytest.mark.slow),

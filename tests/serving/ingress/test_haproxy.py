@@ -122,6 +122,7 @@ def test_a_client_that_half_closes_gets_its_answer_or_an_error_in_json(folder: P
     assert (status, headers["content-type"]) == (400, "application/json") and told(body)
 
 
+@pytest.mark.slow
 def test_a_replica_may_be_silent_for_longer_than_a_client_may(folder: Path) -> None:
     slow = Upstream(silent_s=5)
     config = written(folder, slow.port, timeout_client_s=1)

@@ -35,6 +35,7 @@ def reached(url: str) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_only_a_key_wakes_it(asleep: str) -> None:
     reached(asleep)
     for path in ("/v1/models", "/nonsense", "/sdapi/v1/x"):

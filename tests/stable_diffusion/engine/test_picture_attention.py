@@ -27,8 +27,12 @@ def random_qkv(positions: int, heads: int, head_dim: int) -> list[jax.Array]:
 
 @pytest.mark.parametrize(
     ("heads", "head_dim", "keys"),
-    [(2, 40, 128), (1, 160, 128), (3, 40, 4096), (4, 64, 4096)],
-    ids=["two heads to a tile", "two tiles to a head", "odd", "one block of keys"],
+    [
+        pytest.param(2, 40, 128, id="two heads to a tile"),
+        pytest.param(1, 160, 128, id="two tiles to a head"),
+        pytest.param(3, 40, 4096, id="odd", marks=pytest.mark.slow),
+        pytest.param(4, 64, 4096, id="one block of keys", marks=pytest.mark.slow),
+    ],
 )
 def test_the_kernel_is_as_plain(heads: int, head_dim: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "KEYS", keys)

@@ -43,6 +43,7 @@ def drawn(job) -> list[np.ndarray]:
     return [event.pixels for event in job if isinstance(event, Finished)]
 
 
+@pytest.mark.slow
 def test_one_bad_picture_fails_alone(engine: Engine) -> None:
     alone = [drawn(engine.submit([request(seed)]))[0] for seed in (1, 2)]
     start = engine.backend.start

@@ -114,6 +114,7 @@ def test_from_an_image_as_diffusers(
             assert found <= 2, (scheduler, force)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKENDS)
 def test_turbo_as_diffusers(backend: Callable, checkpoint: Callable, name: str) -> None:
     for steps, scheduler in ((1, "euler-ancestral"), (3, "euler-ancestral"), (4, "euler"), (2, "lcm")):

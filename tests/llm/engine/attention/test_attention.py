@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, KVScales
 from apps.llm.engine.attention.xla import XlaAttention
 from apps.llm.engine.step import StepShape
+from tests.processor import HAS_AVX512
 
 MESH = Mesh(np.array(jax.devices()[:1]), ("tensor",))
 SPEC = AttentionSpec(kv_heads=2, group=2, head_dim=32, page_size=16, scale=0.3)
@@ -131,15 +131,16 @@ def assert_close(got: list[np.ndarray], wanted: list[np.ndarray], tolerance: flo
 
 
 XLA, PALLAS, CPU = XlaAttention(), PallasAttention(), CpuAttention()
-HAS_AVX512 = "avx512f" in Path("/proc/cpuinfo").read_text()
 HERE = pytest.mark.parametrize("impl", [XLA, CPU], ids=["xla", "cpu"])
+SLOW = pytest.mark.slow
+EACH_BATCH = pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] * (name != "mixed")) for name in BATCHES])
 SHAPES = {"decodes": (8, 8), "prefills": (64, 8), "chunks": (64, 8), "mixed": (64, 8)}
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@EACH_BATCH
 @pytest.mark.parametrize(
     "changes",
-    [{}, pytest.param({"window": 24, "page_size": 32}, marks=pytest.mark.slow), OTHER, {"kv_heads": 1, "group": 3}],
+    [{}, pytest.param({"window": 24, "page_size": 32}, marks=SLOW), OTHER, {"kv_heads": 1, "group": 3}],
     ids=str,
 )
 @HERE
@@ -150,7 +151,7 @@ def test_it_is_the_dense_one(impl: Any, name: str, changes: dict) -> None:
 
 
 @HERE
-@pytest.mark.parametrize("name", BATCHES)
+@EACH_BATCH
 def test_int8_cache(impl: Any, name: str) -> None:
     case, rng = make(BATCHES[name]), np.random.default_rng(0)
     scales = KVScales(*(rng.uniform(0.03, 0.06, (SPEC.kv_heads, SPEC.head_dim)).astype(np.float32) for _ in "kv"))
@@ -162,8 +163,8 @@ def test_int8_cache(impl: Any, name: str) -> None:
     assert_close(paged(case, impl, SPEC, SHAPES[name], scales=scales), dense(rounded, SPEC), 1e-5)
 
 
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.parametrize("changes", [{}, pytest.param(OTHER, marks=pytest.mark.slow)], ids=str)
+@EACH_BATCH
+@pytest.mark.parametrize("changes", [{}, pytest.param(OTHER, marks=SLOW)], ids=str)
 def test_pallas_kernel_agrees(name: str, changes: dict, interpreted: None) -> None:
     spec = replace(SPEC, **changes)
     case = make(BATCHES[name], spec)
@@ -183,7 +184,7 @@ def test_pallas_kernel_agrees_in_the_types_of_a_tpu(int8: bool, interpreted: Non
 
 
 @HERE
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(ml_dtypes.bfloat16, marks=SLOW)])
 def test_a_decode_gives_the_same_bits_in_any_batch(impl: Any, dtype: Any) -> None:
     for mine in BATCHES["decodes"]:
         (alone,) = paged(make([mine]), impl, SPEC, (8, 8), dtype)
@@ -205,7 +206,6 @@ def test_a_position_gives_the_same_bits_however_the_prompt_is_cut(impl: Any, dty
         for shape in ((64, 8), (8, 8)) if stop - start == 1 else ((64, 8),):
             got, want = paged(part, impl, SPEC, shape, dtype)[0], whole[start:stop]
             if impl is XLA and dtype is np.float32 and not HAS_AVX512:
-                # XLA's products of float32 round one row otherwise than several where there is no AVX-512.
                 np.testing.assert_allclose(got, want, atol=2e-6)
             else:
                 assert (got == want).all()
@@ -218,7 +218,7 @@ EVERY = pytest.mark.parametrize("impl", [XLA, CPU, PALLAS], ids=["xla", "cpu", "
 @EVERY
 @NOT_FINITE
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("changes", [{}, OTHER], ids=str)
+@pytest.mark.parametrize("changes", [pytest.param({}, marks=SLOW), OTHER], ids=str)
 def test_what_a_page_held_before_is_never_seen(
     impl: Any, bad: float, changes: dict, dtype: Any, interpreted: None
 ) -> None:

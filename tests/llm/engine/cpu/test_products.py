@@ -16,6 +16,7 @@ from apps.llm.engine.cpu import product_kernel, products
 from apps.llm.engine.model import quantization
 from apps.llm.engine.parallel.products import product
 from tests.llm.engine import tiny_models
+from tests.processor import HAS_AVX512
 
 MESH = Mesh(np.array(jax.devices("cpu")[:1]), ("tensor",))
 
@@ -38,7 +39,7 @@ def drawn(kind: str, rows: int, out: int, width: int):
     return x, quantization.quantize(w) if int8 else w
 
 
-@KIND
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_every_tile_gives_what_xla_gives(kind: str) -> None:
     """Rows and columns that leave a rest in each of the tiles, and more than one unit takes of either."""
     shapes = [*itertools.product((1, 2, 3, 5, 6, 7, 8, 13), (1, 4, 7), (64, 192)), (101, 1030, 256), (13, 50, 4096)]
@@ -112,6 +113,7 @@ np.testing.assert_allclose(products.product(x, w), want, rtol=1e-5, atol=1e-5)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("features", "found"),
     [("+avx2,+fma,+avx512f,-avx512bf16", "bf16 True True"), ("+avx2,+fma,-avx512f,-avx512bf16", "bf16 True False")],
@@ -119,7 +121,7 @@ np.testing.assert_allclose(products.product(x, w), want, rtol=1e-5, atol=1e-5)
 )
 def test_another_cpu(features: str, found: str, tmp_path: Path) -> None:
     """That Numba is told to compile for: it must not be given an instruction that it lacks."""
-    if "+avx512f" in features and "avx512f" not in Path("/proc/cpuinfo").read_text():
+    if "+avx512f" in features and not HAS_AVX512:
         pytest.skip("the CPU here has no AVX-512, and cannot run what is compiled for it")
     environment = tiny_models.environment(NUMBA_CPU_FEATURES=features, NUMBA_CACHE_DIR=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", OF_ANOTHER_CPU], env=environment, capture_output=True, text=True)

@@ -34,6 +34,7 @@ def test_schema(load: Load, temperature: float) -> None:
     is_person(text(answer))
 
 
+@pytest.mark.slow
 def test_schema_as_text_among_others_and_with_few_pages(load: Load) -> None:
     engine = load(pages=12)
     params = SamplingParams(json_schema=json.dumps(PERSON), temperature=1.0, seed=1, max_tokens=100, n=3)

@@ -54,7 +54,8 @@ def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> Non
     assert (device, four, one) == ("cpu", [2], [1, 2])
 
 
-@pytest.mark.parametrize("guided", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("guided", [True, False])
 def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str], Path], guided: bool) -> None:
     made = JaxBackend(str(checkpoint("sd1")), sizes=[(64, 64)], max_batch_size=1, guided=guided, attention="flash")
     p, (length,) = made.programs, made._tokenizers.lengths
