@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from ray_configs.base import nearest
 from ray_configs.job import Job
 from ray_configs.llm import LLMConfig
 from ray_configs.service import Service
@@ -83,7 +84,10 @@ def _from_module(path: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and path != error.name and not path.startswith(error.name + "."):
             raise ConfigError(f"{path} needs the module {error.name}, which is not installed") from error
-        near = [name for name in catalog() if name.rsplit(".", 1)[-1] in path or path in name]
+        ready = {name.rsplit(".", 1)[-1]: name for name in catalog()}
+        near = [name for last, name in ready.items() if last in path or path in name]
+        if not near and (close := nearest(path.rsplit(".", 1)[-1], ready)):
+            near = [ready[close]]
         raise ConfigError(
             f"there is no module {path!r}. Give a Python module or file that defines a Service or Job; ready ones: "
             + ", ".join(near or catalog())
@@ -149,7 +153,9 @@ def assignments(pairs: Iterable[str], config: type[BaseModel]) -> dict[str, Any]
         field, equals, value = pair.partition("=")
         if not equals or field not in config.model_fields:
             where = f"{config.__name__} in {config.__module__}"
-            raise ConfigError(f"--set {pair!r} must be FIELD=VALUE, a field of {where}")
+            near = nearest(field, config.model_fields)
+            meant = f"; did you mean {near}{equals}{value}?" if near else ""
+            raise ConfigError(f"--set {pair!r} must be FIELD=VALUE, a field of {where}{meant}")
         changes[field] = None if value in ("None", "null") else value
     return changes
 

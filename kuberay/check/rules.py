@@ -7,6 +7,7 @@ from types import UnionType
 from typing import Any, NamedTuple
 
 from kuberay.check.findings import RANK, Finding, Place, Severity
+from ray_configs.base import nearest
 
 
 class Problem(NamedTuple):
@@ -72,15 +73,6 @@ def apply(subjects: Iterable[Any]) -> Iterable[Finding]:
                 if isinstance(subject, check.subject):
                     for severity, at, why, instead in check.find(subject):
                         yield Finding(known.name, severity, at.where, why, instead, at.line, at.file)
-
-
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most similar to the word; None if none is close."""
-    from difflib import get_close_matches
-
-    lower = {choice.lower(): choice for choice in choices}
-    found = get_close_matches(word.lower(), lower, n=1, cutoff=0.72)
-    return lower[found[0]] if found else None
 
 
 def meant(word: str, choices: Iterable[str], otherwise: str) -> str:

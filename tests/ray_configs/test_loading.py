@@ -185,7 +185,7 @@ class TestBroken:
         assert first == f"{source} is not a valid config ({path}, line 5):"
         assert complaints == [
             "  LLMConfig.page_size: Input should be greater than or equal to 8 (got 4)",
-            "  LLMConfig.slize: Extra inputs are not permitted (got 'v5e:2x2')",
+            "  LLMConfig.slize: Extra inputs are not permitted: did you mean slice? (got 'v5e:2x2')",
         ]
 
     def test_an_invalid_slice_says_what_to_write(self, write: Write) -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.responses import Response
 
 from apps.serving.errors import EngineError
@@ -25,12 +25,11 @@ from apps.serving.ingress.openapi import query, schema_of
 from apps.stable_diffusion.engine.job import ImageJob, QueuePosition, Step
 from apps.stable_diffusion.engine.request import check_prompt
 from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, News, PictureModel, PreviewImage
+from ray_configs.base import Strict
 
 
-class ImagineQuery(BaseModel):
+class ImagineQuery(Strict):
     """The URL's parameters; all but `prompt` have the model's defaults."""
-
-    model_config = ConfigDict(extra="forbid")
 
     prompt: str = ""
     negative_prompt: str = ""

@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from kuberay.check.nodes import Node
-from kuberay.check.rules import Problem, error, meant, nearest, rule, warning
+from kuberay.check.rules import Problem, error, meant, rule, warning
 from kuberay.check.serve.tpus import slices_of, tpus_by_hand
 from kuberay.check.subjects import ServeConfig
 from ray_configs.applications.replicas import AppConfig
+from ray_configs.base import nearest
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.stable_diffusion import StableDiffusionConfig

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.nodes import repeated
-from kuberay.check.rules import Problem, error, nearest, rule, warning
+from kuberay.check.rules import Problem, error, rule, warning
 from kuberay.check.structure.schemas import types, unknown
 from kuberay.check.subjects import ServeConfig
+from ray_configs.base import nearest
 
 _REFUSED = ServeConfig.refused
 _RENAMED = {

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from kuberay.check.manifests import Container, Manifest, Pod
 from kuberay.check.nodes import Node, repeated
-from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
+from kuberay.check.rules import Problem, error, meant, note, rule, warning
 from kuberay.check.subjects import subjects_of
+from ray_configs.base import nearest
 from ray_configs.labels import GCS_FUSE
 
 _API = "Kubernetes API server: validation of Pods"

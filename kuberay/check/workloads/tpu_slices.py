@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.manifests import GENERATION_OF, RARE_ACCELERATORS, Group, Pod
-from kuberay.check.rules import Problem, error, meant, nearest, note, rule, warning
+from kuberay.check.rules import Problem, error, meant, note, rule, warning
+from ray_configs.base import nearest
 from ray_configs.labels import (
     ACCELERATOR,
     COMPUTE_CLASS,
