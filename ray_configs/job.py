@@ -4,6 +4,7 @@ from pydantic import Field, model_validator
 
 from ray_configs.capacity import Capacity, OnDemand
 from ray_configs.cluster.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
+from ray_configs.cluster.overlay import ContainerOverlay, PodOverlay
 from ray_configs.cluster.release import image
 from ray_configs.cluster.workers import WorkerGroup, group_name, refuse_unsold
 from ray_configs.observability import Observability
@@ -28,6 +29,11 @@ class Job(Deployed):
     """Run it in a Ray cluster of its own, deleted when the job ends."""
     image: str | None = None
     """Container image; None: the project's own for language models, which has jax[tpu] and Ray."""
+    pod: PodOverlay = Field(default_factory=dict)
+    """Merged into the Pod template of its hosts last, as `kubectl patch` does; `head.pod` is for a Ray job's head and
+    submitter."""
+    container: ContainerOverlay = Field(default_factory=dict)
+    """Merged into the container of its hosts last."""
     retries: int = Field(0, ge=0, le=100)
     """Restarts after a failure. On several hosts this needs ray=True: they can only restart together."""
     max_run_hours: float = Field(24, gt=0)
@@ -105,5 +111,7 @@ class Job(Deployed):
                 maximum=count,
                 cpus=self.cpus,
                 scratch_gb=self.scratch_gb,
+                pod=self.pod,
+                container=self.container,
             ),
         )

@@ -17,8 +17,14 @@ RESERVATION_PROJECT = "cloud.google.com/reservation-project"
 COMPUTE_CLASS = "cloud.google.com/compute-class"
 NODE_POOL = "cloud.google.com/gke-nodepool"
 
-# GKE: annotations of Services, service accounts and Pods.
+# Podslice: labels and taints of the node pools that `node-pools` makes. No slash, which gcloud's formats cannot read.
+POOL_OWNER = "podslice-owner"
+POOL_CAPACITY = "podslice-capacity"
+
+# GKE: annotations of Services, Gateways, service accounts and Pods.
 LOAD_BALANCER_TYPE = "networking.gke.io/load-balancer-type"
+LOAD_BALANCER_ADDRESSES = "networking.gke.io/load-balancer-ip-addresses"
+CERTIFICATE_MAP = "networking.gke.io/certmap"
 GCP_SERVICE_ACCOUNT = "iam.gke.io/gcp-service-account"
 GCS_FUSE = "gke-gcsfuse/volumes"
 

@@ -1,106 +1,23 @@
 """A service: one Ray cluster and the Serve applications in it, with the slices that they need."""
 
 import math
-import re
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from ray_configs.applications.model_size import fetched_gb
-from ray_configs.base import Config, Name
-from ray_configs.capacity import Capacity, OnDemand, Queued
+from ray_configs.capacity import OnDemand, Queued
 from ray_configs.cell import CellConfig
 from ray_configs.cloud import SecretKey
+from ray_configs.cluster.application import Application
 from ray_configs.cluster.deployed import MAX_NAME, MAX_NAME_MULTI_HOST, Deployed
+from ray_configs.cluster.fault_tolerance import GcsFaultTolerance
 from ray_configs.cluster.release import image
-from ray_configs.cluster.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, process_group_name, refuse_unsold
+from ray_configs.cluster.workers import PROCESS_SCRATCH_GB, WorkerGroup, group_name, process_group_name
 from ray_configs.exposure import ClusterIP, Exposure
 from ray_configs.llm import LLMConfig
 from ray_configs.observability import Observability
-from ray_configs.stable_diffusion import StableDiffusionConfig
 from ray_configs.upgrade import Incremental, Upgrade
 
-TPU_SCRATCH_GB = 40
-"""Room for hub models of unknown size, such as Stable Diffusion's."""
-
-
-class Application(Config):
-    """One Serve application of a service."""
-
-    config: LLMConfig | StableDiffusionConfig | CellConfig
-    """What runs; its slice and replica counts determine what is bought."""
-    name: Name | None = None
-    """Name in Serve and its metrics; None: `llm`, `stable-diffusion` or `cell`."""
-    route_prefix: str = "/"
-    """URL path prefix. Each of several applications needs its own."""
-    capacity: Capacity = OnDemand()
-    """How its slices are bought."""
-    scratch_gb: int | None = Field(None, ge=PROCESS_SCRATCH_GB)
-    """Local disk, 10^9 bytes, that a Pod of its workers may fill; a Pod that fills more is evicted. Node pools get boot
-    disks to match.
-
-    None: 40 (10 without a slice), or more for a hub model whose name states its size (`-70B`), because each host
-    downloads all of it. For a cell, set it to the size of the largest hub model that will be published, plus 20."""
-    image: str | None = None
-    """Container image of its workers; None: the project's own image for this kind of application."""
-
-    @field_validator("route_prefix")
-    @classmethod
-    def _is_route(cls, prefix: str) -> str:
-        if not re.fullmatch(r"/([^\s{}]*[^/\s{}])?", prefix):
-            raise ValueError("must start with /, not end with one, and hold no spaces or braces, such as /pictures")
-        return prefix
-
-    @model_validator(mode="after")
-    def _placeable(self) -> "Application":
-        refuse_unsold(self.config.slice, self.capacity)
-        if self.config.slice is not None and (refusal := self.config.slice.ray_refusal):
-            raise ValueError(refusal)
-        if getattr(self.config, "api_keys", ()):
-            raise ValueError(
-                "api_keys must not be written into a service: everyone who reads the manifest would see "
-                "them. Put them into a Secret and name it in Service(api_keys=SecretKey(...))"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _room_for_what_is_fetched(self) -> "Application":
-        if not isinstance(self.config, LLMConfig):
-            return self
-        if self.scratch_gb is not None and self.scratch_gb < self._scratch_needed_gb:
-            raise ValueError(
-                f"scratch_gb={self.scratch_gb} is too little: each host fetches all of {self.config.model}, about "
-                f"{fetched_gb(self.config)} GB, and the Pod would be evicted while it loads. Set "
-                f"{self._scratch_needed_gb} or more, or leave it out; or prepare the model into a bucket "
-                "(python -m apps.batch.prepare), from which each host reads only its part"
-            )
-        return self
-
-    @property
-    def serve_name(self) -> str:
-        return self.name or self.config.default_name
-
-    @property
-    def worker_scratch_gb(self) -> int:
-        """Local disk that a Pod of its workers may fill, 10^9 bytes."""
-        least = PROCESS_SCRATCH_GB if self.config.slice is None else TPU_SCRATCH_GB
-        return self.scratch_gb or max(least, self._scratch_needed_gb)
-
-    @property
-    def _scratch_needed_gb(self) -> int:
-        fetched = fetched_gb(self.config) if isinstance(self.config, LLMConfig) else None
-        return 0 if fetched is None else math.ceil(fetched * 1.1) + PROCESS_SCRATCH_GB
-
-
-class GcsFaultTolerance(Config):
-    """An external Redis that keeps the head's state, so that the service stays up while a lost head restarts.
-
-    Without it, losing the head ends every replica, and the service is down until all models are loaded again.
-    """
-
-    redis_address: str = Field(pattern=r"^(rediss?://)?[A-Za-z0-9.-]+:\d{1,5}$")
-    """HOST:PORT, such as `redis.default:6379`; rediss://HOST:PORT for TLS. It must outlive the head."""
-    redis_password: SecretKey | None = None
-    """Secret entry with its password; None: it has none."""
+__all__ = ["Application", "GcsFaultTolerance", "Service"]
 
 
 class Service(Deployed):
@@ -148,16 +65,16 @@ class Service(Deployed):
     @model_validator(mode="after")
     def _one_kind_of_worker_for_a_slice(self) -> "Service":
         """Ray places a replica on any worker with its slice's shape, whatever that worker's image or price."""
-        kinds: dict[str, tuple[object, object, object]] = {}
+        kinds: dict[str, tuple[object, ...]] = {}
         for app in self.applications:
             slice = app.config.slice
             shape = "CPU" if slice is None else f"{slice.generation} {slice.topology}"
-            kind = (slice, app.capacity, self._image(app))
+            kind = (slice, app.capacity, self._image(app), app.pod, app.container, app.zones)
             if kinds.setdefault(shape, kind) != kind:
                 raise ValueError(
-                    f"two applications use {shape} workers of different machine type, capacity or image; Ray would "
-                    "place either's replicas on both. Give them the same (Application(image=...) names one for "
-                    "both), or make two services"
+                    f"two applications use {shape} workers of different machine type, capacity, image, zones, pod or "
+                    "container; Ray would place either's replicas on both. Give them the same "
+                    "(Application(image=...) names one for both), or make two services"
                 )
         return self
 
@@ -282,6 +199,9 @@ class Service(Deployed):
                     PROCESS_SCRATCH_GB if leads else app.worker_scratch_gb, before.scratch_gb if before else 0
                 ),
                 leads=leads,
+                pod=app.pod,
+                container=app.container,
+                zones=() if leads else app.zones,
             )
 
         for app in self.applications:

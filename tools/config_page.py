@@ -36,8 +36,14 @@ SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
         capacity.FlexStart,
         capacity.Queued,
     ),
-    "Exposure: how clients reach a service": (exposure.ClusterIP, exposure.LoadBalancer, exposure.Gateway),
-    "Google Cloud": (cloud.GoogleCloud, cloud.Bucket, cloud.Identity, cloud.SecretKey),
+    "Exposure: how clients reach a service": (
+        exposure.ClusterIP,
+        exposure.LoadBalancer,
+        exposure.Gateway,
+        exposure.GatewayRef,
+        exposure.IdentityAwareProxy,
+    ),
+    "Google Cloud": (cloud.GoogleCloud, cloud.MaintenanceWindow, cloud.Bucket, cloud.Identity, cloud.SecretKey),
     "The cluster": (
         deployed.Head,
         observability.Observability,
@@ -73,7 +79,8 @@ def page() -> str:
 
 def _model(model: type[BaseModel]) -> str:
     described = fields(model)
-    about = f"### {model.__name__}\n\n`{model.__module__}`. {inspect.getdoc(model)}\n"
+    module = service.__name__ if model.__name__ in service.__all__ else model.__module__
+    about = f"### {model.__name__}\n\n`{module}`. {inspect.getdoc(model)}\n"
     if not described:
         return about
     rows = "\n".join(f"| `{name}` | {kind} | {default} | {text} |" for name, (kind, default, text) in described.items())

@@ -26,6 +26,8 @@ from ray_configs.labels import (
 )
 
 HEAD_GROUP = "headgroup"
+FROM_OBJECTS = {"secretKeyRef", "configMapKeyRef"}
+"""Sources of variables that are objects of the cluster."""
 GCS_PORT = 6379
 """KubeRay's. Here all hosts share one machine, so raylet.py replaces it by a free port."""
 
@@ -91,7 +93,7 @@ class HostsPlan:
     serve_config: str
     """serveConfigV2, verbatim."""
     absent: tuple[str, ...]
-    """Environment variables that the manifest takes from Secrets and this machine's environment lacks."""
+    """Variables that the manifest takes from Secrets and ConfigMaps, and this machine's environment lacks."""
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -131,7 +133,7 @@ def plan_of(
     reader = _Reader(ray_service["metadata"], spec["enableInTreeAutoscaling"], address, secrets)
     head, groups = spec["headGroupSpec"], spec["workerGroupSpecs"]
     entries = (entry for pod in (head, *groups) for entry in _container(pod).get("env", ()))
-    taken = {entry["name"] for entry in entries if "secretKeyRef" in entry.get("valueFrom", ())}
+    taken = {entry["name"] for entry in entries if FROM_OBJECTS & set(entry.get("valueFrom", ()))}
     counts = [(group, _count(group, replicas, reader.elastic)) for group in groups]
     return HostsPlan(
         name=reader.name,
@@ -212,19 +214,24 @@ class _Reader:
             memory=int(parse_quantity(limits["memory"])),
             chips=int(parse_quantity(limits.get(TPU, "0"))),
             labels=dict(spec.get("labels", {})),
-            env=operators | dict(more) | _environment(container, self._address, self._secrets),
+            env=operators | dict(more) | _environment(container, self._fields(name), self._secrets),
         )
 
+    def _fields(self, host: str) -> dict[str, str]:
+        """The fields of the Pod that a variable can have."""
+        addresses = dict.fromkeys(("status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"), self._address)
+        return addresses | {"metadata.name": host, "metadata.namespace": self._namespace, "spec.nodeName": host}
 
-def _environment(container: Mapping[str, Any], address: str, secrets: Mapping[str, str]) -> dict[str, str]:
+
+def _environment(container: Mapping[str, Any], fields: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """The container's variables; as in Kubernetes, `$(NAME)` in a value refers to an earlier one."""
     env: dict[str, str] = {}
     for entry in container.get("env", ()):
         source: Iterable[str] = entry.get("valueFrom", ())
-        if "secretKeyRef" in source:
+        if FROM_OBJECTS & set(source):
             value = secrets.get(entry["name"])
-        elif "fieldRef" in source:  # manifests use it only for the node's address
-            value = address
+        elif "fieldRef" in source:
+            value = fields.get(entry["valueFrom"]["fieldRef"]["fieldPath"], "")
         else:
             value = re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), entry.get("value", ""))
         if value is not None:

@@ -217,7 +217,7 @@ def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
     if service.elastic:
         yield "autoscaling is not emulated: each group keeps its initial slices (--slices N for more)"
     for name in plan.absent:
-        yield f"left out: {name}, which the manifest takes from a Secret; set it in this shell's environment"
+        yield f"left out: {name}, from a Secret or ConfigMap in the manifest; set it in this shell's environment"
     if not has_haproxy():
         yield "no HAProxy: Ray has none for this machine, so Serve's own proxy answers"
     if service.bucket and service.bucket.mount:

@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued
-from ray_configs.cluster.workers import WorkerGroup
+from ray_configs.cluster.workers import WorkerGroup, pool_binding
 from ray_configs.job import Job
 from ray_configs.loading import ConfigError
 from ray_configs.service import Service
@@ -43,6 +43,8 @@ class Pool:
     """The autoscaler's maximum; equal to `nodes` without autoscaling."""
     disk_gb: int
     """Size of the boot disk, as gcloud takes it."""
+    binding: dict[str, str]
+    """Labels and taints by which the pool takes Pods of this config and capacity alone."""
     workload_policy: str | None
     """Compute Engine's policy that places the hosts of a slice, if the generation needs one."""
 
@@ -61,7 +63,8 @@ class Pool:
 def pools(config: Service | Job) -> tuple[Pool, ...]:
     """The node pools of a config, in the order of its groups. Raises ConfigError if fields of `cloud` do not fit."""
     cloud = config.cloud
-    if not cloud.zones and not is_zone(cloud.location) and any(group.slice for group in config.worker_groups):
+    placed = all(group.zones or cloud.zones for group in config.worker_groups if group.slice)
+    if not placed and not is_zone(cloud.location):
         raise ConfigError(  # gcloud would refuse it only after minutes
             f"cloud.location {cloud.location!r} is a region, and its TPU node pools need to know where the chips are: "
             f"set cloud.zones, such as ({cloud.location + '-a'!r},)"
@@ -112,12 +115,14 @@ def _cpu_pools(config: Service | Job, group: WorkerGroup) -> list[Pool]:
     if in_default_pool(config, group):
         return []
     name, machine_type = _shortened(f"{config.name}-{group.name}"), config.cloud.head_machine_type
-    zone = config.cloud.zones[0] if config.cloud.zones else None
-    return [Pool(name, None, machine_type, group.capacity, zone, 0, group.maximum, disk_gb(config, group), None)]
+    zones = group.zones or config.cloud.zones
+    zone = zones[0] if zones else None
+    bound, disk = pool_binding(config.owner, group.capacity), disk_gb(config, group)
+    return [Pool(name, None, machine_type, group.capacity, zone, 0, group.maximum, disk, bound, None)]
 
 
 def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> list[Pool]:
-    zones = config.cloud.zones or (None,)
+    zones = group.zones or config.cloud.zones or (None,)
     maximum = group.maximum * config.clusters_at_once
     minimum = 0 if isinstance(group.capacity, FlexStart | Queued) else group.minimum
     base = f"{config.name}-{group.name.removeprefix('tpu-')}"
@@ -126,7 +131,8 @@ def _tpu_pools(config: Service | Job, group: WorkerGroup, slice: TpuSlice) -> li
     def pool(index: int | None, zone: str | None, nodes: int, max_nodes: int) -> Pool:
         name = _shortened(base, "" if index is None else f"-{index}")
         disk = disk_gb(config, group)
-        return Pool(name, slice, slice.machine.name, group.capacity, zone, nodes, max_nodes, disk, policy)
+        bound = pool_binding(config.owner, group.capacity)
+        return Pool(name, slice, slice.machine.name, group.capacity, zone, nodes, max_nodes, disk, bound, policy)
 
     if not slice.single_host:
         return [pool(i, zones[i % len(zones)], slice.hosts if i < minimum else 0, slice.hosts) for i in range(maximum)]

@@ -14,8 +14,11 @@ from ruamel.yaml import YAML
 from kuberay.node_pools.pools import DEFAULT_DISK_GB, Pool, in_default_pool, is_zone, pools, region
 from kuberay.node_pools.versions import minimum_version, refuse_old_version
 from ray_configs import capacity
+from ray_configs.cloud import SecretKey
 from ray_configs.cluster.release import PODSLICE_VERSION, REGISTRY
 from ray_configs.job import Job
+from ray_configs.labels import POOL_CAPACITY, POOL_OWNER
+from ray_configs.loading import ConfigError
 from ray_configs.service import Service
 
 REPOSITORY = "podslice"
@@ -27,7 +30,11 @@ _RAY_SERVICE = '{.spec.versions[?(@.name=="v1")].schema.openAPIV3Schema.properti
 OPERATOR_MARKS = (
     f"jsonpath={_RAY_SERVICE}.managedBy.type}}/{_RAY_SERVICE}.rayClusterConfig.properties.historyServerOptions.type}}"
 )
-"""kubectl output format that shows KubeRay's version: `/` before 1.6, `string/` for 1.6, then `string/object`."""
+"""kubectl output format that tells KubeRay versions apart: `/` before 1.6, `string/` for 1.6, then `string/object`."""
+
+
+OPERATOR_MARK = f"jsonpath={_RAY_SERVICE}.rayClusterConfig.properties.authOptions.type}}"
+"""kubectl output format that shows nothing before KubeRay 1.5.1."""
 
 
 def commands(config: Service | Job) -> str:
@@ -53,6 +60,12 @@ def terraform(config: Service | Job) -> str:
     Values of Secrets would end up in Terraform's state. Raises ConfigError as `commands` does.
     """
     refuse_old_version(config)
+    for field in ("cluster_flags", "pool_flags"):
+        if getattr(config.cloud, field):
+            raise ConfigError(
+                f"cloud.{field} are gcloud's, and Terraform has no such flags: leave them out, and write what they "
+                "mean into an override.tf.json beside the main.tf.json"
+            )
     written = YAML(typ="safe").load(_filled("terraform.yaml.jinja", config))
     return json.dumps(written, indent=2) + "\n"
 
@@ -79,18 +92,24 @@ def _filled(template: str, config: Service | Job) -> str:
         .get_template(template)
         .render(
             DEFAULT_DISK_GB=DEFAULT_DISK_GB,
+            OPERATOR_MARK=OPERATOR_MARK,
             OPERATOR_MARKS=OPERATOR_MARKS,
+            POOL_CAPACITY=POOL_CAPACITY,
+            POOL_OWNER=POOL_OWNER,
             REGISTRY_LOCATION=REGISTRY_LOCATION,
             REPOSITORY=REPOSITORY,
-            account=config.service_account,
+            account=config.service_account if config.service_account and config.service_account.create else None,
             apis=apis(planned),
             capacity=capacity,
+            channel=release_channel(config),
             cloud=config.cloud,
             config=config,
             images=own_images(config),
+            operated=isinstance(config, Service) or config.ray,
             planned=planned,
             queued=any(isinstance(group.capacity, capacity.Queued) for group in config.worker_groups),
             region=region(config),
+            window=config.cloud.maintenance,
             workload="job" if isinstance(config, Job) else "service",
         )
     )
@@ -112,6 +131,49 @@ def apis(planned: tuple[Pool, ...]) -> list[str]:
     """Google Cloud services that the project must enable, without .googleapis.com."""
     tpus = any(pool.slice for pool in planned)
     return ["container", "compute", "iam", "storage", "artifactregistry", "cloudbuild", *(["tpu"] if tpus else [])]
+
+
+def release_channel(config: Service | Job) -> str | None:
+    """The channel to enrol the cluster in; None for gcloud's default."""
+    return config.cloud.release_channel or (None if config.cloud.cluster_version else "rapid")
+
+
+def cluster_options(config: Service | Job) -> dict[str, str | bool]:
+    """Options of `gcloud container clusters create` for what the config says of versions, upgrades and networks."""
+    cloud, window = config.cloud, config.cloud.maintenance
+    options: dict[str, str | bool | None] = {
+        "cluster-version": cloud.cluster_version,
+        "release-channel": release_channel(config),
+        "network": cloud.network,
+        "subnetwork": cloud.subnetwork,
+        "cluster-secondary-range-name": cloud.pod_range,
+        "services-secondary-range-name": cloud.service_range,
+    }
+    if window is not None:
+        options |= {
+            f"maintenance-window-{name}": value
+            for name, value in (("start", window.begins), ("end", window.ends), ("recurrence", window.recurrence))
+        }
+    if cloud.private:
+        options |= dict.fromkeys(
+            ("enable-ip-alias", "enable-private-nodes", "enable-dns-access", "no-enable-ip-access"), True
+        )
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def more_flags(flags: tuple[str, ...]) -> str:
+    """Flags of the config, each on a line that continues the one before."""
+    return "".join(f" \\\n      {quote(flag)}" for flag in flags)
+
+
+def labels(pool: Pool) -> str:
+    """The pool's labels as gcloud takes them."""
+    return ",".join(f"{key}={value}" for key, value in pool.binding.items())
+
+
+def taints(pool: Pool) -> str:
+    """The pool's taints as gcloud takes them."""
+    return ",".join(f"{key}={value}:NoSchedule" for key, value in pool.binding.items())
 
 
 def reservation_path(reservation: capacity.Reservation) -> str:
@@ -143,10 +205,11 @@ def own_images(config: Service | Job) -> list[str]:
 
 def secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
     """By name of the Secret: each key, the environment variable with its value, and the prompt for it."""
-    wanted = (
+    wanted = [
         (config.hugging_face_token, "HF_TOKEN", "Hugging Face token"),
         (getattr(config, "api_keys", None), "PODSLICE_API_KEYS", "API keys, KEY or NAME=KEY, comma-separated"),
-    )
+    ]
+    wanted += [(value, name, name) for name, value in config.env.items() if isinstance(value, SecretKey)]
     entries: dict[str, list[tuple[str, str, str]]] = {}
     for secret, variable, what in wanted:
         if secret is not None:
@@ -154,4 +217,15 @@ def secrets(config: Service | Job) -> dict[str, list[tuple[str, str, str]]]:
     return entries
 
 
-_FOR_TEMPLATES = (cpu_nodes, is_zone, kubernetes_accounts, minimum_version, reservation_path, secrets)
+_FOR_TEMPLATES = (
+    cluster_options,
+    cpu_nodes,
+    is_zone,
+    kubernetes_accounts,
+    labels,
+    minimum_version,
+    more_flags,
+    reservation_path,
+    secrets,
+    taints,
+)

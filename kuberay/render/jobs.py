@@ -8,21 +8,25 @@ from kuberay.render.kueue import queue_labels, queue_objects
 from kuberay.render.monitoring import pod_monitoring
 from kuberay.render.notes import noted
 from kuberay.render.objects import kubernetes_object, metadata
+from kuberay.render.overlay import merged
 from kuberay.render.ray.pods import (
     gigabytes,
     host_address,
     machine_memory_gb,
     machine_quantities,
-    plain,
     pod_template,
     port,
     quantities,
     secrets,
+    variables,
 )
 from kuberay.render.ray.ray_cluster import ray_cluster_spec
 from ray_configs.capacity import FlexStart, Queued
 from ray_configs.job import Job
 from ray_configs.labels import JOB_NAME, NODE_POOL, RAY_CLUSTER
+
+SUBMITTER_RETRIES = 6
+"""As of any Kubernetes Job."""
 
 
 def job_objects(job: Job) -> list[dict[str, Any]]:
@@ -43,9 +47,35 @@ def _ray_job(job: Job) -> dict[str, Any]:
     spec |= {
         "backoffLimit": job.retries,
         noted("shutdownAfterJobFinishes", "Releases the slices at once; the RayJob stays, with its status."): True,
-        "rayClusterSpec": ray_cluster_spec(job, job.container_image, elastic=False),
+        noted(
+            "submitterConfig",
+            "The submitter starts the job, then follows its log. By default, losing the head three times would "
+            "fail a job that runs on.",
+        ): {"backoffLimit": SUBMITTER_RETRIES},
     }
+    if submitter := _submitter(job):
+        spec[noted("submitterPodTemplate", "The operator's own, with what the config adds to the head.")] = submitter
+    spec["rayClusterSpec"] = ray_cluster_spec(job, job.container_image, elastic=False)
     return kubernetes_object("ray.io/v1", "RayJob", metadata(job, **queue_labels(job)), spec)
+
+
+def _submitter(job: Job) -> dict[str, Any] | None:
+    """The submitter's Pod: None for the operator's own, which has no pull secrets, security context or the like."""
+    if not (job.head.pod or job.head.container):
+        return None
+    container: dict[str, Any] = {
+        "name": "ray-job-submitter",
+        "image": job.container_image,
+        "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m", "memory": "200Mi"}},
+    }
+    if security := job.head.container.get("securityContext"):
+        container["securityContext"] = security
+    added: dict[str, Any] = job.head.pod
+    spec = dict(added.get("spec", {}))
+    for own in ("containers", "initContainers", "volumes"):  # beside the head, for its container
+        spec.pop(own, None)
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    return merged(template, added | {"spec": spec})
 
 
 def _headless_service(job: Job) -> dict[str, Any]:
@@ -110,7 +140,7 @@ def _template(job: Job, several: bool) -> dict[str, Any]:
             port("tpu", 8471),
             port("tpu-metrics", 8431),
         ]
-    if env := plain(job.env) + secrets(job) + host_address(job.slice):
+    if env := variables(job.env) + secrets(job) + host_address(job.slice):
         container["env"] = env
     container["resources"] = quantities(requests)
     spec: dict[str, Any] = {"restartPolicy": "Never" if several else "OnFailure"}

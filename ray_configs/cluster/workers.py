@@ -5,9 +5,11 @@ of them, which reserves the slice's hosts and drives them. On a TPU host it coul
 the autoscaler would mistake a busy slice for an idle one, or the reverse.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from ray_configs.capacity import Capacity, FlexStart, Queued
+from ray_configs.labels import POOL_CAPACITY, POOL_OWNER
 from ray_configs.tpu import TpuSlice
 
 PROCESS_SCRATCH_GB = 10
@@ -39,6 +41,12 @@ class WorkerGroup:
     """Local disk, 10^9 bytes, that a Pod may fill."""
     leads: str | None = None
     """For CPU Pods: the group of multi-host slices whose replica processes they run."""
+    pod: dict[str, Any] = field(default_factory=dict)
+    """Merged into its Pod template last."""
+    container: dict[str, Any] = field(default_factory=dict)
+    """Merged into its container last."""
+    zones: tuple[str, ...] = ()
+    """Zones of its node pools; empty: those of the whole config."""
 
     @property
     def hosts(self) -> int:
@@ -59,6 +67,15 @@ def group_name(slice: TpuSlice | None) -> str:
 def process_group_name(slice: TpuSlice | None) -> str:
     """Name of the group of CPU Pods whose processes drive such slices: `cpu-v5e-4x8`. Without a slice, `cpu`."""
     return "cpu" if slice is None else f"cpu-{_dashed(slice)}"
+
+
+def pool_binding(owner: str, capacity: Capacity) -> dict[str, str]:
+    """Labels and taints by which a node pool takes the Pods of one config and one kind of capacity alone.
+
+    Labels that Pods select by would not do: an on-demand Pod selects none, so it would fit the Spot, flex-start and
+    reserved nodes of every other config.
+    """
+    return {POOL_OWNER: owner, POOL_CAPACITY: capacity.kind}
 
 
 def _dashed(slice: TpuSlice) -> str:

@@ -15,9 +15,9 @@ from ray_configs.applications.callers import CallerConfig
 from ray_configs.base import Config
 from ray_configs.capacity import Capacity, FlexStart, OnDemand, Queued, Reservation, Spot
 from ray_configs.cell import CellConfig
-from ray_configs.cloud import Bucket, GoogleCloud, Identity, SecretKey
+from ray_configs.cloud import Bucket, GoogleCloud, Identity, MaintenanceWindow, SecretKey
 from ray_configs.cluster.deployed import Head
-from ray_configs.exposure import ClusterIP, Exposure, Gateway, LoadBalancer
+from ray_configs.exposure import ClusterIP, Exposure, Gateway, GatewayRef, IdentityAwareProxy, LoadBalancer
 from ray_configs.job import Job
 from ray_configs.llm import EngineConfig, LLMConfig
 from ray_configs.loading import catalog, load
@@ -74,7 +74,10 @@ CONFIGS = (
     CellConfig(name="test", slice="v5e:4x8", model_roots=("gs://b/models", "/gcs"), admins=("alice", "acl/bob")),
     CallerConfig(weight=3, max_requests=8),
     TpuSlice("v5e", "4x8"),
-    Head(cpus=4),
+    Head(cpus=4, pod={"spec": {"imagePullSecrets": [{"name": "registry"}]}}),
+    MaintenanceWindow(start="22:00", days=("MO", "FR")),
+    GatewayRef(name="shared", namespace="infra"),
+    IdentityAwareProxy(client_id="id", client_secret="oauth"),
     llm("v5e:4x8", capacity=Spot(), route_prefix="/a"),
     service(llm("v5e:2x2", capacity=Queued(queue="night")), exposure=LoadBalancer(), bucket=Bucket(), env={"A": "b"}),
     job(slice="v5e:2x4:4t", capacity=FlexStart(), env={"A": "b"}),

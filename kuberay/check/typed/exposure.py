@@ -16,8 +16,13 @@ def no_api_keys(service: Service) -> Iterator[Problem]:
     """An exposed service asks for API keys. Otherwise everyone who reaches it may use it, and publish in its cells."""
     if isinstance(service.exposure, ClusterIP) or service.api_keys is not None or _KEYS in service.env:
         return
-    public, cells = not service.exposure.internal, cells_of(service)
+    exposure = service.exposure
+    if isinstance(exposure, Gateway) and exposure.iap:
+        return  # callers sign in with Google
+    public, cells = not exposure.internal, cells_of(service)
     reach = "it has an address on the internet" if public else "the whole VPC can"
+    if getattr(exposure, "existing", None):
+        reach = "it is shared, and may be on the internet"
     does, instead = "use the models", "api_keys=SecretKey(secret=..., key=...)"
     if cells:  # more severe: whoever publishes decides what runs on the slices
         named = ", ".join(f"/sax/{cell.name}" for cell in cells)
@@ -33,7 +38,14 @@ def clear_keys(service: Service) -> Iterator[Problem]:
     """API keys do not cross the internet in clear."""
     exposure = service.exposure
     keys = service.api_keys is not None or _KEYS in service.env
-    if not keys or isinstance(exposure, ClusterIP) or getattr(exposure, "certificate", None):
+    if not keys or isinstance(exposure, ClusterIP) or getattr(exposure, "encrypted", False):
+        return
+    if isinstance(exposure, Gateway) and exposure.existing:
+        why = f"whether Gateway {exposure.existing.name} speaks HTTPS is not known here: without it API keys cross the "
+        why += "network in clear"
+        yield note(
+            Location(f"Service/{service.name} exposure"), why, "the name of an HTTPS listener: existing.listener"
+        )
         return
     clear = f"the {exposure.kind} speaks plain HTTP: API keys and all that is said cross "
     place = Location(f"Service/{service.name} exposure")
@@ -47,7 +59,7 @@ def clear_keys(service: Service) -> Iterator[Problem]:
 @rule(Service, "clear-secret", "Kubernetes: whoever may read the object reads its env")
 def keys_in_clear(service: Service) -> Iterator[Problem]:
     """API keys come from a Secret, not from `env`, which the manifest shows."""
-    if _KEYS in service.env:
+    if isinstance(service.env.get(_KEYS), str):
         why = f"{_KEYS} is in clear in the manifest: everyone who may read it, or the config in Git, has the keys"
         yield error(Location(f"Service/{service.name} env"), why, "api_keys=SecretKey(secret=..., key=...)")
 
@@ -56,7 +68,7 @@ def keys_in_clear(service: Service) -> Iterator[Problem]:
 def proxy_only_subnet(service: Service) -> Iterator[Problem]:
     """An internal Gateway needs a proxy-only subnet in its region, without which it never gets an address."""
     exposure = service.exposure
-    if isinstance(exposure, Gateway) and exposure.internal:
+    if isinstance(exposure, Gateway) and not exposure.existing and exposure.internal:
         why = "the VPC needs a proxy-only subnet in this region, which nothing here makes: the Gateway waits for one"
         instead = (
             "if there is none yet: gcloud compute networks subnets create proxy-only --purpose=REGIONAL_MANAGED_PROXY "

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from kuberay.check.findings import Location
-from kuberay.check.rules import Problem, error, rule
+from kuberay.check.rules import Problem, error, note, rule, warning
 from ray_configs.capacity import Reservation
 from ray_configs.cluster.workers import CPU_POD_MEMORY_GB
 from ray_configs.job import Job
@@ -69,15 +69,13 @@ def head_fits(config: Service | Job) -> Iterator[Problem]:
 @rule(Service | Job, "reservation-zone", "Compute Engine: a reservation belongs to one zone")
 def one_zone(config: Service | Job) -> Iterator[Problem]:
     """Slices of a reservation are asked for in its zone alone."""
-    zones = config.cloud.zones
     owners = config.applications if isinstance(config, Service) else (config,)
-    if len(zones) < 2:
-        return
     for owner in owners:
-        if isinstance(owner.capacity, Reservation):
+        zones = getattr(owner, "zones", ()) or config.cloud.zones
+        if len(zones) > 1 and isinstance(owner.capacity, Reservation):
             why = f"reservation {owner.capacity.name} is in one zone, and slices are spread over {', '.join(zones)}: "
             why += "the node pools of the others are refused"
-            instead = "cloud.zones with the reservation's zone alone; a service of its own for each zone"
+            instead = "Application(zones=...) or cloud.zones with the reservation's zone alone"
             yield error(Location(f"{type(config).__name__}/{config.name} cloud.zones"), why, instead)
             return
 
@@ -87,8 +85,34 @@ def zones_of_the_region(config: Service | Job) -> Iterator[Problem]:
     """Zones belong to the region of the cluster."""
     location = config.cloud.location
     region = location.rpartition("-")[0] if location[-1:].isalpha() else location
-    for zone in config.cloud.zones:
+    own = [zone for app in config.applications for zone in app.zones] if isinstance(config, Service) else []
+    for zone in dict.fromkeys([*config.cloud.zones, *own]):
         if re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", zone) and not zone.startswith(f"{region}-"):
             why = f"{zone} is not in {region}, the cluster's region: GKE refuses a node pool there"
             instead = f"a zone such as {region}-a, or cloud.location={zone.rpartition('-')[0]!r}"
             yield error(Location(f"{type(config).__name__}/{config.name} cloud.zones"), why, instead)
+
+
+@rule(Service | Job, "operator-version", "GKE: the Ray operator's version comes with the cluster's")
+def old_cluster(config: Service | Job) -> Iterator[Problem]:
+    """A cluster for Ray is new enough for KubeRay 1.5.1, which was released when GKE 1.34 was the newest."""
+    asked = re.match(r"1\.(\d+)", config.cloud.cluster_version or "")
+    if asked and int(asked[1]) < 34 and (isinstance(config, Service) or config.ray):
+        why = f"GKE {config.cloud.cluster_version} is older than KubeRay 1.5.1: its Ray operator drops the labels of "
+        why += "worker groups and authOptions, so that slices are not found and the dashboard is open"
+        instead = "cloud.cluster_version='1.34' or later, or None for the newest; create.sh asks the cluster itself"
+        yield warning(Location(f"{type(config).__name__}/{config.name} cloud.cluster_version"), why, instead)
+
+
+@rule(Service | Job, "maintenance-window", "GKE: without a window upgrades begin at any time")
+def no_window(config: Service | Job) -> Iterator[Problem]:
+    """Upgrades of the cluster, which restart slices, wait for a maintenance window."""
+    cloud = config.cloud
+    if cloud.maintenance is None:
+        channel = cloud.release_channel or "rapid"
+        why = f"GKE may upgrade the cluster and restart its slices at any hour; the {channel} channel gets a version "
+        why += "nearly every week" if channel == "rapid" else "every few weeks"
+        place = Location(f"{type(config).__name__}/{config.name} cloud.maintenance")
+        yield (warning if channel == "rapid" else note)(
+            place, why, "MaintenanceWindow(start='00:00', days=('SA', 'SU'))"
+        )

@@ -4,7 +4,15 @@ from typing import Any
 
 from ray_configs.base import Kind
 from ray_configs.capacity import Capacity, FlexStart, Queued, Reservation, Spot
-from ray_configs.labels import FLEX_START, QUEUED, RESERVATION, RESERVATION_PROJECT, SPOT, TPU
+from ray_configs.cluster.workers import pool_binding
+from ray_configs.labels import (
+    FLEX_START,
+    QUEUED,
+    RESERVATION,
+    RESERVATION_PROJECT,
+    SPOT,
+    TPU,
+)
 from ray_configs.tpu import TpuSlice
 
 TAINTS: dict[type[Kind], str] = {Spot: SPOT, Queued: QUEUED}
@@ -24,8 +32,12 @@ def node_selector(slice: TpuSlice | None, capacity: Capacity) -> dict[str, str]:
     return labels
 
 
-def tolerations(slice: TpuSlice | None, capacity: Capacity) -> list[dict[str, Any]]:
-    """Tolerations of the Pod, for the taints of its capacity."""
+def tolerations(slice: TpuSlice | None, capacity: Capacity, owner: str) -> list[dict[str, Any]]:
+    """Tolerations of the Pod, for the taints of its capacity and of its owner's node pools (`pool_binding`)."""
     taints = [] if slice is None else [TPU]
     taints += [taint for kind, taint in TAINTS.items() if isinstance(capacity, kind)]
-    return [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
+    tolerated = [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
+    return tolerated + [
+        {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
+        for key, value in pool_binding(owner, capacity).items()
+    ]

@@ -1,8 +1,10 @@
 """Pod templates: resources, environment and volumes of a container."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kuberay.render.notes import noted
+from kuberay.render.overlay import overlaid
 from kuberay.render.ray.placement import node_selector, tolerations
 from ray_configs.cloud import Bucket, SecretKey
 from ray_configs.cluster.workers import CPU_POD_MEMORY_GB, WorkerGroup
@@ -89,12 +91,18 @@ def bucket_volume(bucket: Bucket) -> dict[str, Any]:
             **_read_only(bucket),
             "volumeAttributes": {
                 "bucketName": bucket.name,
-                noted("mountOptions", "Shows folders that have no object; the image's user owns the files."): (
-                    f"implicit-dirs,uid={RAY_USER},gid={RAY_GROUP}"
+                noted("mountOptions", "Shows folders that have no object; the image's user owns the files."): ",".join(
+                    _mount_options(bucket)
                 ),
             },
         },
     }
+
+
+def _mount_options(bucket: Bucket) -> Iterable[str]:
+    """The bucket's options over ours; of two with the same name the later holds."""
+    options = ("implicit-dirs", f"uid={RAY_USER}", f"gid={RAY_GROUP}", *bucket.mount_options)
+    return {option.rpartition(":")[0] or option.partition("=")[0]: option for option in options}.values()
 
 
 def _read_only(bucket: Bucket) -> dict[str, bool]:
@@ -112,9 +120,12 @@ def secret_source(entry: SecretKey) -> dict[str, Any]:
     return {"secretKeyRef": {"name": entry.secret, "key": entry.key}}
 
 
-def plain(env: dict[str, str]) -> list[dict[str, Any]]:
-    """Variables with literal values. Empty values are left out, as when the operator writes the object back."""
-    return [{"name": name, "value": value} if value else {"name": name} for name, value in env.items()]
+def variables(env: Mapping[str, str | SecretKey]) -> list[dict[str, Any]]:
+    """Environment variables. Empty values are left out, as when the operator writes the object back."""
+    return [
+        secret(name, value) if isinstance(value, SecretKey) else {"name": name} | ({"value": value} if value else {})
+        for name, value in env.items()
+    ]
 
 
 def port(name: str, number: int) -> dict[str, Any]:
@@ -145,9 +156,9 @@ def pod_template(
     account: str | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A template of one container, with the volumes, identity and placement that the config asks for.
+    """A template of one container, with the volumes, identity and placement that the config asks for, and its overlays.
 
-    `group` is None for a Pod without chips, on any ordinary node. `memory_gb` is the container's memory.
+    `group` is None for a head, on any ordinary node. `memory_gb` is the container's memory.
     `account` is its Kubernetes service account; None for the config's, if it has one.
     """
     volumes = [shared_memory(memory_gb)]
@@ -168,8 +179,9 @@ def pod_template(
         pod["serviceAccountName"] = account
     if group is not None and (selector := node_selector(group.slice, group.capacity)):
         pod["nodeSelector"] = selector
-    if group is not None and (tolerated := tolerations(group.slice, group.capacity)):
-        pod["tolerations"] = tolerated
+    if group is not None:
+        why = "The last two are for the node pools of `node-pools`, which take no other config's Pods."
+        pod[noted("tolerations", why)] = tolerations(group.slice, group.capacity, config.owner)
     if isinstance(config, Service) and config.priority_class:
         pod["priorityClassName"] = config.priority_class
     if isinstance(config, Service) and config.lock_memory and group is not None and group.slice is not None:
@@ -181,7 +193,9 @@ def pod_template(
         }
     pod["containers"] = [container | {"volumeMounts": mounts}]
     pod["volumes"] = volumes
-    return {"metadata": {"labels": {INSTANCE_LABEL: config.name}, "annotations": annotations}, "spec": pod}
+    template = {"metadata": {"labels": {INSTANCE_LABEL: config.name}, "annotations": annotations}, "spec": pod}
+    added = config.head if group is None else group
+    return overlaid(template, added.pod, added.container)
 
 
 def host_address(slice: TpuSlice | None) -> list[dict[str, Any]]:

@@ -3,23 +3,25 @@
 from typing import Any
 
 from kuberay.render.notes import noted
+from kuberay.render.overlay import overlaid
 from kuberay.render.ray.pods import (
     Config,
     api_keys,
     gigabytes,
     host_address,
-    plain,
     pod_template,
     port,
     quantities,
     secret_source,
     secrets,
     slice_ports,
+    variables,
     worker_memory_gb,
     worker_quantities,
 )
 from kuberay.render.ray.serve_config import SERVE_PORT
 from ray_configs.applications.ingress import DIRECT_INGRESS, HARD_STOP
+from ray_configs.cloud import SecretKey
 from ray_configs.cluster.workers import GROUP_LABEL, GROUPS_LABELLED, SLICES_KEPT, WorkerGroup
 from ray_configs.service import GcsFaultTolerance, Service
 
@@ -44,6 +46,7 @@ AUTOSCALER_ENV = [
     },
 ]
 HAPROXY_THREADS = "4"
+REDIS_CA = "/etc/podslice/redis"
 BEGIN_TO_DRAIN_S = 5
 """Seconds until a replica on a draining node or slice has been told to stop."""
 
@@ -65,6 +68,8 @@ def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str
             "resources": quantities({"cpu": "500m", "memory": "1G"}),
             "env": AUTOSCALER_ENV,
         }
+        if security := config.head.container.get("securityContext"):
+            spec["autoscalerOptions"]["securityContext"] = security
     spec["headGroupSpec"] = _head(config, head_image)
     spec["workerGroupSpecs"] = [_worker_group(config, group, elastic) for group in config.worker_groups]
     return spec
@@ -73,6 +78,8 @@ def ray_cluster_spec(config: Config, head_image: str, elastic: bool) -> dict[str
 def _gcs_fault_tolerance(redis: GcsFaultTolerance) -> dict[str, Any]:
     why = "Keeps the head's state. Each cluster has its own keys there, which are deleted with the cluster."
     options: dict[str, Any] = {noted("redisAddress", why): redis.redis_address}
+    if user := redis.redis_user:
+        options["redisUsername"] = {"value": user} if isinstance(user, str) else {"valueFrom": secret_source(user)}
     if password := redis.redis_password:
         options["redisPassword"] = {"valueFrom": secret_source(password)}
     return options
@@ -90,7 +97,7 @@ def _environment(config: Config) -> list[dict[str, Any]]:
         ingress["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = str(drain_s)
         if drain_s > int(ingress[HARD_STOP]):
             ingress[HARD_STOP] = str(drain_s)
-    return plain(ingress | config.env)
+    return variables(ingress | config.env)
 
 
 def _head(config: Config, image: str) -> dict[str, Any]:
@@ -107,10 +114,21 @@ def _head(config: Config, image: str) -> dict[str, Any]:
         "resources": quantities({"cpu": str(config.head.cpus), "memory": gigabytes(config.head.memory_gb)}),
     }
     account = config.head_account if isinstance(config, Service) else None
+    template = pod_template(config, container, None, config.head.memory_gb, account)
+    if isinstance(config, Service) and config.gcs_fault_tolerance and (ca := config.gcs_fault_tolerance.redis_ca):
+        template = overlaid(template, *_redis_ca(ca))
     return {
         "rayStartParams": {noted("num-cpus", "No replica or task runs on the head, which controls the cluster."): "0"},
-        "template": pod_template(config, container, None, config.head.memory_gb, account),
+        "template": template,
     }
+
+
+def _redis_ca(ca: SecretKey) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The volume and the variable by which the head checks the certificate of its Redis."""
+    volume = {"name": "redis-ca", "secret": {"secretName": ca.secret, "items": [{"key": ca.key, "path": "ca.crt"}]}}
+    mount = {"name": "redis-ca", "mountPath": REDIS_CA, "readOnly": True}
+    variable = {"name": "RAY_REDIS_CA_CERT", "value": f"{REDIS_CA}/ca.crt"}
+    return {"spec": {"volumes": [volume]}}, {"volumeMounts": [mount], "env": [variable]}
 
 
 def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str, Any]:
@@ -125,7 +143,7 @@ def _worker_group(config: Config, group: WorkerGroup, elastic: bool) -> dict[str
     # hosts stay NotReady, which has no other effect.
     kept = any(other.name == group.leads and other.minimum == other.maximum for other in config.worker_groups)
     container["env"] = _environment(config) + secrets(config) + host_address(group.slice)
-    container["env"] += plain({SLICES_KEPT: "1"} if kept else {})
+    container["env"] += variables({SLICES_KEPT: "1"} if kept else {})
     if not container["env"]:
         del container["env"]
     container["resources"] = quantities(worker_quantities(group))

@@ -90,7 +90,7 @@ def test_cluster_bucket_and_rights() -> None:
     made = resources(gemma_7b_it_v5e.service)
     cluster = made["google_container_cluster"]["cluster"]
     addons = ("ray_operator_config", "gcs_fuse_csi_driver_config")
-    assert cluster["addons_config"] == {name: {"enabled": True} for name in addons}
+    assert {name: body["enabled"] for name, body in cluster["addons_config"].items()} == dict.fromkeys(addons, True)
     assert cluster["workload_identity_config"] == {"workload_pool": "PROJECT_ID.svc.id.goog"}
     bucket = made["google_storage_bucket"]["bucket"]
     assert (bucket["name"], bucket["location"]) == ("BUCKET_NAME", "us-west4")
