@@ -26,24 +26,25 @@ class Shape:
 
     Args:
         tools: where it looks for tools: in its own variable, in the system message, or nowhere.
-        system: whether a system message may come first.
+        system: where its text is shown: in a first message; only if a user's message is last ("when asked"), otherwise
+            in the last of those; or always in a user's message.
         repeats: whether one role may have several messages in a row.
         after_result: how a user's message may follow a tool's result: as it is, after an empty answer, or as one text.
         calls: whether it shows calls.
         parallel: whether one message may have several calls.
-        text_beside: whether a message may have text and calls, or the template would show neither better apart.
+        text_beside: how text may stand beside calls: in their message, in one of its own before it, or not at all.
         as_text: whether calls' arguments are JSON text; otherwise they are an object.
         inside: whether results belong into the message of their calls.
         quoted: whether results must be JSON, for a template that writes them into JSON as they are.
     """
 
     tools: Literal["variable", "system", "nowhere"] = "variable"
-    system: bool = True
+    system: Literal["first", "when asked", "user's"] = "first"
     repeats: bool = True
     after_result: Literal["as it is", "answered", "joined"] = "as it is"
     calls: bool = True
     parallel: bool = True
-    text_beside: bool = True
+    text_beside: Literal["within", "apart", "left out"] = "within"
     as_text: bool = False
     inside: bool = False
     quoted: bool = False
@@ -78,13 +79,15 @@ class Shape:
         found = next((way for way in ways if result_mark in prompt(way, ONE_CALL)), ways[0])
         followed = [replace(found, after_result="answered"), replace(found, after_result="joined")]
         found = next((way for way in (found, *followed) if way.calls and shows(way, *ONE_CALL, ASKS_MORE)), found)
-        apart = replace(found, text_beside=False)
+        if found.calls and not shows(found, *SAID):
+            apart = replace(found, text_beside="apart")
+            found = apart if shows(apart, *SAID, SAYS, ASKS_MORE) else replace(found, text_beside="left out")
+        always = not found.calls or shows(found, RULES, *ONE_CALL)
         return replace(
             found,
-            system=shows(found, RULES, ASKS),
+            system="user's" if not shows(found, RULES, ASKS) else "first" if always else "when asked",
             repeats=shows(found, ASKS, ASKS_MORE) and shows(found, ASKS, SAYS, SAYS_MORE, ASKS_MORE),
             parallel=not found.calls or shows(found, *TWO_CALLS),
-            text_beside=not found.calls or shows(found, *SAID) or not shows(apart, *SAID, SAYS, ASKS_MORE),
             quoted=re.search(rf'":\s*{RESULT["content"]}', prompt(found, ONE_CALL)) is not None,
         )
 
@@ -97,14 +100,15 @@ class Shape:
         """
         fitted = list(messages)
         first = fitted[:1] if fitted and fitted[0]["role"] == "system" else []
-        if first and not self.system:
-            fitted = _merged([{**first[0], "role": "user"}, *fitted[1:2]]) + fitted[2:]
+        if first and (self.system == "user's" or (self.system == "when asked" and fitted[-1]["role"] != "user")):
+            users = [i for i, message in enumerate(fitted) if message["role"] == "user"]
+            at = users[-1] if users and self.system == "when asked" else 1
+            fitted = fitted[1:at] + _merged([{**first[0], "role": "user"}, *fitted[at : at + 1]]) + fitted[at + 1 :]
         if cards and self.tools == "system":
             listed = json.dumps([card["function"] for card in cards], ensure_ascii=False)
             system = first[0] if first else {"role": "system", "content": ""}
             fitted = [{**system, "tools": listed}, *fitted[len(first) :]]
-        if not self.repeats:
-            fitted = _merged(fitted)
+        fitted = _merged(fitted, only_calls=self.repeats and self.text_beside != "left out")
         fitted = [self._called(message, write) for message in self._apart(fitted)]
         if self.after_result != "as it is":
             fitted = _followed(fitted, self.after_result == "joined")
@@ -116,9 +120,11 @@ class Shape:
         while at < len(messages):
             message, at = messages[at], at + 1
             calls: Sequence[Call] = message.get("tool_calls", ())
-            if calls and message["content"] and not self.text_beside:
-                yield {name: value for name, value in message.items() if name != "tool_calls"}
-                message = {"role": "assistant", "content": "", "tool_calls": calls}
+            if calls and message["content"] and self.text_beside != "within":
+                if self.text_beside == "apart":
+                    yield {name: value for name, value in message.items() if name != "tool_calls"}
+                    message = {"role": "assistant", "tool_calls": calls}
+                message = {**message, "content": ""}
             if len(calls) < 2 or self.parallel:
                 yield message
                 continue
@@ -162,12 +168,14 @@ def _in_text(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
-    """With one message for consecutive ones of a user, or of an assistant that has not called yet."""
+def _merged(messages: Sequence[Message], only_calls: bool = False) -> list[Message]:
+    """With one message for consecutive ones of a user, or of an assistant that has not called yet. `only_calls`: only
+    where the second one calls, for the text before calls is of the same answer."""
     merged: list[Message] = []
     for message in messages:
         before = merged[-1] if merged else {"role": None}
-        if message["role"] == before["role"] in ("user", "assistant") and "tool_calls" not in before:
+        same = message["role"] == before["role"] in ("user", "assistant") and "tool_calls" not in before
+        if same and ("tool_calls" in message or not only_calls):
             texts = {
                 name: PARAGRAPH.join(filter(None, (before.get(name), message.get(name))))
                 for name in ("content", "reasoning_content")

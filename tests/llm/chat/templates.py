@@ -4,17 +4,7 @@ Each names what it was read from: collections of released templates in llama.cpp
 `examples`, and the models' own cards. The wording of prompts is not theirs.
 """
 
-SYSTEM = "{% set sys = messages[0].content if messages[0].role == 'system' else '' %}"
-REST = "{% set rest = messages[1:] if messages[0].role == 'system' else messages %}"
-ALTERNATE = (
-    "{{% set ns = namespace(turn=0) %}}{{% for m in {messages} %}}"
-    "{{% if not (m.role == 'tool' or (m.tool_calls is defined and m.tool_calls is not none)) %}}"
-    "{{% if (m.role == 'user') != (ns.turn % 2 == 0) %}}{{{{ raise_exception('roles must alternate') }}}}{{% endif %}}"
-    "{{% set ns.turn = ns.turn + 1 %}}{{% endif %}}{{% endfor %}}"
-)
-NINE = (
-    "{{% if {id} is not defined or {id} | length != 9 %}}{{{{ raise_exception('ids have 9 letters') }}}}{{% endif %}}"
-)
+from tests.llm.chat.mistral_templates import MISTRAL_NEMO, MISTRAL_SMALL, REST, SYSTEM, mistral
 
 LLAMA3 = (
     SYSTEM
@@ -34,43 +24,29 @@ LLAMA3 = (
 )
 """Llama 3.1 and 3.2: llama.cpp, meta-llama-Llama-3.2-3B-Instruct.jinja."""
 
-_OFFER_BEFORE_LAST_USER = (
-    "{% if tools and m == users[-1] %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
-)
-MISTRAL_NEMO = (
-    SYSTEM
+GPT_OSS = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    + SYSTEM
     + REST
-    + "{% set users = rest | selectattr('role', 'equalto', 'user') | list %}"
-    + ALTERNATE.format(messages="rest")
-    + "{{ bos_token }}{% for m in rest %}{% if m.role == 'user' %}"
-    + _OFFER_BEFORE_LAST_USER
-    + "[INST]{% if loop.last and sys %}{{ sys }}\n\n{% endif %}{{ m.content }}[/INST]"
-    + "{% elif m.tool_calls is defined and m.tool_calls is not none %}[TOOL_CALLS][{% for c in m.tool_calls %}"
-    + NINE.format(id="c.id")
-    + '{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id }}"}{{ \', \' if not loop.last }}{% endfor %}]{{ eos_token }}'
-    + "{% elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}{% elif m.role == 'tool' %}"
-    + NINE.format(id="m.tool_call_id")
-    + '[TOOL_RESULTS]{"content": {{ m.content | string }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
-    + "{% else %}{{ raise_exception('only users and assistants') }}{% endif %}{% endfor %}"
+    + "{% if sys or tools %}<|start|>developer<|message|>{{ '# Instructions\n\n' + sys if sys }}"
+    + "{% for t in tools or [] %}// {{ t.function.description + '\n' + t.function.name }}{% endfor %}<|end|>{% endif %}"
+    + "{% set ns = namespace(called=none) %}{% set late = namespace(final=false) %}"
+    + "{% for m in rest %}{% if m.role == 'assistant' %}"
+    + "{% if 'tool_calls' in m %}{% set late.final = false %}"
+    + "{% if m.content and m.thinking %}{{ raise_exception('content or thinking') }}{% endif %}"
+    + "{% for f in rest[loop.index:] if f.role == 'assistant' and 'tool_calls' not in f %}"
+    + "{% set late.final = true %}{% endfor %}{% if (m.content or m.thinking) and not late.final %}"
+    + "<|start|>assistant<|channel|>analysis<|message|>{{ m.content or m.thinking }}<|end|>{% endif %}"
+    + "{% set f = m.tool_calls[0].function %}{% set ns.called = f.name %}"
+    + "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>"
+    + "{{ f.arguments | tojson }}<|call|>{% else %}{% set ns.called = none %}"
+    + "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}"
+    + "{% elif m.role == 'tool' %}{% if ns.called is none %}{{ raise_exception('no call before') }}{% endif %}"
+    + "<|start|>functions.{{ ns.called }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>"
+    + "{% elif m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    + "<|start|>assistant"
 )
-"""Mistral Nemo, and 7B v0.3 in much: llama.cpp, mistralai-Mistral-Nemo-Instruct-2407.jinja."""
-
-MISTRAL_SMALL = (
-    SYSTEM
-    + REST
-    + "{{ bos_token }}[SYSTEM_PROMPT]{{ sys or 'You are Mistral.' }}[/SYSTEM_PROMPT]"
-    + "{% set users = rest | selectattr('role', 'equalto', 'user') | list %}"
-    + ALTERNATE.format(messages="rest")
-    + "{% for m in rest %}{% if m.role == 'user' %}"
-    + _OFFER_BEFORE_LAST_USER
-    + "[INST]{{ m.content }}[/INST]{% elif m.tool_calls is defined %}[TOOL_CALLS] [{% for c in m.tool_calls %}"
-    + NINE.format(id="c.id")
-    + '{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id }}"}{{ \', \' if not loop.last }}{% endfor %}]{{ eos_token }}'
-    + "{% elif m.role == 'assistant' %}{{ m.content + eos_token }}{% elif m.role == 'tool' %}"
-    + '[TOOL_RESULTS] {"content": {{ m.content | string }}, "call_id": "{{ m.tool_call_id[-9:] }}"}[/TOOL_RESULTS]'
-    + "{% else %}{{ raise_exception('only users and assistants') }}{% endif %}{% endfor %}"
-)
-"""Mistral Small 3.1: llama.cpp, mistralai-Mistral-Small-3.1-24B-Instruct-2503.jinja."""
+"""gpt-oss: its chat_template.jinja, but for the words of its system message and the types of its tools."""
 
 GEMMA2 = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -140,8 +116,9 @@ GEMMA4_TOOL_ROLE = (
     + "<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{% endif %}"
     + "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
     + _GEMMA4_CALLS
-    + "{% for c in m.tool_calls or [] %}{% for r in rest if r.role == 'tool' and r.tool_call_id == c.id %}"
-    + "{{ response(c.function.name, r.content) }}{% set ns.last = 'response' %}{% endfor %}{% endfor %}"
+    + "{% set ids = m.tool_calls | map(attribute='id') | list if m.tool_calls else [] %}"
+    + "{% for r in rest if r.role == 'tool' and r.tool_call_id in ids %}{{ response(r.name, r.content) }}"
+    + "{% set ns.last = 'response' %}{% endfor %}"
     + _GEMMA4_TEXT
     + "{% if m.content or not m.tool_calls %}<turn|>\n{% endif %}{% endfor %}"
     + _GEMMA4_END
@@ -225,8 +202,12 @@ QWEN3 = (
 
 RELEASED = {
     "Llama 3": LLAMA3,
+    "gpt-oss": GPT_OSS,
     "Mistral Nemo": MISTRAL_NEMO,
     "Mistral Small": MISTRAL_SMALL,
+    "Mistral v7": mistral("v7"),
+    "Mistral v11": mistral("v11"),
+    "Mistral v13": mistral("v13"),
     "Gemma 2": GEMMA2,
     "Gemma 3": GEMMA3,
     "Gemma 4": GEMMA4,
