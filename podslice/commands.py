@@ -59,10 +59,11 @@ app.registered_commands += kuberay.commandline.app.registered_commands
 
 def _serve(kind: str, arguments: Sequence[str], port: int | None) -> None:
     """Runs the server in its own process; exits with that process's outcome."""
+    from podslice.own_folder import with_own_folder
     from podslice.served import read
     from podslice.supervisor import ServerFailed, Supervisor
 
-    serving = read(kind, arguments, port)
+    serving = with_own_folder(read(kind, arguments, port))
     try:
         status = Supervisor(serving).run([sys.executable, "-m", "podslice.server", kind, str(serving.port), *arguments])
     except ServerFailed as failure:

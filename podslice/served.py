@@ -1,7 +1,9 @@
 """Parses what `podslice serve` is to serve: the demo, a model given by its fields, or a whole config."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -93,3 +95,10 @@ def read(kind: str, arguments: Sequence[str], port: int | None) -> Serving:
         whole["http_options"] | ({"port": port} if port else {}),
         whole["logging_config"],
     )
+
+
+def joins_a_cluster() -> bool:
+    """Whether `ray.init` will join a cluster: the one in RAY_ADDRESS, or one that `ray start` started here."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address != "local"
+    return Path("/tmp/ray/ray_current_cluster").exists()

@@ -26,6 +26,7 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Loggi
 
 from apps.serving import private_ray, shutdown
 from apps.serving.progress import Event, reason, tell
+from podslice.own_folder import with_own_folder
 from podslice.served import Serving, read
 
 POLL_S = 0.2
@@ -47,7 +48,7 @@ def main(kind: str, port: str, *arguments: str) -> None:
     # If the command is killed, it cannot stop this process, so the kernel interrupts it when its parent dies.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
     parent = os.getppid()
-    serving = read(kind, arguments, int(port))
+    serving = with_own_folder(read(kind, arguments, int(port)))
     logs = None if serving.logging is None else LoggingConfig(**serving.logging)
     try:
         targets = [

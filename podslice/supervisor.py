@@ -5,7 +5,6 @@ Serve shuts down; a second Ctrl-C does not wait. SIGTERM does the same, and so d
 command runs under nohup. A pipe or terminal that nobody reads any more ends nothing.
 """
 
-import os
 import signal
 import socket
 import sys
@@ -22,8 +21,9 @@ from apps.serving.ingress.direct_ingress import temporary
 from kuberay import Refusal
 from kuberay.local.ports import hold
 from kuberay.output import outlive_readers
+from podslice import own_folder
 from podslice.display import display
-from podslice.served import Serving
+from podslice.served import Serving, joins_a_cluster
 from podslice.server_process import Server
 from ray_configs.applications.ingress import haproxy_files
 from ray_configs.cell import CellConfig
@@ -62,7 +62,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
                 signal.signal(number, self._stop)
-        if _joins_a_cluster():
+        if joins_a_cluster():
             return self._run(command, began, {})
         with _held(self._serving.port):
             _refuse_absent(self._serving)
@@ -133,6 +133,8 @@ class Supervisor:
         for app in self._serving.applications:
             print(f"{app.title} answers at {app.url(port)} after {seconds:.1f} s. To try it:")
             print(f"\n    {app.first_command(port)}\n")
+            if folder := own_folder.named(app):
+                print(folder)
         print(f"Ctrl-C stops it. Logs: {self._logs}", flush=True)
 
     def _watch(self, server: Server) -> None:
@@ -157,13 +159,6 @@ class Supervisor:
 
     def _see_logs(self) -> str:
         return f" (logs: {self._logs})" if self._logs else ""
-
-
-def _joins_a_cluster() -> bool:
-    """Whether `ray.init` will join a cluster: the one in RAY_ADDRESS, or one that `ray start` started here."""
-    if address := os.environ.get("RAY_ADDRESS"):
-        return address != "local"
-    return Path("/tmp/ray/ray_current_cluster").exists()
 
 
 @contextmanager

@@ -206,7 +206,8 @@ class LLMConfig(AppConfig, EngineConfig):
     replica."""
     batches: str | None = Field(None, min_length=1)
     """Folder or bucket (`gs://bucket/batches`) for OpenAI's Files and Batch APIs, `/v1/files` and `/v1/batches`. All
-    replicas must see the same one. None: both answer 404. Batches run in slots that other requests leave free; with
+    replicas must see the same one. None: both answer 404; but `podslice serve` on one machine keeps them in
+    `~/.cache/podslice/batches`, unless it is `off`. Batches run in slots that other requests leave free; with
     `min_replicas` 0, only while other requests keep a replica alive."""
     batch_file_mib: int = Field(200, ge=1)
     """Largest file that may be uploaded for a batch, in MiB."""
@@ -219,6 +220,8 @@ class LLMConfig(AppConfig, EngineConfig):
     """Most files that one API key may keep."""
     batch_key_open: int = Field(200, ge=1)
     """Most batches of one API key that have not ended."""
+    batch_keep_days: float | None = Field(None, gt=0)
+    """Days after which files, and batches that have ended, are deleted. None: kept until a client deletes them."""
 
     @model_validator(mode="after")
     def _adapters_can_be_loaded(self) -> "LLMConfig":

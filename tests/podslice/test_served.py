@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kuberay import Refusal
+from podslice.own_folder import FOLDER, named, with_own_folder
 from podslice.served import read
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import ConfigError
@@ -78,3 +79,43 @@ def test_what_cannot_start_is_refused_at_once(tmp_path: Path) -> None:
         )
     absent = tmp_path / "absent"
     assert serve(f"--port={free_port()}", f"model={absent}") == (2, f"podslice: {absent}: no such folder\n")
+
+
+def test_files_and_batches_have_a_folder_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    (app,) = with_own_folder(read("llm", ["batch_keep_days=7"], None)).applications
+    assert isinstance(app.config, LLMConfig)
+    assert (app.config.batches, app.config.batch_key_gib, app.config.batch_keep_days) == (FOLDER, 10, 7)
+    assert Path(FOLDER).expanduser().is_dir() and Path(FOLDER).parent == Path(LLMConfig().compile_cache or "").parent
+    assert FOLDER in (named(app) or "") and "7 days" in (named(app) or "")
+    whole = with_own_folder(read("llm", ["ray_configs.catalog.whole_graph"], None))
+    assert [getattr(app.config, "batches", None) for app in whole.applications] == [FOLDER, None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "address", "batches"),
+    [
+        (["batches=gs://b/x"], "local", "gs://b/x"),
+        (["batches=off"], "local", None),
+        ([], "10.0.0.1:6379", None),  # of several machines, which do not share it
+    ],
+)
+def test_another_place_for_them(
+    arguments: list[str], address: str, batches: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    (app,) = with_own_folder(read("llm", arguments, None)).applications
+    assert isinstance(app.config, LLMConfig) and app.config.batches == batches and named(app) is None
+    assert app.config.batch_keep_days is None
+
+
+def test_a_home_that_cannot_be_written_keeps_nobody_from_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    serving = read("llm", [], None)
+    assert with_own_folder(serving) == serving

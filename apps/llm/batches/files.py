@@ -61,6 +61,13 @@ class Files:
         ids = (name.removesuffix(ABOUT) for name in reversed(names) if name.endswith(ABOUT))
         return [id_ for id_ in ids if is_id(id_)]
 
+    def ids(self, owner: str) -> list[str]:
+        """As `newest_first`; empty if what is there is not an owner's folder."""
+        try:
+            return self.newest_first(owner)
+        except NotADirectoryError:
+            return []
+
     def several(self, owner: str, ids: list[str]) -> list[File | None]:
         """The files with these ids; None for one that does not exist."""
         found = self._storage.read([self._path(owner, id_, ABOUT) for id_ in ids])
@@ -115,6 +122,10 @@ class Files:
     def delete(self, owner: str, id_: str) -> None:
         """Raises OpenAIError if the owner has no such file."""
         self.get(owner, id_)
+        self.remove(owner, id_)
+
+    def remove(self, owner: str, id_: str) -> None:
+        """Removes a file, its metadata first."""
         self._storage.remove(self._path(owner, id_, ABOUT), self._path(owner, id_, CONTENT))
 
     def used(self, owner: str, besides: str = "") -> tuple[int, int]:

@@ -236,13 +236,15 @@ class Records:
 
 @dataclass(frozen=True)
 class Limits:
-    """Most bytes of an uploaded file and lines of a batch, and most bytes, files and open batches of a key."""
+    """Most bytes of an uploaded file and lines of a batch; most bytes, files and open batches of a key."""
 
     file_bytes: int
     lines: int
     key_bytes: int = 100 * 2**30
     key_files: int = 10_000
     key_open: int = 200
+    keep_s: float | None = None
+    """How old files, and batches that have ended, may become; None: any age."""
 
 
 class BatchStore:
@@ -260,6 +262,29 @@ class BatchStore:
         if size >= self.limits.key_bytes:
             raise self.over_quota()
         return self.limits.key_bytes - size
+
+    def expire(self) -> int:
+        """Deletes what is older than `keep_s`, but no open batch or its files. Returns how much was deleted."""
+        keep_s, deleted = self.limits.keep_s, 0
+        if keep_s is None:
+            return 0
+        open_ = self.records.open()
+        batches, read = {opened.id for opened in open_}, set[str]()
+        for opened in open_:
+            batch, progress = self.records.read(opened)
+            read.update(progress.get("file_ids", ()))
+            if isinstance(batch, dict):
+                read.add(batch["input_file_id"])
+        for owner in self.storage.names("keys"):
+            for id_ in self.files.ids(owner):
+                if age_s(id_) > keep_s and id_ not in read:
+                    self.files.remove(owner, id_)
+                    deleted += 1
+            for id_ in self.records.newest_first(owner):
+                if age_s(id_) > keep_s and id_ not in batches:
+                    self.storage.remove_folder("keys", owner, "batches", id_)
+                    deleted += 1
+        return deleted
 
     def over_quota(self) -> QuotaExceeded:
         """The error for a file that does not fit beside the others."""

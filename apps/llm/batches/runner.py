@@ -180,6 +180,11 @@ class Runner:
                     log.info("removed %d files that killed uploads left", removed)
             except Exception:
                 log.exception("cannot remove the files that killed uploads left; trying again")
+            try:
+                if deleted := await asyncio.to_thread(self._store.expire):
+                    log.info("deleted %d files and batches that were older than batch_keep_days", deleted)
+            except Exception:
+                log.exception("cannot delete old files and batches; trying again")
             await asyncio.sleep(TIDY_S)
 
 

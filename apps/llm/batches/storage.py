@@ -8,6 +8,7 @@ NAME, the owner, is the principal of the API key that created the object; `defau
 time, so a sorted listing is in order of creation.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -153,6 +154,11 @@ class Storage:
                 self.fs.rm_file(path)
             except FileNotFoundError:
                 continue
+
+    def remove_folder(self, *folder: str) -> None:
+        """Removes a folder with all that is in it; a missing one is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.path(*folder), recursive=True)
 
     def _read(self, path: str) -> Found:
         try:

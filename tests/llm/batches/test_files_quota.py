@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,23 @@ def test_open_batches(tmp_path: Path) -> None:
         assert ended(client, opened[0]).status == "cancelled"
         begin(client, lines("x"))
         assert len(client.batches.list().data) == 3
+
+
+def test_what_is_older_than_it_may_be_is_deleted(tmp_path: Path) -> None:
+    """But not an open batch, nor its input. The official client lists what is left."""
+    store = kept_in(tmp_path, replace(LIMITS, keep_s=3600))
+    with http_server(app_of(store, StandIn(may_answer=asyncio.Semaphore(0)), KEYS)) as url:
+        client = client_of(url, "a-key")
+        kept = begin(client, lines("waits"))
+        old = upload(client, 10)
+        assert store.expire() == 0
+        time.sleep(0.05)
+        store.limits = replace(LIMITS, keep_s=0.01)
+        assert store.expire() == 1 and [file.id for file in client.files.list()] == [kept.input_file_id]
+        assert not list(tmp_path.rglob(f"{old.id}*")) and client.batches.retrieve(kept.id).id == kept.id
+        client.batches.cancel(kept.id)
+        ended(client, kept)
+        while list((tmp_path / "open").iterdir()):
+            time.sleep(0.02)
+        assert store.expire() >= 2 and not list(client.files.list())
+        assert not list(tmp_path.rglob(f"{kept.id}*")) and client.batches.list().data == []
