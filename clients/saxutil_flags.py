@@ -118,8 +118,11 @@ def override(text: str) -> tuple[str, Any]:
 
 
 def model_id(text: str) -> str:
-    if not re.fullmatch(f"/sax/{NAME}/{NAME}", text):
-        raise Usage(f"{text!r} is not a model's ID: /sax/CELL/MODEL, names of a-z, 0-9, _ and - that begin with a-z")
+    if not re.fullmatch(f"/sax/{NAME}/{NAME}(:{NAME})?", text):
+        raise Usage(
+            f"{text!r} is not a model's ID: /sax/CELL/MODEL or /sax/CELL/MODEL:ADAPTER, names of a-z, 0-9, _ and - "
+            "that begin with a-z"
+        )
     return text
 
 

@@ -15,7 +15,7 @@ from apps.cell import acl
 from apps.cell.admin import Admin
 from apps.cell.bodies import Entry
 from apps.cell.names import split
-from apps.cell.reconcile import Delete, ServeApp, Target, assign, steps, surge_percent
+from apps.cell.reconcile import Delete, ServeApp, Target, Version, assign, steps, surge_percent
 from apps.cell.rounds import Failures
 from apps.cell.serve_apps import ServeApps, config_digest
 from apps.cell.state import Published
@@ -26,6 +26,8 @@ log = logging.getLogger("podslice")
 
 EXCEPTION = re.compile(r"^[\w.]+(Error|Exception|Exit|Interrupt|Failed|Missing)\b", re.MULTILINE)
 """The line of a traceback that names the exception."""
+ERROR = "Error:\n"
+"""What Serve writes before a traceback."""
 REASON_CHARACTERS = 1000
 
 
@@ -49,6 +51,8 @@ class CellReconciler:
         self.keys = keys
         """Whether the cell has keys: the models then answer only its fronts."""
         self._failed_since: dict[str, float] = {}
+        self._reasons: dict[str, tuple[str, str]] = {}
+        """By model that does not load: the digest of its config, and why. Serve tells only between two attempts."""
         self.seen = LastRound()
 
     @property
@@ -103,6 +107,8 @@ class CellReconciler:
             path = model.adapters[adapter].model_path
             if active and not self._told(name, model, adapter):
                 state, active = "LOADING", 0
+            elif active and app and app.adapter_refusals.get(adapter):
+                state, active, reason = "FAILED", 0, app.adapter_refusals[adapter]
         return {
             "model": full_name,
             "model_path": path,
@@ -121,10 +127,12 @@ class CellReconciler:
         }
 
     def _told(self, name: str, model: Published, adapter: str) -> bool:
-        """Whether all replicas of a model know that they shall have the adapter."""
+        """Whether all replicas of a model have loaded the adapter, or one has refused it."""
         app = self.seen.apps.get(name)
+        if app is None or adapter not in app.adapter_refusals:
+            return False
         wanted = None if name in self.seen.unservable else self._admin.registry.adapters(model).get(adapter)
-        return app is not None and app.status == "RUNNING" and app.adapters.get(adapter) == wanted
+        return app.adapters.get(adapter) == wanted
 
     def unloading(self) -> list[str]:
         """Unpublished models whose replicas are still finishing their requests."""
@@ -146,6 +154,17 @@ class CellReconciler:
         self._failed_since = {
             name: self._failed_since.get(name, now) for name, app in apps.items() if app.status == "DEPLOY_FAILED"
         }
+        self._reasons = {name: told for name, app in apps.items() if (told := self._reason(name, app))}
+
+    def _reason(self, name: str, app: ServeApp) -> tuple[str, str] | None:
+        """The reason to remember of an application: the last one, until its replicas run or it has another config."""
+        digest, before = Version.parse(app.version).digest, self._reasons.get(name)
+        known = before if before is not None and before[0] == digest else None
+        if told := _failure(app):
+            # An exception says more than Serve's count of attempts.
+            return (digest, told) if known is None or ERROR in app.message else known
+        healed = app.status in ("RUNNING", "DELETING") or (app.active and app.active >= app.wanted)
+        return None if healed else known
 
     def _state(self, name: str, model: Published, app: ServeApp | None) -> tuple[str, str | None]:
         if name in self.seen.unservable:
@@ -158,7 +177,8 @@ class CellReconciler:
             return "FAILED", refusal
         if app is None or app.status == "DELETING":
             return ("WAITING" if model.replicas else "LOADED"), waits
-        reason = _failure(app)
+        _, reason = self._reasons.get(name, ("", None))
+        reason = reason or _failure(app)
         updating = app.status == "DEPLOYING" or _served(self.seen.models.get(name)) != _served(model)
         if app.active >= model.replicas and updating and app.active:
             return "UPDATING", reason
@@ -190,7 +210,7 @@ def _failure(app: ServeApp) -> str | None:
     failed = app.status in ("DEPLOY_FAILED", "UNHEALTHY") or "failed" in app.message
     if not failed or not app.message.strip():
         return None
-    told, traced, trace = app.message.strip().partition("Error:\n")
+    told, traced, trace = app.message.strip().partition(ERROR)
     if not traced:
         return told
     exceptions = [match.start() for match in EXCEPTION.finditer(trace)]

@@ -37,6 +37,8 @@ class ServeApp:
     replicas: tuple[ReplicaStatus, ...]
     adapters: Mapping[str, AdapterSource] = field(default_factory=dict)
     """As the cell deployed it; see Target."""
+    adapter_refusals: Mapping[str, str] = field(default_factory=dict)
+    """Why its replicas refused an adapter; "" for one that all of them have loaded. Others are on their way."""
 
     @property
     def active(self) -> int:

@@ -5,7 +5,9 @@ What runs is always read from Serve's controller. Deploying the version that is 
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -15,7 +17,12 @@ from apps.llm.server import LLMServer
 from apps.serving import private_ray
 from apps.serving.ingress.api_keys import OPEN, RELAY, digest
 from apps.serving.replica_options import options
-from ray_configs.llm import LLMConfig
+from ray_configs.llm import AdapterSource, LLMConfig
+
+log = logging.getLogger("podslice")
+
+ASK_S = 2.0
+"""How long replicas have to tell which adapters they have."""
 
 
 class ServeApps:
@@ -24,6 +31,8 @@ class ServeApps:
     def __init__(self, cell: str, route_prefix: str):
         self._cell = cell
         self._prefix = route_prefix.rstrip("/")
+        self._held: dict[str, tuple[Any, dict[str, str]]] = {}
+        """By application: its replicas and adapters, and `ServeApp.adapter_refusals` once it will not change."""
 
     def app_name(self, model: str) -> str:
         """With dots, because slashes would end up in names of log files; parts of a model's name have no dots."""
@@ -35,11 +44,34 @@ class ServeApps:
     def observe(self) -> dict[str, ServeApp]:
         """The cell's applications, by the names of their models."""
         applications, versions = private_ray.applications(), private_ray.versions()
-        return {
-            f"/{name.replace('.', '/')}": _app(app, versions.get(name, ""))
+        apps = {
+            name: _app(app, versions.get(name, ""))
             for name, app in applications.items()
             if name.startswith(f"sax.{self._cell}.")
         }
+        self._held = {name: held for name, held in self._held.items() if name in apps}
+        return {
+            f"/{name.replace('.', '/')}": replace(app, adapter_refusals=self._refusals(name, app))
+            for name, app in apps.items()
+        }
+
+    def _refusals(self, name: str, app: ServeApp) -> dict[str, str]:
+        """`ServeApp.adapter_refusals`, as the replicas tell; they are asked until each adapter is loaded or refused."""
+        if not app.adapters or not app.active:
+            return {}
+        state = ([replica.id for replica in app.replicas], app.adapters)
+        known, found = self._held.get(name, (None, {}))
+        if known == state:
+            return found
+        try:
+            told = serve.get_app_handle(name).broadcast("held_adapters").results(timeout_s=ASK_S)
+        except Exception as error:  # replicas come and go; the next round asks again
+            log.info("the replicas of %s do not tell which adapters they have: %s", name, error)
+            return {}
+        found = adapter_refusals(app.adapters, told)
+        if len(found) == len(app.adapters):
+            self._held[name] = state, found
+        return found
 
     def deploy(
         self,
@@ -76,6 +108,24 @@ class ServeApps:
     def delete(self, model: str) -> None:
         """Start a deletion and return at once; replicas finish their requests, for at most `drain_timeout_s`."""
         private_ray.delete_application(self.app_name(model))
+
+
+def adapter_refusals(
+    adapters: Mapping[str, AdapterSource], told: Sequence[Mapping[str, tuple[AdapterSource, str]]]
+) -> dict[str, str]:
+    """Why an adapter was refused, "" if all replicas have loaded it. Without those that one is still to load.
+
+    Args:
+        told: by replica, the adapters that it has loaded or refused.
+    """
+    found = {}
+    for name, source in adapters.items():
+        answers = [refusal for held in told for known, refusal in [held.get(name, (None, ""))] if known == source]
+        if refusals := [refusal for refusal in answers if refusal]:
+            found[name] = refusals[0]
+        elif told and len(answers) == len(told):
+            found[name] = ""
+    return found
 
 
 def config_digest(config: LLMConfig, relay_key: str | None) -> str:

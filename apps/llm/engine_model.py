@@ -61,6 +61,8 @@ class EngineModel:
         self._adapter: str | None = None
         self._absent: dict[str, str | None] = {}
         """Adapters that it should have and has not: why they were refused; None while they are loaded."""
+        self._refused: dict[str, AdapterSource] = {}
+        """The sources of those that were refused."""
         self._changing = asyncio.Lock()
         self._sources = {
             name: AdapterSource(location=where, version=0) for name, where in engine.config.adapters.items()
@@ -107,7 +109,8 @@ class EngineModel:
         }
         wanted |= published
         absent: dict[str, str | None] = {name: None for name in wanted if self.adapter_named(name) is None}
-        self._absent = absent
+        self._absent, self._refused = absent, {}
+        refused = self._refused
         async with self._changing:
             gone = [name for name, source in self._sources.items() if wanted.get(name) != source]
             await asyncio.gather(*map(self.unload_adapter, gone))
@@ -119,9 +122,15 @@ class EngineModel:
                 except Exception as error:  # of the file system that the location names, too
                     log.error("adapter %s at %s was not loaded: %s", name, location, error)
                     absent[name] = str(error).replace(location, name)  # clients are shown this
+                    refused[name] = wanted[name]
                 else:
                     self._sources[name] = wanted[name]
                     absent.pop(name, None)
+
+    def held_adapters(self) -> dict[str, tuple[AdapterSource, str]]:
+        """The adapters that are loaded, and those that were refused: where each is, and why it was refused."""
+        loaded = {name: (source, "") for name, source in self._sources.items()}
+        return loaded | {name: (source, self._absent.get(name) or "") for name, source in self._refused.items()}
 
     def absence(self, name: str) -> tuple[bool, str | None]:
         """Of an adapter that is not loaded: whether it should be, and if it was refused, why."""

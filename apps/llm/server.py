@@ -13,7 +13,7 @@ from apps.llm.http.app import http_app
 from apps.llm.slice import SliceHosts, load_engine
 from apps.serving.ingress.api_keys import Principals
 from apps.serving.replica import EngineServer, bound
-from ray_configs.llm import LLMConfig
+from ray_configs.llm import AdapterSource, LLMConfig
 
 
 def build(config: LLMConfig) -> serve.Application:
@@ -53,6 +53,7 @@ class LLMServer(EngineServer):
                     int(config.batch_key_gib * 2**30),
                     config.batch_key_files,
                     config.batch_key_open,
+                    None if config.batch_keep_days is None else config.batch_keep_days * 24 * 3600,
                 ),
             )
         engine, self._hosts = load_engine(config)
@@ -79,6 +80,11 @@ class LLMServer(EngineServer):
         if self._adapters is None:
             await changed
         self._adapters = changed
+
+    async def held_adapters(self) -> dict[str, tuple[AdapterSource, str]]:
+        """See `EngineModel.held_adapters`. Called by a cell's admin through a handle."""
+        assert isinstance(self._model, EngineModel)
+        return self._model.held_adapters()
 
     async def check_health(self) -> None:
         """Raises when the engine's loop or a host is dead or stuck; after three failures Serve replaces the replica."""

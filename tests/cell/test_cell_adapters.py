@@ -124,6 +124,9 @@ def test_an_adapter_that_does_not_fit_says_so_to_who_asks_for_it(cell: Client, a
     while (reply := message(ask(cell, POET)))[0] == 503:
         time.sleep(0.1)
     assert reply[0] == 404 and "was not loaded: " in reply[1] and "max_adapter_rank" in reply[1]
+    shown = cell.until(POET, lambda entry: entry["state"] != "LOADING")
+    assert (shown["state"], shown["active_replicas"]) == ("FAILED", 0) and shown["reason"] in reply[1]
+    assert message(ask(cell, POET)) == reply, "as before it was shown"
     cell("POST", "/unpublish", model=POET)
 
 

@@ -1,10 +1,12 @@
 """clients/saxutil.py against a server that keeps a cell's HTTP contract: what it sends, and prints of the replies."""
 
 import json
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -204,6 +206,27 @@ OVERRIDES = {"BATCH_SIZE": [1, 4], "A": "tiny", "B": "x=y", "C": "1e999"}
 def test_commands_that_change_something_are_silent(cell, saxutil, arguments, path, sent):
     assert saxutil(*arguments) == (0, "", "")
     assert cell.sent == [(path, sent)]
+
+
+PAGES = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
+SHOWN = [line.strip() for page in PAGES for line in page.read_text().splitlines() if "clients/saxutil.py " in line]
+
+
+@pytest.mark.parametrize("line", [line for line in SHOWN if line.startswith("python clients/saxutil.py ")])
+def test_commands_of_the_docs_are_no_wrong_usage(saxutil, line):
+    """The oracle: the pages that tell a reader to type them."""
+    arguments = [word for word in shlex.split(line, comments=True)[2:] if word != "-wait"]
+    assert saxutil(*arguments)[0] != 2
+
+
+def test_an_adapter_is_published_under_its_models_name(cell, saxutil):
+    assert saxutil("publish", f"{LM}:sql", "/models/sql", "", "1") == (0, "", "")
+    sent = {"model": f"{LM}:sql", "model_path": "/models/sql", "checkpoint": "", "replicas": 1, "overrides": {}}
+    assert cell.sent == [("POST /publish", sent)]
+    assert saxutil("lm.generate", "-terse", f"{LM}:sql", "q")[0] == 0
+    assert saxutil("unpublish", f"{LM}:sql") == (0, "", "")
+    for wrong in (f"{LM}:", f"{LM}:SQL", f"{LM}:a:b", f"{LM}/a"):
+        assert saxutil("unpublish", wrong)[0] == 2
 
 
 def test_ls(cell, saxutil):

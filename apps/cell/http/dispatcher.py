@@ -80,7 +80,8 @@ class Dispatcher:
         principal = principal_of(request)
         if not acl.allows(entry["acls"].get(method, ""), principal):
             raise NotAllowed(f"{principal} may not call {method} of {model}")
-        if entry["active_replicas"] == 0:
+        refused = bool(split(model)[1]) and entry["state"] == "FAILED"  # an adapter: its model's replicas say why
+        if entry["active_replicas"] == 0 and not refused:
             why = f": {entry['reason']}" if entry["reason"] else ""
             raise Unavailable(f"{model} is {entry['state'].lower().replace('_', ' ')}{why}", retry_after_s=5)
         return await self._relay.send(view.routes[model], path, request.headers, body, view.relay_key, principal)

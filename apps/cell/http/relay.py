@@ -4,18 +4,24 @@ Uses HTTP through Serve's proxy on this host, not a handle: the proxy picks the 
 full and notices dead replicas, and a streamed token costs a tenth of what it does through Ray's object layer.
 """
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from apps.cell.errors import Unavailable
+from apps.serving.ingress import anthropic_errors
+from apps.serving.ingress.anthropic_errors import PATHS
 from apps.serving.ingress.api_keys import CALLER_HEADER
+from apps.serving.ingress.openai_errors import OpenAIError
+from apps.serving.ingress.saxml_answers import failure
 
 log = logging.getLogger("podslice")
 
+CUT = "The replica ended before its answer was complete; try again."
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"server", b"date"})
 PASSED_ON = frozenset({"accept", "content-type", "x-request-id", "traceparent", "tracestate", "user-agent"})
 UNROUTED = "x-podslice-unrouted"
@@ -59,29 +65,68 @@ class Relay:
         if answer.status == 404 and (answer.content_type == "text/plain" or UNROUTED in answer.headers):
             answer.close()
             raise Unavailable("the model is not reachable yet; try again", retry_after_s=1)
-        return Passed(answer)
+        return Passed(answer, cut_event(path))
+
+
+def cut_event(path: str) -> bytes:
+    """What ends a stream of server-sent events whose replica has died, as clients of the path expect it."""
+    error = OpenAIError(503, CUT, None, "engine_stopped")
+    if path.startswith(PATHS):
+        return anthropic_errors.event(error)
+    if path == "/v1/responses":
+        told = {"type": "error", "code": "server_error", "message": CUT, "param": None, "sequence_number": 0}
+        return b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n"
+    told = error.event() if path.startswith("/v1/") else f"data: {json.dumps(failure(CUT))}\n\n".encode()
+    return told + b"data: [DONE]\n\n"
 
 
 class Passed(Response):
-    """The model's answer, relayed chunk by chunk; when the client disconnects, the model's request is aborted."""
+    """The model's answer, relayed chunk by chunk; when the client disconnects, the model's request is aborted.
 
-    def __init__(self, answer: aiohttp.ClientResponse):
+    Args:
+        cut: the last event of a stream that the model's replica leaves unfinished.
+    """
+
+    def __init__(self, answer: aiohttp.ClientResponse, cut: bytes):
         super().__init__(status_code=answer.status)
-        self._answer = answer
+        self._answer, self._cut = answer, cut
         self.raw_headers = [
             (name.lower(), value) for name, value in answer.raw_headers if name.lower() not in HOP_BY_HOP
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        whole = False
+        whole, events = False, self._answer.content_type == "text/event-stream"
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for piece in self._answer.content.iter_any():
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            try:
+                async for piece in whole_events(self._answer) if events else self._answer.content.iter_any():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                whole = True
+            except aiohttp.ClientError as error:
+                if not events:
+                    raise
+                log.warning("a published model's stream was cut: %s", error)
+                await send({"type": "http.response.body", "body": self._cut, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            whole = True
         finally:
             if whole:
                 self._answer.release()
             else:  # closing the connection early aborts the request at the model
                 self._answer.close()
+
+
+async def whole_events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The stream's bytes as they come, up to the end of an event: what follows half an event could not be read."""
+    left = b""
+    async for piece in answer.content.iter_any():
+        end = piece.rfind(b"\n\n") + 2
+        if end == 1:  # none, unless it is split between two pieces
+            left += piece
+            if left.endswith(b"\n\n"):
+                yield left
+                left = b""
+            continue
+        yield left + piece[:end]
+        left = piece[end:]
+    if left:
+        yield left
