@@ -12,6 +12,7 @@ from typing import Any
 
 from apps.llm.api import RequestError
 from apps.llm.chat.call_format import CallFormat, literal, mark
+from apps.llm.chat.json_schema import enforceable, is_loosened
 from apps.llm.chat.reader import ReasoningMarks
 
 Schema = Mapping[str, Any]
@@ -51,8 +52,9 @@ class Constraint:
 
 
 def schema_text(schema: Schema) -> str:
-    """A JSON schema as text. Overrides llguidance options in the client's schema."""
-    return json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+    """A JSON schema as text, as llguidance reads it. Overrides llguidance options in the client's schema."""
+    lenient = {"lenient": True} if is_loosened(schema) else {}
+    return json.dumps({**enforceable(schema), "x-guidance": JSON_OPTIONS | lenient})
 
 
 def loaded_schema(schema: str | Schema) -> Schema:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from apps.llm.api import RequestError
 from apps.llm.chat.grammar import ConstrainedCall, arguments_schema
+from apps.llm.chat.json_schema import loosened
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -22,7 +23,8 @@ class Tool:
     Args:
         field: its path in the client's request: `tools[0].function`.
         parameters: JSON schema of its arguments, an object; None if it takes none.
-        strict: whether the schema is enforced in every call.
+        strict: whether the schema is enforced in every call, whole or not at all; otherwise, where calls are, as far as
+            it can be.
         schema_field: the dialect's name of `parameters`.
     """
 
@@ -95,6 +97,8 @@ class ToolUse:
             if tool.strict or self.mode == "required":
                 try:
                     schema = arguments_schema(tool.parameters)
+                    if not tool.strict:
+                        schema = loosened(schema)
                 except ValueError as error:
                     field = f"{tool.field}.{tool.schema_field}"
                     raise RequestError(field, f"{field}: {error}") from None

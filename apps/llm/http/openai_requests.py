@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from apps.llm.api import MAX_MESSAGES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOOLS, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, Conversation, effort_fields
+from apps.llm.chat.json_schema import loosened
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
 from apps.serving.ingress.bodies import Body, CacheSalt
 from apps.serving.ingress.openai_errors import OpenAIError
@@ -43,6 +44,11 @@ class StreamOptions(Body):
 class JsonSchema(Body):
     name: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """false: what of the schema cannot be enforced is ignored, instead of refused."""
+
+    def constraint(self) -> dict[str, Any]:
+        return loosened(self.schema_) if self.strict is False and self.schema_ else self.schema_
 
 
 class ResponseFormat(Body):
@@ -59,7 +65,7 @@ class ResponseFormat(Body):
         """The JSON schema to follow; {} for any JSON object, None for free text."""
         if self.type == "text":
             return None
-        return self.json_schema.schema_ if self.json_schema else {}
+        return self.json_schema.constraint() if self.json_schema else {}
 
 
 class SamplingBody(Body):

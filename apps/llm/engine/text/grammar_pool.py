@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from apps.llm.api import QueueFull, RequestError
+from apps.llm.chat.json_schema import explained
 from apps.llm.engine.text import grammar_child as child
 from apps.llm.engine.text.grammar_processes import Process, Processes, TokenizerFile
 from apps.llm.engine.text.remote_matcher import MASK_S, RemoteGrammar, RemoteMatcher, one_line
@@ -63,7 +64,7 @@ class Task:
 
     def refused(self, part: int | None, problem: str) -> RequestError:
         field = self.fields[-1 if part is None else part]
-        return RequestError(field, f"{field}: the JSON schema cannot be followed: {one_line(problem)}")
+        return RequestError(field, f"{field}: the JSON schema cannot be followed: {explained(one_line(problem))}")
 
     def too_complex(self) -> RequestError:
         field = self.suspect

@@ -11,17 +11,15 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
+from apps.llm.chat.json_schema import FORMATS
+
 MAX_PARTS = 400
 """Most subschemas, names and values of schemas that are surely cheap."""
 MAX_LETTERS = 16_000
 """Most characters of their names and values."""
 
-NOTES = {"title", "description", "default", "examples", "$comment", "$schema", "readOnly", "writeOnly"}
+NOTES = {"title", "description", "default", "examples", "$comment", "$schema", "readOnly", "writeOnly", "deprecated"}
 """Keywords that llguidance does not read."""
-FORMATS = {
-    *("date-time", "time", "date", "duration", "email", "hostname"),
-    *("ipv4", "ipv6", "uuid", "uri", "unknown"),
-}
 LOCAL_REF = re.compile(r"#(/(\$defs|definitions)/[A-Za-z0-9_.-]+)?")
 TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from apps.llm.api import Grammar
 from apps.llm.chat.grammar import check_schemas, loaded_schema, schema_text
+from apps.llm.chat.json_schema import enforceable
 from apps.llm.engine.text.grammar_pool import GrammarPool, Task
 from apps.llm.engine.text.grammar_processes import TokenizerFile
 from apps.llm.engine.text.remote_matcher import RemoteMatcher, one_line
@@ -73,7 +74,7 @@ class Grammars:
             return ready
         cheap = Cheapness()
         fields = [field for field, _ in schemas]
-        suspect = next((field for field, schema in schemas if not cheap.of(schema)), None)
+        suspect = next((field for field, schema in schemas if not cheap.of(enforceable(schema))), None)
         whole = "tools" if isinstance(held, Grammar) and len(schemas) > 1 else fields[0] if fields else "tools"
         task = Task(grammar, list(map(_of_schema, texts)), [*fields, whole], suspect or whole, LIMITS)
         if suspect is None:

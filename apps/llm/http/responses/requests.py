@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, 
 
 from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, RequestError, SamplingParams
 from apps.llm.chat.conversation import ChatRequest, effort_fields
+from apps.llm.chat.json_schema import loosened
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
 from apps.serving.ingress.bodies import Body, CacheSalt, Metadata
@@ -115,7 +116,7 @@ class Format(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    """Ignored: the schema is always enforced."""
+    """false: what of the schema cannot be enforced is ignored, instead of refused."""
     schema_: Schema | None = Field(None, alias="schema")
 
     @model_validator(mode="after")
@@ -126,7 +127,9 @@ class Format(Body):
 
     def constraint(self) -> dict[str, Any] | None:
         """The JSON schema to follow; {} for any JSON object, None for free text."""
-        return None if self.type == "text" else self.schema_ if self.type == "json_schema" else {}
+        if self.type != "json_schema":
+            return None if self.type == "text" else {}
+        return loosened(self.schema_) if self.strict is False and self.schema_ else self.schema_
 
 
 class Text(Body):
