@@ -7,12 +7,12 @@ means absent; unknown fields (`quality`, `style`, `user` ...) are ignored.
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AliasChoices, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from apps.serving.ingress.bodies import MAX_BYTES, BodyTooLarge, read_body
+from apps.serving.ingress.bodies import MAX_BYTES, Body, BodyTooLarge, read_body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body
 
 ONLY = {
@@ -22,12 +22,10 @@ ONLY = {
 """Field -> (its only value besides absent or `auto`; why)."""
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(Body):
     """POST /v1/images/generations."""
 
-    model_config = ConfigDict(
-        strict=True, extra="ignore", protected_namespaces=(), populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(populate_by_name=True)
 
     prompt: str
     model: str | None = None

@@ -17,7 +17,7 @@ def draw(client: openai.OpenAI, prompt: str = "a red circle", **fields) -> opena
 
 
 def test_a_picture(client):
-    reply = draw(client, size="24x16", response_format="b64_json", seed=5, steps=3, user="me", quality="high")
+    reply = draw(client, size="24x16", response_format="b64_json", seed=5.0, steps=3.0, user="me", quality="high")
     assert reply.size == "24x16" and reply.output_format == "png" and reply.background == "opaque" and reply.created
     [image] = reply.data
     picture = opened(image.b64_json)

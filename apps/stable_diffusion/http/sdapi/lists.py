@@ -45,9 +45,9 @@ class PictureBody(Body):
 def add_lists(router: APIRouter, model: PictureModel) -> None:
     """Adds the routes."""
     for path, answer in NOTHING.items():
-        router.add_api_route(f"/{path}", _always(answer), methods=["GET"], summary="There are none here.")
+        router.add_api_route(f"/{path}", _always(answer), methods=["GET"], description="The web UI's; here are none.")
     for what in REFRESHES:
-        router.add_api_route(f"/refresh-{what}", _always(None), methods=["POST"], summary="Changes nothing.")
+        router.add_api_route(f"/refresh-{what}", _always(None), methods=["POST"], include_in_schema=False)
 
     @router.get("/cmd-flags")
     async def flags() -> Any:
