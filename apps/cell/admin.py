@@ -321,6 +321,8 @@ def _text(body: Mapping[str, Any], field: str, default: str | None = None) -> st
 def _replicas(value: Any) -> int:
     if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
         value = int(value)
+    if isinstance(value, float) and value.is_integer():  # as JSON Schema has it
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= bodies.MOST_REPLICAS:
         raise CellError(f"replicas must be a whole number, 0 to {bodies.MOST_REPLICAS}, not {value!r:.100}")
     return value

@@ -8,10 +8,41 @@ from typing import Any
 
 import pytest
 
+from apps.cell.errors import Unavailable
 from apps.cell.http.relay import CUT, Relay
 
 EVENTS = [b'data: {"text": "%d"}\n\n' % i for i in range(5)]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_an_answer_in_one_piece_is_whole_or_can_be_tried_again() -> None:
+    """The oracle: the Content-Length that the replica promises."""
+
+    async def call(sent: bytes) -> bytes | str:
+        async def replica(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\nX-A: b\r\n\r\n" + sent
+            )
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(replica, "127.0.0.1", 0)
+        relay = Relay(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        try:
+            answer = await relay.send("/sax/test/m", "/v1/completions", {}, b"{}", None)
+            assert answer.headers["x-a"] == "b" and answer.headers.getlist("content-length") == ["9"]
+            return bytes(answer.body)
+        except Unavailable as error:
+            assert error.retry_after_s
+            return str(error)
+        finally:
+            server.close()
+            assert relay._session is not None
+            await relay._session.close()
+
+    assert asyncio.run(call(b'{"a": 42}')) == b'{"a": 42}'
+    assert asyncio.run(call(b'{"a": ')) == CUT
 
 
 def relayed(pieces: list[bytes], path: str = "/v1/completions", ends: bool = False) -> bytes:

@@ -65,7 +65,28 @@ class Relay:
         if answer.status == 404 and (answer.content_type == "text/plain" or UNROUTED in answer.headers):
             answer.close()
             raise Unavailable("the model is not reachable yet; try again", retry_after_s=1)
-        return Passed(answer, cut_event(path))
+        if answer.content_type == "text/event-stream":
+            return Passed(answer, cut_event(path))
+        return await _whole(answer)
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> Response:
+    """An answer in one piece. Raises Unavailable if the replica dies before it is complete."""
+    try:
+        content = await answer.read()
+    except aiohttp.ClientError as error:
+        raise Unavailable(CUT, retry_after_s=2) from error
+    except BaseException:  # the client has left: closing the connection aborts the request at the model
+        answer.close()
+        raise
+    response = Response(content, answer.status)
+    response.raw_headers = [*_passed_headers(answer), (b"content-length", str(len(content)).encode())]
+    return response
+
+
+def _passed_headers(answer: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    headers = ((name.lower(), value) for name, value in answer.raw_headers)
+    return [(name, value) for name, value in headers if name not in HOP_BY_HOP and name != b"content-length"]
 
 
 def cut_event(path: str) -> bytes:
@@ -74,14 +95,14 @@ def cut_event(path: str) -> bytes:
     if path.startswith(PATHS):
         return anthropic_errors.event(error)
     if path == "/v1/responses":
-        told = {"type": "error", "code": "server_error", "message": CUT, "param": None, "sequence_number": 0}
-        return b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n"
+        fields = {"type": "error", "code": "server_error", "message": CUT, "param": None, "sequence_number": 0}
+        return b"event: error\ndata: " + json.dumps(fields).encode() + b"\n\n"
     told = error.event() if path.startswith("/v1/") else f"data: {json.dumps(failure(CUT))}\n\n".encode()
     return told + b"data: [DONE]\n\n"
 
 
 class Passed(Response):
-    """The model's answer, relayed chunk by chunk; when the client disconnects, the model's request is aborted.
+    """The model's stream of events, relayed as it comes; when the client disconnects, the model's request is aborted.
 
     Args:
         cut: the last event of a stream that the model's replica leaves unfinished.
@@ -90,21 +111,17 @@ class Passed(Response):
     def __init__(self, answer: aiohttp.ClientResponse, cut: bytes):
         super().__init__(status_code=answer.status)
         self._answer, self._cut = answer, cut
-        self.raw_headers = [
-            (name.lower(), value) for name, value in answer.raw_headers if name.lower() not in HOP_BY_HOP
-        ]
+        self.raw_headers = _passed_headers(answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        whole, events = False, self._answer.content_type == "text/event-stream"
+        whole = False
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                async for piece in whole_events(self._answer) if events else self._answer.content.iter_any():
+                async for piece in whole_events(self._answer):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 whole = True
             except aiohttp.ClientError as error:
-                if not events:
-                    raise
                 log.warning("a published model's stream was cut: %s", error)
                 await send({"type": "http.response.body", "body": self._cut, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
