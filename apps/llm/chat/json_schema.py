@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from apps.llm.chat.schema_parts import NOTES, Parts, Schema, comparable, kinds, values
+from apps.llm.chat.schema_parts import NOTES, Schema, SchemaParts, comparable, kinds, values
 
 FORMATS = frozenset(
     {*("date-time", "time", "date", "duration", "email", "hostname"), *("ipv4", "ipv6", "uuid", "uri", "unknown")}
@@ -73,7 +73,7 @@ def is_loosened(schema: Schema) -> bool:
 
 class _Rewriter:
     def __init__(self, root: Schema):
-        self._parts = Parts(root)
+        self._parts = SchemaParts(root)
 
     def rewritten(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):

@@ -13,7 +13,7 @@ MOST_COMPARED = 20_000
 Schema = Mapping[str, Any]
 
 
-class Parts:
+class SchemaParts:
     """The parts of one schema, `root`, to which their references lead."""
 
     def __init__(self, root: Schema):
