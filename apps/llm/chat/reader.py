@@ -144,14 +144,11 @@ class AnswerReader:
 
     def piece(self, text: str) -> None:
         """Emits a piece of the call's arguments."""
-        if text := self._arguments.feed(text):
-            self._emit(ArgumentsPiece, text)
+        self._emit(ArgumentsPiece, text)
 
     def end(self) -> None:
         """Ends the call."""
-        if text := self._arguments.rest():
-            self._emit(ArgumentsPiece, text)
-        self._close_run()
+        self._close_run(last=True)
         self._in_call = False
         self._events.append(CallEnd(self.called - 1))
         if self._seen is not None:
@@ -239,13 +236,16 @@ class AnswerReader:
             self._kind = kind
         self._run.append(text)
 
-    def _close_run(self) -> None:
-        if self._run:
-            text = "".join(self._run)
-            self._events.append(
-                ArgumentsPiece(self.called - 1, text) if self._kind is ArgumentsPiece else self._kind(text)
-            )
-            self._run = []
+    def _close_run(self, last: bool = False) -> None:
+        """Makes an event of the text since the one before. `last`: it is the end of a call's arguments."""
+        if not self._run and not last:
+            return
+        text, self._run = "".join(self._run), []
+        if self._kind is not ArgumentsPiece:
+            self._events += [self._kind(text)] if text else []
+            return
+        text = self._arguments.feed(text) + (self._arguments.rest() if last else "")
+        self._events += [ArgumentsPiece(self.called - 1, text)] if text else []
 
     def _news(self) -> list[ChatEvent]:
         self._close_run()

@@ -31,6 +31,8 @@ class Sendable:
         self._word: list[str] = []  # a number or word, outside of strings
 
     def feed(self, text: str) -> str:
+        if self._within and not self._held and '"' not in text and "\\" not in text:
+            return text
         return "".join(map(self._char, text))
 
     def rest(self) -> str:
