@@ -9,6 +9,7 @@
     if on a property's values       anyOf of the two cases; so are dependentRequired and dependentSchemas
     contains all or any items       minItems, maxItems
     unevaluated...: false           additional...: false, where nothing else could have evaluated
+    zod's and pydantic's patterns   the same without look-around
 
 What is left of these is refused by llguidance, by name. `loosened` lets it ignore that.
 """
@@ -33,6 +34,19 @@ NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 """Keywords whose value is a schema, a list of schemas, schemas by name."""
 ROOT = ("$defs", "definitions", "$schema", "$id")
 """Keywords that stay at a schema's root when the rest is put into a choice."""
+LETTERS = ("A-Za-z", "a-zA-Z")
+PATTERNS = {
+    # zod's email: no dot at the beginning of the name, none twice, none nor ' at its end
+    rf"^(?!\.)(?!.*\.\.)([{az}0-9_'+\-\.]*)[{az}0-9_+-]@([{az}0-9][{az}0-9\-]*\.)+[{az}]{{2,}}$": (
+        rf"^([{az}0-9_'+\-]+\.)*[{az}0-9_'+\-]*[{az}0-9_+\-]@([{az}0-9][{az}0-9\-]*\.)+[{az}]{{2,}}$"
+    )
+    for az in LETTERS
+} | {
+    # pydantic's Decimal: a sign, and digits with a point among them
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"
+}
+"""Patterns that libraries write with look-around, which llguidance has not, and the same without it."""
+LOOKING_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]")
 VALUES = frozenset({"type", "const", "enum"})
 EVALUATING = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "contains")
 QUOTES = '", "'
@@ -54,6 +68,8 @@ def explained(problem: str) -> str:
     """Why llguidance cannot follow a schema, in words that name the keyword and the fix."""
     if found := re.match(r'Unimplemented keys: \["(.*)"\]', problem):
         what = f"{', '.join(found[1].split(QUOTES))} cannot be enforced"
+    elif "look-around" in problem or "backreferences" in problem:
+        what = "pattern cannot be enforced where it looks around, as (?=...) and (?!...) do, or back, as \\1 does"
     elif problem.startswith("oneOf constraints are not supported"):
         what = "oneOf cannot be enforced where two of its schemas may allow the same value: anyOf can"
     else:
@@ -73,7 +89,7 @@ def is_loosened(schema: Schema) -> bool:
 
 class _Rewriter:
     def __init__(self, root: Schema):
-        self._parts = SchemaParts(root)
+        self._parts, self._loosened = SchemaParts(root), is_loosened(root)
 
     def rewritten(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
@@ -90,6 +106,10 @@ class _Rewriter:
                 new[key] = {name: self.rewritten(each) for name, each in new[key].items()}
         if isinstance(new.get("format"), str) and new["format"] not in FORMATS:
             del new["format"]
+        if isinstance(pattern := new.get("pattern"), str):
+            new["pattern"] = PATTERNS.get(pattern, pattern)
+            if self._loosened and LOOKING_AROUND.search(new["pattern"]):
+                del new["pattern"]
         if new.get("uniqueItems") is False or (new.get("uniqueItems") and _at_most_one(new)):
             del new["uniqueItems"]
         for key, rule in RULES.items():

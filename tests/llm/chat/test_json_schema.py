@@ -4,6 +4,7 @@ says of each value whether the schema as it was written allows it; llguidance mu
 import enum
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 
 import apps.llm
 from apps.llm.chat.grammar import schema_text
-from apps.llm.chat.json_schema import enforceable, explained, is_loosened, loosened
+from apps.llm.chat.json_schema import PATTERNS, enforceable, explained, is_loosened, loosened
 
 TOKENIZER = llguidance.LLTokenizer((Path(apps.llm.__file__).parent / "demo/model/tokenizer.json").read_text())
 
@@ -115,6 +116,7 @@ CANNOT = {
     "if": obj(n=INT) | {"if": {"properties": {"n": {"minimum": 3}}}, "then": {"required": ["t"]}},
     "propertyNames": obj(n=INT) | {"propertyNames": {"pattern": "n"}},
     "oneOf": {"oneOf": [INT, {"type": "number"}]},
+    "pattern": obj(a={"type": "string", "pattern": r"^(?=.*\d)[a-z\d]+$"}),
     "unevaluatedProperties": {"allOf": [obj(closed=False, n=INT)], "unevaluatedProperties": False},
 }
 
@@ -126,6 +128,44 @@ def test_what_cannot_be_enforced_is_named_and_can_be_left_out(keyword: str) -> N
     told = explained(refused.get_error())
     assert keyword in told and '"strict": false' in told
     assert not matcher(loosened(CANNOT[keyword])).is_error()
+
+
+NAMES_OF_PATTERNS = [
+    "a",
+    "7",
+    ".",
+    "'",
+    "-",
+    "a.b",
+    "a..b",
+    "a.b'",
+    "+",
+    "+7",
+    "-.5",
+    "7.",
+    "7.7.7",
+    "",
+    "a_b",
+    "'a",
+    "a'.",
+]
+HOSTS = ["", "@", "@b.co", "@b.c", "@b", "@-b.co", "@b-.co", "@b..co", "@b.c0", "@x.b.com"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_without_look_around_is_the_same(pattern: str) -> None:
+    """The oracle: Python's re, which looks around."""
+    texts = [name + host for name in NAMES_OF_PATTERNS for host in HOSTS]
+    wanted = [bool(re.search(pattern, text)) for text in texts]
+    assert [bool(re.search(PATTERNS[pattern], text)) for text in texts] == wanted and {*wanted} == {True, False}
+    compiled = matcher({"type": "string", "pattern": pattern})
+    assert [allows(compiled, text) for text in texts] == wanted
+
+
+def test_an_email_as_zod_writes_it() -> None:
+    pattern = next(iter(PATTERNS))
+    compiled = matcher(obj("mail", mail={"type": "string", "format": "email", "pattern": pattern}))
+    assert allows(compiled, {"mail": "a.b@c.org"}) and not allows(compiled, {"mail": "a..b@c.org"})
 
 
 def test_the_rest_of_a_loosened_schema_is_enforced() -> None:

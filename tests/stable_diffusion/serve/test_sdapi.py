@@ -129,6 +129,12 @@ def test_refusals(studio, path, fields, says):
     assert says in reply.json()["detail"], reply.text
 
 
+def test_a_body_that_is_not_read_is_refused_in_its_own_format(studio):
+    headers = {"content-encoding": "br", "content-type": "application/json"}
+    reply = httpx.post(f"{studio.url}/sdapi/v1/txt2img", content=b"{}", headers=headers)
+    assert reply.status_code == 415 and set(reply.json()) == {"error", "detail", "body", "errors"}
+
+
 def test_another_model_is_not_found(studio):
     reply = post(studio, "txt2img", {"prompt": "a cat", "override_settings": {"sd_model_checkpoint": "v1-5"}})
     assert reply.status_code == 404 and MODEL in reply.json()["detail"]

@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError, RequestError
 from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
-from apps.serving.ingress.bodies import BodyTooLarge
+from apps.serving.ingress.bodies import BodyRefused, BodyTooLarge
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
-from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, parsed, refusing
+from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, from_unread, parsed, refusing
 from apps.serving.ingress.openapi import json_body, json_object
 from apps.stable_diffusion.engine.job import Aborted, ImageJob
 from apps.stable_diffusion.engine.request import Size
@@ -47,7 +47,8 @@ class _Route(APIRoute):
         async def handled(request: Request) -> Response:
             try:
                 return await handle(request)
-            except OpenAIError as error:
+            except (OpenAIError, BodyRefused) as refused:
+                error = from_unread(refused) if isinstance(refused, BodyRefused) else refused
                 headers = {name: value for name, value in error.response().headers.items() if name == "retry-after"}
                 kind = error.body()["error"]["type"]
                 body = {"error": kind, "detail": error.message, "body": "", "errors": error.message}
