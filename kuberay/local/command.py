@@ -1,12 +1,16 @@
 """`python -m kuberay local`: the command's options."""
 
-from typing import Annotated
+import shlex
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kuberay import Refusal
 from kuberay.options import Bucket, Config, Project, read_config
 from kuberay.source import Placeholders
+
+if TYPE_CHECKING:
+    from ray_configs.job import Job
 
 
 def local(
@@ -30,6 +34,7 @@ def local(
             show_default=False,
         ),
     ] = None,
+    insist: Annotated[bool, typer.Option("--insist", help="Start although the memory is too small.")] = False,
     project: Project = None,
     bucket: Bucket = None,
 ) -> None:
@@ -45,5 +50,17 @@ def local(
         return
     service = read_config(config, Placeholders(project, bucket)).config
     if not isinstance(service, Service):
-        raise Refusal(f"{config} is a job; only a service runs locally")
-    running.run(service, running.Wishes(port, tiny, hosts_per_slice, slices))
+        assert service is not None  # read_config has refused YAML
+        raise Refusal(rehearsal(config, service))
+    running.run(service, running.Wishes(port, tiny, hosts_per_slice, slices, insist))
+
+
+def rehearsal(source: str, job: "Job") -> str:
+    """Why a job is not emulated, and what to run instead."""
+    command = shlex.join(job.command)
+    where = "TPUs" if job.slice else "the cluster"
+    return (
+        f"{source} is a job; only a service runs locally. A job ends by itself, on {where}, with what it wrote. To "
+        f"rehearse it, run its own command on this machine, with small inputs: {command}\n"
+        f"What would be applied: podslice check {source}, podslice render {source}"
+    )

@@ -9,7 +9,7 @@ import httpx
 from ruamel.yaml import YAML
 
 from kuberay.local import ServiceFailed
-from kuberay.local.hosts import Host
+from kuberay.local.hosts import HOST_LABEL, Host
 from ray_configs.labels import NODE_ID
 
 PATIENCE_S = 90
@@ -52,11 +52,12 @@ class Dashboard:
         """Live nodes, by host name."""
         reply = self._client.get("/api/v0/nodes", params={"detail": "true", "limit": 10000})
         reply.raise_for_status()
-        return {
-            node["node_name"]: DashboardNode(node["labels"], node["resources_total"])
-            for node in reply.json()["data"]["result"]["result"]
-            if node["state"] == "ALIVE"
-        }
+        found = {}
+        for node in reply.json()["data"]["result"]["result"]:
+            if node["state"] == "ALIVE":
+                labels = dict(node["labels"])
+                found[labels.pop(HOST_LABEL)] = DashboardNode(labels, node["resources_total"])
+        return found
 
     def deploy(self, serve_config: str, port: int, head_lives: Callable[[], bool]) -> bool:
         """Deploy declaratively, as KubeRay does, but listen only on `port` of 127.0.0.1, not on the laptop's network.

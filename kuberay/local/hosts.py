@@ -26,6 +26,9 @@ from ray_configs.labels import (
 )
 
 HEAD_GROUP = "headgroup"
+HOST_LABEL = "podslice/host"
+"""Ray label with a host's name, for this machine alone. Ray's node name cannot say it: Serve hands node names to
+HAProxy as addresses, so each host's is its address, as on GKE."""
 FROM_OBJECTS = {"secretKeyRef", "configMapKeyRef"}
 """Sources of variables that are objects of the cluster."""
 GCS_PORT = 6379

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray_configs
 from kuberay.local import container
-from kuberay.local.hosts import Host
+from kuberay.local.hosts import HOST_LABEL, Host
 from ray_configs.applications.ingress import haproxy_files
 
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -139,7 +139,7 @@ def ray_start(host: Host, site: Site, head: bool) -> list[str]:
     else:
         command.append(f"--address={site.address}:{site.gcs_port}")
     command += [
-        f"--node-name={host.name}",
+        f"--node-name={site.address}",
         f"--node-ip-address={site.address}",
         f"--temp-dir={site.folder}",
         f"--num-cpus={host.cpus}",
@@ -153,8 +153,8 @@ def ray_start(host: Host, site: Site, head: bool) -> list[str]:
     ]
     if host.chips:
         command.append(f'--resources={{"TPU":{host.chips}}}')
-    if host.labels:
-        command.append("--labels=" + ",".join(f"{name}={value}" for name, value in host.labels.items()))
+    labels = {**host.labels, HOST_LABEL: host.name}
+    command.append("--labels=" + ",".join(f"{name}={value}" for name, value in labels.items()))
     return command
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 import httpx
 import psutil
@@ -24,7 +25,9 @@ from kuberay.local.scaling_down import scale_down
 from kuberay.output import outlive_readers
 from kuberay.progress import StatusDisplay
 from kuberay.render import render
-from ray_configs.service import Service
+from ray_configs.cluster.deployed import Head
+from ray_configs.exposure import ClusterIP
+from ray_configs.service import Application, Service
 
 PERIOD_S = 0.25
 TO_CONNECT_S = 60
@@ -41,6 +44,7 @@ class Wishes:
     tiny: bool = False
     hosts_per_slice: int | None = None
     slices: int | None = None
+    insist: bool = False
 
 
 def run(service: Service, wishes: Wishes) -> None:
@@ -87,6 +91,7 @@ def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
     address = address_of(wishes.port)
     plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
+    _refuse_too_large(plan, wishes.insist)
     for sentence in (*scaled.notes, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
@@ -222,14 +227,49 @@ def _differences_of(plan: HostsPlan, service: Service) -> Iterator[str]:
         yield "no HAProxy: Ray has none for this machine, so Serve's own proxy answers"
     if service.bucket and service.bucket.mount:
         yield f"left out: the bucket at {service.bucket.mount}"
+    yield from _left_out(service)
     chips = sum(host.chips for host in plan.hosts)
     what = f" with {chips} JAX CPU devices for chips" if chips else ""
-    needed = HEAD_GB + (len(plan.hosts) - 1) * HOST_GB
-    there = psutil.virtual_memory().available / 1e9
+    needed = memory_gb(plan)
     hosts = f"a head and {_count(len(plan.hosts) - 1, 'host')}{what}"
     yield f"starting {hosts}; takes about {needed:.0f} GB of memory besides the models' weights"
-    if there < needed:
+    if (there := psutil.virtual_memory().available / 1e9) < needed:
         yield f"WARNING: only {there:.1f} GB are available; fewer hosts need less: --hosts-per-slice"
+
+
+def _refuse_too_large(plan: HostsPlan, insist: bool) -> None:
+    """Raises LocalError if this machine would run out of memory, unless the user insists."""
+    needed = memory_gb(plan)
+    there = psutil.virtual_memory().available / 1e9
+    if there < needed and not insist:
+        fewer = "smaller slices, --hosts-per-slice N; " if any(host.chips for host in plan.hosts) else ""
+        raise LocalError(
+            f"{_count(len(plan.hosts), 'host')} with the head take about {needed:.1f} GB of memory besides the models' "
+            f"weights, and {there:.1f} GB are available: {fewer}or --insist to start anyway"
+        )
+
+
+def memory_gb(plan: HostsPlan) -> float:
+    """Memory that the hosts of a plan take, without models."""
+    return HEAD_GB + (len(plan.hosts) - 1) * HOST_GB
+
+
+def _left_out(service: Service) -> Iterator[str]:
+    """What the manifest has beside its Ray cluster's own containers."""
+    if redis := service.gcs_fault_tolerance:
+        yield f"left out: the Redis at {redis.redis_address}; a lost head ends every replica here"
+    if not isinstance(service.exposure, ClusterIP):
+        yield f"left out: the {service.exposure.kind}; clients reach the service on 127.0.0.1"
+    if service.upgrade:
+        yield "left out: upgrades, which need a second Ray cluster"
+    overlays: list[Head | Application] = [service.head, *service.applications]
+    if any(each.pod or each.container for each in overlays):
+        yield "left out: what `pod` and `container` add to Pods, except environment variables of Ray's containers"
+    containers: list[dict[str, Any]] = [each.container for each in overlays]
+    sources = [source for container in containers for source in container.get("envFrom", [])]
+    if sources:
+        names = sorted({str(ref.get("name")) for source in sources for ref in source.values() if isinstance(ref, dict)})
+        yield f"left out: envFrom {', '.join(names)}; set its variables in this shell's environment"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,5 +1,6 @@
 """What `python -m kuberay local` refuses at once, in a line, with exit status 2; and the folder that runs meet in."""
 
+import inspect
 import socket
 import subprocess
 import sys
@@ -7,14 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ray.serve._private import cluster_node_info_cache
 
 from kuberay.local import LocalError, running
 from kuberay.local.folder import RunFolder
 from kuberay.local.hosts import plan_of
 from kuberay.local.ports import address_of, free_ports, hold
+from kuberay.local.raylet import Site, ray_start
 from kuberay.local.scaling_down import scale_down
 from kuberay.render import render
+from ray_configs.exposure import LoadBalancer
+from ray_configs.llm import LLMConfig
 from ray_configs.loading import load
+from ray_configs.service import Application, GcsFaultTolerance, Service
+from ray_configs.upgrade import NewCluster
 from tests.kuberay.local.local_runs import REPOSITORY, serving_port
 from tests.ports import free_port
 
@@ -98,6 +105,54 @@ def test_too_little_memory_is_said(monkeypatch):
     )
     monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=300e9))
     assert "WARNING" not in " ".join(running._differences_of(plan, service))
+
+
+def test_too_little_memory_is_refused_unless_one_insists(monkeypatch):
+    """Oracle: the memory that the command itself says it takes."""
+    service = load("ray_configs.catalog.spmd_175b")
+    manifest = next(item for item in render(service) if item["kind"] == "RayService")
+    plan = plan_of(manifest, address="127.0.0.2")
+    needed = running.memory_gb(plan)
+    monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=(needed - 0.2) * 1e9))
+    with pytest.raises(LocalError, match=rf"take about {needed:.1f} GB.*--hosts-per-slice N; or --insist"):
+        running._refuse_too_large(plan, insist=False)
+    running._refuse_too_large(plan, insist=True)
+    monkeypatch.setattr(running.psutil, "virtual_memory", lambda: SimpleNamespace(available=(needed + 0.2) * 1e9))
+    running._refuse_too_large(plan, insist=False)
+
+
+def test_a_job_is_refused_with_what_to_run():
+    said = refused("ray_configs.catalog.smoke_multi_host")
+    assert "podslice check ray_configs.catalog.smoke_multi_host" in said and "apps.batch.smoke" in said
+
+
+def test_whatever_is_left_out_is_named():
+    app = Application(config=LLMConfig(), container={"envFrom": [{"secretRef": {"name": "tokens"}}]})
+    service = Service(
+        name="s",
+        applications=(app,),
+        gcs_fault_tolerance=GcsFaultTolerance(redis_address="redis.default:6379"),
+        exposure=LoadBalancer(),
+        upgrade=NewCluster(),
+    )
+    manifest = next(item for item in render(service) if item["kind"] == "RayService")
+    said = list(running._differences_of(plan_of(manifest, address="127.0.0.2"), service))
+    for what in ("the Redis at redis.default:6379", "the load-balancer", "upgrades", "`pod` and `container`", "tokens"):
+        assert [line for line in said if line.startswith("left out: ") and what in line], what
+
+
+def test_node_names_are_addresses_that_haproxy_can_reach(tmp_path):
+    """Oracle: Serve's own list of nodes, whose names it takes for addresses; names of our own are a label's."""
+    names = inspect.getsource(cluster_node_info_cache)
+    assert "node.node_name" in names, "Serve has another source of addresses: look again"
+    service = load("ray_configs.catalog.spmd_175b")
+    manifest = next(item for item in render(service) if item["kind"] == "RayService")
+    plan, site = plan_of(manifest, address="127.31.64.1"), Site("127.31.64.1", tmp_path, 1, 2, 3, None)
+    for host in plan.hosts:
+        command = ray_start(host, site, head=host is plan.head)
+        assert "--node-name=127.31.64.1" in command
+        (labels,) = (word for word in command if word.startswith("--labels="))
+        assert f"podslice/host={host.name}" in labels.removeprefix("--labels=").split(",")
 
 
 def test_what_is_not_emulated_is_said():
