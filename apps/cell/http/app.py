@@ -19,6 +19,7 @@ from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import SameMachine
 from apps.serving.ingress.saxml_answers import failed, failure
+from apps.serving.pages import Line, add_pages
 
 
 def spoken(scope: Mapping[str, Any], error: OpenAIError) -> Response:
@@ -43,9 +44,19 @@ def http_app(
         origins: other sites that may.
     """
     dispatcher = Dispatcher(cell, front, relay)
-    app = FastAPI(title="Podslice cell", description="Models published at run time on Cloud TPU slices.")
+    about = "Models published at run time on Cloud TPU slices."
+    app = FastAPI(title="Podslice cell", description=about, docs_url=None, redoc_url=None)
     app.include_router(saxml_router(cell, front, dispatcher), tags=["Saxml"])
     app.include_router(openai_router(dispatcher))
+
+    def served(request: Request) -> str:
+        if keys and principal_of(request) is None:
+            return f"/sax/{cell}; its models are shown to who has a key"
+        models = ", ".join(front.view.entries) if front.view else ""
+        return f"/sax/{cell}: {models or 'nothing is published'}"
+
+    lines = [Line("What is published:", "curl{key} {url}/listall")]
+    add_pages(app, served, lines, ("/docs", "/v1/models", "/health"), bool(keys), for_browsers=True)
 
     @app.get("/health", tags=["Server"])
     @app.get("/healthz", include_in_schema=False)

@@ -1,5 +1,7 @@
 """The HTTP application: all dialects, and the routes and middleware that they share."""
 
+import json
+import shlex
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -28,6 +30,7 @@ from apps.serving.ingress.json_body import read_json
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED, json_body
 from apps.serving.ingress.saxml_answers import failed
+from apps.serving.pages import Line, add_pages
 
 
 def http_app(
@@ -53,7 +56,8 @@ def http_app(
 
         runner = Runner(batches)
     lifespan = None if runner is None else lambda _: runner.running(http_app(model), model)
-    app = FastAPI(title="Podslice", description="Language models on Cloud TPU slices.", lifespan=lifespan)
+    about = "Language models on Cloud TPU slices."
+    app = FastAPI(title="Podslice", description=about, lifespan=lifespan, docs_url=None, redoc_url=None)
     dialects = [
         ("OpenAI", openai_router(model)),
         ("OpenAI", responses_router(model, ResponseStore(stored_responses))),
@@ -85,11 +89,29 @@ def http_app(
             return saxml.refusal(error)
         return await (saxml if saxml.is_saxml(body) else jetstream).generate(model, body)
 
+    add_pages(
+        app, lambda _: f"A language model: {model.name}", _lines(model.name), LINKS, bool(keys), for_browsers=True
+    )
     app.add_middleware(NamedCaller)
     if model.tracing is not None:
         app.add_middleware(Traced)
     answer_errors(app, keys, _written)
     return app
+
+
+LINKS = ("/docs", "/v1/models", "/health", "/metrics")
+
+
+def _lines(name: str) -> list[Line]:
+    """Commands that try the model."""
+    ask = json.dumps({"prompt": "How many days are in a week?", "max_tokens": 50})
+    chat = json.dumps({"model": name, "messages": [{"role": "user", "content": "How many days are in a week?"}]})
+    typed = " -H 'Content-Type: application/json'"
+    return [
+        Line("A text that the model continues:", f"curl{{key}} {{url}}/generate -d {shlex.quote(ask)}"),
+        Line("A chat, as OpenAI has it:", f"curl{{key}}{typed} {{url}}/v1/chat/completions -d {shlex.quote(chat)}"),
+        Line("OpenAI's client, in Python:", 'OpenAI(base_url="{url}/v1", api_key="YOUR_KEY")'),
+    ]
 
 
 def _written(scope: Mapping[str, Any], error: OpenAIError) -> Response:
