@@ -1,5 +1,7 @@
 """Pictures with OpenAI's client: python examples/images.py [URL], with `podslice serve-images` running.
 
+It needs OpenAI's client: pip install openai
+
 Saves picture-0.png and picture-1.png. The same seed draws the same picture again.
 """
 

@@ -1,4 +1,7 @@
-"""OpenAI's own client, streaming: python examples/openai_client.py [URL], with `podslice serve` running."""
+"""OpenAI's own client, streaming: python examples/openai_client.py [URL], with `podslice serve` running.
+
+It needs OpenAI's client: pip install openai
+"""
 
 import sys
 

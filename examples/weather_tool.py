@@ -1,4 +1,7 @@
-"""A tool, two turns, by OpenAI's client: python examples/weather_tool.py [URL], with `podslice serve` running."""
+"""A tool, two turns, by OpenAI's client: python examples/weather_tool.py [URL], with `podslice serve` running.
+
+It needs OpenAI's client: pip install openai
+"""
 
 import json
 import sys

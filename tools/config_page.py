@@ -1,7 +1,9 @@
 """Writes docs/configs.md from the configs' fields and the docstrings under them: `python -m tools.config_page`."""
 
 import ast
+import html
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +103,14 @@ def fields(model: type[BaseModel]) -> dict[str, tuple[str, str, str]]:
                 continue
             doc = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
             default, bounds = _default(statement.value, inspect.getmodule(kind))
-            found.setdefault(name, (_type(statement.annotation) + bounds, default, _cell(inspect.cleandoc(doc))))
+            found.setdefault(name, (_type(statement.annotation) + bounds, default, cell(inspect.cleandoc(doc))))
     return found
 
 
 def _type(annotation: ast.expr) -> str:
     if isinstance(annotation, ast.Subscript) and getattr(annotation.value, "id", "") == "Annotated":
         annotation = annotation.slice.elts[0]
-    return f"`{_cell(ast.unparse(annotation))}`"
+    return f"`{cell(ast.unparse(annotation).replace(' | ', ' or '))}`"
 
 
 def _default(value: ast.expr | None, module: Any) -> tuple[str, str]:
@@ -129,12 +131,15 @@ def _default(value: ast.expr | None, module: Any) -> tuple[str, str]:
             return "the demo model", bounds
         constant = getattr(module, value.id, None)
         return ("`{}`" if value.id == "dict" else f"`{constant!r}`"), bounds
-    return f"`{_cell(ast.unparse(value))}`", bounds
+    return f"`{cell(ast.unparse(value))}`", bounds
 
 
-def _cell(text: str) -> str:
-    """Text for a table cell: one line, with | escaped."""
-    return " ".join(text.split()).replace("|", "\\|")
+def cell(text: str) -> str:
+    """Text for a table cell: one line, without |, which Markdown would show as \\| in code."""
+    line = re.sub(
+        r"`([^`]*\|[^`]*)`", lambda code: f"<code>{html.escape(code[1], quote=False)}</code>", " ".join(text.split())
+    )
+    return line.replace("|", "&#124;")
 
 
 def _slices() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from apps.cell.http.app import http_app as cell
 from apps.llm.http.app import http_app as language_models
 from apps.stable_diffusion.http.app import http_app as pictures
+from tools.config_page import cell as in_cell
 
 PATH = Path(__file__).parents[1] / "docs" / "http-api.md"
 HEAD = """# HTTP API
@@ -75,7 +76,7 @@ def bodies(route: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _about(route: Mapping[str, Any]) -> str:
-    return _cell(route.get("description", "").partition("\n\n")[0])
+    return in_cell(route.get("description", "").partition("\n\n")[0])
 
 
 def _fields(method: str, path: str, route: Mapping[str, Any]) -> Iterator[str]:
@@ -91,10 +92,10 @@ def _fields(method: str, path: str, route: Mapping[str, Any]) -> Iterator[str]:
     yield f"### {method} {path}\n"
     for body in found:
         if len(found) > 1:
-            yield f"{_cell(body.get('description', body['title']))}\n"
+            yield f"{in_cell(body.get('description', body['title']))}\n"
         needed = body.get("required", ())
         rows = [
-            (f"`{name}`", _type(field), _default(name in needed, field), _cell(field.get("description", "")))
+            (f"`{name}`", _type(field), _default(name in needed, field), in_cell(field.get("description", "")))
             for name, field in body["properties"].items()
         ]
         yield _table(("field", "type", "default", ""), rows)
@@ -133,12 +134,7 @@ def _default(needed: bool, field: Mapping[str, Any]) -> str:
     if needed:
         return "required"
     default = field.get("default")
-    return "" if default is None else f"`{_cell(repr(default))}`"
-
-
-def _cell(text: str) -> str:
-    """Text for a table cell: one line, with | escaped."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return "" if default is None else f"`{in_cell(repr(default))}`"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +20,8 @@ Planned = LLMConfig | StableDiffusionConfig
 Show = Callable[[Any, Any], None]
 """Prints a plan on a console."""
 
+ALIVE_S = 15.0
+"""Between two signs of life."""
 LANGUAGE = "language model"
 SEARCH = "language model, with --search"
 PICTURES = "Stable Diffusion"
@@ -104,7 +109,8 @@ def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], criteria: tuple[Any, 
     workload = planner.Workload(engine, config.slice, *lengths)
     try:
         if criteria is None:
-            return planner.plan(workload), text.show
+            with _alive(f"compiling the programs of {config.model} for {config.slice}"):
+                return planner.plan(workload), text.show
         return search.search(workload, search.Criteria(*criteria), _tell), text.show_search
     except (CheckpointError, UnsupportedModel, NoCompiler, ValueError) as error:
         raise ConfigError(str(error)) from error
@@ -127,6 +133,25 @@ def _keep_off_tpus() -> None:
     """Restricts JAX to the CPU, so that planning does not take a TPU that is in use. Call it before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+@contextmanager
+def _alive(what: str) -> Iterator[None]:
+    """Says on standard error what takes a minute or more: a line at once, and one now and then while it lasts."""
+    done, began = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        _tell(f"{what}: a minute or more")
+        while not done.wait(ALIVE_S):
+            _tell(f"{what}: {time.monotonic() - began:.0f} s")
+
+    teller = threading.Thread(target=say, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
 
 
 def _tell(line: str) -> None:

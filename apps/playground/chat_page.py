@@ -26,7 +26,8 @@ def chat_page(client: Client, page: gr.Blocks) -> None:
             chat = gr.Chatbot(height=320, show_label=False, buttons=["copy"], group_consecutive_messages=False)
             status = gr.HTML(elem_classes="status")
             tokens = gr.HTML(elem_classes="probabilities")
-            text = gr.Textbox(label="Message", lines=2, elem_classes="message")
+            # One line, which grows: in a box of several, Enter breaks the line, and only Shift+Enter sends.
+            text = gr.Textbox(label="Message", lines=1, max_lines=10, elem_classes="message")
             with gr.Row():
                 send = gr.Button("Send", variant="primary")
                 stop = gr.Button("Stop")

@@ -13,7 +13,10 @@ def show(plan: LLMPlan, console: Console) -> None:
     parameters = f"{plan.parameters / 1e9:.2f} billion parameters"
     if plan.active_parameters < plan.parameters:
         parameters += f", {plan.active_parameters / 1e9:.2f} of them active"
-    print_(f"[bold]{plan.model}[/bold] ({parameters}) on {plan.slice}", highlight=False)
+    verdict = "fits" if memory.fits else "DOES NOT FIT"
+    takes = f"{memory.total:.2f} of {memory.usable:.2f} GiB of each chip"
+    print_(f"[bold]{plan.model}[/bold] on {plan.slice}: [bold]{verdict}[/bold], {takes}", highlight=False)
+    print_(parameters, highlight=False)
     print_(
         f"{plan.chips} chips on {plan.hosts} host(s), mesh {mesh}; weights {plan.weights}, KV cache {plan.kv_cache}",
         highlight=False,
@@ -30,7 +33,6 @@ def show(plan: LLMPlan, console: Console) -> None:
     ):
         rows.add_row(name, f"{size:.2f}")
     rows.add_section()
-    verdict = "fits" if memory.fits else "DOES NOT FIT"
     rows.add_row(f"total: {verdict}", f"{memory.total:.2f}")
     rows.add_row("usable, says the compiler", f"{memory.usable:.2f}")
     rows.add_row("peak of the largest step, says the compiler", f"{memory.peak_by_compiler:.2f}")

@@ -44,7 +44,11 @@ class ImagePlan(Plan):
 
 def show(plan: ImagePlan, console: Console) -> None:
     unit = "chip" if plan.devices_per_chip == 1 else "device (half a chip)"
-    console.print(f"[bold]{plan.model}[/bold], {plan.size}, on {plan.slice}: {plan.chips} chips", highlight=False)
+    fitting = [rate.pictures for rate in plan.rates if rate.fits]
+    verdict = f"fits, up to {max(fitting):g} pictures at once on each {unit}" if fitting else "DOES NOT FIT"
+    where = f"[bold]{plan.model}[/bold], {plan.size}, on {plan.slice}"
+    console.print(f"{where}: [bold]{verdict}[/bold]", highlight=False)
+    console.print(f"{plan.chips} chips", highlight=False)
     print_label(plan.label, console)
     programs = [*plan.denoising, plan.decoder, plan.text_encoder]
     rows = table(f"One run on each {unit}", *(program.name for program in programs))

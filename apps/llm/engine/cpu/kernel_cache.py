@@ -6,6 +6,7 @@ is done without. This is the only use of Numba's classes that its documentation 
 """
 
 import contextlib
+import functools
 import hashlib
 import logging
 import pickle
@@ -23,6 +24,8 @@ from numba.core.caching import (
 )
 from numba.core.ccallback import CFunc
 from numba.core.sigutils import normalize_signature
+
+from apps.serving.progress import tell
 
 log = logging.getLogger("podslice")
 
@@ -87,10 +90,13 @@ class _Cache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
-            return super().load_overload(sig, target_context)
+            found = super().load_overload(sig, target_context)
         except Exception as error:  # whole, but not for this Numba
             log.warning("%s: its compiled kernel cannot be used (%s); compiling it again", self._name, error)
-            return None
+            found = None
+        if found is None:
+            _say_compiling()
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -135,6 +141,12 @@ class _Files(IndexDataCacheFile):
         with contextlib.suppress(OSError):
             Path(path).unlink()
         return False
+
+
+@functools.cache
+def _say_compiling() -> None:
+    """Names the stage of a first start that takes a minute and compiles none of the model's programs."""
+    tell({"stage": "compiling kernels for this CPU, once"})
 
 
 def _do_without(error: Exception) -> None:
