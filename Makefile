@@ -15,6 +15,8 @@ PLAYGROUND_VENV := .venv-playground
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0
 PLAYGROUND_STAMP := $(PLAYGROUND_VENV)/.installed
+LOWEST_VENV := .venv-lowest
+LOWEST_STAMP := $(LOWEST_VENV)/.installed
 # PyTorch without CUDA: PyPI's build for Linux brings gigabytes that a CPU and a TPU have no use for. On a machine with
 # an NVIDIA GPU: make TORCH_INDEX=https://pypi.org/simple
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -22,13 +24,15 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Three workers on two cores: the one that has Ray's cluster mostly waits (tests/conftest.py).
 PARALLEL ?= -n 3 --dist loadscope
 
-.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground lint coverage docs demo-model manifests clean
+.PHONY: serve serve-sd test test-all plan-check test-kubernetes kubernetes test-torch-xla test-clients test-playground test-lowest lint coverage docs demo-model manifests clean
 
-serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000
-	@. $(VENV)/bin/activate && python -m podslice serve
+# make serve PORT=8001 MODEL=Qwen/Qwen3-0.6B ARGS="max_batch_size=8"
+SERVE_ARGS = $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(MODEL) $(ARGS)
+serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000 (PORT=..., HOST=..., MODEL=..., ARGS=...)
+	@. $(VENV)/bin/activate && python -m podslice serve $(SERVE_ARGS)
 
-serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://localhost:8000
-	@. $(VENV)/bin/activate && python -m podslice serve-images
+serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://localhost:8000 (PORT=... and the like)
+	@. $(VENV)/bin/activate && python -m podslice serve-images $(SERVE_ARGS)
 
 test: $(TEST_STAMP) ## Run the quick tests: all but what test-all adds
 	@echo "== running the tests"
@@ -61,6 +65,11 @@ test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries and agents 
 	@echo "== running client libraries against the server"
 	@. $(VENV)/bin/activate && python -m pytest -m slow tests/llm/client_libraries $(PYTEST_ARGS)
 
+test-lowest: $(LOWEST_STAMP) ## Run quick tests with the lowest versions that pyproject.toml allows
+	@echo "== running tests with the lowest versions"
+	@. $(LOWEST_VENV)/bin/activate && python -m pytest tests/ray_configs tests/podslice tests/kuberay/render \
+		tests/llm/engine/text tests/llm/serve tests/llm/chat $(PYTEST_ARGS)
+
 test-playground: $(PLAYGROUND_STAMP) ## Run the playground's tests in Chromium (install Debian's chromium first)
 	@echo "== running the playground's tests"
 	@. $(PLAYGROUND_VENV)/bin/activate && python -m pytest -m 'slow or not slow' tests/playground $(PYTEST_ARGS)
@@ -84,21 +93,26 @@ manifests: $(SERVE_STAMP) ## Render the catalog (without its models) into kubera
 	@. $(VENV)/bin/activate && python -m kuberay render $$(python -m kuberay catalog --names | grep -v '\.models\.') -o kuberay/manifests
 
 clean: ## Remove the virtual environments
-	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV)
+	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV) $(LOWEST_VENV)
 
-$(VENV)/bin/python:
-	@echo "== creating $(VENV)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Python 3.11 or newer is needed; $(PYTHON) is older. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+# A virtual environment that was interrupted while it was made, or made without pip, or by a Python that is gone, is made
+# anew: nothing could be installed into it.
+.PHONY: whole-venv
+whole-venv:
+	@{ $(VENV)/bin/python -m pip --version || $(VENV)/bin/python -m ensurepip; } >/dev/null 2>&1 || { \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+			{ echo "Python 3.11 or newer is needed; $(PYTHON) is older or missing. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }; \
+		if [ -e $(VENV) ]; then echo "== $(VENV) is not whole: making it anew"; else echo "== creating $(VENV)"; fi; \
+		{ $(PYTHON) -m venv --clear $(VENV) && $(VENV)/bin/python -m pip --version >/dev/null; } || \
+			{ rm -rf $(VENV); echo "$(PYTHON) made no environment with pip. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }; }
 
-$(SERVE_STAMP): pyproject.toml | $(VENV)/bin/python
-	@echo "== installing what serving needs into $(VENV) (a few minutes, once)"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e .
+$(SERVE_STAMP): pyproject.toml | whole-venv
+	@echo "== installing what serving needs into $(VENV): about 1.3 GB on disk, a few minutes, once"
+	@$(VENV)/bin/python tools/install.py 420 install -e .
 	@touch $@
 
-$(TORCH_STAMP): pyproject.toml | $(VENV)/bin/python
-	@echo "== installing PyTorch into $(VENV)"
+$(TORCH_STAMP): pyproject.toml | whole-venv
+	@echo "== installing PyTorch into $(VENV): about 0.7 GB, once"
 	@$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --timeout 20 --retries 1 \
 		--index-url $(TORCH_INDEX) torch==2.13.0 || \
 		echo "== no PyTorch from $(TORCH_INDEX): taking the build that PyPI has"
@@ -106,12 +120,12 @@ $(TORCH_STAMP): pyproject.toml | $(VENV)/bin/python
 
 $(PICTURES_STAMP): $(TORCH_STAMP)
 	@echo "== installing what serving Stable Diffusion needs into $(VENV) (a few minutes, once)"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[stable-diffusion]'
+	@$(VENV)/bin/python tools/install.py 450 install -e '.[stable-diffusion]'
 	@touch $(SERVE_STAMP) $@
 
 $(TEST_STAMP): $(TORCH_STAMP)
 	@echo "== installing what serving and testing need into $(VENV) (some minutes, once)"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[test]'
+	@$(VENV)/bin/python tools/install.py 900 install -e '.[test]'
 	@touch $(SERVE_STAMP) $(PICTURES_STAMP) $@
 
 $(DOCS_STAMP): $(SERVE_STAMP)
@@ -136,6 +150,16 @@ $(CLIENTS_STAMP): pyproject.toml requirements-clients.lock
 	@{ npm install --prefix $(CLIENTS_VENV)/agents --ignore-scripts --no-audit --no-fund --silent $(AGENTS) && \
 		node $(CLIENTS_VENV)/agents/node_modules/@anthropic-ai/claude-code/install.cjs; } || \
 		echo "== npm did not install $(AGENTS): the tests with these are skipped"
+	@touch $@
+
+# uv, because pip has no such resolution. The test tools are not what is tried: they come as they are.
+$(LOWEST_STAMP): pyproject.toml
+	@echo "== installing the lowest versions that pyproject.toml allows into $(LOWEST_VENV) (some minutes, once)"
+	@$(PYTHON) -m venv $(LOWEST_VENV)
+	@$(LOWEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet uv
+	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV) --resolution lowest-direct -e '.[train,gcs,batch,otel]'
+	@$(LOWEST_VENV)/bin/uv pip install --quiet --python $(LOWEST_VENV) pytest pytest-timeout hypothesis openai anthropic \
+		kubernetes-validate
 	@touch $@
 
 $(PLAYGROUND_STAMP): $(TEST_STAMP)

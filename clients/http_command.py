@@ -111,6 +111,11 @@ def read_stdin(what: str) -> str:
 # What a server answers.
 
 
+def past_proxies() -> dict[str, None]:
+    """httpx's `mounts` for which this machine is asked without the environment's proxy, which has another localhost."""
+    return dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
+
+
 def refusal(response: httpx.Response, url: str, not_found: str, key: str = "--api-key", or_else: str = "") -> Failure:
     """The server's message, with advice for its status.
 

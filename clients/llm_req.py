@@ -27,6 +27,7 @@ from http_command import (
     explain,
     number,
     one_line,
+    past_proxies,
     read_stdin,
     refusal,
     seconds,
@@ -69,7 +70,9 @@ def ask(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt)
     timeout = httpx.Timeout(args.timeout, connect=CONNECT_TIMEOUT_S)
     try:
-        with httpx.Client(base_url=args.url, headers=auth_header(args.api_key), timeout=timeout) as client:
+        with httpx.Client(
+            base_url=args.url, headers=auth_header(args.api_key), timeout=timeout, mounts=past_proxies()
+        ) as client:
             model = args.model or first_model(client, args.url)
             path, body = request(args, model, prompt)
             with client.stream("POST", path, json=body) as response:

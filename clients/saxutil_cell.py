@@ -10,7 +10,17 @@ from http import HTTPStatus
 from typing import Any
 
 import httpx
-from http_command import CONNECT_TIMEOUT_S, Failure, Words, explain, named, one_line, server_message, sse_events
+from http_command import (
+    CONNECT_TIMEOUT_S,
+    Failure,
+    Words,
+    explain,
+    named,
+    one_line,
+    past_proxies,
+    server_message,
+    sse_events,
+)
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -44,7 +54,7 @@ class Cell:
     def __init__(self, url: str, headers: Mapping[str, str], timeout_s: float) -> None:
         self.url, self.timeout_s = url, timeout_s
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout)
+        self.client = httpx.Client(base_url=url, headers=headers, timeout=timeout, mounts=past_proxies())
 
     def call(self, method: str, path: str, arguments: dict[str, Any] | None = None) -> Any:
         """Make a call; returns the JSON reply. Arguments go into the query of a GET, else into the body."""

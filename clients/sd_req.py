@@ -36,6 +36,7 @@ from http_command import (
     base_url,
     exit_code,
     explain,
+    past_proxies,
     refusal,
     seconds,
 )
@@ -141,7 +142,11 @@ async def ask_all(args: argparse.Namespace) -> list[Result]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("pictures", total=args.num_requests)
         async with httpx.AsyncClient(
-            base_url=args.url, headers=auth_header(args.api_key, "--api_key"), timeout=timeout, limits=limits
+            base_url=args.url,
+            headers=auth_header(args.api_key, "--api_key"),
+            timeout=timeout,
+            limits=limits,
+            mounts=past_proxies(),
         ) as client:
 
             async def worker() -> None:

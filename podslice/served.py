@@ -1,6 +1,8 @@
 """Parses what `podslice serve` is to serve: the demo, a model given by its fields, or a whole config."""
 
 import os
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,16 @@ from pydantic import ValidationError
 
 from kuberay import Refusal
 from kuberay.render.ray.serve_config import SERVE_PORT, serve_config
+from podslice.arguments import given
 from ray_configs.cell import CellConfig
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import explained, load
 from ray_configs.service import Service
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
+ANY = "0.0.0.0"
+NAMED = re.compile(r"[a-z][a-z0-9_-]*")
+"""Names of keys, written NAME=KEY."""
 AppConfig = LLMConfig | StableDiffusionConfig | CellConfig
 KINDS: dict[str, type[LLMConfig] | type[StableDiffusionConfig]] = {"llm": LLMConfig, "images": StableDiffusionConfig}
 
@@ -27,6 +33,8 @@ class Served:
     name: str
     config: AppConfig
     route_prefix: str
+    host: str = "127.0.0.1"
+    """Address that Serve listens on."""
 
     @property
     def title(self) -> str:
@@ -36,18 +44,30 @@ class Served:
         return self.config.served_name
 
     def url(self, port: int) -> str:
-        return f"http://localhost:{port}{self.route_prefix.rstrip('/')}"
+        near = self.host in ("127.0.0.1", "localhost", "::1", ANY, "::")
+        host = "localhost" if near else f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{port}{self.route_prefix.rstrip('/')}"
 
     def first_command(self, port: int) -> str:
         """A curl command to try the application with."""
         url = self.url(port).removeprefix("http://")
-        key = " -H 'Authorization: Bearer YOUR_KEY'" if self.config.api_keys else ""
+        key = f" -H 'Authorization: Bearer {shown}'" if (shown := self._key()) else ""
         if isinstance(self.config, StableDiffusionConfig):
             return f"curl{key} -o picture.png '{url}/imagine?prompt=a+red+circle'"
         if isinstance(self.config, CellConfig):
             return f"curl{key} {url}/listall"
         body = '{"prompt": "How many days are in a week?", "max_tokens": 50}'
         return f"curl{key} {url}/generate -d '{body}'"
+
+    def _key(self) -> str | None:
+        """A key that the application takes, for a command to copy; a placeholder where others may read the output."""
+        keys = [key.get_secret_value() for key in self.config.api_keys]
+        keys += [key for key in os.environ.get("PODSLICE_API_KEYS", "").split(",") if key.strip()]
+        if not keys:
+            return None
+        name, equals, secret = keys[0].strip().partition("=")
+        plain = secret if equals and NAMED.fullmatch(name) else keys[0].strip()
+        return plain if sys.stdout.isatty() and "'" not in plain else "YOUR_KEY"
 
 
 @dataclass(frozen=True)
@@ -66,7 +86,7 @@ class Serving:
 
 
 def read(kind: str, arguments: Sequence[str], port: int | None) -> Serving:
-    """Parses a command's arguments: nothing, FIELD=VALUE ..., or one CONFIG.
+    """Parses a command's arguments: nothing, FIELD=VALUE ..., --field VALUE ..., a model, or one CONFIG.
 
     Args:
         kind: a key of KINDS: the config that FIELD=VALUE arguments belong to.
@@ -75,24 +95,24 @@ def read(kind: str, arguments: Sequence[str], port: int | None) -> Serving:
     Raises:
         Refusal, ConfigError: an argument is invalid, or arguments conflict.
     """
-    configs = [argument for argument in arguments if "=" not in argument]
-    if not configs:
-        fields = dict(argument.split("=", 1) for argument in arguments)
+    told = given(arguments, KINDS[kind])
+    where = {"host": told.host} if told.host else {}
+    if told.config is None:
         try:
             # Without fields: the demo. For a language model, that is the default of every field.
-            config = StableDiffusionConfig.demo() if kind == "images" and not fields else KINDS[kind](**fields)
+            demo = kind == "images" and not told.fields
+            config = StableDiffusionConfig.demo() if demo else KINDS[kind](**told.fields)
         except ValidationError as error:
             raise Refusal(f"this cannot be served:\n{explained(error)}") from error
-        return Serving((Served("default", config, "/"),), {"host": "127.0.0.1", "port": port or SERVE_PORT})
-    if len(arguments) > 1:
-        raise Refusal(f"{configs[0]} is a complete config: leave out the other arguments")
-    service = load(configs[0])
+        http = {"host": "127.0.0.1", "port": port or SERVE_PORT} | where
+        return Serving((Served("default", config, "/", told.host or "127.0.0.1"),), http)
+    service = load(told.config)
     if not isinstance(service, Service):
-        raise Refusal(f"{configs[0]} is a job; only a service can be served")
+        raise Refusal(f"{told.config} is a job; only a service can be served")
     whole = serve_config(service)
     return Serving(
-        tuple(Served(app.serve_name, app.config, app.route_prefix) for app in service.applications),
-        whole["http_options"] | ({"port": port} if port else {}),
+        tuple(Served(app.serve_name, app.config, app.route_prefix, told.host or ANY) for app in service.applications),
+        whole["http_options"] | ({"port": port} if port else {}) | where,
         whole["logging_config"],
     )
 

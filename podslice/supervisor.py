@@ -5,6 +5,7 @@ Serve shuts down; a second Ctrl-C does not wait. SIGTERM does the same, and so d
 command runs under nohup. A pipe or terminal that nobody reads any more ends nothing.
 """
 
+import errno
 import signal
 import socket
 import sys
@@ -23,10 +24,10 @@ from kuberay.local.ports import hold
 from kuberay.output import outlive_readers
 from podslice import own_folder
 from podslice.display import display
-from podslice.served import Serving, joins_a_cluster
+from podslice.machine import refuse_impossible
+from podslice.served import ANY, Serving, joins_a_cluster
 from podslice.server_process import Server
 from ray_configs.applications.ingress import haproxy_files
-from ray_configs.cell import CellConfig
 
 POLL_S = 0.05
 ANSWER_S = 60
@@ -64,8 +65,8 @@ class Supervisor:
                 signal.signal(number, self._stop)
         if joins_a_cluster():
             return self._run(command, began, {})
-        with _held(self._serving.port):
-            _refuse_absent(self._serving)
+        with _held(self._serving.port, self._serving.http["host"]):
+            refuse_impossible(self._serving)
             return self._run(command, began, ON_LOOPBACK)
 
     def _run(self, command: Sequence[str], began: float, environment: Mapping[str, str]) -> int:
@@ -162,16 +163,18 @@ class Supervisor:
 
 
 @contextmanager
-def _held(port: int) -> Iterator[None]:
+def _held(port: int, host: str) -> Iterator[None]:
     """Claims the port. Raises Refusal if something listens on it, or will when its start is done."""
     claim = hold(port)
     if claim is None:
         raise Refusal(f"port {port} is another podslice server's: choose another one, --port {port + 1}")
-    with claim, socket.socket() as probe:
+    with claim, socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host if ":" in host or host not in (ANY, "localhost") else "127.0.0.1", port))
         except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.ENOENT) or isinstance(error, socket.gaierror):
+                raise Refusal(f"--host {host} is no address of this machine ({error.strerror})") from error
             raise Refusal(
                 f"port {port} cannot be used ({error.strerror}): choose another one, --port {port + 1}"
             ) from error
@@ -179,19 +182,11 @@ def _held(port: int) -> Iterator[None]:
         yield
 
 
-def _refuse_absent(serving: Serving) -> None:
-    """Raises Refusal for a model's local folder that does not exist; replicas find all other problems with models."""
-    for app in serving.applications:
-        if isinstance(app.config, CellConfig) or getattr(app.config, "tiny", False) or "://" in app.config.model:
-            continue
-        if app.config.model.startswith(("/", ".", "~")) and not Path(app.config.model).expanduser().is_dir():
-            raise Refusal(f"{app.config.model}: no such folder")
-
-
 def _answers(url: str) -> bool:
     """Whether an application answers; 401 counts too, because it needs a key."""
     try:
-        with urllib.request.urlopen(url, timeout=1):
+        # Without the proxy of the environment's http_proxy, which has another localhost.
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=1):
             return True
     except urllib.error.HTTPError as error:
         return error.code == 401

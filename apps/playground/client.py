@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+PAST_PROXIES = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))
+"""Addresses that are asked without the environment's proxy, which has another localhost."""
 TIMEOUT = httpx.Timeout(60, connect=10, read=600)
 """Seconds. A picture or a long prompt may take minutes until its first byte."""
 SOON_S = 15
@@ -101,7 +103,7 @@ class Client:
 
     def _http(self) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return httpx.AsyncClient(headers=headers, timeout=TIMEOUT, verify=_certificates())
+        return httpx.AsyncClient(headers=headers, timeout=TIMEOUT, verify=_certificates(), mounts=PAST_PROXIES)
 
     def _refused(self, answer: httpx.Response) -> ServiceProblem:
         said = message_of(answer.content).rstrip(".")

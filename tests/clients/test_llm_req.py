@@ -46,6 +46,15 @@ def test_key_from_the_environment(server, call, monkeypatch, name, value):
     assert call(PROGRAM, "--url", server.url("locked"), "--max-tokens", "1", WEEK) == (0, " w0\n", "")
 
 
+def test_this_machine_is_asked_past_the_environments_proxy(server, call, monkeypatch):
+    """Oracle: an address where no proxy listens."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert call(PROGRAM, "--url", server.url("answer"), WEEK) == (0, server.ANSWER + "\n", "")
+
+
 @pytest.mark.parametrize(
     ("kind", "says", "advises"),
     [

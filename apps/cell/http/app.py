@@ -19,7 +19,7 @@ from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.openai_errors import OpenAIError, from_unread
 from apps.serving.ingress.same_machine import SameMachine
 from apps.serving.ingress.saxml_answers import failed, failure
-from apps.serving.pages import Line, add_pages
+from apps.serving.pages import Try, add_pages
 
 
 def spoken(scope: Mapping[str, Any], error: OpenAIError) -> Response:
@@ -55,7 +55,7 @@ def http_app(
         models = ", ".join(front.view.entries) if front.view else ""
         return f"/sax/{cell}: {models or 'nothing is published'}"
 
-    lines = [Line("What is published:", "curl{key} {url}/listall")]
+    lines = [Try("What is published:", "curl{key} {url}/listall")]
     add_pages(app, served, lines, ("/docs", "/v1/models", "/health"), bool(keys), for_browsers=True)
 
     @app.get("/health", tags=["Server"])

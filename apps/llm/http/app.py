@@ -30,7 +30,7 @@ from apps.serving.ingress.json_body import read_json
 from apps.serving.ingress.openai_errors import OpenAIError
 from apps.serving.ingress.openapi import STREAMED, json_body
 from apps.serving.ingress.saxml_answers import failed
-from apps.serving.pages import Line, add_pages
+from apps.serving.pages import Try, add_pages
 
 
 def http_app(
@@ -102,15 +102,15 @@ def http_app(
 LINKS = ("/docs", "/v1/models", "/health", "/metrics")
 
 
-def _lines(name: str) -> list[Line]:
+def _lines(name: str) -> list[Try]:
     """Commands that try the model."""
     ask = json.dumps({"prompt": "How many days are in a week?", "max_tokens": 50})
     chat = json.dumps({"model": name, "messages": [{"role": "user", "content": "How many days are in a week?"}]})
     typed = " -H 'Content-Type: application/json'"
     return [
-        Line("A text that the model continues:", f"curl{{key}} {{url}}/generate -d {shlex.quote(ask)}"),
-        Line("A chat, as OpenAI has it:", f"curl{{key}}{typed} {{url}}/v1/chat/completions -d {shlex.quote(chat)}"),
-        Line("OpenAI's client, in Python:", 'OpenAI(base_url="{url}/v1", api_key="YOUR_KEY")'),
+        Try("A text that the model continues:", f"curl{{key}} {{url}}/generate -d {shlex.quote(ask)}"),
+        Try("A chat, as OpenAI has it:", f"curl{{key}}{typed} {{url}}/v1/chat/completions -d {shlex.quote(chat)}"),
+        Try("OpenAI's client, in Python:", 'OpenAI(base_url="{url}/v1", api_key="YOUR_KEY")'),
     ]
 
 

@@ -3,6 +3,6 @@
 They are made here and load nothing from elsewhere, so that they look the same without the internet.
 """
 
-from apps.serving.pages.added import Line, add_pages
+from apps.serving.pages.added import Try, add_pages
 
-__all__ = ["Line", "add_pages"]
+__all__ = ["Try", "add_pages"]

@@ -27,7 +27,7 @@ summary { cursor: pointer; } .verb { font-weight: 600; }
 """
 
 
-class Line(NamedTuple):
+class Try(NamedTuple):
     """A command to copy; `{url}` in it is the application's address, `{key}` curl's option for the API key, if any."""
 
     what: str
@@ -37,7 +37,7 @@ class Line(NamedTuple):
 def add_pages(
     app: FastAPI,
     served: Callable[[Request], str],
-    lines: Sequence[Line],
+    lines: Sequence[Try],
     links: Sequence[str],
     keyed: bool,
     for_browsers: bool = False,

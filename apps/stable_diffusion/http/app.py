@@ -4,7 +4,7 @@ from fastapi import FastAPI
 
 from apps.serving.ingress.api_keys import OPEN, Principals
 from apps.serving.ingress.application import answer_errors, models_router
-from apps.serving.pages import Line, add_pages
+from apps.serving.pages import Try, add_pages
 from apps.stable_diffusion.http.imagine import imagine_router
 from apps.stable_diffusion.http.openai import openai_router
 from apps.stable_diffusion.http.sdapi.routes import sdapi_router
@@ -19,7 +19,7 @@ def http_app(model: PictureModel, keys: Principals = OPEN) -> FastAPI:
     app.include_router(imagine_router(model), tags=["Pictures"])
     app.include_router(openai_router(model), tags=["OpenAI"])
     app.include_router(sdapi_router(model), tags=["AUTOMATIC1111"])
-    lines = [Line("A picture:", "curl{key} -o picture.png '{url}/imagine?prompt=a+red+circle'")]
+    lines = [Try("A picture:", "curl{key} -o picture.png '{url}/imagine?prompt=a+red+circle'")]
     add_pages(app, lambda _: f"Stable Diffusion: {model.name}", lines, ("/docs", "/v1/models", "/health"), bool(keys))
     answer_errors(app, keys)
     return app

@@ -1,0 +1,59 @@
+"""Runs pip and shows one line of progress: how much is downloaded, of about how much. `make` uses it.
+
+    python tools/install.py SIZE_MB PIP'S ARGUMENTS...
+
+Without a terminal it prints a line now and then. If pip fails, it prints the end of what pip said; the whole is in
+pip's log file, whose name it prints. Needs no packages.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+EVERY_S = 20
+"""Between two lines without a terminal."""
+TAIL = 15
+UNITS = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
+ITEM = re.compile(r"(?:Downloading|Using cached) (\S+)(?: \(([\d.]+) (kB|MB|GB)\))?")
+
+
+def line(packages: int, megabytes: float, of: float, what: str) -> str:
+    """The line of progress."""
+    return f"   {packages} packages, {megabytes:.0f} of about {max(of, megabytes):.0f} MB: {what}"
+
+
+def main(size_mb: str, *arguments: str) -> int:
+    """Returns pip's exit status."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, "--progress-bar", "off"]
+    terminal, shown = sys.stdout.isatty(), time.monotonic()
+    packages, megabytes = 0, 0.0
+    with tempfile.NamedTemporaryFile("w+", prefix="podslice-pip-", suffix=".log", delete=False) as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        for said in process.stdout:
+            log.write(said)
+            if item := ITEM.search(said):
+                packages += not item[1].endswith(".metadata")
+                megabytes += float(item[2] or 0) * UNITS[item[3] or "MB"]
+            elif not said.startswith("Installing collected"):
+                continue
+            what = "installing" if item is None else item[1].partition("-")[0]
+            now = line(packages, megabytes, float(size_mb), what)
+            if terminal:
+                print(f"\r\033[K{now}", end="", flush=True)
+            elif time.monotonic() - shown > EVERY_S:
+                shown = time.monotonic()
+                print(now, flush=True)
+        status = process.wait()
+        if terminal:
+            print("\r\033[K", end="")
+        if status:
+            log.seek(0)
+            print("".join(log.readlines()[-TAIL:]) + f"pip's whole output is in {log.name}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
