@@ -94,6 +94,10 @@ class EngineConfig(Config):
     """The tags around the model's reasoning, which is returned apart from its answer: `think` (`<think>`), `mistral`
     (`[THINK]`) or `gemma` (Gemma 4's `<|channel>`). auto: detected from its chat template (or gpt-oss's channel); none:
     reasoning is left in the answer."""
+    sampling_defaults: Literal["model", "neutral"] = "model"
+    """Values of temperature, top_k, top_p, min_p, repetition_penalty and max_tokens where a request names none. model:
+    those of the checkpoint's generation_config.json, as vLLM has it. neutral: none of them, so temperature 1 and top_p
+    1, as OpenAI's API has it. JetStream's and Saxml's requests have defaults of their own."""
     reranker: Literal["auto", "none", "qwen3"] = "auto"
     """How `/v1/rerank` and `/v1/score` judge a document. qwen3: by the probability of `yes` after Qwen3-Reranker's
     prompt. none: by the cosine of embeddings. auto: qwen3 for a Qwen3 whose config.json says that it is a classifier

@@ -50,6 +50,8 @@ class EngineModel:
         """Tokens of prompt and answer together."""
         self.embedding_size = engine.embedding_size
         """Numbers in an embedding."""
+        self.sampling_defaults = engine.sampling_defaults
+        """The model's own, for what a request does not name."""
         self.places = engine.config.max_batch_size
         """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s

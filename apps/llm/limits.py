@@ -1,10 +1,13 @@
 """Limits of a request's texts, which are checked before they are tokenized."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from apps.llm.api import MAX_CHOICES, MAX_COPIED, MAX_SEQUENCES, PromptTooLong, RequestError
+
+NO_DEFAULTS: Mapping[str, Any] = {}
+"""Of sampling: every field that a request leaves out has SamplingParams' own value."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +47,9 @@ def check_copies(prompts: Sequence[Sequence[int]], n: int) -> None:
         raise RequestError("n", f"n is {n}, for each of {len(prompts)} prompts: a request has {MAX_SEQUENCES} answers")
     if sum(map(len, prompts)) * n > MAX_COPIED:
         raise RequestError("n", f"n is {n}: the prompts are too long for so many answers in one request")
+
+
+def default_limit(defaults: Mapping[str, Any], least: int | None = None) -> dict[str, Any]:
+    """Of an answer whose request names no limit: the model's own, at least `least` tokens; empty if it has none."""
+    own = defaults.get("max_tokens")
+    return {} if own is None else {"max_tokens": max(own, least or 0), "within_context": True}

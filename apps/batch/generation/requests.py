@@ -148,7 +148,7 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
         check_model(body.model, (model,))
     except OpenAIError as error:
         raise BadLine(line.index, line.ids, line.wrapped, error) from None
-    opened = Open(line, body.params(), model)
+    opened = Open(line, body.params(engine.sampling_defaults), model)
     prompts: Sequence[str | list[int]]
     try:
         if isinstance(body, ChatBody):

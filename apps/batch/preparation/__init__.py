@@ -132,7 +132,7 @@ def _open(model: str) -> tuple[Checkpoint, Architecture]:
         manifest = source.json(MANIFEST, required=False)
         if isinstance(manifest, dict) and manifest.get("format") == FORMAT:
             raise PreparationRefused(f"MODEL: {model} is prepared already; give the model that it was made from")
-        arch = architecture.from_hf_config(source.json("config.json"))
+        arch = source.architecture()
         _ = source.tensors, source.format
     except (CheckpointError, architecture.UnsupportedModel) as error:
         raise PreparationRefused(f"MODEL: {error}") from error

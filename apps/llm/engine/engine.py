@@ -13,11 +13,12 @@ The life of a request:
 `submit_score` and `submit_embedding` queue prompts without an answer, which take the same path; see `pooling`.
 """
 
+import logging
 import random
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -65,6 +66,8 @@ from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
+log = logging.getLogger("podslice")
+
 CALIBRATION_TEXT = (
     "The quick brown fox jumps over 13 lazy dogs. In 1969, people first walked on the Moon; it took them 4 days.\n"
     'def area(width, height):\n    return width * height\n\n{"name": "Ada", "born": 1815, "likes": ["maths", "tea"]}\n'
@@ -84,16 +87,19 @@ class Engine:
         max_model_len: int,
         heads: HeadLayout,
         pooling: Pool = "mean",
+        sampling_defaults: Mapping[str, Any] | None = None,
     ):
         self.config, self.tokenizer, self.max_model_len = config, tokenizer, max_model_len
         self.loops, self._grammars = loops, grammars
         format_ = ModelFormat.of(tokenizer.chat_template, config.tool_call_format, config.reasoning_format)
         self.format = format_.on(grammars.tokens, tokenizer.render)
         """How the model writes tool calls and reasoning."""
-        self._arch = loops[0].executor.arch
+        self._arch = replace(loops[0].executor.arch, eos_token_ids=grammars.eos_token_ids)
         self.reranker = Reranker.of(config, self._arch, tokenizer)
         """How the model judges documents; None: by its embeddings, which `pooling` makes by default."""
         self.pooling: Pool = pooling
+        self.sampling_defaults: Mapping[str, Any] = sampling_defaults or {}
+        """The model's own values of SamplingParams' fields, for dialects whose requests do not name them."""
         self.admission = Admission(config.callers, config.max_waiting)
         """Limits and usage of each caller, over all DP ranks."""
         self.adapters = LoadedAdapters(config.adapter_places)
@@ -150,7 +156,8 @@ class Engine:
                 raise
         loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
         heads = HeadLayout.of(model.arch, chosen.tensor, config.expert_parallel)
-        engine = cls(config, loops, tokenizer, grammars, max_len, heads, model.pooling())
+        defaults = model.sampling_defaults(config)
+        engine = cls(config, loops, tokenizer, grammars, max_len, heads, model.pooling(), defaults)
         try:
             for name, location in config.adapters.items():
                 engine.load_adapter(name, location)
@@ -478,6 +485,19 @@ def _allocate_and_compile(executors: Ids[Executor[Any]], calibration: list[int])
 def _load_tokenizer(model: Model) -> tuple[ModelTokenizer, Grammars]:
     tokenizer = model.tokenizer()
     tokenizer.warm_up()
-    grammars = Grammars(tokenizer, model.arch.vocab_size, model.arch.eos_token_ids)
+    grammars = Grammars(tokenizer, model.arch.vocab_size, _ends(model, tokenizer))
     grammars.warm_up()
     return tokenizer, grammars
+
+
+def _ends(model: Model, tokenizer: ModelTokenizer) -> tuple[int, ...]:
+    """The tokens that end an answer: those of the model's files, and the one of its tokenizer, as vLLM has it."""
+    ends, own = model.arch.eos_token_ids, tokenizer.eos_token_id
+    if own is None or own in ends:
+        return ends
+    if own >= model.arch.vocab_size:
+        log.warning(
+            "the tokenizer's eos token %d is not among the model's %d tokens: ignored", own, model.arch.vocab_size
+        )
+        return ends
+    return (*ends, own)

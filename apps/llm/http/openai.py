@@ -26,7 +26,7 @@ def openai_router(model: EngineModel) -> APIRouter:
         body = await parsed(CompletionBody, request, UNIONS)
         served = named(model, body.model)
         prompts: Sequence[Prompt] = each(body.prompt)
-        params = body.params()
+        params = body.params(served.sampling_defaults)
         with refusing(body.names):
             echoed = prompts if body.echo else ()
             echoes = [p if isinstance(p, str) else await served.texts.decoded(p, special=False) for p in echoed]
@@ -52,7 +52,7 @@ def openai_router(model: EngineModel) -> APIRouter:
         served = named(model, body.model)
         with refusing(body.names):
             prompt, turn = await served.texts.chat(body.request())
-            params = turn.constrained(body.params())
+            params = turn.constrained(body.params(served.sampling_defaults))
             stream = await served.submit(params, prompt)
             answers = choices(1, params.n, reader=turn.reader)
             writer = ChatWriter(served.name, stream, answers, params.logprobs is not None, body.include_usage)

@@ -3,6 +3,7 @@
 Types are strict, as OpenAI's are ("0.5" is not a number); null means absent; unknown fields are ignored.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -11,6 +12,7 @@ from apps.llm.api import MAX_MESSAGES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOOLS, Sa
 from apps.llm.chat.conversation import ChatRequest, Conversation, effort_fields
 from apps.llm.chat.json_schema import loosened
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
+from apps.llm.limits import NO_DEFAULTS, default_limit
 from apps.serving.ingress.bodies import Body, CacheSalt
 from apps.serving.ingress.openai_errors import OpenAIError
 
@@ -119,8 +121,13 @@ class SamplingBody(Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def sampling(self, **values: Any) -> SamplingParams:
-        """The engine's parameters. `values`: those whose fields differ between the endpoints."""
+    def sampling(self, defaults: Mapping[str, Any], **values: Any) -> SamplingParams:
+        """The engine's parameters.
+
+        Args:
+            defaults: the model's, for what the request does not name.
+            values: those whose fields differ between the endpoints.
+        """
         for field in SAME_NAME:
             if (value := getattr(self, field)) is not None:
                 values.setdefault(field, value)
@@ -130,7 +137,7 @@ class SamplingBody(Body):
             values["json_schema"] = self.response_format.constraint()
         if self.include_stop_str_in_output:
             values["include_stop_text"] = True
-        return SamplingParams(**values)
+        return SamplingParams(**{**defaults, **values})
 
 
 SAME_NAME = tuple(
@@ -198,11 +205,12 @@ class CompletionBody(SamplingBody):
         """The engine's name of a field -> the client's, where they differ."""
         return {"json_schema": "response_format", "tokens": "prompt"}
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """The engine's parameters; `defaults` are the model's."""
         if self.max_tokens is not None:
-            return self.sampling(logprobs=self.logprobs)
+            return self.sampling(defaults, logprobs=self.logprobs)
         default = max(COMPLETION_MAX_TOKENS, self.min_tokens or 0)
-        return self.sampling(logprobs=self.logprobs, max_tokens=default, within_context=True)
+        return self.sampling(defaults, logprobs=self.logprobs, max_tokens=default, within_context=True)
 
 
 class ChatBody(SamplingBody):
@@ -245,9 +253,11 @@ class ChatBody(SamplingBody):
             conversation.messages, use, effort_fields(self.reasoning_effort) | (self.chat_template_kwargs or {})
         )
 
-    def params(self) -> SamplingParams:
+    def params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """The engine's parameters; `defaults` are the model's."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling(max_tokens=limit, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+        values = {"max_tokens": limit} if limit is not None else default_limit(defaults, self.min_tokens)
+        return self.sampling(defaults, logprobs=(self.top_logprobs or 0) if self.logprobs else None, **values)
 
 
 class EmbeddingBody(Body):

@@ -50,7 +50,12 @@ GEMMA4_E: Config = GEMMA4 | {
     "attention_k_eq_v": False,
     "hidden_size_per_layer_input": 256,
 }
-MISTRAL = {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768, "hidden_act": "silu"}
+MISTRAL: Config = {
+    "model_type": "mistral",
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "sliding_window": None,
+}
 MISTRAL_SMALL = MISTRAL | {"vocab_size": 131072, "max_position_embeddings": 131072, "head_dim": 128}
 PHI3 = {"model_type": "phi3", "max_position_embeddings": 16384, "hidden_act": "silu"}
 GPT_OSS = {

@@ -2,7 +2,7 @@
 
 One decoder serves all families; they differ only in the fields here. Sources: the config classes and modeling files of
 transformers for llama, mistral, mixtral, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, gemma, gemma2, gemma3 and gpt_oss;
-`gemma4` and `lm_cloud` describe Gemma 4's and Saxml's.
+`gemma4` and `lm_cloud` describe Gemma 4's and Saxml's, `families.defaults` what a file leaves out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from apps.llm.engine.model import config_fields, gemma4
 from apps.llm.engine.model.config_fields import check_fields, check_together
+from apps.llm.engine.model.families import defaults
 from apps.llm.engine.model.gemma4 import FullAttention
 from apps.llm.engine.model.rope import Rope, ropes
 from apps.llm.engine.model.rope import UnsupportedModel as UnsupportedModel
@@ -184,18 +185,8 @@ WITH_TOWER = {
 """Families with towers for other media, which are not loaded, and their decoder's where its config does not say it."""
 DENSE = {"mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3"}
 """Families with experts, and the one that they are otherwise like."""
-GEMMA3_DEFAULTS = {
-    "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131_072,
-    "sliding_window": 4096,
-    "eos_token_id": 1,
-}
-"""Fields that Gemma 3's files leave out. Source: Gemma3TextConfig of transformers."""
+OWN_BIAS = {"mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"}
+"""Families whose attention has biases or none, whatever attention_bias says."""
 
 
 def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Architecture:
@@ -213,24 +204,17 @@ def from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | No
 
 
 def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> Architecture:
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise UnsupportedModel(f"config.json: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
-    if family in WITH_TOWER:
-        text, ends = config.get("text_config", {}), config.get("eos_token_id")
-        # Gemma 4's files have more ends beside the decoder's config than in it.
-        config = text if ends is None else text | {"eos_token_id": ends}
-        family = text.get("model_type", WITH_TOWER[family])
-        if family not in FAMILIES:
-            raise UnsupportedModel(f"config.json: text_config.model_type {family!r} is not supported")
+    config, family = _decoder_of(config)
     check_fields(config, generation)
-    if family.startswith("gemma3"):
-        given = {name: value for name, value in config.items() if value is not None}
-        family, config = "gemma3", GEMMA3_DEFAULTS | given
+    config = defaults.completed(config, family)
+    qkv_bias = family == "qwen2" or (family == "qwen2_moe" and config["qkv_bias"])
+    bias = bool(config.get("attention_bias")) and family not in OWN_BIAS
+    if family == "gemma3_text":
+        family = "gemma3"
         if config.get("use_bidirectional_attention"):
             raise UnsupportedModel("config.json: use_bidirectional_attention is not supported: the model is an encoder")
     if family.startswith("gemma4"):
-        family, config = "gemma4", gemma4.completed(config, family)
+        config, family = gemma4.completed(config, family), "gemma4"
 
     def need(name: str, default: Any = None) -> Any:
         value = config.get(name, default)
@@ -240,22 +224,24 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
 
     sparse = family in DENSE or family == "gpt_oss" or config.get("enable_moe_block")
     experts = _experts(config, family, need) if sparse else None
-    family = DENSE.get(family, family)
-    gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3", "gemma4")
     hidden, heads, layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
+    gemma, post_norms = family.startswith("gemma"), family in ("gemma2", "gemma3", "gemma4")
     head_dim = config.get("head_dim") or (256 if gemma else hidden // heads)
     if config.get("head_dim") is None and not gemma and hidden % heads:
         raise UnsupportedModel(f"config.json: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     kv_heads = config.get("num_key_value_heads") or heads
     if heads % kv_heads:
         raise UnsupportedModel(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key/value heads")
-    # Gemma 4's queries are not scaled: their norm's weights are.
-    query_scale = {"gemma2": 256, "gemma3": 256, "gemma4": 1}.get(family, head_dim)
-    if family in ("gemma2", "gemma3"):
-        query_scale = need("query_pre_attn_scalar", query_scale)
-    softcaps = {"gemma2": (50.0, 30.0)}.get(family, (None, None))
     rope, window_rope = ropes(config, family, head_dim)
+    # Gemma 3's own numbers are those of the stretched context already.
+    positions = need("max_position_embeddings")
+    context = positions if family == "gemma3" else rope.context(positions)
+    windows = config_fields.windows(config, family, layers, context)
+    family = DENSE.get(family, family)
+    # Gemma 4's queries are not scaled: their norm's weights are.
+    query_scale = need("query_pre_attn_scalar") if family in ("gemma2", "gemma3") else head_dim
     labels = config_fields.labels(config)
+    ends = (generation or {}).get("eos_token_id")
     return Architecture(
         family=family,
         vocab_size=need("vocab_size"),
@@ -265,34 +251,54 @@ def _from_hf_config(config: Mapping[str, Any], generation: Mapping[str, Any] | N
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position=rope.context(need("max_position_embeddings")),
-        norm_eps=need("rms_norm_eps", 1e-6),
+        max_position=context,
+        norm_eps=need("rms_norm_eps"),
         rope=rope,
         window_rope=window_rope,
         activation=config_fields.activation(config, family),
-        tied_embeddings=bool(config.get("tie_word_embeddings", gemma)) and not labels,
-        attention_bias=bool(config.get("attention_bias", False)) or family == "qwen2",
-        output_bias=bool(config.get("attention_bias", False)) and family != "qwen2",
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        tied_embeddings=bool(config.get("tie_word_embeddings")) and not labels,
+        attention_bias=qkv_bias or bias,
+        output_bias=bias,
+        mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
         qk_norm=family in ("qwen3", "gemma3", "gemma4"),
         norm_plus_one=gemma and family != "gemma4",
         scaled_embeddings=gemma,
         post_norms=post_norms,
-        attention_scale=query_scale**-0.5,
-        attention_softcap=config.get("attn_logit_softcapping", softcaps[0]) if post_norms else None,
-        final_softcap=config.get("final_logit_softcapping", softcaps[1]) if post_norms else None,
+        attention_scale=1.0 if family == "gemma4" else query_scale**-0.5,
+        attention_softcap=config.get("attn_logit_softcapping") if post_norms else None,
+        final_softcap=config.get("final_logit_softcapping") if post_norms else None,
         gate_limit=config_fields.gate_limit(config) if family == "gpt_oss" else None,
         sinks=family == "gpt_oss",
-        windows=config_fields.windows(config, family, layers),
+        windows=windows,
         **(gemma4.options(config) if family == "gemma4" else {}),
         fused=family == "phi3",
         experts=experts,
         eos_token_ids=config_fields.token_ids(
-            (generation or {}).get("eos_token_id") or config.get("eos_token_id"), need("vocab_size")
+            config.get("eos_token_id") if ends is None else ends, need("vocab_size"), "eos_token_id"
         ),
         labels=labels,
         answers=tuple(config.get("classifier_from_token") or ()) or None,
     )
+
+
+def _decoder_of(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The config of the decoder, and its model_type. Raises UnsupportedModel if there is no such family."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise UnsupportedModel(f"config.json: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
+    if family not in WITH_TOWER:
+        return config, family
+    text = config.get("text_config") or (defaults.MISTRAL3 if family == "mistral3" else {})
+    # Gemma 4's files have more ends beside the decoder's config than in it; the head belongs to the whole.
+    beside = {
+        "eos_token_id": config.get("eos_token_id"),
+        "tie_word_embeddings": config.get("tie_word_embeddings", True),
+    }
+    text = {**text, **{name: value for name, value in beside.items() if value is not None}}
+    inner = text.get("model_type", WITH_TOWER[family])
+    if inner not in defaults.DEFAULTS:
+        raise UnsupportedModel(f"config.json: text_config.model_type {inner!r} is not supported")
+    return text, inner
 
 
 def _experts(config: Mapping[str, Any], family: str, need: Callable[..., Any]) -> Experts:

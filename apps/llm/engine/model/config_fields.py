@@ -4,6 +4,7 @@ numbers they can have.
 Upper bounds are some ten times those of the largest models published.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,8 @@ from apps.serving.numbers.ranges import Range, check, real
 
 if TYPE_CHECKING:
     from apps.llm.engine.model.architecture import Architecture
+
+log = logging.getLogger("podslice")
 
 GATE_SLOPE = 1.702
 """Of gpt-oss's gates: sigmoid(GATE_SLOPE * x)."""
@@ -160,31 +163,43 @@ def activation(config: Mapping[str, Any], family: str) -> Literal["silu", "gelu_
     return known[name]
 
 
-def windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int | None, ...]:
-    window = config.get("sliding_window", 4096 if family == "gemma2" else None)
-    if family == "qwen2" or family == "qwen3":
+def windows(config: Mapping[str, Any], family: str, layers: int, context: int) -> tuple[int | None, ...]:
+    """Sliding window of each layer, in positions; None: full attention. `context`: the longest sequence."""
+    window = config.get("sliding_window")
+    if family.startswith("qwen"):
         window = window if config.get("use_sliding_window") else None
-    if family not in ("mistral", "phi3", "gemma2", "gemma3", "gemma4", "gpt_oss", "qwen2", "qwen3") or not window:
+    if family in ("llama", "gemma") or not window:
         return (None,) * layers
-    if window >= config["max_position_embeddings"] and family != "gemma4":  # as Phi-3 128k has it
+    if window >= context and family != "gemma4":  # as Phi-3 128k has it
         return (None,) * layers
     kinds = config.get("layer_types")
-    if kinds is None and family in ("gemma2", "gemma3", "gpt_oss"):
-        period = config.get("sliding_window_pattern", 6) if family == "gemma3" else 2
-        kinds = ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)]
-    elif kinds is None and family in ("qwen2", "qwen3"):
-        first = config.get("max_window_layers", layers)
-        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
-    elif kinds is None:
-        kinds = ["sliding_attention"] * layers
+    if kinds is None or family in EVERY_LAYER:
+        kinds = ["sliding_attention" if _slides(config, family, layer) else "full_attention" for layer in range(layers)]
     if len(kinds) != layers:
         raise UnsupportedModel(f"config.json: layer_types has {len(kinds)} entries for {layers} layers")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def token_ids(value: Any, vocab_size: int) -> tuple[int, ...]:
+EVERY_LAYER = {"mistral", "mixtral", "phi3", "qwen3_moe"}
+"""Families whose window is that of every layer, whatever layer_types says."""
+
+
+def _slides(config: Mapping[str, Any], family: str, layer: int) -> bool:
+    """Whether a layer has the window, where layer_types does not say it."""
+    if family in EVERY_LAYER:
+        return True
+    if family == "qwen2_moe":
+        return layer % 2 == 0 and layer < config["max_window_layers"]
+    if family in ("qwen2", "qwen3"):
+        return bool(layer >= config["max_window_layers"])
+    return bool((layer + 1) % (config.get("sliding_window_pattern", 6) if family == "gemma3" else 2))
+
+
+def token_ids(value: Any, vocab_size: int, field: str) -> tuple[int, ...]:
     """The tokens of a field that has one or a list, without those that no answer can have."""
     tokens = value if isinstance(value, list) else [] if value is None else [value]
+    if beyond := [token for token in tokens if not 0 <= token < vocab_size]:
+        log.warning("%s %s is not among the model's %d tokens: ignored", field, beyond, vocab_size)
     return tuple(token for token in tokens if 0 <= token < vocab_size)
 
 
@@ -192,7 +207,7 @@ def labels(config: Mapping[str, Any]) -> int:
     """Labels of a model that classifies sequences, 0 of any other."""
     if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         return 0
-    count = len(config["id2label"]) if "id2label" in config else config.get("num_labels", 2)
+    count = len(config["id2label"]) if config.get("id2label") is not None else config.get("num_labels", 2)
     if count > 2:
         raise UnsupportedModel(f"config.json: a classifier of {count} labels is not supported: it can have 1 or 2")
     return int(count)

@@ -9,20 +9,6 @@ from typing import Any
 
 from apps.llm.engine.model.rope import UnsupportedModel
 
-DEFAULTS = {
-    "max_position_embeddings": 131_072,
-    "sliding_window": 512,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "hidden_size_per_layer_input": 256,
-    "tie_word_embeddings": True,
-    "eos_token_id": 1,
-}
-UNIFIED_DEFAULTS = DEFAULTS | {
-    "max_position_embeddings": 262_144,
-    "sliding_window": 1024,
-    "hidden_size_per_layer_input": 0,
-}
 SLIDING, FULL = "sliding_attention", "full_attention"
 PERIOD = 6
 """Every so many layers, one without a window."""
@@ -39,21 +25,20 @@ class FullAttention:
 
 
 def completed(config: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """The config with the fields that may be left out.
+    """The config with the fields that are computed, without nulls.
 
     Raises:
         UnsupportedModel: it asks for something that is not supported.
     """
-    given = {name: value for name, value in config.items() if value is not None}
+    config = {name: value for name, value in config.items() if value is not None}
     unified = family.startswith("gemma4_unified")
-    config = (UNIFIED_DEFAULTS if unified else DEFAULTS) | given
     if config.get("use_bidirectional_attention") == "all":
         raise UnsupportedModel("config.json: use_bidirectional_attention 'all' is not supported: it is an encoder")
     for name in ("enable_moe_block", "hidden_size_per_layer_input"):
         if unified and config.get(name):
             raise UnsupportedModel(f"config.json: {name} {config[name]} is not supported for {family}")
     vocab, rows = config.get("vocab_size"), config.get("vocab_size_per_layer_input", 262_144)
-    if config["hidden_size_per_layer_input"] and vocab != rows:
+    if config.get("hidden_size_per_layer_input") and vocab != rows:
         raise UnsupportedModel(f"config.json: vocab_size_per_layer_input is {rows}; it can only be vocab_size, {vocab}")
     return config | {"layer_types": _layer_types(config)}
 
@@ -81,7 +66,8 @@ def _full_attention(config: Mapping[str, Any]) -> FullAttention:
     found = {"head_dim": config["global_head_dim"], "num_key_value_heads": heads}
     if "per_layer_config" in config:  # transformers 5 writes this in place of the two fields
         kinds = config["layer_types"]
-        given = {str(layer): dict(own) for layer, own in config["per_layer_config"].items()}
+        # The numbers of layers are padded with zeros, where there are ten or more.
+        given = {str(layer).lstrip("0") or "0": dict(own) for layer, own in config["per_layer_config"].items()}
         own = [given.get(str(layer), given.get(kind, {})) for layer, kind in enumerate(kinds)]
         full = [own[layer] for layer, kind in enumerate(kinds) if kind == FULL]
         if any(own[layer] for layer, kind in enumerate(kinds) if kind == SLIDING) or any(o != full[0] for o in full):

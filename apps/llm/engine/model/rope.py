@@ -79,8 +79,13 @@ class Rope:
         return plain
 
     def context(self, positions: int) -> int:
-        """The longest sequence that a model with so many `max_position_embeddings` can be served with."""
-        return int(positions * self.factor) if self.kind == "dynamic" else positions
+        """The longest sequence that a model with so many `max_position_embeddings` can be served with.
+
+        As vLLM has it: model cards say how to stretch a context by the scaling alone, with the positions unchanged.
+        """
+        if self.kind in ("linear", "dynamic"):
+            return int(positions * self.factor)
+        return int(self.original_max_len * self.factor) if self.kind == "yarn" else positions
 
     def _yarn_bounds(self, width: int) -> tuple[float, float]:
         """The first channel pair that is divided in part, and the first that is divided whole."""
@@ -123,18 +128,21 @@ def ropes(config: Mapping[str, Any], family: str, head_dim: int) -> tuple[Rope, 
     Raises:
         UnsupportedModel: its kind is not supported, a field is missing, or a list has the wrong length.
     """
-    # transformers 5 writes `rope_parameters`; older files have separate rope_theta and rope_scaling.
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    # transformers 5 writes `rope_parameters`; older files, and model cards, have rope_theta and rope_scaling beside it.
+    given, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if family == "gemma4":
-        return _gemma4(scaling.get("full_attention") or GEMMA4_FULL), _gemma4(scaling.get("sliding_attention") or {})
+        if scaling and not given:
+            raise UnsupportedModel("config.json: rope_scaling is not read for Gemma 4: write rope_parameters")
+        return _gemma4(given.get("full_attention") or GEMMA4_FULL), _gemma4(given.get("sliding_attention") or {})
     if family != "gemma3":
-        rope = _rope(scaling, scaling.get("rope_theta") or config.get("rope_theta") or 10000.0, config)
+        beside = {name: config.get(name) or given.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+        rope = _rope(beside | {name: value for name, value in (scaling or given).items() if value is not None}, config)
         _check_lists(rope, head_dim)
         return rope, None
-    full, local = scaling.get("full_attention", scaling), scaling.get("sliding_attention", {})
-    theta = full.get("rope_theta") or config.get("rope_theta") or 1e6
-    local_theta = local.get("rope_theta") or config.get("rope_local_base_freq") or 1e4
-    return _rope(full, theta, config), _rope(local, local_theta, config)
+    full, local = given.get("full_attention") or {}, given.get("sliding_attention") or {}
+    scaling = scaling.get("full_attention", scaling)
+    full = {"rope_theta": config.get("rope_theta") or 1e6} | full | scaling
+    return _rope(full, config), _rope({"rope_theta": config.get("rope_local_base_freq") or 1e4} | local, config)
 
 
 def _gemma4(scaling: Mapping[str, Any]) -> Rope:
@@ -147,11 +155,11 @@ def _gemma4(scaling: Mapping[str, Any]) -> Rope:
     return Rope(theta=theta, kind="proportional", part=part, factor=factor)
 
 
-def _rope(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -> Rope:
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+def _rope(scaling: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
+    kind, theta = scaling.get("rope_type") or scaling.get("type") or "default", scaling.get("rope_theta") or 1e4
     if config.get("model_type") == "phi3" and kind in ("su", "yarn"):
         kind = "longrope"  # as the first files of Phi-3 call it
-    part = scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    part = scaling.get("partial_rotary_factor") or 1.0
     try:
         if kind == "default":
             return Rope(theta=theta, part=part)
@@ -168,7 +176,7 @@ def _rope(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -
                 factor=scaling["factor"],
                 low_freq_factor=scaling["low_freq_factor"],
                 high_freq_factor=scaling["high_freq_factor"],
-                original_max_len=scaling["original_max_position_embeddings"],
+                original_max_len=_original(scaling, config),
             )
         if kind == "yarn":
             return _yarn(scaling, theta, part, config)
@@ -181,6 +189,12 @@ def _rope(scaling: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -
     )
 
 
+def _original(scaling: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """The positions that the model was trained on, before it was stretched. Phi-3 has them beside the scaling."""
+    beside, inside = config.get("original_max_position_embeddings"), scaling.get("original_max_position_embeddings")
+    return int(beside or inside or config["max_position_embeddings"])
+
+
 def _check_lists(rope: Rope, head_dim: int) -> None:
     pairs = int(head_dim * rope.part) // 2
     for name, divisors in (("short_factor", rope.short), ("long_factor", rope.long)):
@@ -191,7 +205,7 @@ def _check_lists(rope: Rope, head_dim: int) -> None:
 
 
 def _yarn(scaling: Mapping[str, Any], theta: float, part: float, config: Mapping[str, Any]) -> Rope:
-    original = scaling["original_max_position_embeddings"]
+    original = _original(scaling, config)
     factor = scaling.get("factor") or config["max_position_embeddings"] / original
 
     def grown(scale: float = 1.0) -> float:
@@ -215,8 +229,7 @@ def _yarn(scaling: Mapping[str, Any], theta: float, part: float, config: Mapping
 
 
 def _longrope(scaling: Mapping[str, Any], theta: float, part: float, config: Mapping[str, Any]) -> Rope:
-    # Phi-3 has the original positions beside the scaling, and no factor.
-    original = scaling.get("original_max_position_embeddings") or config["original_max_position_embeddings"]
+    original = _original(scaling, config)
     factor = scaling.get("factor") or config["max_position_embeddings"] / original
     scale = scaling.get("attention_factor")
     if scale is None:

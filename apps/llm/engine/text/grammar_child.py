@@ -78,7 +78,7 @@ def compiled(task: dict[str, Any], tokenizer: llguidance.LLTokenizer) -> tuple[l
     return None, json.dumps([None, matcher.get_error()])
 
 
-def serve_grammar(work: socket.socket, tokenizer: llguidance.LLTokenizer) -> None:
+def serve_grammar(work: socket.socket, tokenizer: llguidance.LLTokenizer, vocab_size: int) -> None:
     """Compile the grammar that comes in, then serve its matchers until the socket closes."""
     task = json.loads(_exactly(work, LENGTH.unpack(_exactly(work, LENGTH.size))[0]))
     before = _bound_memory(task["memory"])
@@ -89,7 +89,7 @@ def serve_grammar(work: socket.socket, tokenizer: llguidance.LLTokenizer) -> Non
     if pristine is None:
         _reply(work, 0, FAILED, problem.encode())
         return
-    matchers = Matchers(pristine, tokenizer.vocab_size)
+    matchers = Matchers(pristine, vocab_size)
     state, payload = matchers.first()
     resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
     grown = _bound_memory(task["memory"] // 4) - before
@@ -102,7 +102,7 @@ def serve_grammar(work: socket.socket, tokenizer: llguidance.LLTokenizer) -> Non
             _reply(work, number, *matchers.take(number, token))
 
 
-def serve_forks(control: socket.socket, tokenizer: llguidance.LLTokenizer) -> None:
+def serve_forks(control: socket.socket, tokenizer: llguidance.LLTokenizer, vocab_size: int) -> None:
     """Fork and kill processes until the socket closes; then none is left."""
     running, number = dict[int, int](), 0
     try:
@@ -115,7 +115,7 @@ def serve_forks(control: socket.socket, tokenizer: llguidance.LLTokenizer) -> No
             if what == b"fork":
                 child = os.fork()
                 if child == 0:
-                    _become_grammar(control, socket.socket(fileno=descriptors[0]), tokenizer)
+                    _become_grammar(control, socket.socket(fileno=descriptors[0]), tokenizer, vocab_size)
                 os.close(descriptors[0])
                 number += 1
                 running[number] = child
@@ -128,7 +128,9 @@ def serve_forks(control: socket.socket, tokenizer: llguidance.LLTokenizer) -> No
             os.kill(child, signal.SIGKILL)
 
 
-def _become_grammar(control: socket.socket, work: socket.socket, tokenizer: llguidance.LLTokenizer) -> None:
+def _become_grammar(
+    control: socket.socket, work: socket.socket, tokenizer: llguidance.LLTokenizer, vocab_size: int
+) -> None:
     """What a forked process does, to its end."""
     try:
         _die_with_parent()
@@ -136,7 +138,7 @@ def _become_grammar(control: socket.socket, work: socket.socket, tokenizer: llgu
         for line in (1, 2):  # a library's last words are of no use, and may be a client's
             os.dup2(os.open(os.devnull, os.O_WRONLY), line)
         _last_to_survive()
-        serve_grammar(work, tokenizer)
+        serve_grammar(work, tokenizer, vocab_size)
     except (EOFError, OSError, MemoryError):
         pass
     finally:
@@ -195,14 +197,15 @@ def _reply(work: socket.socket, number: int, state: int, payload: bytes) -> None
 
 
 def main() -> None:
-    """Arguments: the tokenizer file's descriptor, the vocabulary's size, and the tokens that end an answer."""
-    file, vocab_size, *eos = map(int, sys.argv[1:])
+    """Arguments: the tokenizer file's descriptor, the size of the model's vocabulary and of the tokenizer's, and the
+    tokens that end an answer."""
+    file, vocab_size, tokens, *eos = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; who started this closes it
     with open(file) as text:
-        tokenizer = llguidance.LLTokenizer(text.read(), n_vocab=vocab_size, eos_token=eos or None)
+        tokenizer = llguidance.LLTokenizer(text.read(), n_vocab=tokens, eos_token=eos or None)
     control = socket.socket(fileno=0)
     control.send(b"ready")
-    serve_forks(control, tokenizer)
+    serve_forks(control, tokenizer, vocab_size)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,14 @@ class TokenizerFile:
 
     Args:
         text: gives the content of its tokenizer.json.
+        vocab_size: of the model, and of the masks.
+        tokens: that it has, at least as many.
         eos: the tokens that end an answer.
     """
 
     text: Callable[[], str]
     vocab_size: int
+    tokens: int
     eos: tuple[int, ...]
 
 
@@ -68,7 +71,7 @@ class First:
         with theirs, tempfile.TemporaryFile() as file:
             file.write(tokenizer.text().encode())
             file.seek(0)
-            numbers = [file.fileno(), tokenizer.vocab_size, *tokenizer.eos]
+            numbers = [file.fileno(), tokenizer.vocab_size, tokenizer.tokens, *tokenizer.eos]
             process = subprocess.Popen(
                 [sys.executable, "-P", child.__file__, *map(str, numbers)],
                 stdin=theirs.fileno(),

@@ -29,11 +29,17 @@ KEPT = 64
 
 
 class Grammars:
-    """Makes matchers for one tokenizer."""
+    """Makes matchers for one tokenizer.
+
+    Args:
+        vocab_size: of the model. The tokenizer may have more tokens: the masks are of the model's.
+        eos_token_ids: the tokens that end an answer.
+    """
 
     def __init__(self, tokenizer: ModelTokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]):
-        self._tokenizer, self._vocab_size, self._eos = tokenizer, vocab_size, eos_token_ids
-        self._pool = GrammarPool(TokenizerFile(tokenizer.fast.to_str, vocab_size, eos_token_ids))
+        self._tokenizer, self._vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
+        self._tokens = max(vocab_size, tokenizer.size)
+        self._pool = GrammarPool(TokenizerFile(tokenizer.fast.to_str, vocab_size, self._tokens, eos_token_ids))
         self._threads = ThreadPoolExecutor(2, "podslice-schemas")
         self._kept: dict[str, Matcher] = {}  # the least recently used first
         self._limits = llguidance.LLParserLimits(**LIMITS)
@@ -41,13 +47,14 @@ class Grammars:
     @cached_property
     def _ll_tokenizer(self) -> llguidance.LLTokenizer:
         return llguidance.LLTokenizer(
-            self._tokenizer.fast.to_str(), n_vocab=self._vocab_size, eos_token=list(self._eos) or None
+            self._tokenizer.fast.to_str(), n_vocab=self._tokens, eos_token=list(self.eos_token_ids) or None
         )
 
     def tokens(self, marks: Iterable[str]) -> dict[str, int]:
         """The marks that are a single special token, with their ids."""
         ids = {mark: self._tokenizer.fast.token_to_id(mark) for mark in marks}
-        return {mark: id for mark, id in ids.items() if id is not None and self._ll_tokenizer.is_special_token(id)}
+        known = {mark: id for mark, id in ids.items() if id is not None and id < self._vocab_size}
+        return {mark: id for mark, id in known.items() if self._ll_tokenizer.is_special_token(id)}
 
     def matchers(
         self, held: str | Mapping[str, Any] | Grammar, count: int = 1, caller: Hashable = None
@@ -102,7 +109,7 @@ class Grammars:
     def _matcher(self, grammar: str) -> "Matcher":
         # Without log_level=0, it would write warnings about a client's schema to standard error.
         matcher = llguidance.LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=self._limits)
-        return Matcher(matcher, self._vocab_size)
+        return Matcher(matcher, self._vocab_size, self._tokens)
 
     def warm_up(self) -> None:
         self.matchers({}).result()
@@ -114,17 +121,21 @@ class Grammars:
 
 
 class Matcher:
-    """Follows one answer through its grammar."""
+    """Follows one answer through its grammar.
+
+    Args:
+        tokens: of the tokenizer, of which the model has the first `vocab_size`; None: all.
+    """
 
     ended = False  # `consume` tells
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int):
-        self._matcher, self._vocab_size = matcher, vocab_size
-        self._bits = llguidance.numpy.allocate_token_bitmask(1, vocab_size)
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, tokens: int | None = None):
+        self._matcher, self._vocab_size, self._tokens = matcher, vocab_size, tokens
+        self._bits = llguidance.numpy.allocate_token_bitmask(1, tokens or vocab_size)
 
     def copy(self) -> "Matcher":
         """A copy in the same state; cheaper than compiling the grammar again."""
-        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+        return Matcher(self._matcher.deep_copy(), self._vocab_size, self._tokens)
 
     @property
     def failure(self) -> str:
@@ -138,7 +149,7 @@ class Matcher:
     def allowed(self) -> np.ndarray:
         """Mask of the tokens that may come next, `[ceil(vocab / 32)]` uint32."""
         llguidance.numpy.fill_next_token_bitmask(self._matcher, self._bits, 0)
-        return self._bits[0].view(np.uint32)
+        return self._bits[0].view(np.uint32)[: -(-self._vocab_size // 32)]
 
     def allowed_along(self, draft: Sequence[int]) -> list[np.ndarray | None]:
         """`allowed`, and what it would be after each token of a draft. The draft must follow the grammar.

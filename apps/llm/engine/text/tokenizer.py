@@ -5,15 +5,19 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.llm.api import RequestError
 from apps.llm.engine.text.bounded_templates import bound_templates, steps
+from apps.llm.engine.text.detokenizer import Detokenizer
 from apps.llm.engine.text.limit import longest_token
+from apps.llm.engine.text.spelling import Spelling, byte_letters
 from apps.llm.limits import TokenLimit
-from apps.serving.errors import panics_as
+from apps.serving.errors import panics_as, shortened
+from apps.serving.model_folder import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,22 +48,37 @@ def _go_on() -> None:
 
 
 class ModelTokenizer:
-    """Converts text to token ids and back. `fast` is the tokenizers library's own object."""
+    """Converts text to token ids and back. `fast` is the tokenizers library's own object.
 
-    def __init__(self, hf: "PreTrainedTokenizerBase"):
+    Args:
+        vocab_size: of the model, where the tokenizer may have tokens that the model has not: a text with one of them is
+            refused. Gemma 3's text models, and some that were trained further with a new token, are published so.
+    """
+
+    def __init__(self, hf: "PreTrainedTokenizerBase", vocab_size: int | None = None):
         self._hf = hf
         self.fast = hf.backend_tokenizer
+        self._last = max(self.fast.get_vocab().values(), default=0)
+        self._vocab_size = vocab_size if vocab_size is not None and vocab_size <= self._last else None
+        if self._vocab_size is not None:
+            log.warning(
+                "the tokenizer has tokens up to %d, the model %d of them: a text with another one is refused",
+                self._last,
+                vocab_size,
+            )
 
     @classmethod
-    def of_folder(cls, folder: str) -> "ModelTokenizer":
+    def of_folder(cls, folder: str, vocab_size: int | None = None) -> "ModelTokenizer":
+        """Raises CheckpointError if the folder has no tokenizer that can be read."""
         # AutoTokenizer imports half of transformers (seconds); a tokenizer.json needs none of it.
         if (Path(folder) / "tokenizer.json").is_file():
             from transformers import PreTrainedTokenizerFast
 
-            return cls(PreTrainedTokenizerFast.from_pretrained(folder))
-        from transformers import AutoTokenizer
-
-        return cls(AutoTokenizer.from_pretrained(folder))
+            hf = PreTrainedTokenizerFast.from_pretrained(folder)
+        else:
+            hf = _without_tokenizer_json(folder)
+        hf.chat_template = hf.chat_template or chat_template_beside(folder)
+        return cls(hf, vocab_size)
 
     @classmethod
     def of_bytes(cls, vocab_size: int) -> "ModelTokenizer":
@@ -70,11 +89,7 @@ class ModelTokenizer:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
-        # Byte-level tokenizers write a byte as a printable character: its own, or one from 256 up.
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        own = {ord(char) for char in alphabet if ord(char) < 256}
-        rest = iter(alphabet[len(own) :])
-        letters = [chr(byte) if byte in own else next(rest) for byte in range(256)]
+        letters = byte_letters()
         space = letters[ord(" ")]
         words = [f"{space}t{token}" for token in range(FIRST_BYTE + 256, vocab_size)]
         vocab = {word: token for token, word in enumerate([*SPECIAL, *letters, *words])}
@@ -107,7 +122,13 @@ class ModelTokenizer:
             encoding = self._encoding(text, special)
             if limit is not None:
                 limit.check(len(encoding))
-            return encoding.ids
+            ids: list[int] = encoding.ids
+        if self._vocab_size is not None and max(ids, default=0) >= self._vocab_size:
+            token = next(token for token in ids if token >= self._vocab_size)
+            known = f"the model's tokens end at {self._vocab_size - 1}"
+            word = shortened(repr(self.fast.id_to_token(token)), 100)
+            raise RequestError(field, f"{field}: the text has {word}, token {token} of the tokenizer, but {known}")
+        return ids
 
     def encode_suffix(
         self, text: str, limit: TokenLimit | None = None, going: Callable[[], None] = _go_on
@@ -144,6 +165,16 @@ class ModelTokenizer:
         """The text of token ids; with `special`, special tokens are included. Releases the GIL."""
         with panics_as(lambda said: RequestError("tokens", f"tokens: the model's tokenizer fails on them: {said}")):
             return self.fast.decode_batch([list(ids)], skip_special_tokens=not special)[0]
+
+    @property
+    def size(self) -> int:
+        """The tokens that it may have: the highest id, and one more."""
+        return self._last + 1
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that its own settings name as the end of a text; None if they name none that it has."""
+        return None if self._hf.eos_token is None else self.fast.token_to_id(str(self._hf.eos_token))
 
     @property
     def chat_template(self) -> str:
@@ -195,9 +226,22 @@ class ModelTokenizer:
         except Exception as error:  # a template is the model's own program and can raise anything
             raise RequestError("messages", f"the model's chat template rejects these messages: {error}") from error
 
-    @lru_cache(maxsize=4096)  # noqa: B019 - one tokenizer for the life of its engine
+    def shown(self, ids: Sequence[int]) -> list[int]:
+        """The characters of a text that each of its tokens completes."""
+        text = Detokenizer(self.fast, (), (), keep_stop=False)
+        return [len(text.feed(token)[0]) for token in ids]
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling(self.fast)
+
     def token_text(self, token: int) -> str:
-        return self.fast.decode([token], skip_special_tokens=False)
+        """Its text within a text, with the space that it may begin with; U+FFFD for a part of a character."""
+        return self._spelling.of(token)[0]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of its text, or its own ones if it is a part of a character."""
+        return self._spelling.of(token)[1]
 
     def warm_up(self) -> None:
         """Compile the chat template, so that the first chat does not wait for jinja2."""
@@ -207,6 +251,43 @@ class ModelTokenizer:
                 self.encode_suffix(self.render([{"role": "user", "content": "Hello"}]))
             except RequestError as error:
                 log.warning("chat template: %s", error)
+
+
+def _without_tokenizer_json(folder: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of files of before tokenizer.json. Raises CheckpointError if they cannot be read."""
+    from transformers import AutoTokenizer
+
+    try:
+        hf = AutoTokenizer.from_pretrained(folder)
+        if hasattr(hf, "backend_tokenizer"):
+            return hf
+        problem: object = f"transformers has only a slow {type(hf).__name__} for it"
+    except Exception as error:  # of any of its readers
+        problem = error
+    found = Path(folder, "tokenizer.model").is_file()
+    fix = "or save the tokenizer once with transformers, which writes a tokenizer.json"
+    if found and (find_spec("sentencepiece") is None or find_spec("google.protobuf") is None):
+        problem = "tokenizer.model is in SentencePiece's format, which needs the packages sentencepiece and protobuf"
+        fix = f"install them (pip install sentencepiece protobuf), {fix}"
+    raise CheckpointError(f"the model folder has no tokenizer.json, and its tokenizer cannot be read: {problem}; {fix}")
+
+
+def chat_template_beside(folder: str) -> str | None:
+    """The template of a file of its own, which processors have; None if there is none.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    file = Path(folder, "chat_template.json")
+    if not file.is_file():
+        return None
+    try:
+        template = json.loads(file.read_bytes())["chat_template"]
+        if isinstance(template, str):
+            return template
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file.name}: no chat template in it: {error!r}") from error
 
 
 @cache

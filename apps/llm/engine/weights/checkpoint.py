@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.weights import packed_experts
 from apps.llm.engine.weights.formats import QuantizedFormat, format_of
 from apps.serving.model_files.roots import HUB, is_hub_id
@@ -46,6 +48,8 @@ OF_DECODER = "model.layers.", "model.embed_tokens", "model.per_layer_", "model.n
 EMBEDDINGS, HEAD, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight", "score.weight"
 KEPT_PARTS = 256 << 20
 """Bytes of a bucket's tensors that are kept for their next readers: see `Checkpoint.part`."""
+COMPARED = 16 << 20
+"""Bytes of the head and of the embeddings that are compared at a time."""
 MOST_TOKENIZER = 256 << 20
 """Bytes of one of the tokenizer's files."""
 TOKENIZER_FILES = (
@@ -55,6 +59,7 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "vocab.json",
     "merges.txt",
 )
@@ -123,7 +128,35 @@ class Checkpoint(ModelFolder):
             )
         if HEAD not in named and "embed_tokens.weight" in entries:
             named[HEAD] = named[EMBEDDINGS]  # of a model without a head: nothing depends on it
+        if EMBEDDINGS not in named and HEAD in named and from_hf_config(self.json("config.json")).tied_embeddings:
+            named[EMBEDDINGS] = named[HEAD]  # which of two names a shared tensor is stored under is its writer's choice
         return named
+
+    def architecture(self, weights: bool = True) -> Architecture:
+        """What its config says, and its tensors about the head.
+
+        Args:
+            weights: False if its tensors are not to be read: the config alone is believed.
+
+        Raises:
+            UnsupportedModel: see `from_hf_config`.
+        """
+        arch = from_hf_config(self.json("config.json"), self.json("generation_config.json", required=False))
+        if weights and arch.tied_embeddings and self.has_own_head():
+            log.warning("%s: config.json ties the head to the embeddings, but it has another one: used", self.location)
+            return replace(arch, tied_embeddings=False)
+        return arch
+
+    def has_own_head(self) -> bool:
+        """Whether there is a head that is not the embeddings. Reads both, as far as they are the same."""
+        head, embeddings = self.tensors.get(HEAD), self.tensors.get(EMBEDDINGS)
+        if head is None or embeddings is None or head == embeddings:
+            return False
+        if (head.shape, head.dtype) != (embeddings.shape, embeddings.dtype):
+            return True
+        rows = max(1, COMPARED * head.shape[0] // max(1, head.stop - head.start))
+        blocks = (slice(first, first + rows) for first in range(0, head.shape[0], rows))
+        return any(self.stored(HEAD, block).tobytes() != self.stored(EMBEDDINGS, block).tobytes() for block in blocks)
 
     @cached_property
     def format(self) -> QuantizedFormat | None:

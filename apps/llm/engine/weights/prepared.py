@@ -33,7 +33,6 @@ import numpy as np
 from jax.sharding import Mesh
 from pydantic import Field, ValidationError
 
-from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, loaded, named
 from apps.llm.engine.model.quantization import QuantArray, quantize_rows
@@ -207,6 +206,9 @@ class Prepared(Checkpoint):
             found[name] = TensorEntry(tensor.file, dtype, tensor.shape, tensor.start, tensor.stop)
         return found
 
+    def has_own_head(self) -> bool:
+        return "lm_head" in self.manifest.tensors
+
     def settle(self, config: EngineConfig) -> EngineConfig:
         """As `PreparedManifest.settle`."""
         return self.manifest.settle(config)
@@ -215,8 +217,7 @@ class Prepared(Checkpoint):
 
     @cached_property
     def _stored(self) -> dict[str, Param]:
-        arch = architecture.from_hf_config(self.json("config.json"))
-        return stored_params(arch, self.manifest.tensor_parallel)
+        return stored_params(self.architecture(), self.manifest.tensor_parallel)
 
     def values(self, name: str, wanted: Param, index: tuple[slice, ...]) -> np.ndarray:
         """A shard of a parameter in its stored type; `index` slices the shape that it has on the mesh."""

@@ -1,7 +1,7 @@
 """Bodies of Anthropic's messages API. Types are strict; null means absent; unknown fields are ignored."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from apps.llm.api import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, RequestError, SamplingParams
 from apps.llm.chat.conversation import PARAGRAPH, ChatRequest, Conversation, PastCall, thinking_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
+from apps.llm.limits import NO_DEFAULTS
 from apps.serving.ingress.bodies import Body
 
 UNIONS = {
@@ -206,10 +207,10 @@ class MessagesBody(PromptBody):
     """Samples from the k likeliest tokens; 0: from all."""
     top_p: float | None = None
 
-    def params(self) -> SamplingParams:
-        values: dict[str, Any] = {
-            name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(self, name)) is not None
-        }
+    def params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """The engine's parameters; `defaults` are the model's, for what the request does not name."""
+        own = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(self, name)) is not None}
+        values = {name: value for name, value in defaults.items() if name != "max_tokens"} | own
         if self.output_config is not None and self.output_config.format is not None:
             values["json_schema"] = self.output_config.format.schema_
         return SamplingParams(

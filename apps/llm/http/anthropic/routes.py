@@ -26,7 +26,7 @@ def anthropic_router(model: EngineModel) -> APIRouter:
         served = named(model, body.model)
         with refusing(NAMES):
             prompt, turn = await served.texts.chat(body.request())
-            stream = await served.submit(turn.constrained(body.params()), prompt)
+            stream = await served.submit(turn.constrained(body.params(served.sampling_defaults)), prompt)
             writer = MessageWriter(served.name, stream, turn.reader(), served.max_model_len)
             response = await answered(stream, writer, bool(body.stream))
         response.headers["request-id"] = new_request_id()

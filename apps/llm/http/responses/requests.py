@@ -1,7 +1,7 @@
 """The body of /v1/responses. Types are strict; null means absent; unknown fields are ignored."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
@@ -11,6 +11,7 @@ from apps.llm.chat.conversation import ChatRequest, effort_fields
 from apps.llm.chat.json_schema import loosened
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
+from apps.llm.limits import NO_DEFAULTS
 from apps.serving.ingress.bodies import Body, CacheSalt, Metadata
 
 UNIONS = {
@@ -264,17 +265,19 @@ class ResponseBody(Body):
             mode = choice
         return ToolUse(offered, mode, only, self.parallel_tool_calls is not False, LONGEST_NAME)
 
-    def params(self) -> SamplingParams:
-        values: dict[str, Any] = {
-            name: value for name in ("temperature", "top_p") if (value := getattr(self, name)) is not None
-        }
+    def params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
+        """The engine's parameters; `defaults` are the model's, for what the request does not name."""
+        own = {name: value for name in ("temperature", "top_p") if (value := getattr(self, name)) is not None}
+        values: dict[str, Any] = {"within_context": True, **defaults, **own}
+        if self.max_output_tokens is not None:
+            values["max_tokens"] = self.max_output_tokens
         if self.text is not None and self.text.format is not None:
             values["json_schema"] = self.text.format.constraint()
         salt = self.cache_salt or ""
-        return SamplingParams(max_tokens=self.max_output_tokens, within_context=True, cache_salt=salt, **values)
+        return SamplingParams(cache_salt=salt, **values)
 
-    def repeated(self) -> dict[str, Any]:
-        """The request's fields that a response repeats."""
+    def repeated(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> dict[str, Any]:
+        """The request's fields that a response repeats, with the model's `defaults`."""
         format_ = self.text.format if self.text is not None and self.text.format is not None else Format(type="text")
         choice = self.tool_choice or "auto"
         effort = self.reasoning.effort if self.reasoning else None
@@ -286,11 +289,11 @@ class ResponseBody(Body):
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": effort, "summary": None},
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": defaults.get("temperature", 1.0) if self.temperature is None else self.temperature,
             "text": {"format": format_.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(exclude_none=True),
             "tools": [_repeated(tool) for tool in self.tools or () if not isinstance(tool, WebSearchTool)],
-            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_p": defaults.get("top_p", 1.0) if self.top_p is None else self.top_p,
             "truncation": "disabled",
         }
 

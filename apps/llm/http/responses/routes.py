@@ -55,8 +55,8 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
 
         with refusing(NAMES):
             prompt, turn = await served.texts.chat(body.request(earlier))
-            stream = await served.submit(turn.constrained(body.params()), prompt)
-            about = body.repeated() | {"store": stored}
+            stream = await served.submit(turn.constrained(body.params(served.sampling_defaults)), prompt)
+            about = body.repeated(served.sampling_defaults) | {"store": stored}
             writer = ResponseWriter(served.name, about, stream, turn.reader(), body.functions(), keep)
             return await answered(stream, writer, bool(body.stream))
 

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.model.tiny import HEAD_DIM, tiny
@@ -20,6 +21,7 @@ from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
+from apps.llm.engine.weights.prepared import open_checkpoint, stored_params
 from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
@@ -37,7 +39,7 @@ class Stepper:
         sizes = {"model": str(folder), "max_model_len": 192, "max_step_tokens": 512}
         config = EngineConfig(**(tiny_models.SMALL | sizes | settings))
         checkpoint = Checkpoint(config.model)
-        arch = arch or from_hf_config(checkpoint.json("config.json")).serving(config.max_model_len)
+        arch = arch or checkpoint.architecture().serving(config.max_model_len)
         (mesh,) = distributed.meshes(Layout(1, config.tensor_parallel or 1))
         assert mesh.size == (config.tensor_parallel or 1)  # fewer devices pass unseen
         self.executor = LocalExecutor(mesh, config, Model(arch, checkpoint, config.random_weights))
@@ -141,6 +143,41 @@ def test_a_model_without_a_head(
     with caplog.at_level("INFO", logger="podslice"):
         assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
     assert "tower" not in caplog.text
+
+
+def test_a_stored_head_beside_a_config_that_ties_it(
+    tmp_path: Path, compile_cache: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The oracle is what transformers loads: another head is used, the same one is not kept twice."""
+    model = tiny_models.make("qwen2")
+    assert model.config.tie_word_embeddings
+    tiny_models.save(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embeddings = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embeddings.clone()}, tmp_path / "model.safetensors")
+    assert Checkpoint(str(tmp_path)).architecture().tied_embeddings
+    assert not caplog.text
+    head = embeddings.flip(0).contiguous()
+    save_file(tensors | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    assert torch.equal(theirs.lm_head.weight, head)
+    with caplog.at_level("WARNING", logger="podslice"):
+        assert worst_error(Stepper(tmp_path, compile_cache), theirs) <= 1e-4
+    assert "ties the head" in caplog.text
+    prepare(PrepareArguments(str(tmp_path), str(tmp_path / "prepared"), dtype="float32"))
+    prepared = open_checkpoint(str(tmp_path / "prepared"))
+    assert not prepared.architecture().tied_embeddings
+    assert set(prepared.tensors) == set(stored_params(prepared.architecture(), 1))
+
+
+def test_a_tied_matrix_that_is_stored_as_the_head(tmp_path: Path, compile_cache: str) -> None:
+    """Whoever drops tensors that share memory keeps either name; transformers takes the one that is there."""
+    model = tiny_models.make("qwen2")
+    tiny_models.save(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert worst_error(Stepper(tmp_path, compile_cache), model) <= 1e-4
 
 
 def test_yarn_rope(tmp_path: Path, compile_cache: str) -> None:

@@ -36,7 +36,7 @@ def config(folder: Path, **changes: object) -> None:
 def read(folder: Path | str) -> dict:
     """Every parameter as numpy arrays, through the declarations, as loading does."""
     checkpoint = Checkpoint(str(folder))
-    arch = from_hf_config(checkpoint.json("config.json"))
+    arch = checkpoint.architecture()
     tree = params.declare(arch, HeadLayout.of(arch, 1))
     return params._map(lambda param: np.array(param.read(checkpoint, (slice(None),) * len(param.shape))), tree)
 
@@ -106,7 +106,7 @@ def test_damage_is_named(folder: Path, kind: str) -> None:
 UNSUPPORTED = {
     "model_type 'mamba'": {"model_type": "mamba"},
     "rope_type 'llama3' needs the field 'factor'": {"rope_parameters": {"rope_type": "llama3"}},
-    "rope_type 'yarn'": {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+    "rope_type 'linear' needs the field 'factor'": {"rope_parameters": {"rope_type": "linear"}},
     "rope_type 'longrope' needs the field 'short_factor'": {
         "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64}
     },
@@ -120,7 +120,7 @@ UNSUPPORTED = {
     },
     "rope_type 'other' is not supported": {"rope_parameters": {"rope_type": "other"}},
     "hidden_act 'relu'": {"hidden_act": "relu"},
-    "'num_hidden_layers' is missing": {"num_hidden_layers": None},
+    "hidden_size 64 is not a multiple of num_attention_heads 5": {"num_attention_heads": 5, "head_dim": None},
     "4 attention heads are not a multiple of 3": {"num_key_value_heads": 3},
 }
 

@@ -1,0 +1,1 @@
+"""What tells the families of models apart before their decoder is built."""
