@@ -122,6 +122,8 @@ class TokenLogprob:
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...]  # the likeliest tokens: (id, text, logprob), likeliest first
+    data: tuple[bytes, ...]  # bytes of the token, and of those: a part of a character has no text
+    offset: int  # characters of the answer before it
 
 
 class TokenScore(NamedTuple):
@@ -139,7 +141,7 @@ class PromptToken:
 
     token_id: int
     text: str
-    shown: int  # its characters in the prompt's text; 0 for a special token
+    shown: int  # characters of the prompt's text that it completes; 0 for a special token
     score: TokenScore | None = None  # None for the first token, which has no context
     likeliest_text: str = ""
 

@@ -100,11 +100,11 @@ class RequestTexts:
             PromptToken(
                 token,
                 tokenizer.token_text(token),
-                len(tokenizer.decode([token])),
+                shown,
                 score,
                 tokenizer.token_text(score.likeliest) if score else "",
             )
-            for token, score in zip(prompt, [None, *scores], strict=True)
+            for token, shown, score in zip(prompt, tokenizer.shown(prompt), [None, *scores], strict=True)
         ]
 
     def _counting(self, field: str) -> TokenLimit:

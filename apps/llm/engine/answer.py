@@ -86,7 +86,7 @@ class Answer:
         length = len(seq.tokens) - 1 if seq.unread else len(seq.tokens)
         reason: FinishReason | None = None
         stopped_by: str | int | None = None
-        text = ""
+        text, offset = "", self._text.length
         if self.matcher is not None and not self.matcher.consume(token):
             if self.matcher.failure:
                 return self.verdict()
@@ -103,7 +103,7 @@ class Answer:
             reason = "length"
         if reason is not None and not isinstance(stopped_by, str):
             text += self._text.flush()
-        logprobs = (self._logprob(token, step, i),) if params.logprobs is not None else ()
+        logprobs = (self._logprob(token, step, i, offset),) if params.logprobs is not None else ()
         return Output(seq.index, text, (token,), logprobs, reason, stopped_by)
 
     def verdict(self) -> Output:
@@ -117,12 +117,12 @@ class Answer:
         log.warning("an answer failed: %s", error)
         return Output(self._seq.index, "", (), finish_reason="error", error=error, at_fault=field)
 
-    def _logprob(self, token: int, step: Tokens, i: int) -> TokenLogprob:
-        text, count = self._tokenizer.token_text, self.params.logprobs
-        top = tuple(
-            (int(t), text(int(t)), float(p)) for t, p in zip(step.top_ids[i, :count], step.top_logprobs[i, :count])
-        )
-        return TokenLogprob(token, text(token), float(step.logprob[i]), top)
+    def _logprob(self, token: int, step: Tokens, i: int, offset: int) -> TokenLogprob:
+        words, count = self._tokenizer, self.params.logprobs
+        ids = [int(t) for t in step.top_ids[i, :count]]
+        top = tuple((t, words.token_text(t), float(p)) for t, p in zip(ids, step.top_logprobs[i, :count]))
+        data = tuple(map(words.token_bytes, (token, *ids)))
+        return TokenLogprob(token, words.token_text(token), float(step.logprob[i]), top, data, offset)
 
 
 def failed(seq: Sequence, error: BaseException) -> Output:

@@ -52,7 +52,6 @@ class Choice:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.started = False  # whether its first event is written
-        self.offset = len(echo)  # characters before the next token, for legacy logprobs
 
     def take(self, output: Output) -> None:
         """Adds an output to an answer that is not streamed."""
@@ -211,17 +210,13 @@ class CompletionWriter(Writer):
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The legacy format: parallel lists, with each token's offset in the text."""
-        offsets = []
-        for entry in logprobs:
-            offsets.append(choice.offset)
-            choice.offset += len(entry.text)
         return {
             "tokens": [entry.text for entry in logprobs],
             "token_logprobs": [entry.logprob for entry in logprobs],
             "top_logprobs": [
                 {text: logprob for _, text, logprob in entry.top} | {entry.text: entry.logprob} for entry in logprobs
             ],
-            "text_offset": offsets,
+            "text_offset": [len(choice.echo) + entry.offset for entry in logprobs],
         }
 
 
@@ -300,8 +295,12 @@ class ChatWriter(CompletionWriter):
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
             "content": [
-                _chat_token(entry.text, entry.logprob)
-                | {"top_logprobs": [_chat_token(text, logprob) for _, text, logprob in entry.top]}
+                _chat_token(entry.text, entry.logprob, entry.data[0])
+                | {
+                    "top_logprobs": [
+                        _chat_token(text, logprob, data) for (_, text, logprob), data in zip(entry.top, entry.data[1:])
+                    ]
+                }
                 for entry in logprobs
             ],
             "refusal": None,
@@ -349,6 +348,5 @@ def _call_id() -> str:
     return f"call_{uuid.uuid4().hex}"
 
 
-def _chat_token(text: str, logprob: float) -> dict[str, Any]:
-    # A token that is part of a character decodes to U+FFFD, from which its bytes cannot be recovered.
-    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+def _chat_token(text: str, logprob: float, data: bytes) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(data)}

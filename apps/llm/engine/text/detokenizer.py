@@ -24,10 +24,13 @@ class Detokenizer:
         self._stop, self._keep_stop = [s for s in stop if s], keep_stop
         self._longest = max(map(len, self._stop), default=0)
         self._held = ""
+        self.length = 0
+        """Characters of the tokens so far, with those that are held back."""
 
     def feed(self, token: int) -> tuple[str, str | None]:
         """The text that is safe to stream after this token, and the stop string that it completes, if any."""
         text = self._step(token)
+        self.length += len(text)
         if not self._stop:
             return text, None
         self._held += text
