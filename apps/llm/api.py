@@ -10,7 +10,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,6 +26,7 @@ from apps.serving.errors import RequestError as RequestError
 from ray_configs.applications.callers import ANONYMOUS
 
 if TYPE_CHECKING:
+    from apps.llm.chat.reader import AnswerReader
     from apps.llm.engine.fairness.admission import CallerState
     from apps.llm.engine.loop import Loop
 
@@ -38,6 +39,7 @@ MAX_BIAS = 512  # logit_bias entries of one request
 MAX_STOPS = 128  # stop strings of one request, each searched for in the text of every token
 MAX_STOP_LENGTH = 1024  # characters of one
 MAX_STOP_TOKENS = 1024  # stop_token_ids of one request
+MAX_WORDS = 128  # bad_words of one request
 MAX_MESSAGES = 10_000  # messages, or items, of one chat
 MAX_TOOLS = 1000  # of one chat
 MAX_SEQUENCES = 1024  # answers to all prompts of one request
@@ -74,10 +76,39 @@ class Grammar:
     Args:
         lark: the grammar in llguidance's dialect of Lark.
         schemas: the JSON schemas in it, each with its field of the request, which error messages name.
+        written: the fields of what clients have written in it themselves, which may take any time to follow.
     """
 
     lark: str
     schemas: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    written: tuple[str, ...] = ()
+
+    @property
+    def field(self) -> str:
+        """The field to name for the grammar as a whole."""
+        fields = [*(field for field, _ in self.schemas), *self.written]
+        return fields[0] if len(fields) == 1 else "tools"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What the text of an answer must be, where that is no JSON.
+
+    Args:
+        rule: the right side of a rule in llguidance's dialect of Lark.
+        field: of the request, which error messages name.
+        like: a JSON schema that is as hard to follow; None: not known.
+    """
+
+    rule: str
+    field: str
+    like: Mapping[str, Any] | None = None
+
+    @property
+    def grammar(self) -> Grammar:
+        """The grammar of an answer that is this text alone."""
+        lark = f"%llguidance {{}}\nstart: content\ncontent: {self.rule}\n"
+        return Grammar(lark, ((self.field, self.like),)) if self.like is not None else Grammar(lark, (), (self.field,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +134,28 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_text: bool = False
     json_schema: str | dict[str, Any] | None = None  # a JSON schema; {} or "{}" means any JSON object
-    grammar: Grammar | None = None  # instead of json_schema: a grammar that the answer must follow
+    pattern: Pattern | None = None  # instead of json_schema: what the answer must be
+    grammar: Grammar | None = None  # instead of both: a grammar that the answer must follow
+    bad_words: Sequence[str] = ()  # their tokens never come one after another
+    allowed_token_ids: Sequence[int] | None = None  # no other token is sampled; None: all
+    reader: "Callable[[], AnswerReader | None] | None" = field(default=None, compare=False)
+    """Makes readers of the answers; None if they are only text. With them, stop strings end an answer in its text, not
+    in its reasoning nor in the arguments of a call."""
     shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is included in the answer's
     priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
     cache_salt: str = ""  # shares cached prefixes only with requests of the same salt
 
     @property
     def constrained(self) -> bool:
-        """Whether the answer must follow a schema or a grammar."""
-        return self.json_schema is not None or self.grammar is not None
+        """Whether the answer must follow a schema, a pattern or a grammar."""
+        return self.constraint is not None
+
+    @property
+    def constraint(self) -> str | dict[str, Any] | Grammar | None:
+        """What it must follow."""
+        if self.grammar is not None:
+            return self.grammar
+        return self.json_schema if self.pattern is None else self.pattern.grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,7 @@ class EngineModel:
         try:
             encoded = await self.texts.prompts(prompts)
             check_copies(encoded, params.n)
+            self._engine.admission.check_size(CALLER.get(), len(encoded), params.n)
             for prompt in encoded:
                 submitted.append(await self._submit(prompt, params))
         except BaseException as error:

@@ -154,7 +154,7 @@ def submit(line: Line, engine: "Engine", model: str) -> Open:
         if isinstance(body, ChatBody):
             ids, turn = engine.chat(body.request())
             prompts, opened.params = [ids], turn.constrained(opened.params)
-            opened.reader = turn.reader
+            opened.reader = opened.params.reader or turn.reader
         else:
             prompts = each(body.prompt)
             if body.echo:

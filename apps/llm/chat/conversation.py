@@ -3,12 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from apps.llm.api import RequestError
 from apps.llm.chat.sendable_json import mended
 from apps.llm.chat.tools import NO_TOOLS, ToolUse
 
+PromptEnding = Literal["turn", "message", "nothing"]
 PARAGRAPH = "\n\n"
 """Separates texts that are joined into one turn."""
 
@@ -119,8 +120,10 @@ class ChatRequest:
     Args:
         messages: those of a `Conversation`.
         template_fields: additional variables for the chat template.
+        ending: of the prompt: the beginning of the assistant's turn, the last message without its end, or nothing.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: ToolUse = NO_TOOLS
     template_fields: Mapping[str, Any] = field(default_factory=dict)
+    ending: PromptEnding = "turn"

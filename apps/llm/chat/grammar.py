@@ -42,13 +42,34 @@ class Constraint:
         calls: the tools that may be called.
         needed: whether the answer must be a call rather than text.
         one: whether at most one call is allowed.
-        content: JSON schema of a text answer; None for free text.
+        content: what a text answer must be: the right side of a rule in Lark; None for free text.
     """
 
     calls: Sequence[ConstrainedCall] = ()
     needed: bool = False
     one: bool = False
-    content: Schema | None = None
+    content: str | None = None
+
+
+def schema_rule(schema: Schema) -> str:
+    """A text that follows a JSON schema, in Lark."""
+    return f"%json {schema_text(schema)}"
+
+
+def choice_rule(texts: Sequence[str]) -> str:
+    """One of some texts, in Lark."""
+    return " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+def regex_rule(regex: str) -> str:
+    """A text that a regular expression matches from its beginning to its end, in Lark."""
+    written = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
+    return "/" + re.sub(r"\\.|[/\n\r]", lambda found: written.get(found[0], found[0]), regex, flags=re.DOTALL) + "/"
+
+
+def grammar_rule(lark: str) -> str:
+    """A text that follows a grammar, whose first rule is `start`, in Lark."""
+    return f"%lark {{\n{lark}\n}}"
 
 
 def schema_text(schema: Schema) -> str:
@@ -138,7 +159,7 @@ def lark(
         rules.append(f"thought: {mark(reasoning.opens, tokens)} thought_rest")
         rules += _until("thought_rest", reasoning.closes, tokens)
     if spec.content is not None:
-        rules.append(f"content: %json {schema_text(spec.content)}")
+        rules.append(f"content: {spec.content}")
     else:
         framing = format_.other_marks if format_ is not None and format_.framed else ()
         barred = [m for m in (reasoning.opens if reasoning else "", *_call_marks(format_), *framing) if m]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from apps.llm.api import Grammar, RequestError, SamplingParams
@@ -19,7 +20,7 @@ from apps.llm.chat.formats.mistral import ARGS, MARK, Mistral
 from apps.llm.chat.formats.plain import FUNCTOOLS, PHI_CALL, PHI_END, PHI_TOOL, Plain
 from apps.llm.chat.formats.pythonic import TAG as PYTHON_TAG
 from apps.llm.chat.formats.pythonic import Pythonic
-from apps.llm.chat.grammar import Constraint, check_schemas, lark, loaded_schema
+from apps.llm.chat.grammar import Constraint, check_schemas, lark, loaded_schema, schema_rule
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.chat.shape import OFFERED, Message, Shape
 from apps.llm.chat.tools import ToolUse
@@ -164,34 +165,44 @@ class Turn:
         """The format of calls, if any can come, or of the whole answer."""
         return self.model.calls if self.request.tools.offered or self.model.framed else None
 
-    def reader(self) -> AnswerReader | None:
-        """A reader for one answer; None if it is only text."""
+    def reader(self, stop: Sequence[str] = (), keep_stop: bool = False) -> AnswerReader | None:
+        """A reader for one answer; None if it is only text. See `AnswerReader` for its stop strings."""
         if self.is_plain:
             return None
         tools = self.request.tools
         names = [tool.name for tool in tools.offered]
-        return AnswerReader(self.calls, names, self.reasoning, self.opened, tools.one_call)
+        return AnswerReader(self.calls, names, self.reasoning, self.opened, tools.one_call, stop, keep_stop)
 
     def constrained(self, params: SamplingParams) -> SamplingParams:
-        """`params` with a grammar that enforces tools and schema. Raises RequestError for an unsupported schema."""
+        """`params` with a reader of its answers, and a grammar that enforces tools and schema.
+
+        Raises:
+            RequestError: a schema is not supported.
+        """
         if self.is_plain:
             return params
+        params = replace(params, reader=partial(self.reader, params.stop, params.include_stop_text))
         tools, model, calls = self.request.tools, self.model, self.calls
         content = None if params.json_schema is None else loaded_schema(params.json_schema)
         params = replace(params, shown_tokens=model.shown(calls is not None))
         if calls is not None and not params.ignore_eos:
             ends = [model.tokens[end] for end in calls.ends if end in model.tokens]
             params = replace(params, stop_token_ids=[*params.stop_token_ids, *ends])
-        if not tools.is_constrained and content is None:
+        pattern = None if tools.mode == "required" else params.pattern
+        schema = None if tools.mode == "required" or pattern is not None else content
+        if not tools.is_constrained and schema is None and pattern is None:
             return params
-        schema = None if content is None or tools.mode == "required" else content
-        wanted = Constraint(tools.constrained_calls(), tools.mode == "required", tools.one_call, schema)
+        rule = pattern.rule if pattern is not None else None if schema is None else schema_rule(schema)
+        wanted = Constraint(tools.constrained_calls(), tools.mode == "required", tools.one_call, rule)
         enforced = [(f"{tool.field}.{tool.schema_field}", c.schema) for tool, c in zip(tools.offered, wanted.calls)]
         if schema is not None:
             enforced.append(("response_format", schema))
+        if pattern is not None and pattern.like is not None:
+            enforced.append((pattern.field, pattern.like))
+        written = (pattern.field,) if pattern is not None and pattern.like is None else ()
         check_schemas(enforced)
         text = lark(wanted, calls, model.tokens, self.reasoning, self.opened)
-        return replace(params, json_schema=None, grammar=Grammar(text, tuple(enforced)))
+        return replace(params, json_schema=None, pattern=None, grammar=Grammar(text, tuple(enforced), written))
 
 
 def shows_late_system(render: Render) -> bool:

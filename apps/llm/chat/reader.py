@@ -7,12 +7,13 @@ Every generator is given the first character of its part and returns the first o
 A possible call is buffered until it is certain; if it turns out not to be one, it becomes text.
 """
 
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.sendable_json import Sendable
+from apps.llm.stops import StopStrings
 
 if TYPE_CHECKING:
     from apps.llm.chat.call_format import CallFormat
@@ -56,6 +57,8 @@ class AnswerReader:
         reasoning: marks of the reasoning; None if the model does not reason, or its reasoning stays in the text.
         opened: whether the prompt already has the opening mark of the reasoning.
         one_call: whether everything from the second call on is dropped.
+        stop: strings that end the answer where they are in its text: not in reasoning, nor in a call.
+        keep_stop: whether the string that ends it is part of its text.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class AnswerReader:
         reasoning: ReasoningMarks | None = None,
         opened: bool = False,
         one_call: bool = False,
+        stop: Sequence[str] = (),
+        keep_stop: bool = False,
     ):
         self.names = frozenset(names)
         self.called = 0  # number of calls begun
@@ -79,19 +84,28 @@ class AnswerReader:
         self._in_call = False
         self._arguments = Sendable()  # of the open call
         self._seen: list[str] | None = None  # a possible call's characters
+        self._stops = StopStrings(stop, keep_stop) if stop else None
+        self.stopped: str | None = None
+        """The stop string that has ended the answer: nothing after it is read."""
         self._machine = self._answer()
         next(self._machine)
 
     def feed(self, text: str) -> list[ChatEvent]:
         """The events in these characters; consecutive pieces of one kind are one event."""
+        if self.stopped is not None:
+            return []
         for char in text:
             self._send(self._machine, char)
         return self._news()
 
     def finish(self) -> list[ChatEvent]:
         """Ends the answer; returns the last events."""
+        if self.stopped is not None:
+            return []
         self._send(self._machine, END)
-        return self._news()
+        rest = self._news()
+        held = self._stops.rest() if self._stops is not None and self.stopped is None else ""
+        return [*rest, TextPiece(held)] if held else rest
 
     # -- for the formats ----------------------------------------------------------------------------------------
 
@@ -116,6 +130,11 @@ class AnswerReader:
         """Begins another part of the answer, a paragraph after others of its kind. White space before it is dropped."""
         self._part, self._leading = kind, True
         self._space = PARAGRAPH if kind in self._emitted else ""
+
+    def text(self, text: str) -> None:
+        """Emits text of the part that is being read."""
+        for char in text:
+            self._emit_text(char)
 
     def attempt(self, mark: str, char: str, machine: Callable[["AnswerReader", str], Machine]) -> Machine:
         """Runs `machine`; if it raises NotACall, emits what it read, and the mark, as text."""
@@ -250,4 +269,22 @@ class AnswerReader:
     def _news(self) -> list[ChatEvent]:
         self._close_run()
         events, self._events = self._events, []
-        return events
+        return events if self._stops is None else self._until_stop(events, self._stops)
+
+    def _until_stop(self, events: list[ChatEvent], stops: StopStrings) -> list[ChatEvent]:
+        """The events up to the first stop string, without text that may be the beginning of one."""
+        kept: list[ChatEvent] = []
+        waiting = self._space if self._part is TextPiece and not self._leading and not self._in_call else ""
+        if waiting and stops.ends_with("".join(e.text for e in events if isinstance(e, TextPiece)) + waiting):
+            events = [*events, TextPiece(waiting)]
+        for i, event in enumerate(events):
+            text = stops.feed(event.text) if isinstance(event, TextPiece) else stops.rest()
+            if text:
+                kept.append(TextPiece(text))
+            if not isinstance(event, TextPiece):
+                kept.append(event)
+            if stops.found is not None:
+                self.stopped = stops.found
+                self.called -= sum(isinstance(later, CallStart) for later in events[i:])
+                break
+        return kept

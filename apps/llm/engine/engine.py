@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -204,8 +205,8 @@ class Engine:
             # Folded to 31 bits, the width of the device's seeds; each answer of a request draws its own numbers.
             seed = (first_seed + index * 0x9E3779B1) % (2**31 - 1)
             seq = Sequence(generation, index, limit, seed, list(prompt_ids), len(prompt_ids))
-            seq.lockstep = matcher is not None
             answer = Answer(seq, self.tokenizer, self._arch, matcher)
+            seq.lockstep = matcher is not None or bool(answer.words and answer.words.phrases)
             if known is not None and not answer.penalized:  # penalties need token counts, which the device keeps
                 seq.drafter = Drafter(prompt_ids, known)
             answers.append((seq, answer))
@@ -221,7 +222,7 @@ class Engine:
             QueueFull: from the future: too many complex grammars are compiled or followed.
         """
         self._limit(prompt, params)
-        held = params.json_schema if params.grammar is None else params.grammar
+        held = params.constraint
         assert held is not None
         return self._grammars.matchers(held, params.n, (caller.name, caller.address))
 
@@ -392,7 +393,7 @@ class Engine:
             RequestError: the model's chat template refuses it, or has no place for tools.
         """
         self.format.check(request)
-        prompt = self.format.rendered(request, self.tokenizer.render)
+        prompt = self.format.rendered(request, partial(self.tokenizer.render, ending=request.ending))
         return self.tokenizer.encode_suffix(prompt, limit, going), self.format.turn(request, prompt)
 
     def callers(self) -> dict[str, CallerStats]:

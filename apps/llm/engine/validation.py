@@ -8,6 +8,7 @@ from apps.llm.api import (
     MAX_STOP_LENGTH,
     MAX_STOP_TOKENS,
     MAX_STOPS,
+    MAX_WORDS,
     TOP_LOGPROBS,
     PromptTooLong,
     RequestError,
@@ -49,6 +50,12 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
         require(math.isfinite(bias) and -100 <= bias <= 100, "logit_bias", "a map to values between -100 and 100")
     require(len(params.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
     require(all(0 <= t < vocab_size for t in params.stop_token_ids), "stop_token_ids", f"ids below {vocab_size}")
+    only = params.allowed_token_ids
+    require(only is None or len(only) > 0, "allowed_token_ids", "a list of at least one id")
+    require(only is None or all(0 <= t < vocab_size for t in only), "allowed_token_ids", f"ids below {vocab_size}")
+    for word in params.bad_words:
+        require(0 < len(word.strip()) <= MAX_STOP_LENGTH, "bad_words", f"words of 1 to {MAX_STOP_LENGTH} characters")
+    require(len(params.bad_words) <= MAX_WORDS, "bad_words", f"a list of at most {MAX_WORDS} words")
     one = isinstance(params.stop, str)  # iterating it would yield its characters
     require(len(params.stop) <= MAX_STOPS or one, "stop", f"a list of at most {MAX_STOPS} strings")
     require(not one and all(isinstance(s, str) and s for s in params.stop), "stop", "a list of non-empty strings")

@@ -31,8 +31,10 @@ def openai_router(model: EngineModel) -> APIRouter:
             echoed = prompts if body.echo else ()
             echoes = [p if isinstance(p, str) else await served.texts.decoded(p, special=False) for p in echoed]
             read: list[list[PromptToken]] = []
+            special = body.add_special_tokens is not False
+            if body.reads_prompt or body.only_prompt or not special:
+                prompts = encoded = await served.texts.prompts(prompts, special=special)
             if body.reads_prompt or body.only_prompt:
-                prompts = encoded = await served.texts.prompts(prompts)
                 read = await served.prompt_tokens(encoded, params)
             source: Source
             if body.only_prompt:
@@ -54,7 +56,7 @@ def openai_router(model: EngineModel) -> APIRouter:
             prompt, turn = await served.texts.chat(body.request())
             params = turn.constrained(body.params(served.sampling_defaults))
             stream = await served.submit(params, prompt)
-            answers = choices(1, params.n, reader=turn.reader)
+            answers = choices(1, params.n, reader=params.reader or turn.reader)
             writer = ChatWriter(served.name, stream, answers, params.logprobs is not None, body.include_usage)
             return await answered(stream, writer, bool(body.stream))
 

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from apps.llm.api import MAX_MESSAGES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOOLS, SamplingParams
-from apps.llm.chat.conversation import ChatRequest, Conversation, effort_fields
+from apps.llm.api import MAX_MESSAGES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOOLS, RequestError, SamplingParams
+from apps.llm.chat.conversation import ChatRequest, Conversation, PromptEnding, effort_fields
 from apps.llm.chat.json_schema import loosened
+from apps.llm.http.constraints import ConstrainedBody, RefusedInChats
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
 from apps.llm.limits import NO_DEFAULTS, default_limit
 from apps.serving.ingress.bodies import Body, CacheSalt
@@ -56,6 +57,8 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    """Extension, as llama.cpp has it: the schema of a `json_object`."""
 
     @model_validator(mode="after")
     def _has_schema(self) -> "ResponseFormat":
@@ -67,10 +70,12 @@ class ResponseFormat(Body):
         """The JSON schema to follow; {} for any JSON object, None for free text."""
         if self.type == "text":
             return None
+        if self.type == "json_object":
+            return self.schema_ or {}
         return self.json_schema.constraint() if self.json_schema else {}
 
 
-class SamplingBody(Body):
+class SamplingBody(ConstrainedBody):
     """The fields that both endpoints have. The engine checks the ranges."""
 
     model: str | None = None
@@ -135,6 +140,7 @@ class SamplingBody(Body):
             values["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.response_format is not None:
             values["json_schema"] = self.response_format.constraint()
+        values |= self.constraint()
         if self.include_stop_str_in_output:
             values["include_stop_text"] = True
         return SamplingParams(**{**defaults, **values})
@@ -154,6 +160,8 @@ class CompletionBody(SamplingBody):
     likeliest token at each position. `max_tokens` 0 returns only the prompt."""
     prompt_logprobs: int | None = None
     """vLLM's: 0 for the log probabilities of the prompt's tokens, 1 for those of the likeliest tokens too."""
+    add_special_tokens: bool | None = None
+    """false leaves out the special tokens that a prompt begins with. Default: true."""
     suffix: str | None = None
     """Not supported."""
     best_of: int | None = None
@@ -203,7 +211,7 @@ class CompletionBody(SamplingBody):
     @property
     def names(self) -> dict[str, str]:
         """The engine's name of a field -> the client's, where they differ."""
-        return {"json_schema": "response_format", "tokens": "prompt"}
+        return {"response_format": self.constraint_field, "tokens": "prompt"}
 
     def params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """The engine's parameters; `defaults` are the model's."""
@@ -213,7 +221,7 @@ class CompletionBody(SamplingBody):
         return self.sampling(defaults, logprobs=self.logprobs, max_tokens=default, within_context=True)
 
 
-class ChatBody(SamplingBody):
+class ChatBody(RefusedInChats, SamplingBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     """OpenAI's newer name of `max_tokens`."""
@@ -229,6 +237,10 @@ class ChatBody(SamplingBody):
     """Passed to the chat template, with `enable_thinking`: false for `none`, else true."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Extension: more variables for the chat template, such as `enable_thinking`."""
+    continue_final_message: bool | None = None
+    """vLLM's: the answer goes on with the last message, which is the assistant's. It has only what is new."""
+    add_generation_prompt: bool | None = None
+    """vLLM's: false leaves out the beginning of the assistant's turn."""
 
     @field_validator("top_logprobs")
     @classmethod
@@ -241,7 +253,8 @@ class ChatBody(SamplingBody):
     def names(self) -> dict[str, str]:
         """The engine's name of a field -> the client's, where they differ."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"json_schema": "response_format", "prompt": "messages", "logprobs": "top_logprobs", "max_tokens": limit}
+        names = {"response_format": self.constraint_field, "prompt": "messages"}
+        return names | {"logprobs": "top_logprobs", "max_tokens": limit}
 
     def request(self) -> ChatRequest:
         """The chat. Raises RequestError if messages and tools are inconsistent."""
@@ -249,9 +262,19 @@ class ChatBody(SamplingBody):
         for i, message in enumerate(self.messages):
             message.join(conversation, f"messages[{i}]")
         use = tool_use(self.tools or [], self.tool_choice, self.parallel_tool_calls)
-        return ChatRequest(
-            conversation.messages, use, effort_fields(self.reasoning_effort) | (self.chat_template_kwargs or {})
-        )
+        fields = effort_fields(self.reasoning_effort) | (self.chat_template_kwargs or {})
+        return ChatRequest(conversation.messages, use, fields, self._ending())
+
+    def _ending(self) -> PromptEnding:
+        """How the prompt ends. Raises RequestError for fields that contradict each other."""
+        field = "continue_final_message"
+        if not self.continue_final_message:
+            return "nothing" if self.add_generation_prompt is False else "turn"
+        if self.add_generation_prompt:
+            raise RequestError(field, f"{field} and add_generation_prompt cannot both be true")
+        if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
+            raise RequestError(field, f"{field}: the last message must be a text of the assistant")
+        return "message"
 
     def params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """The engine's parameters; `defaults` are the model's."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from starlette.responses import JSONResponse, Response
 
 from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, Pool
@@ -42,14 +42,17 @@ class TokenizeBody(Body):
     """Whether a prompt gets its special tokens. Default: true. A chat template adds its own."""
     add_generation_prompt: bool | None = None
     """Always true for a chat."""
+    continue_final_message: bool | None = None
+    """Always false for a chat."""
     return_token_strs: bool | None = None
     """Whether to return the tokens' strings in the vocabulary too."""
 
-    @field_validator("add_generation_prompt")
+    @field_validator("add_generation_prompt", "continue_final_message")
     @classmethod
-    def _always(cls, value: bool | None) -> bool | None:
-        if value is False:
-            raise ValueError("must be true: a chat is tokenized as the prompt for its answer")
+    def _always(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        wanted = info.field_name == "add_generation_prompt"
+        if value not in (None, wanted):
+            raise ValueError(f"must be {str(wanted).lower()}: a chat is tokenized as the prompt for its answer")
         return value
 
     @model_validator(mode="after")

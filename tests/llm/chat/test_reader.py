@@ -173,9 +173,6 @@ def test_events_come_as_soon_as_they_are_sure() -> None:
         (Pythonic(), "[]"),
         (Mistral(), "[TOOL_CALLS]rm[ARGS]{}"),
         (Mistral(), "[TOOL_CALLS]"),
-        (Harmony(), "<|channel|>commentary to=functions.rm <|constrain|>json<|message|>{}"),
-        (Harmony(), "<|channel|>commentary to=functions.f<|message|>[1]"),
-        (Harmony(), "<|channel|>thoughts<|message|>Hm"),
         (Harmony(), "to be or <|message|> not <|channel|>"),
         (Plain(), '{"days": 7}'),
         (Plain(), '[{"name": "Ada"}, {"name": "f"}]'),
@@ -235,7 +232,7 @@ def test_deepseek_without_the_sections_end_loses_no_text():
 
 
 def test_harmonys_messages_are_told_apart() -> None:
-    """Reasoning may come between texts; parts of one kind are paragraphs; a role or tool that is not known is text."""
+    """Reasoning may come between texts; parts of one kind are paragraphs; what is to nobody known is text."""
     parts = ["analysis<|message|>A.", "analysis<|message|> B. ", "commentary<|message|>C.", "analysis<|message|>D."]
     parts += ["final<|message|>E.", "final <|constrain|>json<|message|>F. <|return|>"]
     answer = "<|channel|>" + "<|end|><|start|>assistant<|channel|>".join(parts)
@@ -246,9 +243,12 @@ def test_harmonys_messages_are_told_apart() -> None:
         TextPiece("\n\nE.\n\nF."),
     ]
     said = "<|channel|>final<|message|>Yes.<|end|>"
-    for other in ("<|start|>user<|message|>No.", "<|start|>assistant<|channel|>analysis to=python code<|message|>1"):
-        found = understood(pieces_of(AnswerReader(Harmony(), NAMES), [said + other]))
-        assert (found.text, found.calls) == (f"Yes.\n\n{other}", [])
+    for other in (
+        "<|start|>user<|message|>No.",
+        "<|start|>assistant<|channel|>commentary to=python code<|message|>No.",
+    ):
+        found = understood(pieces_of(AnswerReader(Harmony(), NAMES), [f"{said}<|start|>{other}"]))
+        assert (found.text, found.calls) == ("Yes.\n\nNo.", [])
     cut = pieces_of(AnswerReader(Harmony(), NAMES), ["<|channel|>analysis<|message|>Hm \n"])
     assert cut == [ReasoningPiece("Hm")]
 

@@ -5,17 +5,29 @@
 message's `<|start|>assistant`. Source: the format's description, github.com/openai/harmony/blob/main/docs/format.md.
 """
 
+import re
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from apps.llm.chat.call_format import CallFormat, literal, mark
 from apps.llm.chat.events import ReasoningPiece, TextPiece
-from apps.llm.chat.reader import PARAGRAPH, AnswerReader, Machine, NotACall
-from apps.llm.chat.values import blank, exactly, json_value, word
+from apps.llm.chat.reader import END as END_OF_ANSWER
+from apps.llm.chat.reader import PARAGRAPH, AnswerReader, Kind, Machine, NotACall
+from apps.llm.chat.values import blank, json_value
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKS = START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN
 ASSISTANT, TO, NAMESPACE = "assistant", "to=", "functions."
+HEADS = CHANNEL, START, CONSTRAIN, MESSAGE, TO
+"""What a header may begin with."""
+LONGEST_HEADER = 300
+"""Characters; what goes on longer without `<|message|>` is text."""
+CHANNELS = re.compile(r"<\|channel\|>\s*([a-z]+)")
+TYPES = re.compile(r"<\|constrain\|>\s*\w*")
+RECIPIENT = re.compile(r"to=\s*([^\s<]+)")
+ANY_MARK = re.compile(r"<\|[a-z]+\|>")
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high"}
 """Reasoning efforts that gpt-oss does not know -> the nearest one that it does. It cannot leave reasoning out."""
 
@@ -35,60 +47,87 @@ class Harmony(CallFormat):
         self.kinds = {"analysis": ReasoningPiece if apart else TextPiece, "commentary": TextPiece, "final": TextPiece}
 
     def read(self, reader: AnswerReader, char: str) -> Machine:
-        char = yield from reader.attempt("", char, self.read_calls)
+        marks = [START, END, CALL, RETURN]  # between messages; the others once there has been one
+        char = yield from reader.attempt("", char, partial(self._first, marks))
         while True:
-            char = yield from reader.text_before(char, (START, END, CALL, RETURN))
+            char = yield from reader.text_before(char, tuple(marks))
             if not reader.at_mark:
                 return char
-            reader.part(TextPiece)
-            if reader.at_mark == START:
-                char = yield from reader.attempt(START, char, self._next)
+            if reader.at_mark in (END, CALL, RETURN):
+                reader.part(TextPiece)
+            elif reader.at_mark in (START, CHANNEL):
+                marks[:] = MARKS
+                char = yield from reader.attempt(reader.at_mark, char, partial(self._message, reader.at_mark))
 
-    def _next(self, reader: AnswerReader, char: str) -> Machine:
-        char = yield from exactly(char, ASSISTANT)
-        return (yield from self.read_calls(reader, char))
+    def _first(self, marks: list[str], reader: AnswerReader, char: str) -> Machine:
+        """The first message, after which there are all `marks`. An answer that does not begin like a header is text."""
+        held = ""
+        while held not in HEADS:
+            if char is END_OF_ANSWER or not any(head.startswith(held + char) for head in HEADS):
+                if held or not char.isspace():
+                    raise NotACall(char)
+            else:
+                held += char
+            char = yield
+        marks[:] = MARKS
+        return (yield from self._message(held, reader, char))
 
     def read_calls(self, reader: AnswerReader, char: str) -> Machine:
-        """A message after its role: up to its text, or to the end of its arguments."""
-        char = yield from blank(char)
-        name, char = yield from self._recipient(char)
-        char = yield from exactly(char, CHANNEL)
-        channel, char = yield from word(char)
-        char = yield from blank(char)
-        if not name:
-            name, char = yield from self._recipient(char)
-        if char == "<":
-            char = yield from exactly(char, "<|")
-            if char == "c":
-                char = yield from exactly(char, CONSTRAIN.removeprefix("<|"))
-                _, char = yield from word(char)
-                char = yield from blank(char)
-                char = yield from exactly(char, "<|")
-            char = yield from exactly(char, MESSAGE.removeprefix("<|"))
-        else:  # the type alone, as chat templates write it
-            _, char = yield from word(char)
-            char = yield from exactly(char, MESSAGE)
-        if not name:
-            if channel not in self.kinds:
-                raise NotACall(char)
-            reader.part(self.kinds[channel])
+        return (yield from self._message("", reader, char))
+
+    def _message(self, begun: str, reader: AnswerReader, char: str) -> Machine:
+        """A message after the beginning of its header: up to its text, or to the end of its arguments.
+
+        Models write headers that the format does not know. No part of a header is shown, whatever it is like.
+        """
+        at = START
+        while at == START:
+            header, at, char = yield from self._header(begun, char)
+            kind, name, rest = self._parsed(header)
+            if at != MESSAGE:
+                reader.part(kind)
+                reader.text(rest)
+                begun = START
+        if at != MESSAGE:
+            if at:
+                reader.part(TextPiece)
             return char
-        char = yield from blank(char)
-        if name not in reader.names or char != "{":
-            raise NotACall(char)
-        reader.begin(name)
-        char = yield from json_value(char, reader.piece)
-        reader.end()
+        if name in reader.names:
+            char = yield from blank(char)
+            if char == "{":
+                reader.begin(name)
+                char = yield from json_value(char, reader.piece)
+                reader.end()
+                return char
+            if char in (END_OF_ANSWER, "<"):  # a call without arguments
+                reader.begin(name)
+                reader.piece("{}")
+                reader.end()
+                return char
+        reader.part(kind)
         return char
 
-    def _recipient(self, char: str) -> Generator[None, str, tuple[str, str]]:
-        """The tool that a message is to, "" if it is to nobody: (its name, the character after it)."""
-        name = ""
-        if char == TO[0]:
-            char = yield from exactly(char, TO)
-            name, char = yield from word(char)
-            char = yield from blank(char)
-        return name.removeprefix(NAMESPACE), char
+    def _header(self, begun: str, char: str) -> Generator[None, str, tuple[str, str, str]]:
+        """A header, the mark after it ("" if there is none), and the next character."""
+        seen = begun
+        while char is not END_OF_ANSWER and len(seen) < LONGEST_HEADER:
+            seen += char
+            char = yield
+            if mark := next((mark for mark in (MESSAGE, START, END, CALL, RETURN) if seen.endswith(mark)), ""):
+                return seen.removesuffix(mark), mark, char
+        return seen, "", char
+
+    def _parsed(self, header: str) -> tuple[Kind, str, str]:
+        """The kind of a message, the tool that it is to ("" if it is to none), and what else its header has."""
+        channels = CHANNELS.findall(header)
+        kind = next((kind for name, kind in self.kinds.items() if any(c.startswith(name) for c in channels)), TextPiece)
+        recipient = RECIPIENT.search(header)
+        rest = header
+        for known in (CHANNELS, TYPES, RECIPIENT, ANY_MARK):
+            rest = known.sub(" ", rest)
+        rest = rest.strip().removeprefix(ASSISTANT).strip()
+        rest = "" if ASSISTANT.startswith(rest) else rest  # cut short
+        return kind, recipient[1].removeprefix(NAMESPACE) if recipient else "", rest
 
     def call(self, name: str, tokens: Mapping[str, int]) -> tuple[str, str]:
         channel, constrain, message = (mark(part, tokens) for part in (CHANNEL, CONSTRAIN, MESSAGE))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from apps.llm.api import Caller, CallerStats, LimitReached, QueueFull
+from apps.llm.api import Caller, CallerStats, LimitReached, QueueFull, RequestError
 from ray_configs.applications.callers import CallerConfig
 
 MINUTE_S = 60.0
@@ -103,6 +103,18 @@ class Admission:
             state.waiting += sequences
             state.count(prompt_tokens)
         return state
+
+    def check_size(self, caller: Caller, prompts: int, answers: int) -> None:
+        """Raises RequestError for a request of several prompts, each with so many answers, that can never be admitted:
+        to try again later, as `admit` would say, is of no use."""
+        most = self._configs.get(caller.name, UNLIMITED).max_requests
+        if prompts > 1 and prompts * answers > self._max_waiting:
+            said = f"{prompts} prompts with {answers} answers each" if answers > 1 else f"{prompts} prompts"
+            raise RequestError("n" if answers > 1 else "prompt", f"{said} are more than may wait ({self._max_waiting})")
+        if prompts > 1 and most is not None and prompts > most and not caller.background:
+            raise RequestError(
+                "prompt", f"{prompts} prompts are more requests than {caller.name} may have open ({most})"
+            )
 
     def check(self, caller: Caller) -> None:
         """Raises what `admit` would for a request of one sequence, before any work is done for it."""

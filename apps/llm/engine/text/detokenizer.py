@@ -5,6 +5,8 @@ from collections.abc import Collection, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from apps.llm.stops import StopStrings
+
 CONTEXT = 8  # prompt tokens that the decoder needs as context (for spaces between words, mostly)
 
 
@@ -21,9 +23,7 @@ class Detokenizer:
     ):
         self._tokenizer, self._shown = tokenizer, shown  # special tokens have no text, except these
         self._stream = DecodeStream(ids=_context(tokenizer, prompt_ids), skip_special_tokens=True)
-        self._stop, self._keep_stop = [s for s in stop if s], keep_stop
-        self._longest = max(map(len, self._stop), default=0)
-        self._held = ""
+        self._stops = StopStrings(stop, keep_stop)
         self.length = 0
         """Characters of the tokens so far, with those that are held back."""
 
@@ -31,17 +31,7 @@ class Detokenizer:
         """The text that is safe to stream after this token, and the stop string that it completes, if any."""
         text = self._step(token)
         self.length += len(text)
-        if not self._stop:
-            return text, None
-        self._held += text
-        found = [(at, s) for s in self._stop if (at := self._held.find(s)) >= 0]
-        if found:
-            at, stop = min(found)
-            shown, self._held = self._held[: at + len(stop) if self._keep_stop else at], ""
-            return shown, stop
-        keep = self._overlap()
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return shown, None
+        return self._stops.feed(text), self._stops.found
 
     def _step(self, token: int) -> str:
         if token in self._shown:
@@ -58,15 +48,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text still held back, once the answer has ended without a stop string."""
-        text, self._held = self._held, ""
-        return text
-
-    def _overlap(self) -> int:
-        """Length of the longest suffix of the held text that is a prefix of a stop string."""
-        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
-            if any(s.startswith(self._held[-length:]) for s in self._stop):
-                return length
-        return 0
+        return self._stops.rest()
 
 
 def _context(tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> list[int]:

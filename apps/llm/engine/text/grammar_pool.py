@@ -64,12 +64,13 @@ class Task:
 
     def refused(self, part: int | None, problem: str) -> RequestError:
         field = self.fields[-1 if part is None else part]
-        return RequestError(field, f"{field}: the JSON schema cannot be followed: {explained(one_line(problem))}")
+        said = explained(one_line(problem))
+        return RequestError(field, f"{field}: this schema or pattern cannot be followed: {said}")
 
     def too_complex(self) -> RequestError:
         field = self.suspect
         limit = f"{COMPILE_CPU_S:.0f} seconds or {MEMORY >> 20} MiB"
-        return RequestError(field, f"{field}: the JSON schema is too complex: compiling it takes over {limit}")
+        return RequestError(field, f"{field}: this schema or pattern is too complex: compiling it takes over {limit}")
 
 
 Key = tuple[Hashable, str]

@@ -81,8 +81,10 @@ class Grammars:
             return ready
         cheap = Cheapness()
         fields = [field for field, _ in schemas]
-        suspect = next((field for field, schema in schemas if not cheap.of(enforceable(schema))), None)
-        whole = "tools" if isinstance(held, Grammar) and len(schemas) > 1 else fields[0] if fields else "tools"
+        own = held.written if isinstance(held, Grammar) else ()
+        suspects = (field for field, schema in schemas if not cheap.of(enforceable(schema)))
+        suspect = next(suspects, own[0] if own else None)
+        whole = held.field if isinstance(held, Grammar) else fields[0]
         task = Task(grammar, list(map(_of_schema, texts)), [*fields, whole], suspect or whole, LIMITS)
         if suspect is None:
             return self._threads.submit(self._compiled, task, count)

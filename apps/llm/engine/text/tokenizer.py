@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps.llm.api import RequestError
+from apps.llm.chat.conversation import PromptEnding
 from apps.llm.engine.text.bounded_templates import bound_templates, steps
 from apps.llm.engine.text.detokenizer import Detokenizer
 from apps.llm.engine.text.limit import longest_token
@@ -194,12 +195,14 @@ class ModelTokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         fields: Mapping[str, Any] | None = None,
+        ending: PromptEnding = "turn",
     ) -> str:
-        """Render a conversation up to the start of the assistant's next turn, with special tokens as text.
+        """Render a conversation, by default up to the start of the assistant's next turn, with special tokens as text.
 
         Args:
             tools: in OpenAI's format.
             fields: further variables of the chat template.
+            ending: see `ChatRequest`.
 
         Raises:
             RequestError: the model has no chat template, or its template refuses the messages.
@@ -220,7 +223,12 @@ class ModelTokenizer:
                 template = self._hf.get_chat_template(None, tools)
                 chats = [list(messages)]
                 rendered, _ = render_jinja_template(
-                    chats, tools, chat_template=template, add_generation_prompt=True, **variables
+                    chats,
+                    tools,
+                    chat_template=template,
+                    add_generation_prompt=ending == "turn",
+                    continue_final_message=ending == "message",
+                    **variables,
                 )
                 return rendered[0]
         except Exception as error:  # a template is the model's own program and can raise anything

@@ -207,6 +207,18 @@ class MessagesBody(PromptBody):
     """Samples from the k likeliest tokens; 0: from all."""
     top_p: float | None = None
 
+    mcp_servers: Any = None
+    """Not supported."""
+    container: Any = None
+    """Not supported."""
+
+    @field_validator("mcp_servers", "container")
+    @classmethod
+    def _offered(cls, value: Any) -> Any:
+        if value:
+            raise ValueError("is not supported")
+        return value
+
     def params(self, defaults: Mapping[str, Any] = NO_DEFAULTS) -> SamplingParams:
         """The engine's parameters; `defaults` are the model's, for what the request does not name."""
         own = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(self, name)) is not None}

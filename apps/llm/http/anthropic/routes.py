@@ -26,8 +26,10 @@ def anthropic_router(model: EngineModel) -> APIRouter:
         served = named(model, body.model)
         with refusing(NAMES):
             prompt, turn = await served.texts.chat(body.request())
-            stream = await served.submit(turn.constrained(body.params(served.sampling_defaults)), prompt)
-            writer = MessageWriter(served.name, stream, turn.reader(), served.max_model_len)
+            params = turn.constrained(body.params(served.sampling_defaults))
+            stream = await served.submit(params, prompt)
+            reader = (params.reader or turn.reader)()
+            writer = MessageWriter(served.name, stream, reader, served.max_model_len)
             response = await answered(stream, writer, bool(body.stream))
         response.headers["request-id"] = new_request_id()
         return response

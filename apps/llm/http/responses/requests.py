@@ -187,6 +187,8 @@ class ResponseBody(Body):
     """Ignored, except that log probabilities are refused: chat completions have them."""
     top_logprobs: int | None = None
     """Must be 0, if given."""
+    max_tool_calls: int | None = None
+    """Not supported: the server calls no tools."""
 
     @field_validator("input", mode="before")
     @classmethod
@@ -195,7 +197,7 @@ class ResponseBody(Body):
             raise ValueError("must be a string or a list of items")
         return value
 
-    @field_validator("truncation", "background", "conversation", "prompt", "include", "top_logprobs")
+    @field_validator("truncation", "background", "conversation", "prompt", "include", "top_logprobs", "max_tool_calls")
     @classmethod
     def _offered(cls, value: Any, info: ValidationInfo) -> Any:
         if info.field_name == "truncation" and value == "auto":
@@ -204,6 +206,8 @@ class ResponseBody(Body):
             raise ValueError("is not supported: use stream: true")
         if info.field_name in ("conversation", "prompt") and value is not None:
             raise ValueError("is not supported: send input, with previous_response_id or with the whole conversation")
+        if info.field_name == "max_tool_calls" and value is not None:
+            raise ValueError("is not supported: parallel_tool_calls: false allows one call")
         if (info.field_name == "include" and LOGPROBS in (value or ())) or (
             info.field_name == "top_logprobs" and value
         ):

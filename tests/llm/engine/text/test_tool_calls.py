@@ -2,17 +2,20 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import llguidance
+import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
 from apps.batch.generation import requests as batch
-from apps.llm.api import Generation, RequestError
+from apps.llm.api import Generation, Grammar, RequestError
+from apps.llm.chat.call_format import mark
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
 from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.chat.tools import Tool, ToolUse
@@ -234,6 +237,49 @@ def test_an_answer_whose_grammar_cannot_go_on_fails(engine: Engine, monkeypatch:
     for answer in outputs:
         assert (answer[-1].finish_reason, answer[-1].at_fault) == ("error", "response_format")
         assert "Too many items" in (answer[-1].error or "")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_answer_fails_before_a_token_that_nothing_has_allowed(
+    engine: Engine, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it would have ended with that token, which once made it complete."""
+
+    class Lost(Matcher):
+        def allowed_along(self, draft: Sequence[int]) -> Any:
+            return [np.zeros(-(-tiny_models.VOCAB // 32), np.uint32)] * (1 + len(draft))
+
+    held = llguidance.LLMatcher(engine._grammars._ll_tokenizer, 'start: "x"')
+    made: Future[list[Matcher]] = Future()
+    made.set_result([Lost(held, tiny_models.VOCAB)])
+    monkeypatch.setattr(engine._grammars, "matchers", lambda held, count, caller: made)
+    outputs = read(engine.submit("x", SamplingParams(json_schema={}, max_tokens=size)))[0]
+    assert [(o.finish_reason, o.at_fault, o.token_ids) for o in outputs] == [("error", "response_format", ())]
+
+
+WITH_STOPS = (
+    "<think>Wait. STOP? No.</think>I look."
+    '<tool_call>\n{"name": "ask", "arguments": {"days": "STOP"}}\n</tool_call>Done. STOP now.'
+)
+
+
+def test_stop_strings_end_the_text_alone(engine: Engine) -> None:
+    """Not the reasoning, which lm-eval's stops would end, nor a call's arguments, which would be cut JSON."""
+    turn = turn_of(engine, "qwen3", ChatRequest(HELLO, ToolUse([ASK])))
+    for stop, text, arguments in (("STOP", "I look.Done. ", '{"days": "STOP"}'), ("look", "I ", "")):
+        params = turn.constrained(SamplingParams(stop=[stop], max_tokens=450))
+        marked = re.split(
+            "(" + "|".join(map(re.escape, turn.model.tokens)) + ")" if turn.model.tokens else "$^", WITH_STOPS
+        )
+        rule = " ".join(mark(part, turn.model.tokens) for part in marked if part)
+        params = replace(params, grammar=Grammar(f"%llguidance {{}}\nstart: {rule}\n"))
+        outputs = read(engine.submit("hello", params))[0]
+        assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", stop)
+        reader = (params.reader or turn.reader)()
+        assert reader is not None
+        found = understood([e for output in outputs for e in reader.feed(output.text)] + reader.finish())
+        assert (found.text, found.reasoning) == (text, "Wait. STOP? No.")
+        assert [call[1] for call in found.calls] == [arguments] * bool(arguments)
 
 
 def test_special_tokens_of_calls_are_read_and_others_are_not(engine: Engine) -> None:
