@@ -28,6 +28,7 @@ class Shape:
         tools: where it looks for tools: in its own variable, in the system message, or nowhere.
         system: where its text is shown: in a first message; only if a user's message is last ("when asked"), otherwise
             in the last of those; or always in a user's message.
+        greets: whether an assistant's message may be the first; if not, an empty one of a user is before it.
         repeats: whether one role may have several messages in a row.
         after_result: how a user's message may follow a tool's result: as it is, after an empty answer, or as one text.
         calls: whether it shows calls.
@@ -40,6 +41,7 @@ class Shape:
 
     tools: Literal["variable", "system", "nowhere"] = "variable"
     system: Literal["first", "when asked", "user's"] = "first"
+    greets: bool = True
     repeats: bool = True
     after_result: Literal["as it is", "answered", "joined"] = "as it is"
     calls: bool = True
@@ -86,6 +88,7 @@ class Shape:
         return replace(
             found,
             system="user's" if not shows(found, RULES, ASKS) else "first" if always else "when asked",
+            greets=shows(found, SAYS, ASKS) and (not found.calls or shows(found, CALLS, RESULT, ASKS)),
             repeats=shows(found, ASKS, ASKS_MORE) and shows(found, ASKS, SAYS, SAYS_MORE, ASKS_MORE),
             parallel=not found.calls or shows(found, *TWO_CALLS),
             quoted=re.search(rf'":\s*{RESULT["content"]}', prompt(found, ONE_CALL)) is not None,
@@ -108,6 +111,9 @@ class Shape:
             listed = json.dumps([card["function"] for card in cards], ensure_ascii=False)
             system = first[0] if first else {"role": "system", "content": ""}
             fitted = [{**system, "tools": listed}, *fitted[len(first) :]]
+        start = 1 if fitted and fitted[0]["role"] == "system" else 0
+        if not self.greets and fitted[start:] and fitted[start]["role"] == "assistant":
+            fitted.insert(start, {"role": "user", "content": ""})
         fitted = _merged(fitted, only_calls=self.repeats and self.text_beside != "left out")
         fitted = [self._called(message, write) for message in self._apart(fitted)]
         if self.after_result != "as it is":
