@@ -109,7 +109,7 @@ def no_window(config: Service | Job) -> Iterator[Problem]:
     """Upgrades of the cluster, which restart slices, wait for a maintenance window."""
     cloud = config.cloud
     if cloud.maintenance is None:
-        channel = cloud.release_channel or "rapid"
+        channel = cloud.release_channel or ("regular" if cloud.cluster_version else "rapid")  # gcloud's, or ours
         why = f"GKE may upgrade the cluster and restart its slices at any hour; the {channel} channel gets a version "
         why += "nearly every week" if channel == "rapid" else "every few weeks"
         place = Location(f"{type(config).__name__}/{config.name} cloud.maintenance")
