@@ -29,10 +29,10 @@ PARALLEL ?= -n 3 --dist loadscope
 # make serve PORT=8001 MODEL=Qwen/Qwen3-0.6B ARGS="max_batch_size=8"
 SERVE_ARGS = $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(MODEL) $(ARGS)
 serve: $(SERVE_STAMP) ## Serve the demo model on http://localhost:8000 (PORT=..., HOST=..., MODEL=..., ARGS=...)
-	@. $(VENV)/bin/activate && python -m podslice serve $(SERVE_ARGS)
+	@. $(VENV)/bin/activate && exec python -m podslice serve $(SERVE_ARGS)
 
 serve-sd: $(PICTURES_STAMP) ## Serve the Stable Diffusion demo model on http://localhost:8000 (PORT=... and the like)
-	@. $(VENV)/bin/activate && python -m podslice serve-images $(SERVE_ARGS)
+	@. $(VENV)/bin/activate && exec python -m podslice serve-images $(SERVE_ARGS)
 
 test: $(TEST_STAMP) ## Run the quick tests: all but what test-all adds
 	@echo "== running the tests"
