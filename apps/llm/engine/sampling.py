@@ -153,15 +153,15 @@ def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) ->
     adjusted = _penalized(logits, rows, counts, batch.rows)
     adjusted = _biased(adjusted, extras)
     position = batch.kv_lens  # the sampled token's position, which with the seed determines the random number
+    likeliest, highest = _likeliest(adjusted)
     tokens = jax.lax.cond(
         jnp.any(rows.temperature > 0),
-        lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), _likeliest(adjusted)),
-        lambda: _likeliest(adjusted),
+        lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), likeliest),
+        lambda: likeliest,
     ).astype(jnp.int32)
     sampled = _with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0))
-    # A maximum is NaN where a number is, and XLA computes it many numbers at a time: a pass of its own over magnitudes
-    # would take longer than the argmax. A logit of -infinity alone is a token of probability 0.
-    finite = batch.finite & jnp.isfinite(jnp.max(logits, axis=-1))
+    # The highest logit is NaN where any is. One of -infinity is a token of probability 0.
+    finite = batch.finite & jnp.isfinite(highest)
     return pack(sampled._replace(tokens=jnp.where(finite, tokens, NOT_FINITE)))
 
 
@@ -176,11 +176,12 @@ def _block(blocks: jax.Array, at: jax.Array) -> jax.Array:
     return jnp.take_along_axis(blocks, at[:, None, None], axis=1)[:, 0]
 
 
-def _likeliest(logits: jax.Array) -> jax.Array:
-    """`argmax(logits, axis=-1)` in two stages: XLA:CPU computes a max eight times faster than an argmax."""
+def _likeliest(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Argmax and max over the last axis, in two stages: XLA:CPU computes a max eight times faster than an argmax."""
     blocks = _blocks(logits, BLOCK, fill=-jnp.inf)
     block = jnp.argmax(blocks.max(axis=-1), axis=-1)
-    return block * BLOCK + jnp.argmax(_block(blocks, block), axis=-1)
+    highest = _block(blocks, block)
+    return block * BLOCK + jnp.argmax(highest, axis=-1), highest.max(axis=-1)
 
 
 def _penalized(logits: jax.Array, rows: SamplingRows, counts: jax.Array, row: jax.Array) -> jax.Array:
