@@ -65,12 +65,17 @@ class Task:
     def refused(self, part: int | None, problem: str) -> RequestError:
         field = self.fields[-1 if part is None else part]
         said = explained(one_line(problem))
-        return RequestError(field, f"{field}: this schema or pattern cannot be followed: {said}")
+        return RequestError(field, f"{field}: {_what(field)} cannot be followed: {said}")
 
     def too_complex(self) -> RequestError:
         field = self.suspect
         limit = f"{COMPILE_CPU_S:.0f} seconds or {MEMORY >> 20} MiB"
-        return RequestError(field, f"{field}: this schema or pattern is too complex: compiling it takes over {limit}")
+        return RequestError(field, f"{field}: {_what(field)} is too complex: compiling it takes over {limit}")
+
+
+def _what(field: str) -> str:
+    """What a field has: a schema, or what it is named after (`guided_regex`)."""
+    return "it" if field.endswith(("regex", "choice", "grammar")) else "the JSON schema"
 
 
 Key = tuple[Hashable, str]
