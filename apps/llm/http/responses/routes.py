@@ -4,7 +4,7 @@ import json
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
 from apps.llm.engine_model import EngineModel
@@ -15,7 +15,6 @@ from apps.llm.http.responses.items import ITEMS
 from apps.llm.http.responses.requests import NAMES, UNIONS, ResponseBody
 from apps.llm.http.responses.store import ResponseStore, StoredResponse
 from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
-from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body, query
 
@@ -24,8 +23,10 @@ ONE = PATH + "/{response_id}"
 NOTHING_STORED = "this server stores no responses (stored_responses is 0); send the whole conversation as input"
 
 
-class Page(Body):
-    """The page of a listing that is requested."""
+class Page(BaseModel):
+    """The page of a listing that is requested, in a query, whose numbers are text."""
+
+    model_config = ConfigDict(extra="ignore")
 
     after: str | None = None
     limit: int = Field(20, ge=1, le=100)
