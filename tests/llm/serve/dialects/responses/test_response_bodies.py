@@ -37,7 +37,6 @@ BAD_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "no"}}
         ({"input": user({"type": "input_text"})}, "input[0].content[0].text"),
         ({"input": [RESULT]}, "input[0].call_id"),
         ({"input": [CALL, RESULT | {"call_id": "b"}]}, "input[1].call_id"),
-        ({"input": [CALL, *user(), RESULT]}, "input[2].call_id"),
         ({"input": "x " * 3000}, "input"),
         ({"instructions": 5}, "instructions"),
         ({"tools": [{"type": "file_search"}]}, "tools[0]"),
