@@ -38,7 +38,7 @@ class Client:
         assert reply.status_code == status, (reply.status_code, reply.text)
         return reply.json()
 
-    def until(self, model: str, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 120) -> dict[str, Any]:
+    def until(self, model: str, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 280) -> dict[str, Any]:
         """The model's entry as soon as the condition holds."""
         deadline = time.monotonic() + timeout_s
         while True:

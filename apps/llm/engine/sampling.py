@@ -160,8 +160,8 @@ def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) ->
         lambda: likeliest,
     ).astype(jnp.int32)
     sampled = _with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0))
-    # The highest logit is NaN where any is. One of -infinity is a token of probability 0.
-    finite = batch.finite & jnp.isfinite(highest)
+    # The highest logit is NaN where any is. It is -infinity where a mask leaves nothing, as the host finds.
+    finite = batch.finite & (highest < jnp.inf)
     return pack(sampled._replace(tokens=jnp.where(finite, tokens, NOT_FINITE)))
 
 

@@ -82,7 +82,7 @@ def test_a_prompt_that_can_never_fit(load: Load) -> None:
 
 BAD = {
     "temperature": -0.1,
-    "top_p": 0.0,
+    "top_p": -0.1,
     "min_p": 1.5,
     "top_k": -2,
     "presence_penalty": 2.5,

@@ -107,7 +107,11 @@ def test_scores_are_those_of_transformers(served: Any) -> None:
     assert told["usage"]["prompt_tokens"] == sum(map(len, prompts))
     ranked = ask(server, "/v1/rerank", query="Rain?", documents=DOCUMENTS)["results"]
     for alias in ("/rerank", "/v2/rerank"):  # Cohere's, Jina's and vLLM's other paths
-        assert ask(server, alias, query="Rain?", documents=DOCUMENTS)["results"] == ranked
+        again = ask(server, alias, query="Rain?", documents=DOCUMENTS)["results"]
+        assert [entry["document"] for entry in again] == [entry["document"] for entry in ranked]
+        # Not to the bit: where there is no AVX-512, XLA's products of float32 round by the number of rows.
+        scores = [entry["relevance_score"] for entry in ranked]
+        assert [entry["relevance_score"] for entry in again] == pytest.approx(scores, abs=1e-5)
     assert [result["index"] for result in ranked] == sorted(range(4), key=lambda i: -wanted[i])
     assert [result["relevance_score"] for result in ranked] == pytest.approx(sorted(wanted)[::-1], abs=1e-4)
 
