@@ -45,6 +45,7 @@ def held() -> int:
     return sum(group["state"] == "CREATED" for group in placement_group_table().values())
 
 
+@pytest.mark.slow
 def test_a_restarted_actor_gives_back_what_it_held(ray_cluster: str) -> None:
     before, holder = held(), Holder.remote()
     first = ray.get(holder.hold.remote())

@@ -27,6 +27,7 @@ def requests(url: str, *bodies: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(request).encode() + b"\n" for request in wanted)
 
 
+@pytest.mark.slow
 def test_each_endpoint_answers_as_it_does_itself(server: Any, tmp_path: Path) -> None:
     app = http_app(server.model, principals(["night=key"]), batches=kept_in(tmp_path))
     chat = CHAT | {"temperature": 0, "seed": 1, "model": MODEL}

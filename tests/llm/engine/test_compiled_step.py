@@ -78,8 +78,9 @@ def test_an_fp8_cache_compiles_for_tpu_slices(topology: str) -> None:
     assert_one_cache(run(topology, *steps), *steps, spare=1 / 2)
 
 
-@pytest.mark.parametrize("attention", ["auto", pytest.param("xla", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("tokens", [pytest.param(64, marks=pytest.mark.slow), 128])
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["auto", "xla"])
+@pytest.mark.parametrize("tokens", [64, 128])
 def test_the_cpu_keeps_one_cache(attention: str, tokens: int) -> None:
     arch = from_hf_config(tpu_step.LLAMA3 | tiny_models.SIZES | {"head_dim": 64})
     mesh = Mesh(np.array(jax.devices()[:1]), ("tensor",))

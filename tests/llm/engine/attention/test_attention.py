@@ -150,7 +150,7 @@ def test_it_is_the_dense_one(impl: Any, name: str, changes: dict) -> None:
     assert_close(paged(case, impl, spec, SHAPES[name]), dense(case, spec), 2e-6)
 
 
-@HERE
+@pytest.mark.parametrize("impl", [XLA, pytest.param(CPU, marks=SLOW)], ids=["xla", "cpu"])
 @EACH_BATCH
 def test_int8_cache(impl: Any, name: str) -> None:
     case, rng = make(BATCHES[name]), np.random.default_rng(0)
@@ -197,7 +197,7 @@ def test_a_decode_gives_the_same_bits_in_any_batch(impl: Any, dtype: Any) -> Non
 
 
 @HERE
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(ml_dtypes.bfloat16, marks=SLOW)])
 def test_a_position_gives_the_same_bits_however_the_prompt_is_cut(impl: Any, dtype: Any) -> None:
     whole = paged(make([(60, 60)]), impl, SPEC, (64, 8), dtype)[0]
     full = make([(60, 60)])

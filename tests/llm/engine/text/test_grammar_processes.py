@@ -198,6 +198,7 @@ def test_a_client_that_leaves_ends_the_compiling(grammars: Grammars) -> None:
     until(lambda: not below(os.getpid()) & its, seconds=grammar_pool.COMPILE_S - 1)  # before it would be ended anyway
 
 
+@pytest.mark.slow
 def test_one_callers_bombs_keep_no_other_caller_waiting(grammars: Grammars) -> None:
     bombs = [grammars.matchers({"type": "integer", "multipleOf": 3000017 + 2 * i}, caller="one") for i in range(3)]
     for i in range(3):

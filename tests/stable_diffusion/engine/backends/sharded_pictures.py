@@ -19,7 +19,7 @@ for devices in (jax.devices(), jax.devices()[:1]):
     sizes.append(backend.batch_sizes)
     image = np.full((32, 32, 3), 99, np.uint8)
     batch = [
-        backend.start(PictureRequest("a cat", 32, 32, 3, 7.5, "euler-ancestral", "blue", seed=2)),
+        backend.start(PictureRequest("a cat", 32, 32, 3, 7.5, "euler-ancestral", negative_prompt="blue", seed=2)),
         backend.start(PictureRequest("a photo", 32, 32, 3, 1.0, "lcm", seed=3, image=image, strength=1.0)),
     ]
     backend.denoise(batch[:1], 1)
