@@ -63,7 +63,7 @@ def head_fits(config: Service | Job) -> Iterator[Problem]:
             why = f"its Pod requests {cpus:g} CPUs and {gib:.3g} GiB; a {machine} has {room[0]:.3g} and {room[1]:.3g} "
             why += "left beside what GKE keeps: the Pod stays Pending"
             instead = "a smaller Pod, or a larger cloud.head_machine_type"
-            yield error(Location(f"{type(config).__name__}/{config.name} {field}"), why, instead)
+            yield error(_field(config, field), why, instead)
 
 
 @rule(Service | Job, "reservation-zone", "Compute Engine: a reservation belongs to one zone")
@@ -76,7 +76,7 @@ def one_zone(config: Service | Job) -> Iterator[Problem]:
             why = f"reservation {owner.capacity.name} is in one zone, and slices are spread over {', '.join(zones)}: "
             why += "the node pools of the others are refused"
             instead = "Application(zones=...) or cloud.zones with the reservation's zone alone"
-            yield error(Location(f"{type(config).__name__}/{config.name} cloud.zones"), why, instead)
+            yield error(_field(config, "cloud.zones"), why, instead)
             return
 
 
@@ -90,7 +90,7 @@ def zones_of_the_region(config: Service | Job) -> Iterator[Problem]:
         if re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", zone) and not zone.startswith(f"{region}-"):
             why = f"{zone} is not in {region}, the cluster's region: GKE refuses a node pool there"
             instead = f"a zone such as {region}-a, or cloud.location={zone.rpartition('-')[0]!r}"
-            yield error(Location(f"{type(config).__name__}/{config.name} cloud.zones"), why, instead)
+            yield error(_field(config, "cloud.zones"), why, instead)
 
 
 @rule(Service | Job, "operator-version", "GKE: the Ray operator's version comes with the cluster's")
@@ -101,7 +101,7 @@ def old_cluster(config: Service | Job) -> Iterator[Problem]:
         why = f"GKE {config.cloud.cluster_version} is older than KubeRay 1.5.1: its Ray operator drops the labels of "
         why += "worker groups and authOptions, so that slices are not found and the dashboard is open"
         instead = "cloud.cluster_version='1.34' or later, or None for the newest; create.sh asks the cluster itself"
-        yield warning(Location(f"{type(config).__name__}/{config.name} cloud.cluster_version"), why, instead)
+        yield warning(_field(config, "cloud.cluster_version"), why, instead)
 
 
 @rule(Service | Job, "maintenance-window", "GKE: without a window upgrades begin at any time")
@@ -112,7 +112,12 @@ def no_window(config: Service | Job) -> Iterator[Problem]:
         channel = cloud.release_channel or ("regular" if cloud.cluster_version else "rapid")  # gcloud's, or ours
         why = f"GKE may upgrade the cluster and restart its slices at any hour; the {channel} channel gets a version "
         why += "nearly every week" if channel == "rapid" else "every few weeks"
-        place = Location(f"{type(config).__name__}/{config.name} cloud.maintenance")
+        place = _field(config, "cloud.maintenance")
         yield (warning if channel == "rapid" else note)(
             place, why, "MaintenanceWindow(start='00:00', days=('SA', 'SU'))"
         )
+
+
+def _field(config: Service | Job, field: str) -> Location:
+    """Where a config's field is."""
+    return Location(f"{type(config).__name__}/{config.name} {field}")
