@@ -130,8 +130,8 @@ def _stages(generation: Generation, now: int) -> Iterator[tuple[str, int, int]]:
     ended = times.ended or now
     marks = (times.queued, times.left_queue, times.first_token)
     for stage, start, stop in zip(("queue", "prefill", "decode"), marks, (*marks[1:], ended)):
-        if start:
-            yield stage, start, max(start, stop or ended)
+        if start and start <= now:  # the engine may go on meanwhile, and no stage outlives its request
+            yield stage, start, min(max(start, stop or ended), now)
 
 
 def _of_params(params: SamplingParams) -> dict[str, Any]:
