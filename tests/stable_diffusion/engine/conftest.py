@@ -16,7 +16,7 @@ import torch
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
-from apps.stable_diffusion.engine.model import tiny
+from tests.stable_diffusion.engine import tiny_pictures
 
 torch.set_num_threads(1)  # its threads wait for each other by spinning, which costs much on a busy machine
 
@@ -27,17 +27,17 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tiny.Family], Path]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tiny_pictures.Family], Path]:
     """The folder of a family's tiny checkpoint."""
-    return cache(lambda family: tiny.save(family, tmp_path_factory.mktemp(family)))
+    return cache(lambda family: tiny_pictures.save(family, tmp_path_factory.mktemp(family)))
 
 
 @pytest.fixture(scope="session")
-def backend(checkpoint: Callable[[tiny.Family], Path], compile_cache: str) -> Callable[..., Backend]:
+def backend(checkpoint: Callable[[tiny_pictures.Family], Path], compile_cache: str) -> Callable[..., Backend]:
     """A backend that is ready, by its name and its checkpoint's family, in float32, for 32x32; of sd1 for three."""
 
     @cache
-    def ready(name: str, family: tiny.Family, guided: bool = True) -> Backend:
+    def ready(name: str, family: tiny_pictures.Family, guided: bool = True) -> Backend:
         most = 3 if family == "sd1" else 1
         settings: dict[str, Any] = {"sizes": [(32, 32)], "max_batch_size": most, "guided": guided, "dtype": "float32"}
         if name == "jax":

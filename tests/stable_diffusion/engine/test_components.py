@@ -73,7 +73,7 @@ def test_projecting_text_encoder(checkpoint: Callable[[str], Path], eos: int | N
 
 @pytest.mark.parametrize(("family", "height", "width"), [*((f, 16, 12) for f in FAMILIES), ("sd1", 17, 15)])
 def test_unet(checkpoint: Callable[[str], Path], family: str, height: int, width: int) -> None:
-    """The odd size is that of pictures whose latents can't be halved evenly."""
+    """The odd size is that of pictures whose latents cannot be halved evenly."""
     folder = checkpoint(family)
     model = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
     arch = unet.UNetArchitecture.of(Checkpoint(str(folder)).config("unet"))

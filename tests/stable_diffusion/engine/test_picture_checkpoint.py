@@ -16,9 +16,9 @@ from safetensors.numpy import load_file, save_file
 
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
-from apps.stable_diffusion.engine.model import tiny
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
 from tests.hub import hub
+from tests.stable_diffusion.engine import tiny_pictures
 
 UNET = "unet/diffusion_pytorch_model.safetensors"
 
@@ -167,10 +167,10 @@ def test_remote_is_as_local(checkpoint: Callable[[str], Path]) -> None:
 
 def test_shards_and_variants(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     reference = weights(load(checkpoint("sd1")))
-    sharded = tiny.save("sd1", tmp_path / "sharded", max_shard_size="100KB")
+    sharded = tiny_pictures.save("sd1", tmp_path / "sharded", max_shard_size="100KB")
     assert len(list((sharded / "unet").glob("*.safetensors"))) > 1
     same(weights(load(sharded)), reference)
-    half = tiny.save("sd1", tmp_path / "half", dtype="float16", variant="fp16")
+    half = tiny_pictures.save("sd1", tmp_path / "half", dtype="float16", variant="fp16")
     assert Checkpoint(str(half)).variant == "fp16"
     for name, array in weights(load(half)).items():
         np.testing.assert_allclose(array, reference[name], rtol=1e-3, atol=1e-4)

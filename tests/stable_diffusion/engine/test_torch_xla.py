@@ -113,5 +113,5 @@ except ValueError as error:
 def test_without_torch_xla(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before any weights are read."""
     monkeypatch.setitem(sys.modules, "torch_xla", None)
-    with pytest.raises(ValueError, match=r"torch_xla can't be imported .*\.\[torch-xla\].*make test-torch-xla"):
+    with pytest.raises(ValueError, match=r"torch_xla cannot be imported .*\.\[torch-xla\].*make test-torch-xla"):
         open_backend(str(checkpoint("sd1")), backend="torch_xla", sizes=[(32, 32)])

@@ -11,9 +11,9 @@ from tests.stable_diffusion.serve.picture_serving import MODEL, LocalServer, loc
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from apps.stable_diffusion.engine.model import tiny
+    from tests.stable_diffusion.engine import tiny_pictures
 
-    return tiny.save("sd1", tmp_path_factory.mktemp("models") / MODEL)
+    return tiny_pictures.save("sd1", tmp_path_factory.mktemp("models") / MODEL)
 
 
 @pytest.fixture(scope="session")

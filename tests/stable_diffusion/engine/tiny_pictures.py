@@ -1,10 +1,12 @@
-"""Tiny random checkpoints in diffusers layout, for tests and for trying a config without a download."""
-
-from __future__ import annotations
+"""Tiny random checkpoints in diffusers layout."""
 
 import json
 from pathlib import Path
 from typing import Any, Literal
+
+import diffusers
+import torch
+import transformers
 
 Family = Literal["sd1", "sd2", "sdxl", "sd-turbo", "sdxl-turbo"]
 
@@ -37,10 +39,6 @@ def save(family: Family, folder: str | Path, seed: int = 0, dtype: str = "float3
     Args:
         saving: further arguments of diffusers' `save_pretrained`, such as variant="fp16".
     """
-    import diffusers
-    import torch
-    import transformers
-
     torch.manual_seed(seed)
     folder = Path(folder)
     is_xl = family.startswith("sdxl")
@@ -83,7 +81,7 @@ def save(family: Family, folder: str | Path, seed: int = 0, dtype: str = "float3
             sample_size=32,
             scaling_factor=0.5,
         ),
-        "scheduler": _scheduler(diffusers, family, turbo),
+        "scheduler": _scheduler(family, turbo),
     }
     if is_xl:
         wide = transformers.CLIPTextConfig(**text | {"hidden_size": 48, "hidden_act": "gelu"})
@@ -115,7 +113,7 @@ def save(family: Family, folder: str | Path, seed: int = 0, dtype: str = "float3
     return folder
 
 
-def _scheduler(diffusers: Any, family: Family, turbo: bool) -> Any:
+def _scheduler(family: Family, turbo: bool) -> Any:
     if turbo:
         return diffusers.EulerAncestralDiscreteScheduler(**BETAS, timestep_spacing="trailing", steps_offset=1)
     if family == "sdxl":
@@ -126,10 +124,8 @@ def _scheduler(diffusers: Any, family: Family, turbo: bool) -> Any:
     )
 
 
-def _shake(module: Any) -> None:
+def _shake(module: torch.nn.Module) -> None:
     """Randomize norms and biases, and scale matrices to preserve a signal's size, so that zeros hide no mistake."""
-    import torch
-
     with torch.no_grad():
         for name, weight in module.named_parameters():
             noise = torch.randn_like(weight)
@@ -143,8 +139,6 @@ def _shake(module: Any) -> None:
 
 def _tokenizer(folder: Path, pad: str = "<|endoftext|>") -> Any:
     """A tokenizer that knows the letters and `WORDS`."""
-    import transformers
-
     folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(c) for c in range(33, 127)]
     vocabulary = [*letters, *(letter + "</w>" for letter in letters)]
