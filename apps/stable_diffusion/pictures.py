@@ -1,7 +1,5 @@
 """A picture model as the HTTP dialects see it: defaults, limits, and jobs that yield PNGs."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time
@@ -167,19 +165,25 @@ class PictureModel:
         return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
 
     def submit(self, wanted: ImageRequest) -> ImageJob:
-        """Queue a job whose events this event loop reads. Raises RequestError, QueueFull or EngineStopped.
+        """Queue a job whose events this event loop reads. A caller that stops before its end must `abort()` it.
 
-        A caller that stops reading before the end must call the job's `abort()`.
+        Raises:
+            RequestError: a limit is exceeded, or a size is not served.
+            QueueFull: too many pictures wait already.
+            EngineStopped: the engine has ended.
         """
         job = self.engine.submit(self.requests(wanted), wanted.previews, asyncio.get_running_loop())
         self._watch.look()
         return job
 
     async def news(self, job: ImageJob, finish: Finish | None = None) -> AsyncIterator[News]:
-        """The job's events, with pictures as PNG. Raises the job's error if it failed or was aborted.
+        """The job's events, with pictures as PNG.
 
         Args:
             finish: what is done to a picture's pixels [height, width, 3] before it becomes a PNG.
+
+        Raises:
+            EngineError: the job failed, or was aborted.
         """
         loop = asyncio.get_running_loop()
         async for event in job:
@@ -223,7 +227,7 @@ class PictureModel:
         return asdict(self.stats()) | {"backend": backend.name, "device": backend.device}
 
     def check(self) -> None:
-        """Raise EngineStopped if the engine is dead or stuck."""
+        """Raises EngineStopped if the engine is dead or stuck."""
         self.engine.check(self.config.health_step_deadline_s)
 
     def shutdown(self) -> None:

@@ -13,7 +13,7 @@ def build(config: StableDiffusionConfig) -> serve.Application:
     """The application for one config. `serve run` and Serve's YAML pass their arguments through it.
 
     Raises:
-        ValueError: a slice of several hosts, or one that Ray can't place.
+        ValueError: a slice of several hosts, or one that Ray cannot place.
     """
     if config.slice is not None and config.spans_hosts:
         raise ValueError(

@@ -5,8 +5,6 @@ oldest picture decides the size, and others of that size join it. So a picture w
 starves another.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

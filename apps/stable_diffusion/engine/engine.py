@@ -13,8 +13,6 @@ The life of a request:
 5. A picture whose client has left is dropped before the next launch.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -80,11 +78,11 @@ class Engine:
         self._thread.start()
 
     @classmethod
-    def load(cls, config: StableDiffusionConfig) -> Engine:
+    def load(cls, config: StableDiffusionConfig) -> "Engine":
         """Read the model, compile every program and start the loop. Takes seconds to minutes; logs progress.
 
         Raises:
-            CheckpointError: the model can't be read, or is of an unknown kind.
+            CheckpointError: the model cannot be read, or is of an unknown kind.
             ValueError: the config does not fit the model or the machine.
         """
         from apps.stable_diffusion.engine.backends.choice import open_backend
@@ -155,7 +153,7 @@ class Engine:
         )
 
     def check(self, step_deadline_s: float = 300.0) -> None:
-        """Raise EngineStopped if the loop is dead, or has been in one turn for longer than the deadline."""
+        """Raises EngineStopped if the loop is dead, or has been in one turn for longer than the deadline."""
         if self._failure or not self._thread.is_alive():
             raise EngineStopped(self._failure or "the engine's loop has ended")
         began = self._turn_began
@@ -250,7 +248,7 @@ class Engine:
         return steps
 
     def _start_joining(self) -> int:
-        """Start waiting pictures that fit into the batch; returns how many. If one can't be started, its job fails."""
+        """Start waiting pictures that fit into the batch; returns how many. If one cannot be started, its job fails."""
         started = 0
         for order in self._batches.joining():
             if order.job.end is not None or order.job.leaving:  # its job failed, or is about to be dropped
@@ -271,7 +269,7 @@ class Engine:
         return started
 
     def _refuse(self, job: ImageJob, error: Exception) -> None:
-        """End a job of which a picture can't be started. After too many in a row, raise: the engine is broken."""
+        """End a job of which a picture cannot be started. After too many in a row, raise: the engine is broken."""
         if isinstance(error, RequestError):
             self._failed_starts = 0
         else:

@@ -1,7 +1,5 @@
 """A request for pictures as its caller sees it: a stream of events, and `abort`."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Iterator, Sequence

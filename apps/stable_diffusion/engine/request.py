@@ -1,7 +1,5 @@
 """The parameters of one picture, and the checks that need no model."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,14 +21,14 @@ Size = tuple[int, int]
 
 
 def check_size(size: Size, served: Sequence[Size]) -> None:
-    """Raise RequestError unless the model was compiled for that size."""
+    """Raises RequestError unless the model was compiled for that size."""
     if size not in served:
         known = ", ".join(f"{width}x{height}" for width, height in served)
         raise RequestError("size", f"size {size[0]}x{size[1]} is not served here; choose one of: {known}")
 
 
 def check_prompt(prompt: str) -> None:
-    """Raise RequestError for a prompt without words, which the engine draws but most dialects refuse."""
+    """Raises RequestError for a prompt without words, which the engine draws but most dialects refuse."""
     if not prompt.strip():
         raise RequestError("prompt", "prompt is empty: say what the picture should show")
 

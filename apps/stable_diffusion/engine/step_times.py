@@ -1,7 +1,5 @@
 """Measured times of denoising steps."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ coefficients (`schedules`), and one compiled step serves pictures of any schedul
 side by side: pictures join and leave a batch between steps. Only the size is fixed within a batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -39,7 +37,7 @@ class Backend(Protocol):
     """Compiled batch sizes, ascending; a smaller batch is padded up to the next of them."""
 
     def start(self, request: PictureRequest) -> Picture:
-        """Encode the prompts and draw the noise. Raises RequestError if this model can't do what is requested."""
+        """Encode the prompts and draw the noise. Raises RequestError if this model cannot do what is requested."""
 
     def denoise(self, pictures: Sequence[Picture], steps: int) -> None:
         """Launch `steps` steps of each picture, without waiting for them.

@@ -1,7 +1,5 @@
 """Chooses and opens the backend for a checkpoint."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -35,8 +33,8 @@ def open_backend(
         progress: called with (program, number done, total, its seconds) while compiling.
 
     Raises:
-        CheckpointError: the model can't be read or is of another kind.
-        ValueError: a size that the model can't make.
+        CheckpointError: the model cannot be read or is of another kind.
+        ValueError: a size that the model cannot make.
     """
     checkpoint = Checkpoint(model)
     chosen = choose() if backend == "auto" else backend

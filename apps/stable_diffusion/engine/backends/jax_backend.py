@@ -4,8 +4,6 @@ Weights are replicated on every chip and a batch is split over the chips: no chi
 picture's text and latents are small, so they are replicated too.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -67,8 +65,8 @@ class JaxBackend:
         attention: xla or flash, see `attention.attend`; default: flash on TPU.
 
     Raises:
-        CheckpointError: the checkpoint can't be read or is of another kind.
-        ValueError: a size that this model can't make.
+        CheckpointError: the checkpoint cannot be read or is of another kind.
+        ValueError: a size that this model cannot make.
     """
 
     name = "jax"
@@ -242,7 +240,7 @@ class JaxBackend:
         return self._constants[name, size]
 
     def _spare_states(self, size: tuple[int, int], count: int) -> list[DenoisingState]:
-        """States of padding rows: a donated buffer can't be passed twice, so each has its own."""
+        """States of padding rows: a donated buffer cannot be passed twice, so each has its own."""
         spare = self._spare.setdefault(size, [])
         zeros = np.zeros(self.programs.latents(size), np.float32)
         while len(spare) < count:

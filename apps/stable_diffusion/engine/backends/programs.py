@@ -6,8 +6,6 @@ passes, with and without the prompt, possibly on two chips) and returns them sep
 batch without an extra copy or program.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

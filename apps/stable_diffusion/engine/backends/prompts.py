@@ -1,7 +1,5 @@
 """Tokenizes prompts, and caches encoded ones."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ DDIM: Song et al. 2020. Euler: Karras et al. 2022. DPM-Solver++: Lu et al. 2022.
 are Euler ancestral or Euler with trailing steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -138,7 +136,7 @@ class NoiseSchedule:
         found = self._config.get(name)
         return (COMMON | DEFAULTS.get(scheduler, {})).get(name, default) if found is None else found
 
-    def karras(self) -> NoiseSchedule:
+    def karras(self) -> "NoiseSchedule":
         """The same with noise levels as Karras et al. 2022 space them, which euler and dpm-solver++ take."""
         return NoiseSchedule(self._config | {"use_karras_sigmas": True}, is_xl=True)
 
@@ -156,7 +154,7 @@ class NoiseSchedule:
             min_steps: that are run with an image, however small `strength` is.
 
         Raises:
-            RequestError: this scheduler can't serve the model, or these steps or strength.
+            RequestError: this scheduler cannot serve the model, or these steps or strength.
         """
         train = self._config.get("num_train_timesteps", 1000)
         if steps > train:
@@ -176,7 +174,7 @@ class NoiseSchedule:
         if not np.isfinite(course.rows["from_output"]).all():
             raise RequestError(
                 "scheduler",
-                f"{scheduler} can't serve a model with rescale_betas_zero_snr and prediction_type {prediction!r}, "
+                f"{scheduler} cannot serve a model with rescale_betas_zero_snr and prediction_type {prediction!r}, "
                 "whose first step has no signal of the picture: use euler",
             )
         if not all(np.isfinite(column).all() for column in course.rows.values()):
@@ -283,7 +281,7 @@ class NoiseSchedule:
     def _dpm(self, steps: int, begin: int, prediction: str) -> _Course:
         config = self._config
         if problem := _problem(config, DPM_ALLOWED):
-            raise RequestError("scheduler", f"dpm-solver++ can't serve this model: {problem}")
+            raise RequestError("scheduler", f"dpm-solver++ cannot serve this model: {problem}")
         times, sigmas = self._levels("dpm-solver++", steps, round_times=True)
         alphas = 1 / np.sqrt(sigmas**2 + 1)
         noises = sigmas * alphas

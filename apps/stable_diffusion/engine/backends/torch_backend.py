@@ -11,10 +11,8 @@ request can cause, so on XLA
 - numbers that differ between requests are tensors with dimensions: Python's 0 and 1 would become part of a program;
 - inputs that a request does not use (a kept part, a step's noise) are passed too, with values that change nothing.
 
-Everything runs under no_grad: torch_xla can't take views of inference mode's tensors.
+Everything runs under no_grad: torch_xla cannot take views of inference mode's tensors.
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -50,7 +48,7 @@ class TorchText(NamedTuple):
     context: torch.Tensor  # [1, positions, d]
     pooled: torch.Tensor | None  # [1, e], of XL
 
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> TorchText:
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "TorchText":
         return TorchText(function(self.context), None if self.pooled is None else function(self.pooled))
 
 
@@ -96,8 +94,8 @@ class TorchBackend:
         device: cpu, cuda, cuda:1, or xla (one chip of a slice); default: a GPU if there is one.
 
     Raises:
-        CheckpointError: the checkpoint can't be read or is of another kind.
-        ValueError: a size that this model can't make; xla without torch_xla, or without a device for it.
+        CheckpointError: the checkpoint cannot be read or is of another kind.
+        ValueError: a size that this model cannot make; xla without torch_xla, or without a device for it.
     """
 
     def __init__(
@@ -367,7 +365,7 @@ def _xla_device(precise: bool) -> tuple[torch.device, str]:
         precise: multiply float32 in float32, which a TPU does in bfloat16 by default.
 
     Raises:
-        ValueError: torch_xla can't be imported, or finds no device.
+        ValueError: torch_xla cannot be imported, or finds no device.
     """
     try:
         import torch_xla
@@ -375,7 +373,7 @@ def _xla_device(precise: bool) -> tuple[torch.device, str]:
         import torch_xla.runtime
     except ImportError as error:
         raise ValueError(
-            f"backend torch_xla: torch_xla can't be imported ({error}). It needs PyTorch 2.9, and so its own "
+            f"backend torch_xla: torch_xla cannot be imported ({error}). It needs PyTorch 2.9, and so its own "
             "virtual environment: pip install -e '.[torch-xla]' there, as `make test-torch-xla` does"
         ) from error
     try:
@@ -419,7 +417,7 @@ def _pipeline(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     except CheckpointError:
         raise
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{checkpoint.location}: diffusers can't load it: {error}") from error
+        raise CheckpointError(f"{checkpoint.location}: diffusers cannot load it: {error}") from error
     finally:
         if quiet:
             diffusers_logging.enable_progress_bar()

@@ -4,8 +4,6 @@ The numbers are drawn by torch on the CPU, in the order in which diffusers' pipe
 the start, each step of a scheduler that adds noise), so that a seed gives the same picture everywhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,10 +31,10 @@ class Trajectory:
     schedule: Schedule
     shape: tuple[int, int]
     """Height and width of the latents."""
-    random: torch.Generator
-    image_noise: torch.Tensor | None
+    random: "torch.Generator"
+    image_noise: "torch.Tensor | None"
     """[1, 4, h, w] for the encoder's sample, if there is an image."""
-    start_noise: torch.Tensor
+    start_noise: "torch.Tensor"
     """[1, 4, h, w]"""
     steps_done: int = 0
 
@@ -61,12 +59,12 @@ class Trajectory:
         """The next step's coefficients and the guidance scale, [COLUMNS + 1] float32."""
         return np.append(self.schedule.rows[self.steps_done], np.float32(self.guidance))
 
-    def next_noise(self) -> torch.Tensor | None:
+    def next_noise(self) -> "torch.Tensor | None":
         """[1, 4, h, w] noise of the next step; None if it adds none. Call it once for each step."""
         return draw(self.random, self.shape) if self.schedule.draws[self.steps_done] else None
 
 
-def draw(random: torch.Generator, shape: tuple[int, int]) -> torch.Tensor:
+def draw(random: "torch.Generator", shape: tuple[int, int]) -> "torch.Tensor":
     import torch
 
     return torch.randn((1, LATENT_CHANNELS, *shape), generator=random)
@@ -88,7 +86,7 @@ class Planner:
                 raise ValueError(f"size {width}x{height}: this model needs multiples of {self.reduction}")
 
     def plan(self, request: PictureRequest) -> Trajectory:
-        """Plan a picture. Raises RequestError if this model can't make it."""
+        """Plan a picture. Raises RequestError if this model cannot make it."""
         if request.guidance_scale > 1 and not self.guided:
             raise RequestError(
                 "guidance_scale",
@@ -113,7 +111,7 @@ class Planner:
 
 
 def check_batch(plans: Sequence[Trajectory], steps: int, most: int) -> None:
-    """Raise ValueError if a batch violates the contract of `Backend.denoise`."""
+    """Raises ValueError if a batch violates the contract of `Backend.denoise`."""
     if not 0 < len(plans) <= most:
         raise ValueError(f"a batch of {len(plans)} pictures: from 1 to {most} fit")
     if len({plan.shape for plan in plans}) > 1:

@@ -6,8 +6,6 @@ The compiler makes a third fewer instructions of it than of jax's flash attentio
 40, v5p with 64).
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ The layout is diffusers': `model_index.json` names the components, each in its o
 files. Tensors are read one by one, so that only those that a model uses are ever fetched or held.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,7 +43,7 @@ class Checkpoint(ModelFolder):
     """A Stable Diffusion pipeline's folder, local or remote.
 
     Raises:
-        CheckpointError: it can't be read or isn't a pipeline that this engine runs.
+        CheckpointError: it cannot be read or is not a pipeline that this engine runs.
     """
 
     def __init__(self, location: str) -> None:
@@ -213,7 +211,7 @@ def needed(config: Mapping[str, Any], component: str, name: str) -> Any:
 
 
 def refuse_others(config: Mapping[str, Any], component: str, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise CheckpointError for a field whose value isn't among the allowed ones; an absent field is fine."""
+    """Raises CheckpointError for a field whose value is not among the allowed ones; an absent field is fine."""
     for name, values in allowed.items():
         if name in config and config[name] not in values:
             choice = " or ".join(map(repr, values))

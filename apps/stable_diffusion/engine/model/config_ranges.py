@@ -3,8 +3,6 @@
 Upper bounds are some ten times those of the largest models published.
 """
 
-from __future__ import annotations
-
 from apps.serving.numbers.ranges import Range, real
 
 WIDTH, WIDTHS, LAYERS = Range(1, 2**16), Range(1, 2**15, many=True), Range(1, 100, many=True)

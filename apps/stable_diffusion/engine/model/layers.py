@@ -3,8 +3,6 @@
 Norms and softmaxes are computed in float32 whatever the weights' type, because their statistics need it.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

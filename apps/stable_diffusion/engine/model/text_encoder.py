@@ -1,7 +1,5 @@
 """CLIP's text encoder (Radford et al. 2021) as Stable Diffusion reads it: `CLIPTextModel` and its projecting twin."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -21,7 +19,7 @@ ACTIVATIONS = {
 
 
 def check(config: Mapping[str, Any], component: str) -> None:
-    """Raise CheckpointError for a field that implies a different network."""
+    """Raises CheckpointError for a field that implies a different network."""
     for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
         needed(config, component, name)
     refuse_others(config, component, {"hidden_act": tuple(ACTIVATIONS)})

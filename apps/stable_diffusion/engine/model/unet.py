@@ -4,8 +4,6 @@ Down: resnets, at some sizes each followed by a transformer that attends to the 
 output is kept. Middle. Up: the same again, each resnet reading what was kept at its size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -89,7 +87,7 @@ class UNetArchitecture:
     size_width: int | None  # sinusoids of each of XL's size numbers
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> UNetArchitecture:
+    def of(cls, config: Mapping[str, Any]) -> "UNetArchitecture":
         """The architecture of a config. Raises CheckpointError for a field that implies a different network."""
         refuse_others(config, "unet", ALLOWED)
         get = partial(needed, config, "unet")

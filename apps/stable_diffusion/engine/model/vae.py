@@ -1,7 +1,5 @@
 """The autoencoder between pixels and latents (diffusers' `AutoencoderKL`), NHWC; pixels are from -1 to 1."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +38,7 @@ class VaeArchitecture:
     scaling: float  # latents for the UNet are the encoder's times this
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> VaeArchitecture:
+    def of(cls, config: Mapping[str, Any]) -> "VaeArchitecture":
         """The architecture of a config. Raises CheckpointError for a field that implies a different network."""
         refuse_others(config, "vae", ALLOWED)
         for side in ("down", "up"):

@@ -5,8 +5,6 @@ they declare what they need: a missing or misshapen tensor is found before anyth
 function requests are never loaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,7 +35,7 @@ class NamedWeights:
         self._arrays = arrays
         self._prefix = prefix
 
-    def __getitem__(self, name: str | int) -> NamedWeights:
+    def __getitem__(self, name: str | int) -> "NamedWeights":
         return NamedWeights(self._arrays, f"{self._prefix}{name}.")
 
     def get(self, name: str, *shape: int) -> jax.Array:
@@ -117,7 +115,7 @@ def required(
     """The tensors that a function of a component's weights uses, by their new names.
 
     Raises:
-        CheckpointError: one is missing, or its shape isn't what the config implies.
+        CheckpointError: one is missing, or its shape is not what the config implies.
     """
     entries = {_new_name(name): entry for name, entry in checkpoint.tensors(component).items()}
     shapes = {name: jax.ShapeDtypeStruct(_as_used(name, entry.shape), dtype) for name, entry in entries.items()}
