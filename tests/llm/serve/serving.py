@@ -1,5 +1,6 @@
 """Ways to serve the demo model for a test: `serve run` as a user would, or without Ray where only HTTP matters."""
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -65,13 +66,14 @@ def local_server(**config: Any) -> Iterator[LocalServer]:
 
 
 @contextmanager
-def held(engine: Any) -> Iterator[None]:
-    """Holds the engine's steps within the block: running requests do not end, waiting ones keep waiting."""
+def held(engine: Any, after: int = 0) -> Iterator[None]:
+    """Holds the engine's steps within the block, all but the first `after`: running requests do not end, waiting ones
+    keep waiting."""
     executor, go = engine.loops[0].executor, threading.Event()
-    launch = executor.launch
+    launch, steps = executor.launch, itertools.count()
 
     def launch_later(*arguments: Any) -> Any:
-        assert go.wait(60)
+        assert next(steps) < after or go.wait(60)
         return launch(*arguments)
 
     executor.launch = launch_later
