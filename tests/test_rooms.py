@@ -28,6 +28,8 @@ def loaded(modules: str, among: tuple[str, ...]) -> list[str]:
 
 
 ABSENT = {
+    "apps.arrays.model_folder": ("jax", "ray", "torch", "fastapi", "transformers"),
+    "apps.arrays.programs, apps.arrays.program_cache": ("ray", "torch", "fastapi", "transformers", "apps.serving"),
     "ray_configs.llm": ("jax", "ray", "torch", "kubernetes", "numpy"),
     "apps.llm.api": ("jax", "ray", "torch", "fastapi", "transformers"),
     "apps.llm.batches.runner": ("jax", "ray", "torch", "transformers", "apps.llm.engine"),

@@ -80,10 +80,10 @@ def _prepare(
 ) -> None:
     from pydantic import TypeAdapter, ValidationError
 
+    from apps.arrays.model_folder import CheckpointError
     from apps.batch.preparation import PrepareArguments, prepare
     from apps.batch.preparation.output import PreparationRefused
     from apps.serving.files import Busy
-    from apps.serving.model_folder import CheckpointError
     from ray_configs.tpu import SliceField
 
     try:
@@ -109,8 +109,8 @@ def _prepare(
 
 
 def _verify(location: str) -> None:
+    from apps.arrays.model_folder import CheckpointError
     from apps.batch.preparation import verify
-    from apps.serving.model_folder import CheckpointError
 
     try:
         problems = verify(location)

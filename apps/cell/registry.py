@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from apps.cell.errors import CellError
 from apps.cell.state import Published
-from apps.serving.model_files.roots import HUB, is_hub_id, permitted
+from apps.serving.model_roots import HUB, is_hub_id, permitted
 from ray_configs.applications import lm_cloud
 from ray_configs.cell import CellConfig
 from ray_configs.llm import AdapterSource, LLMConfig

@@ -28,7 +28,7 @@ from apps.llm.limits import check_copies, check_suffixes
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.texts import RequestTexts
 from apps.llm.tracing import tracing
-from apps.serving.model_files.roots import HUB, is_hub_id, permitted
+from apps.serving.model_roots import HUB, is_hub_id, permitted
 from apps.serving.stuck import StuckWatch
 from ray_configs.llm import AdapterSource
 

@@ -99,10 +99,10 @@ def command(*kinds: type[Planned]) -> typer.Typer:
 
 def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], criteria: tuple[Any, ...] | None) -> tuple[BaseModel, Show]:
     _keep_off_tpus()
+    from apps.arrays.model_folder import CheckpointError
     from apps.llm.engine.model.architecture import UnsupportedModel
     from apps.plan.llm import planner, search, text
     from apps.plan.topology import NoCompiler
-    from apps.serving.model_folder import CheckpointError
 
     engine = EngineConfig(**{field: getattr(config, field) for field in EngineConfig.model_fields})
     assert config.slice is not None
@@ -118,9 +118,9 @@ def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], criteria: tuple[Any, 
 
 def _plan_images(config: StableDiffusionConfig, counts: tuple[int, ...]) -> tuple[BaseModel, Show]:
     _keep_off_tpus()
+    from apps.arrays.model_folder import CheckpointError
     from apps.plan.stable_diffusion import planner, report
     from apps.plan.topology import NoCompiler
-    from apps.serving.model_folder import CheckpointError
 
     assert config.slice is not None
     try:

@@ -23,7 +23,7 @@ During handling of the above exception, another exception occurred:
 Traceback (most recent call last):
   File "checkpoint.py", line 66, in __init__
     raise CheckpointError(f"{location}: no such folder")
-apps.serving.model_folder.CheckpointError: /models/x: no such folder
+apps.arrays.model_folder.CheckpointError: /models/x: no such folder
 """
 
 
@@ -37,7 +37,7 @@ apps.serving.model_folder.CheckpointError: /models/x: no such folder
             "DEPLOYING",
             TRACE,
             "A replica failed to start with exception. Retrying 17 more time(s). "
-            "apps.serving.model_folder.CheckpointError: /models/x: no such folder",
+            "apps.arrays.model_folder.CheckpointError: /models/x: no such folder",
         ),
         ("DEPLOY_FAILED", "The deployment failed to start 3 times.", "The deployment failed to start 3 times."),
         ("UNHEALTHY", "A replica's health check failed.", "A replica's health check failed."),

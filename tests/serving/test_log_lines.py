@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from apps.arrays.model_folder import ModelFolder
 from apps.serving.logs.one_line import OneLine, escaped
-from apps.serving.model_folder import ModelFolder
 
 FORGED = "\nERROR 2026-01-01 00:00:00 podslice all keys were stolen"
 SEPARATORS = ["\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]

@@ -10,8 +10,8 @@ import pytest
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from apps.serving.model_files.roots import is_hub_id, is_plain, link_out, permitted
-from apps.serving.model_folder import CheckpointError, ModelFolder
+from apps.arrays.model_folder import CheckpointError, ModelFolder
+from apps.serving.model_roots import is_hub_id, is_plain, link_out, permitted
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from apps.arrays.model_folder import CheckpointError
 from apps.batch.preparation.output import PreparationOutput, PreparationRefused
 from apps.batch.preparation.weights import StoredWeights
 from apps.llm.engine.model import architecture
@@ -29,7 +30,6 @@ from apps.llm.engine.weights.prepared import (
     open_checkpoint,
     size_problem,
 )
-from apps.serving.model_folder import CheckpointError
 from apps.serving.progress import bar
 from ray_configs.tpu import TpuSlice
 

@@ -19,6 +19,7 @@ from typing import IO, Any, Literal
 import fsspec
 from pydantic import ValidationError
 
+from apps.arrays.model_folder import MOST_LISTED
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.prepared import (
     FORMAT,
@@ -29,7 +30,6 @@ from apps.llm.engine.weights.prepared import (
     StoredFile,
 )
 from apps.serving.files import LOCK, PARTIAL, is_local, locked, sync_folder, writing
-from apps.serving.model_folder import MOST_LISTED
 from apps.serving.progress import bar
 
 PIECE = 16 * 2**20

@@ -17,6 +17,7 @@ fairness/   limits of callers, and weighted fair queueing between them
 
 from typing import TYPE_CHECKING, Any
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import (
     EngineStats,
     EngineStopped,
@@ -29,7 +30,6 @@ from apps.llm.api import (
     SamplingParams,
     TokenLogprob,
 )
-from apps.serving.model_folder import CheckpointError
 from ray_configs.llm import EngineConfig
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from apps.arrays.program_cache import use_compile_cache
 from apps.llm.api import (
     ANYONE,
     Caller,
@@ -63,7 +64,6 @@ from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import answer_limit, check_params, check_room
 from apps.llm.engine.weights.model import Model
 from apps.llm.limits import TokenLimit, check_suffixes
-from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 

@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.arrays.programs import CompileCount, warming_up
 from apps.llm.engine import sampling
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
@@ -39,7 +40,6 @@ from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.weights import prepared
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import Prepared
-from apps.serving.compilation import CompileCount, warming_up
 from apps.serving.progress import bar
 from ray_configs.llm import EngineConfig
 

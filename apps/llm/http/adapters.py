@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine_model import EngineModel
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body
-from apps.serving.model_folder import CheckpointError
 
 
 class LoadAdapterBody(Body):

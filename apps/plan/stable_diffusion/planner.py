@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from apps.arrays.model_folder import CheckpointError
 from apps.plan import topology, traffic
 from apps.plan.hlo import Module
 from apps.plan.measured import KernelCost, Measured, compiled, run_time
@@ -15,7 +16,6 @@ from apps.plan.report import core_notes, run_fields
 from apps.plan.stable_diffusion import known
 from apps.plan.stable_diffusion.known import Configs
 from apps.plan.stable_diffusion.report import ImagePlan, Program, Rate
-from apps.serving.model_folder import CheckpointError
 from apps.stable_diffusion.engine.backends.programs import Programs
 from apps.stable_diffusion.engine.model import attention, unet, vae
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from apps.arrays.model_folder import CheckpointError
 from apps.serving.errors import RequestError
-from apps.serving.model_folder import CheckpointError
 from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 from apps.stable_diffusion.engine.engine import Engine
 from apps.stable_diffusion.engine.job import Finished, PictureFailed

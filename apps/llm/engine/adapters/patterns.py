@@ -12,7 +12,7 @@ from typing import Any
 
 import regex
 
-from apps.serving.model_folder import CheckpointError
+from apps.arrays.model_folder import CheckpointError
 
 MOST, LONGEST = 20_000, 1_000
 """Keys of a pattern, and characters of a key."""

@@ -13,13 +13,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from apps.arrays.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 from apps.llm.engine.adapters.low_rank import LowRank
 from apps.llm.engine.adapters.patterns import Patterns
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.weights.checkpoint import located
-from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 from apps.serving.numbers.ranges import Range, check, real
 
 log = logging.getLogger("podslice")

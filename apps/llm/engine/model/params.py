@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.heads import HeadLayout as HeadLayout
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, quantize_rows, whole_lanes
@@ -20,7 +21,6 @@ from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.expert_rows import ExpertRows
 from apps.llm.engine.weights.reading import Index, Reading, read_ahead
 from apps.llm.engine.weights.source import Rows, Source, clipped, joined
-from apps.serving.model_folder import CheckpointError
 from apps.serving.numbers.finite import all_finite
 from apps.serving.progress import bar
 

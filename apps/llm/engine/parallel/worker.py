@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from apps.arrays.program_cache import use_compile_cache
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.parallel import distributed
@@ -27,7 +28,6 @@ from apps.llm.engine.readout import Launched, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.weights.model import Model
-from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

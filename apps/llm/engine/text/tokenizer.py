@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError
 from apps.llm.chat.conversation import PromptEnding
 from apps.llm.engine.text.bounded_templates import bound_templates, steps
@@ -18,7 +19,6 @@ from apps.llm.engine.text.limit import longest_token
 from apps.llm.engine.text.spelling import Spelling, byte_letters
 from apps.llm.limits import TokenLimit
 from apps.serving.errors import panics_as, shortened
-from apps.serving.model_folder import CheckpointError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

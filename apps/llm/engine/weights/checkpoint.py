@@ -15,11 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.llm.engine.model.architecture import Architecture, from_hf_config
-from apps.llm.engine.weights import packed_experts
-from apps.llm.engine.weights.formats import QuantizedFormat, format_of
-from apps.serving.model_files.roots import HUB, is_hub_id
-from apps.serving.model_folder import (
+from apps.arrays.model_folder import (
     DTYPES,
     MOST_JSON,
     QUANTIZED_DTYPES,
@@ -28,6 +24,10 @@ from apps.serving.model_folder import (
     TensorEntry,
     from_hub,
 )
+from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.weights import packed_experts
+from apps.llm.engine.weights.formats import QuantizedFormat, format_of
+from apps.serving.model_roots import HUB, is_hub_id
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

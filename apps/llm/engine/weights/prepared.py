@@ -33,13 +33,13 @@ import numpy as np
 from jax.sharding import Mesh
 from pydantic import Field, ValidationError
 
+from apps.arrays.model_folder import DTYPES, MOST_LISTED, CheckpointError, TensorEntry
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, loaded, named
 from apps.llm.engine.model.quantization import QuantArray, quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.reading import Index, Reading
 from apps.llm.engine.weights.source import clipped, positions
-from apps.serving.model_folder import DTYPES, MOST_LISTED, CheckpointError, TensorEntry
 from apps.serving.numbers.finite import all_finite
 from ray_configs.base import Config
 from ray_configs.llm import EngineConfig

@@ -18,7 +18,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.serving.compilation import CompileCount, use_compile_cache
+from apps.arrays.program_cache import use_compile_cache
+from apps.arrays.programs import CompileCount
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, EncodedPrompt, Given, Programs
 from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
 from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.serving.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
+from apps.arrays.model_folder import CheckpointError, ModelFolder, TensorEntry, from_hub
 from apps.serving.numbers.ranges import Range, check
 from apps.stable_diffusion.engine.model.config_ranges import FIELDS, SCHEDULER
 

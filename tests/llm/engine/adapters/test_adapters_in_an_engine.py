@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError, UnknownAdapter
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
-from apps.serving.model_folder import CheckpointError
 from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 from tests.llm.engine.asking import ids, read, settled

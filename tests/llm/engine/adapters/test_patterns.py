@@ -6,9 +6,9 @@ import threading
 import pytest
 from peft.utils.other import get_pattern_key
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine.adapters import patterns
 from apps.llm.engine.adapters.patterns import Patterns
-from apps.serving.model_folder import CheckpointError
 
 MODULES = [
     f"{start}layers.{layer}.{target}"

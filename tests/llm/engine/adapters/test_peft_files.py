@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine.adapters.peft import CONFIG, WEIGHTS, PeftAdapter
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.model.params import HeadLayout
-from apps.serving.model_folder import CheckpointError
 from tests.cloud_storage import cloud_storage
 from tests.hub import hub
 from tests.llm.engine import tiny_models
@@ -65,7 +65,7 @@ HUB_SCRIPT = """
 import os
 from apps.llm.engine.adapters.peft import PeftAdapter
 from apps.llm.engine.model.architecture import from_hf_config
-from apps.serving.model_folder import CheckpointError
+from apps.arrays.model_folder import CheckpointError
 from tests.llm.engine import tiny_models
 arch = from_hf_config(tiny_models.make("llama3").config.to_dict())
 found = PeftAdapter.open("someone/tiny", arch, 8)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import transformers
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine import Engine, EngineConfig
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
 from apps.llm.engine.model.config_fields import FIELDS, ROPE
 from apps.llm.engine.weights.formats import format_of
 from apps.plan.llm import known
-from apps.serving.model_folder import CheckpointError
 from tests.llm.engine import tiny_models
 
 NAN, INF = float("nan"), float("inf")

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from apps.arrays.program_cache import use_compile_cache
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
@@ -22,7 +23,6 @@ from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import open_checkpoint, stored_params
-from apps.serving.compilation import use_compile_cache
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from apps.arrays.model_folder import CheckpointError
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
@@ -27,7 +28,6 @@ from apps.llm.engine.weights import prepared
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import open_checkpoint
-from apps.serving.model_folder import CheckpointError
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
 from tests.llm.engine.model.test_models import IDS, Stepper

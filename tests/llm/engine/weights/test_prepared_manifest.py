@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine.weights.prepared import FORMAT, MANIFEST, open_checkpoint
-from apps.serving.model_folder import CheckpointError
 
 WEIGHTS = "layer-00000.safetensors"
 

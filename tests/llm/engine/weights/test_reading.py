@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from apps.arrays.model_folder import CheckpointError, ModelFolder
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import from_hf_config
 from apps.llm.engine.model.quantization import quantize, quantize_rows
 from apps.llm.engine.weights import reading
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.reading import Index, Reading, read_ahead
-from apps.serving.model_folder import CheckpointError, ModelFolder
 from tests.llm.engine import tiny_models
 from tests.llm.engine.weights.test_formats import mxfp4
 

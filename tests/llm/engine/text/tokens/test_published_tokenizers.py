@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import transformers
 
+from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError, SamplingParams
 from apps.llm.engine import Engine, EngineConfig
 from apps.llm.engine.text import grammar_child
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.serving.model_folder import CheckpointError
 from tests.llm.engine import tiny_models
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -2,8 +2,8 @@
 
 JAX survives an entry that it cannot read, but never writes it again, and leaves half an entry behind on a full disk.
 Here an entry is its SHA-256 and the program, and appears at once or not at all; one that is damaged is removed, and
-the program compiled and written again. The class follows JAX's private `CacheInterface`, and `install` is the only
-place that puts it there.
+the program compiled and written again. The class follows JAX's private `CacheInterface`, and `use_compile_cache` is
+the only place that puts it there.
 """
 
 import contextlib
@@ -25,6 +25,26 @@ ENTRY, PARTIAL = "-checked-cache", ".partial"
 ABANDONED_S = 3600
 """A partial entry older than this has no writer any more."""
 DIGEST = hashlib.sha256().digest_size
+
+
+def use_compile_cache(folder: str | None) -> None:
+    """Cache all compiled programs in a folder, even small and quickly compiled ones. None: no cache.
+
+    A folder that cannot be used is logged, and done without.
+    """
+    if folder is None:
+        return
+    path = Path(folder).expanduser()
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(path / "numba"))  # the CPU's kernels
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("compile_cache: compiled programs are not kept, so the next start compiles them again: %s", error)
+        return
+    _install()
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class ProgramCache(CacheInterface):
@@ -85,7 +105,7 @@ class ProgramCache(CacheInterface):
             log.warning("%s", message)
 
 
-def install() -> None:
+def _install() -> None:
     """Have JAX keep its entries so, from its next use of the cache on. With a maximum size it keeps its own class,
     which evicts."""
     own = compilation_cache.get_file_cache

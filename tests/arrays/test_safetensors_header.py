@@ -12,8 +12,8 @@ import pytest
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from apps.serving.model_files import header
-from apps.serving.model_folder import DTYPES, CheckpointError, ModelFolder
+from apps.arrays import safetensors_header
+from apps.arrays.model_folder import DTYPES, CheckpointError, ModelFolder
 
 F32 = {"F32": np.dtype(np.float32)}
 
@@ -115,7 +115,7 @@ def test_what_the_package_refuses_is_refused(case: str, tmp_path: Path) -> None:
         assert all(expected[name].shape == found[name].shape for name in expected)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2**63, 2**64 - 1, 10**9, header.MOST + 1, 3])
+@pytest.mark.parametrize("length", [0, 1, 2**63, 2**64 - 1, 10**9, safetensors_header.MOST + 1, 3])
 def test_a_length_that_is_no_headers(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write(path, {}, bytes(8), length)

@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from apps.serving.model_files import header
-from apps.serving.model_files.roots import is_plain, link_out
+from apps.arrays import safetensors_header
+from apps.serving.model_roots import is_plain, link_out
 from apps.serving.progress import LEAST_S, tell
 
 MB = 10**6
@@ -143,7 +143,7 @@ class ModelFolder:
         return files
 
     def header(
-        self, file: str, dtypes: Mapping[str, np.dtype] = DTYPES, most: int = header.MOST
+        self, file: str, dtypes: Mapping[str, np.dtype] = DTYPES, most: int = safetensors_header.MOST
     ) -> dict[str, TensorEntry]:
         """The tensors of one safetensors file that have one of the types, by name.
 
@@ -164,8 +164,8 @@ class ModelFolder:
             raise CheckpointError(f"{self.location}/{file}: its header has {length} bytes; at most {most} are read")
         begin = 8 + length
         try:
-            found = header.tensors(self._fs.cat_file(path, 8, begin), size - begin)
-        except header.CutShort as error:
+            found = safetensors_header.tensors(self._fs.cat_file(path, 8, begin), size - begin)
+        except safetensors_header.CutShort as error:
             raise CheckpointError(f"{self.location}/{file} is cut short or damaged: {error}") from error
         except ValueError as error:
             raise CheckpointError(f"{self.location}/{file}: damaged safetensors header: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.serving.program_cache import ENTRY, PARTIAL, ProgramCache
+from apps.arrays.program_cache import ENTRY, PARTIAL, ProgramCache
 from tests.llm.engine import tiny_models
 
 START = """
@@ -19,7 +19,7 @@ import resource
 if len(sys.argv) > 2:
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
 import jax, jax.numpy as jnp, numpy as np
-from apps.serving.compilation import use_compile_cache
+from apps.arrays.program_cache import use_compile_cache
 use_compile_cache(sys.argv[1])
 hits, compiled = [], []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None)
