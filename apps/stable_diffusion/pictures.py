@@ -27,6 +27,12 @@ Finish = Callable[[np.ndarray], np.ndarray]
 MAX_PROMPT = 32_000  # characters; the model reads the first 77 tokens
 
 
+def check_length(field: str, prompt: str) -> None:
+    """Raises RequestError for a prompt that is too long. Before anything reads it: reading takes as long as it is."""
+    if len(prompt) > MAX_PROMPT:
+        raise RequestError(field, f"{field} has {len(prompt)} characters; it can have {MAX_PROMPT}")
+
+
 @dataclass(frozen=True)
 class ImageRequest:
     """A request, independent of any dialect. None: the model's default."""
@@ -126,8 +132,7 @@ class PictureModel:
                 "n", f"n is {wanted.n}; a request can have 1 to {config.max_images_per_request} pictures"
             )
         for field in ("prompt", "negative_prompt"):
-            if (length := len(getattr(wanted, field))) > MAX_PROMPT:
-                raise RequestError(field, f"{field} has {length} characters; it can have {MAX_PROMPT}")
+            check_length(field, getattr(wanted, field))
         steps = config.num_inference_steps if wanted.num_inference_steps is None else wanted.num_inference_steps
         if steps > config.max_inference_steps:
             most = config.max_inference_steps

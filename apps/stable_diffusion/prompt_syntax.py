@@ -61,7 +61,6 @@ def _as_letters(field: str, part: str | None) -> tuple[str, ...]:
 
 def _weighted(plain: str, text: str) -> str | None:
     """The first part of the text that has a weight, such as `(red:1.5)`; `plain` is where brackets are looked for."""
-    for found in _WEIGHT.finditer(plain):
-        if (begin := plain.rfind("(", 0, found.start())) >= 0:
-            return text[begin : found.end()]
-    return None
+    opens = plain.find("(")
+    found = _WEIGHT.search(plain, opens) if opens >= 0 else None
+    return text[plain.rfind("(", 0, found.start()) : found.end()] if found else None

@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 from fastapi import APIRouter, Request
 
+from apps.serving.errors import RequestError
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import parsed, refusing
 from apps.serving.ingress.openapi import json_body
@@ -32,6 +33,8 @@ NOTHING: dict[str, Any] = {
 REFRESHES = ("checkpoints", "vae", "loras", "embeddings")
 MOST_CHARACTERS = 4000
 """Of the line with the facts: more are none of AUTOMATIC1111's."""
+MOST_TEXT = 2**20
+"""Characters of a picture's texts, in which some programs keep whole workflows."""
 _FACT = re.compile(r'\s*(\w[\w /-]{0,60}):\s*("(?:\\.|[^"\\])*"|[^,]*)(?:,|$)')
 
 
@@ -65,10 +68,18 @@ def add_lists(router: APIRouter, model: PictureModel) -> None:
         """The generation parameters in a picture's metadata."""
         body = await parsed(PictureBody, request)
         with refusing():
-            info = await model.decoded(lambda: read_image(from_base64(body.image, "image"), "image").info)
-        texts = {name: text for name, text in info.items() if isinstance(text, str)}
+            texts = await model.decoded(lambda: _texts(from_base64(body.image, "image")))
         written = texts.pop("parameters", "")
         return {"info": written, "items": texts, "parameters": read_parameters(written)}
+
+
+def _texts(picture: bytes) -> dict[str, str]:
+    """A picture's texts by name. Raises RequestError: it cannot be read, or has too many, which a few bytes can say."""
+    info = read_image(picture, "image").info
+    texts = {name: text for name, text in info.items() if isinstance(text, str)}
+    if (length := sum(map(len, texts.values()))) > MOST_TEXT:
+        raise RequestError("image", f"image has texts of {length} characters; they can have {MOST_TEXT}")
+    return texts
 
 
 def _always(answer: Any) -> Callable[[], Any]:

@@ -29,7 +29,7 @@ from apps.stable_diffusion.http.sdapi.lists import add_lists
 from apps.stable_diffusion.http.sdapi.neutral import SETTINGS, check_fields, check_sampler_fields, check_settings
 from apps.stable_diffusion.http.sdapi.requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import Fit, from_base64, read_image
-from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel
+from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel, check_length
 from apps.stable_diffusion.prompt_syntax import bare_parentheses, check_syntax, unescaped
 from apps.stable_diffusion.samplers import ALIASES, SAMPLER_NAMES, sampler_named
 from ray_configs.cluster.release import PODSLICE_VERSION
@@ -143,7 +143,9 @@ def _check(model: PictureModel, body: Text2ImageBody) -> None:
     check_fields(body.others)
     with refusing(NAMES):
         for field in ("prompt", "negative_prompt"):
-            check_syntax(field, getattr(body, field) or "")
+            prompt = getattr(body, field) or ""
+            check_length(field, prompt)
+            check_syntax(field, prompt)
         scheduler, _ = sampler_named(body.sampler or model.config.scheduler, body.scheduler)
     check_sampler_fields(body.others, scheduler)
 
