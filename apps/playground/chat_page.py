@@ -34,16 +34,7 @@ def chat_page(client: Client, page: gr.Blocks) -> None:
                 clear = gr.Button("New chat")
         with gr.Column(scale=1, min_width=280):
             model = gr.Dropdown([], label="Model")
-            instructions = gr.Textbox(label="System prompt", lines=2)
-            levels = [("the model's default", ""), "none", "low", "medium", "high"]
-            thinking = gr.Dropdown(levels, label="Thinking")
-            probabilities = gr.Checkbox(label="Token probabilities")
-            with gr.Accordion("Sampling", open=True):
-                sampling = _sampling()
-            with gr.Accordion("Tools", open=False):
-                choice = gr.Dropdown(["auto", "required", "none"], label="Tool choice", allow_custom_value=True)
-                tools = gr.Code(label="Tools, as JSON", language="json", elem_classes="tools")
-                example = gr.Button("Example: a weather tool", size="sm")
+            settings = _settings()
 
     async def answer(
         typed: str, past: list[conversation.Message], name: str | None, system: str, effort: str, *more: Any
@@ -78,25 +69,47 @@ def chat_page(client: Client, page: gr.Blocks) -> None:
         field = gr.Textbox(label=conversation.hint(now))
         yield now, conversation.shown(now), field, note(streamed.speed(), False), listed
 
-    async def models(chosen: str | None) -> Any:
-        try:
-            names = [card["id"] for card in (await client.ask("GET", "/v1/models"))["data"]]
-        except ServiceProblem as problem:
-            return gr.Dropdown(info=str(problem))
-        there = chosen if chosen in names else next(iter(names), None)
-        return gr.Dropdown(choices=names, value=there, info=None if names else "No model is published yet.")
+    async def models(chosen: str | None) -> gr.Dropdown:
+        return await _models(client, chosen)
 
-    def begin() -> tuple[Any, ...]:
-        return [], [], gr.Textbox(value="", label="Message"), "", ""
-
-    fields = [text, messages, model, instructions, thinking, probabilities, tools, choice, *sampling]
+    fields = [text, messages, model, *settings]
     outputs = [messages, chat, text, status, tokens]
     running = gr.on([send.click, text.submit], answer, fields, outputs, show_progress="hidden", concurrency_limit=None)
     stop.click(None, cancels=[running])
     gr.on([clear.click, chat.clear], begin, None, outputs, cancels=[running])
-    example.click(lambda: conversation.WEATHER, None, tools)
     # A cell's models come and go: the list is read again every few seconds.
     gr.on([gr.Timer(5).tick, page.load], models, model, model, show_progress="hidden")
+
+
+def begin() -> tuple[Any, ...]:
+    """A new chat, as `answer` yields one."""
+    return [], [], gr.Textbox(value="", label="Message"), "", ""
+
+
+async def _models(client: Client, chosen: str | None) -> gr.Dropdown:
+    """The models that are served now; the chosen one stays chosen."""
+    try:
+        names = [card["id"] for card in (await client.ask("GET", "/v1/models"))["data"]]
+    except ServiceProblem as problem:
+        return gr.Dropdown(info=str(problem))
+    there = chosen if chosen in names else next(iter(names), None)
+    return gr.Dropdown(choices=names, value=there, info=None if names else "No model is published yet.")
+
+
+def _settings() -> list[gr.components.Component]:
+    """Components for what is sent with each message, in the order in which `answer` takes them."""
+    instructions = gr.Textbox(label="System prompt", lines=2)
+    levels = [("the model's default", ""), "none", "low", "medium", "high"]
+    thinking = gr.Dropdown(levels, label="Thinking")
+    probabilities = gr.Checkbox(label="Token probabilities")
+    with gr.Accordion("Sampling", open=True):
+        sampling = _sampling()
+    with gr.Accordion("Tools", open=False):
+        choice = gr.Dropdown(["auto", "required", "none"], label="Tool choice", allow_custom_value=True)
+        tools = gr.Code(label="Tools, as JSON", language="json", elem_classes="tools")
+        example = gr.Button("Example: a weather tool", size="sm")
+    example.click(lambda: conversation.WEATHER, None, tools)
+    return [instructions, thinking, probabilities, tools, choice, *sampling]
 
 
 def _sampling() -> list[gr.components.Component]:

@@ -64,12 +64,6 @@ def pictures_page(client: Client, page: gr.Blocks) -> None:
         except ServiceProblem as problem:
             yield gr.skip(), note(str(problem))
 
-    def select(event: gr.SelectData) -> int:
-        return event.index
-
-    def picked(pictures: list[tuple[Image.Image, str]] | None, index: int) -> Any:
-        return pictures[index][0] if pictures and index < len(pictures) else gr.skip()
-
     async def known() -> tuple[Any, str]:
         try:
             listed = schedulers(await client.ask("GET", "/sdapi/v1/samplers"))
@@ -85,6 +79,16 @@ def pictures_page(client: Client, page: gr.Blocks) -> None:
     gallery.select(select, None, selected)
     again.click(picked, [gallery, selected], image)
     page.load(known, None, [scheduler, status], show_progress="hidden")
+
+
+def select(event: gr.SelectData) -> int:
+    """The number of the picture that was clicked."""
+    return event.index
+
+
+def picked(pictures: list[tuple[Image.Image, str]] | None, index: int) -> Any:
+    """The selected picture, if there is one, to begin image to image with."""
+    return pictures[index][0] if pictures and index < len(pictures) else gr.skip()
 
 
 def _png(image: Image.Image) -> bytes:

@@ -125,10 +125,8 @@ class StandIn:
         if kind == "nousage":
             await token("", "stop")
         elif (body.get("stream_options") or {}).get("include_usage"):
-            prompt = body.get("prompt", "")
-            usage: dict[str, Any] = {"prompt_tokens": len(prompt) or 5, "completion_tokens": size}
-            if kind == "cached":
-                usage["prompt_tokens_details"] = {"cached_tokens": 3}
+            cached = {"prompt_tokens_details": {"cached_tokens": 3}} if kind == "cached" else {}
+            usage = {"prompt_tokens": len(body.get("prompt", "")) or 5, "completion_tokens": size, **cached}
             await send({"id": "x", "choices": [], "usage": usage})
         await send("[DONE]")
         return response

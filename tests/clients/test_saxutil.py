@@ -86,13 +86,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer({"model": name, "acls": named})
             case "GET /watch":
                 self.watch(name)
-            case "POST /generate" if arguments.get("stream") and arguments["query"] == "cut":
-                self.stream([["Seven", -0.5]])
-            case "POST /generate" if arguments.get("stream"):
-                self.stream([["Seven", -0.5]], [[" days\u2028", -0.25]], "[DONE]")
             case "POST /generate":
-                pairs = [["Eight.\nNo.", -2.5], ["Seven [b]days", -0.123456789]]
-                self.answer(pairs if "extra_inputs" in arguments else {"generate_response": pairs})
+                self.generate(arguments)
             case "POST /score":
                 scores = [-1.5, -20.0][: len(arguments["suffix"])]
                 self.answer({"model": name, "scores": scores, "token_log_probs": [[score] for score in scores]})
@@ -100,6 +95,15 @@ class Handler(BaseHTTPRequestHandler):
                 self.answer(arguments)
 
     do_POST = do_PUT = do_GET
+
+    def generate(self, arguments: dict[str, Any]) -> None:
+        if not arguments.get("stream"):
+            pairs = [["Eight.\nNo.", -2.5], ["Seven [b]days", -0.123456789]]
+            self.answer(pairs if "extra_inputs" in arguments else {"generate_response": pairs})
+        elif arguments["query"] == "cut":
+            self.stream([["Seven", -0.5]])
+        else:
+            self.stream([["Seven", -0.5]], [[" days\u2028", -0.25]], "[DONE]")
 
     def watch(self, name: str) -> None:
         past, begun = self.server.history[name], self.server.connections

@@ -41,6 +41,15 @@ def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
         """A greeting."""
         return SaxmlJSON({"message": "HTTP Server for SAX Client"})
 
+    _add_models(router, cell, front)
+    _add_cell(router, front, dispatcher)
+    _add_methods(router, cell, dispatcher)
+    return router
+
+
+def _add_models(router: APIRouter, cell: str, front: Front) -> None:
+    """What publishes, changes, removes and lists models."""
+
     @router.post("/publish", openapi_extra=json_object(bodies.PUBLISH, ["model", "model_path"]))
     async def publish(request: Request) -> Response:
         """Adds a model to the desired state. Answered once that is stored, before the model is loaded."""
@@ -73,6 +82,10 @@ def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
         listed = await front.ask("listed", None, {})
         return SaxmlJSON([entry["model"] for entry in listed])
 
+
+def _add_cell(router: APIRouter, front: Front, dispatcher: Dispatcher) -> None:
+    """The cell as a whole: its state, events of it, and who may do what."""
+
     @router.get("/cell")
     async def whole_cell(request: Request) -> Response:
         """The cell: its slices, the caller's principal, and all models as in `listcell`."""
@@ -103,6 +116,10 @@ def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
         """Who may change the cell or a model, or call a model's methods."""
         return SaxmlJSON(await front.ask("get_acl", principal_of(request), await _arguments(request)))
 
+
+def _add_methods(router: APIRouter, cell: str, dispatcher: Dispatcher) -> None:
+    """What a published model answers."""
+
     @router.post("/generate", openapi_extra=RELAYED, responses=STREAMED)
     async def generate(request: Request) -> Response:
         """Relayed to the published model, with Saxml's body or JetStream's."""
@@ -122,8 +139,6 @@ def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
         if "model" in body or path == "/score" or "query" in body:
             body = body | {"model": name}
         return await dispatcher.call(request, name, method, path, json.dumps(body).encode())
-
-    return router
 
 
 def _echo(entry: Entry) -> Response:

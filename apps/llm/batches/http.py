@@ -35,6 +35,16 @@ MAX_WINDOW_S = 30 * SECONDS["d"]
 OFF = (
     "This server keeps no files: set `batches` in its config to a folder or bucket, such as batches=gs://bucket/batches"
 )
+FILES_QUERY: dict[str, Schema] = {
+    "purpose": {"type": "string"},
+    "limit": {"type": "integer", "maximum": MAX_FILES},
+    "after": {"type": "string"},
+    "order": {"enum": ["asc", "desc"], "type": "string"},
+}
+BATCHES_QUERY: dict[str, Schema] = {
+    "limit": {"type": "integer", "maximum": MAX_BATCHES},
+    "after": {"type": "string"},
+}
 
 
 class FileBody(Body):
@@ -103,19 +113,18 @@ def batches_router(
             raise OpenAIError(404, f"{OFF}.", None, "batches_off")
         return store
 
+    _add_files(router, required)
+    _add_batches(router, required, model, endpoints, on_change)
+    return router
+
+
+def _add_files(router: APIRouter, required: Callable[[], BatchStore]) -> None:
     @router.post("/v1/files", openapi_extra=form(FileBody, ("file",), ("file",)))
     async def upload(request: Request) -> Any:
         """Uploads a file for a batch."""
         return await _uploaded(required(), request)
 
-    listing: dict[str, Schema] = {"after": {"type": "string"}, "order": {"enum": ["asc", "desc"], "type": "string"}}
-    files_query: dict[str, Schema] = {
-        "purpose": {"type": "string"},
-        "limit": {"type": "integer", "maximum": MAX_FILES},
-        **listing,
-    }
-
-    @router.get("/v1/files", openapi_extra=query(files_query))
+    @router.get("/v1/files", openapi_extra=query(FILES_QUERY))
     async def list_files(request: Request) -> Any:
         """Lists the key's files, newest first."""
         return await _page(request, required().files, MAX_FILES, MAX_FILES, request.query_params.get("purpose"))
@@ -146,6 +155,14 @@ def batches_router(
         await stored(store.files.delete, owner, id)
         return {"id": id, "object": "file", "deleted": True}
 
+
+def _add_batches(
+    router: APIRouter,
+    required: Callable[[], BatchStore],
+    model: str,
+    endpoints: Sequence[str],
+    on_change: Callable[[], None],
+) -> None:
     @router.post("/v1/batches", openapi_extra=json_body(BatchBody))
     async def create(request: Request) -> Any:
         """Creates a batch: each line of the file is answered in the engine's idle capacity."""
@@ -169,12 +186,7 @@ def batches_router(
         on_change()
         return batch
 
-    batches_query: dict[str, Schema] = {
-        "limit": {"type": "integer", "maximum": MAX_BATCHES},
-        "after": {"type": "string"},
-    }
-
-    @router.get("/v1/batches", openapi_extra=query(batches_query))
+    @router.get("/v1/batches", openapi_extra=query(BATCHES_QUERY))
     async def list_batches(request: Request) -> Any:
         """Lists the key's batches, newest first."""
         return await _page(request, required().records, DEFAULT_BATCHES, MAX_BATCHES)
@@ -190,8 +202,6 @@ def batches_router(
         batch = await stored(required().records.cancel, _owner(request), id)
         on_change()
         return batch
-
-    return router
 
 
 def _owner(request: Request) -> str:

@@ -76,6 +76,15 @@ def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> torch.Tensor:
     ).input_ids
 
 
+@torch.no_grad()
+def exchange(params: list[torch.nn.Parameter], average: list[torch.Tensor]) -> None:
+    """Swaps the trained weights and the averaged ones."""
+    for param, mean in zip(params, average):
+        ours = param.clone()
+        param.copy_(mean)
+        mean.copy_(ours)
+
+
 def train_denoiser(
     unet: UNet2DConditionModel,
     text_encoder: CLIPTextModel,
@@ -104,17 +113,9 @@ def train_denoiser(
     torch.manual_seed(rng.getrandbits(32))
     kept = build_scheduler().alphas_cumprod.to(device)  # the share of the picture that is left, by timestep
 
-    def exchange() -> None:
-        """Swaps the trained weights and the averaged ones."""
-        with torch.no_grad():
-            for param, mean in zip(params, average):
-                ours = param.clone()
-                param.copy_(mean)
-                mean.copy_(ours)
-
     def save() -> None:
         save_checkpoint(path, step, clock, **parts)
-        exchange()
+        exchange(params, average)
         on_checkpoint()
 
     threads = Threads()
@@ -146,6 +147,6 @@ def train_denoiser(
         threads.tick()
         if clock.checkpoint_due():
             save()
-            exchange()
+            exchange(params, average)
     save()
     return step
