@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.executor import LocalExecutor
 from apps.llm.engine.model import architecture, params
+from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights import prepared
@@ -92,7 +93,7 @@ for folder in sys.argv[1:]:
         for devices in DEVICES:
             case = f"{Path(output).name} on {devices}"
             mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
-            tree = params.declare(arch, HeadLayout.of(arch, devices))
+            tree = declare(arch, HeadLayout.of(arch, devices))
             loads = partial(load, tree=tree, mesh=mesh, dtype=jnp.dtype(dtype))
             expected = loads(source, int8=kind == "int8")
             Checkpoint.stored = counting

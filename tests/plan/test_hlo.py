@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import Mesh
 
 from apps.llm.engine.model.architecture import Experts
-from apps.llm.engine.model.experts import ExpertWeights, feed_forward
+from apps.llm.engine.model.experts.mixture import feed_forward
+from apps.llm.engine.model.experts.weights import ExpertWeights
 from apps.plan import hlo, traffic
 from apps.plan.traffic import Collective
 

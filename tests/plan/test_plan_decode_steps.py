@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.llm.engine.model import lm_cloud
+from apps.llm.engine.model.families import lm_cloud
 from tests.plan import decode_steps
 from tests.plan.decode_steps import EIGHT_HOSTS
 

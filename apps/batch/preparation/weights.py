@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.params import Param
+from apps.llm.engine.model.param import Param
 from apps.llm.engine.model.quantization import quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.prepared import SCALE, STORED_DTYPES, StoredTensor, by_columns, stored_params

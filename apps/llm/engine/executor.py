@@ -29,6 +29,7 @@ from apps.llm.engine.attention import choice, sharded
 from apps.llm.engine.attention.spec import KVScales, LayerCache, cache_dtype
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.model import params
+from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.parallel import distributed
@@ -90,7 +91,7 @@ class LocalExecutor:
         )
         self.decoder = Decoder(arch, heads, config.page_size, self.dtype, impl, self.mesh)
         self.int8_weights = config.quantize_weights == "int8"
-        self.declared = params.declare(arch, heads)
+        self.declared = declare(arch, heads)
         started = time.monotonic()
         if platform == "cpu" and not isinstance(model.checkpoint, Prepared):  # whose files are mapped, not read
             self._check_weights_fit()

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,10 +27,12 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, LayerCache
-from apps.llm.engine.model import experts_kernel
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.experts import ExpertWeights, feed_forward
+from apps.llm.engine.model.experts import kernel as experts_kernel
+from apps.llm.engine.model.experts.mixture import feed_forward
+from apps.llm.engine.model.experts.weights import ExpertWeights
+from apps.llm.engine.model.pointwise import gated
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
 from apps.plan.llm import experts
@@ -196,7 +198,7 @@ class ExpertsKernel:
             return jax.ShapeDtypeStruct((self.tokens, width), dtype, sharding=NamedSharding(mesh, P()))
 
         def run(x: jax.Array, shares: jax.Array, picked: jax.Array, weights: ExpertWeights) -> jax.Array:
-            return feed_forward(x, shares, picked, weights, decoder._gated, mixture, mesh, by_token=False)
+            return feed_forward(x, shares, picked, weights, partial(gated, decoder.arch), mixture, mesh, by_token=False)
 
         picks = (abstract(mixture.per_token, jnp.dtype(dtype)) for dtype in (jnp.float32, jnp.int32))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

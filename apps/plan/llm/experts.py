@@ -13,7 +13,7 @@ import numpy as np
 
 from apps.llm.engine.model.architecture import Architecture, Experts
 from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.experts import block_of, uses_kernel
+from apps.llm.engine.model.experts.mixture import block_of, uses_kernel
 from apps.llm.engine.model.params import HeadLayout
 from apps.plan.llm.report import ExpertsReport
 from apps.plan.measured import KernelCost
@@ -152,7 +152,7 @@ def kernel(decoder: Decoder, int8: bool, tokens: int, loops: ExpertsLoops | None
     experts, hidden, own = in_kernel(decoder), decoder.arch.hidden_size, width(decoder)
     if experts is None:
         return KernelCost(0, 0, 0, 0)
-    from apps.llm.engine.model import experts_kernel
+    from apps.llm.engine.model.experts import kernel as experts_kernel
 
     itemsize, layers = 1 if int8 else decoder.dtype.itemsize, sum(experts.layers)
     with jax.sharding.use_abstract_mesh(decoder.mesh.abstract_mesh):

@@ -22,6 +22,7 @@ from apps.llm.engine.attention.spec import AttentionSpec, KVScales, LayerCache, 
 from apps.llm.engine.executor import compiled_step
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.params import HeadLayout, Params
 from apps.llm.engine.sampling import Extras, SamplingState
@@ -106,7 +107,7 @@ class StepPrograms:
     def weights(self) -> Params:
         """Shapes, dtypes and shardings of the weights, and of the adapters' places beside them."""
         heads, dtype, config = self.decoder.heads, self.decoder.dtype, self.config
-        tree = params.abstract(params.declare(self.arch, heads), self.mesh, dtype, config.quantize_weights == "int8")
+        tree = params.abstract(declare(self.arch, heads), self.mesh, dtype, config.quantize_weights == "int8")
         if config.adapter_places:
             sizes = config.adapter_places, config.max_adapter_rank
             for layer, form in zip(tree["layers"], stack.abstract(self.arch, heads, self.mesh, dtype, *sizes)):

@@ -15,8 +15,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from apps.llm.engine import EngineConfig
-from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.step import StepShape
 from apps.plan.llm import known
 from apps.plan.llm.program import StepPrograms

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from apps.llm.engine.model import config_fields, gemma4
+from apps.llm.engine.model import config_fields
 from apps.llm.engine.model.config_fields import check_fields, check_together
-from apps.llm.engine.model.families import defaults
-from apps.llm.engine.model.gemma4 import FullAttention
+from apps.llm.engine.model.families import defaults, gemma4
+from apps.llm.engine.model.families.gemma4 import FullAttention
 from apps.llm.engine.model.rope import Rope, ropes
 from apps.llm.engine.model.rope import UnsupportedModel as UnsupportedModel
 
@@ -65,7 +65,7 @@ class Architecture:
     attention_scale: float = 1.0  # multiplies q @ k
     attention_softcap: float | None = None  # cap * tanh(scores / cap)
     final_softcap: float | None = None  # the same on the logits
-    gate_limit: float | None = None  # gpt-oss: see Decoder._gated
+    gate_limit: float | None = None  # gpt-oss: see `pointwise.gated`
     sinks: bool = False  # each query head has a learned score beside those of the keys (gpt-oss)
     windows: tuple[int | None, ...] = ()  # sliding window of each layer, in positions; None: full attention
     fused: bool = False  # the checkpoint has q, k and v in one tensor, and gate and up in another (Phi-3)

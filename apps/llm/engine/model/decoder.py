@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,34 @@ from jax.sharding import Mesh
 from apps.llm.engine.adapters.low_rank import Owned, delta, owned
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache
-from apps.llm.engine.model import experts
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.config_fields import GATE_SLOPE
+from apps.llm.engine.model.experts import mixture
+from apps.llm.engine.model.experts.weights import ExpertWeights
 from apps.llm.engine.model.params import HeadLayout, Params
+from apps.llm.engine.model.pointwise import activation, gated, norm
 from apps.llm.engine.model.quantization import Weight
 from apps.llm.engine.model.rope import Rope, sinusoid_frequencies
 from apps.llm.engine.model.rotation import angles, rotate
 from apps.llm.engine.parallel.products import product, row_parallel, rows, splits_by_token, whole
 from apps.llm.engine.step import Batch
+
+
+class _Step(NamedTuple):
+    """What all layers of a step share."""
+
+    batch: Batch
+    live: jax.Array  # [1] how many of the tokens are not padding: these come first
+    by_token: bool  # whether tokens are split over the mesh between products
+    own: Any  # which tokens have which adapter; None: no adapters
+
+
+class _LayerInputs(NamedTuple):
+    """A layer's further inputs, arrays as is everything in them."""
+
+    plan: Any  # the attention implementation's, shared by layers of one spec
+    scales: KVScales | None
+    turn: tuple[jax.Array, jax.Array] | None  # cosines and sines of the rotary embedding
+    extra: jax.Array | None  # [T, width] Gemma 4's further embeddings of this layer
 
 
 @dataclass(frozen=True)
@@ -69,13 +88,7 @@ class Decoder:
         """
         arch = self.arch
         by_token = splits_by_token(len(tokens), self.mesh.size)
-        x = rows(params["embed"], tokens, self.dtype, self.mesh, by_token)
-        if arch.scaled_embeddings:
-            # The factor is rounded to the model's type first, as in the reference.
-            x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
-        if arch.rope is None:
-            cos, sin = angles(batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
-            x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)
+        x = self._embedded(params, batch, tokens, by_token)
         specs = [self.attention_spec(layer) for layer in range(arch.num_layers)]
         rotations = [(arch.rope_of(layer), spec.head_dim) for layer, spec in enumerate(specs)]
         turns: dict[tuple[Rope | None, int], Any] = {
@@ -88,6 +101,7 @@ class Decoder:
             extras = self._per_layer(params, tokens, x, live, by_token)
         adapters = params["layers"][0].get("adapters")
         own = None if adapters is None else owned(batch, adapters["qkv"].a.shape[1])
+        step = _Step(batch, live, by_token, own)
         plans: dict[Any, Any] = {}
         caches = list(caches)
 
@@ -95,66 +109,95 @@ class Decoder:
         # most of the time of a start with a warm compilation cache.
         @partial(jax.jit, static_argnames="spec", inline=False)
         def run_layer(
-            x: jax.Array,
-            layer: Params,
-            cache: LayerCache,
-            plan: Any,
-            scales: KVScales | None,
-            turn: tuple[jax.Array, jax.Array] | None,
-            extra: jax.Array | None,
-            spec: AttentionSpec,
+            x: jax.Array, layer: Params, cache: LayerCache, given: _LayerInputs, spec: AttentionSpec
         ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array] | None]:
-            def adapted(name: str) -> Owned | None:
-                return None if own is None or name not in layer["adapters"] else (layer["adapters"][name], own)
-
-            y = whole(self._norm(x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
-            qkv = self._product(y, layer["qkv"], live, layer.get("qkv_bias"))
-            qkv = qkv.reshape(len(y), spec.kv_heads, -1, spec.head_dim)
-            qkv = _plus(qkv, y, adapted("qkv"), 2).astype(y.dtype)
-            # Query heads and their key head rotate by the same angles. The last is that of the values, or of both.
-            qk, own_kv = qkv[:, :, : spec.group + 1], qkv.shape[2] > spec.group
-            v = qkv[:, :, -1] if own_kv else None
-            if arch.value_norm and v is not None:
-                v = self._norm(v)
-            if arch.qk_norm:
-                weights = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
-                weights = jnp.concatenate([weights, layer["k_norm"][None]]) if own_kv else weights
-                qk = self._norm(qk, weights)
-            if turn is not None:
-                qk = rotate(qk, *turn)
-            q, k = qk[:, :, : spec.group], qk[:, :, -1] if own_kv else None
-            sinks = layer["sinks"].reshape(-1, spec.group) if arch.sinks else None
-            y, cache = attend(self.impl, QKV(q, k, v, sinks), cache, plan, batch, spec, self.mesh, scales)
-            y = y.reshape(len(y), -1)
-            y = row_parallel(y, layer["out"], layer.get("out_bias"), self.mesh, by_token, adapted("out"), live)
-            if arch.post_norms:
-                y = self._norm(y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
-            x = x + y
-            if "dense_norm" in layer:
-                y = self._beside(whole(x, self.mesh, by_token), layer, live, by_token, adapted)
-            else:
-                y = whole(self._norm(x, layer["mlp_norm"], layer.get("mlp_norm_bias")), self.mesh, by_token)
-                y = self._feed_forward(y, layer, live, by_token, adapted)
-            if arch.post_norms:
-                y = self._norm(y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
-            x = x + y
-            if extra is not None:
-                y = self._activation(self._product(x, layer["extra_in"], live)) * extra
-                y = self._product(y.astype(x.dtype), layer["extra_out"], live).astype(x.dtype)
-                x = x + self._norm(y, layer["extra_norm"])
-            x = x * layer["scalar"] if arch.layer_scalars else x
-            return x, cache, None if k is None or v is None else (k, v)
+            return self._layer(x, layer, cache, given, spec, step)
 
         for i, (layer, spec, rotation) in enumerate(zip(params["layers"], specs, rotations)):
             if spec not in plans:
                 plans[spec] = self.impl.plan(batch, spec)
             kv = arch.kv_layer(i)
             scales = kv_scales[kv] if kv_scales is not None else None
-            given = plans[spec], scales, turns[rotation], extras[i]
-            x, caches[kv], seen = run_layer(x, layer, caches[kv], *given, spec)
+            given = _LayerInputs(plans[spec], scales, turns[rotation], extras[i])
+            x, caches[kv], seen = run_layer(x, layer, caches[kv], given, spec)
             if observe is not None:
                 observe.append(seen)
         return whole(x, self.mesh, by_token), caches
+
+    def _embedded(self, params: Params, batch: Batch, tokens: jax.Array, by_token: bool) -> jax.Array:
+        """The first layer's input, `[T, hidden]`."""
+        arch = self.arch
+        x = rows(params["embed"], tokens, self.dtype, self.mesh, by_token)
+        if arch.scaled_embeddings:
+            # The factor is rounded to the model's type first, as in the reference.
+            x = x * jnp.asarray(arch.hidden_size**0.5, self.dtype)
+        if arch.rope is None:
+            cos, sin = angles(batch, self.page_size, sinusoid_frequencies(arch.hidden_size))
+            x = x + jnp.concatenate([sin, cos], axis=-1).astype(self.dtype)
+        return x
+
+    def _layer(
+        self, x: jax.Array, layer: Params, cache: LayerCache, given: _LayerInputs, spec: AttentionSpec, step: _Step
+    ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array] | None]:
+        """One layer: its output `[T, hidden]`, its cache, and the keys and values that it computed, if any."""
+        arch, live, by_token = self.arch, step.live, step.by_token
+
+        def adapted(name: str) -> Owned | None:
+            return None if step.own is None or name not in layer["adapters"] else (layer["adapters"][name], step.own)
+
+        y, cache, seen = self._attention(x, layer, cache, given, spec, step, adapted)
+        if arch.post_norms:
+            y = norm(arch, y, layer["post_attention_norm"], layer.get("post_attention_norm_bias"))
+        x = x + y
+        if "dense_norm" in layer:
+            y = self._beside(whole(x, self.mesh, by_token), layer, live, by_token, adapted)
+        else:
+            y = whole(norm(arch, x, layer["mlp_norm"], layer.get("mlp_norm_bias")), self.mesh, by_token)
+            y = self._feed_forward(y, layer, live, by_token, adapted)
+        if arch.post_norms:
+            y = norm(arch, y, layer["post_mlp_norm"], layer.get("post_mlp_norm_bias"))
+        x = x + y
+        if given.extra is not None:
+            y = activation(arch, self._product(x, layer["extra_in"], live)) * given.extra
+            y = self._product(y.astype(x.dtype), layer["extra_out"], live).astype(x.dtype)
+            x = x + norm(arch, y, layer["extra_norm"])
+        x = x * layer["scalar"] if arch.layer_scalars else x
+        return x, cache, seen
+
+    def _attention(
+        self,
+        x: jax.Array,
+        layer: Params,
+        cache: LayerCache,
+        given: _LayerInputs,
+        spec: AttentionSpec,
+        step: _Step,
+        adapted: Callable[[str], Owned | None],
+    ) -> tuple[jax.Array, LayerCache, tuple[jax.Array, jax.Array] | None]:
+        """What attention adds to x, `[T, hidden]`, its cache, and the keys and values that it computed, if any."""
+        arch, by_token = self.arch, step.by_token
+        y = whole(norm(arch, x, layer["attention_norm"], layer.get("attention_norm_bias")), self.mesh, by_token)
+        qkv = self._product(y, layer["qkv"], step.live, layer.get("qkv_bias"))
+        qkv = qkv.reshape(len(y), spec.kv_heads, -1, spec.head_dim)
+        qkv = _plus(qkv, y, adapted("qkv"), 2).astype(y.dtype)
+        # Query heads and their key head rotate by the same angles. The last is that of the values, or of both.
+        qk, own_kv = qkv[:, :, : spec.group + 1], qkv.shape[2] > spec.group
+        v = qkv[:, :, -1] if own_kv else None
+        if arch.value_norm and v is not None:
+            v = norm(arch, v)
+        if arch.qk_norm:
+            weights = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
+            weights = jnp.concatenate([weights, layer["k_norm"][None]]) if own_kv else weights
+            qk = norm(arch, qk, weights)
+        if given.turn is not None:
+            qk = rotate(qk, *given.turn)
+        q, k = qk[:, :, : spec.group], qk[:, :, -1] if own_kv else None
+        sinks = layer["sinks"].reshape(-1, spec.group) if arch.sinks else None
+        kv = QKV(q, k, v, sinks)
+        y, cache = attend(self.impl, kv, cache, given.plan, step.batch, spec, self.mesh, given.scales)
+        y = y.reshape(len(y), -1)
+        y = row_parallel(y, layer["out"], layer.get("out_bias"), self.mesh, by_token, adapted("out"), step.live)
+        return y, cache, None if k is None or v is None else (k, v)
 
     def _per_layer(
         self, params: Params, tokens: jax.Array, x: jax.Array, live: jax.Array, by_token: bool
@@ -163,8 +206,8 @@ class Decoder:
         layers, width = self.arch.num_layers, self.arch.per_layer_width
         own = rows(params["extra_embed"], tokens, self.dtype, self.mesh, by_token) * jnp.asarray(width**0.5, self.dtype)
         projected = self._product(x, params["extra_projection"], live) * self.arch.hidden_size**-0.5
-        projected = self._norm(projected.reshape(-1, layers, width), params["extra_projection_norm"]).astype(self.dtype)
-        both = (projected + own.reshape(-1, layers, width)) * jnp.asarray(2**-0.5, self.dtype)
+        projected = norm(self.arch, projected.reshape(-1, layers, width), params["extra_projection_norm"])
+        both = (projected.astype(self.dtype) + own.reshape(-1, layers, width)) * jnp.asarray(2**-0.5, self.dtype)
         return [both[:, layer] for layer in range(layers)]
 
     def logits(self, params: Params, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:
@@ -177,28 +220,12 @@ class Decoder:
 
     def final(self, params: Params, hidden: jax.Array) -> jax.Array:
         """The final norm of the last layer's output, `[rows, hidden]`."""
-        return self._norm(hidden, params["final_norm"], params.get("final_norm_bias"))
+        return norm(self.arch, hidden, params["final_norm"], params.get("final_norm_bias"))
 
     def _product(
         self, x: jax.Array, weight: Weight, live: jax.Array | None, bias: jax.Array | None = None
     ) -> jax.Array:
         return product(x, weight, self.mesh, bias, live)
-
-    def _norm(self, x: jax.Array, weight: jax.Array | None = None, bias: jax.Array | None = None) -> jax.Array:
-        """RMSNorm over the last axis, or LayerNorm (which has a bias), in float32.
-
-        Gemma multiplies by the weight, or 1 + weight, before rounding; the other RMSNorms multiply after.
-        """
-        wide, share = x.astype(jnp.float32), 1 / x.shape[-1]  # TPUs fuse a multiplication, but not a division
-        if self.arch.norm == "layer":
-            wide = wide - jnp.sum(wide, axis=-1, keepdims=True) * share
-        wide = wide * jax.lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) * share + self.arch.norm_eps)
-        if weight is None:
-            return wide.astype(x.dtype)
-        if bias is None and not self.arch.norm_plus_one and not self.arch.wide_norm:
-            return wide.astype(x.dtype) * weight
-        wide = wide * weight + (wide if self.arch.norm_plus_one else 0.0)
-        return (wide if bias is None else wide + bias).astype(x.dtype)
 
     def _feed_forward(
         self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool, adapted: Callable[[str], Owned | None]
@@ -217,23 +244,24 @@ class Decoder:
         self, x: jax.Array, layer: Params, live: jax.Array, by_token: bool, adapted: Callable[[str], Owned | None]
     ) -> jax.Array:
         """Gemma 4's experts and feed-forward network beside them, each from x `[T, hidden]` by norms of its own."""
-        dense = self._mlp(self._norm(x, layer["mlp_norm"]), layer, live, by_token, adapted)
-        logits = self._product(self._norm(x, layer["router_scale"]), layer["router"], live)
+        dense = self._mlp(norm(self.arch, x, layer["mlp_norm"]), layer, live, by_token, adapted)
+        logits = self._product(norm(self.arch, x, layer["router_scale"]), layer["router"], live)
         logits = logits * self.arch.hidden_size**-0.5
-        routed = self._experts(self._norm(x, layer["experts_norm"]), logits, layer, live, by_token)
-        return self._norm(dense, layer["dense_norm"]) + self._norm(routed, layer["post_experts_norm"])
+        routed = self._experts(norm(self.arch, x, layer["experts_norm"]), logits, layer, live, by_token)
+        return norm(self.arch, dense, layer["dense_norm"]) + norm(self.arch, routed, layer["post_experts_norm"])
 
     def _experts(self, x: jax.Array, logits: jax.Array, layer: Params, live: jax.Array, by_token: bool) -> jax.Array:
         """The sum of each token's experts, which the router's logits `[T, experts]` pick."""
-        assert self.arch.experts is not None
-        shares, picked = experts.route(logits, self.arch.experts)
+        of = self.arch.experts
+        assert of is not None
+        shares, picked = mixture.route(logits, of)
         if "expert_scales" in layer:
             shares = shares * layer["expert_scales"][picked]
-        picked = jnp.where((jnp.arange(len(x)) < live)[:, None], picked, self.arch.experts.count)
-        weights = experts.ExpertWeights(
+        picked = jnp.where((jnp.arange(len(x)) < live)[:, None], picked, of.count)
+        weights = ExpertWeights(
             layer["experts_in"], layer["experts_out"], layer.get("experts_in_bias"), layer.get("experts_out_bias")
         )
-        return experts.feed_forward(x, shares, picked, weights, self._gated, self.arch.experts, self.mesh, by_token)
+        return mixture.feed_forward(x, shares, picked, weights, partial(gated, self.arch), of, self.mesh, by_token)
 
     def _mlp(
         self,
@@ -251,23 +279,13 @@ class Decoder:
             both = both.reshape(len(x), shares, 2, -1)
             both = _plus(both, x, adapted("gate_up"), 2)
             gate, up = both[:, :, 0], both[:, :, 1]  # [T, devices, mlp / devices]
-            y = self._gated(gate, up)
+            y = gated(self.arch, gate, up)
         else:
             up = self._product(x, layer["up"], live, layer.get("up_bias"))[:, None]
-            y = self._activation(_plus(up, x, adapted("up"), 1))
+            y = activation(self.arch, _plus(up, x, adapted("up"), 1))
         y = y.reshape(len(x), -1)
         y = (y if share is None else y * share).astype(x.dtype)
         return row_parallel(y, layer["down"], layer.get("down_bias"), self.mesh, by_token, adapted("down"), live)
-
-    def _gated(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        limit = self.arch.gate_limit
-        if limit is None:
-            return self._activation(gate) * up
-        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
-        return _silu(gate * GATE_SLOPE) * (1 / GATE_SLOPE) * (up + 1)
-
-    def _activation(self, x: jax.Array) -> jax.Array:
-        return _silu(x) if self.arch.activation == "silu" else jax.nn.gelu(x, approximate=True)
 
 
 def _plus(y: jax.Array, x: jax.Array, adapted: Owned | None, axis: int) -> jax.Array:
@@ -277,8 +295,3 @@ def _plus(y: jax.Array, x: jax.Array, adapted: Owned | None, axis: int) -> jax.A
     added = jnp.moveaxis(delta(x, adapted), 0, 1)  # [T, outputs, out]
     shape = (len(x), y.shape[axis], *y.shape[1:axis], *y.shape[axis + 1 :])
     return y + jnp.moveaxis(added.reshape(shape), 1, axis)
-
-
-def _silu(x: jax.Array) -> jax.Array:
-    """x * sigmoid(x), computed with tanh: one transcendental and no division, a third faster on XLA:CPU."""
-    return x * (0.5 + 0.5 * jnp.tanh(0.5 * x))

@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh
 from apps.llm.engine.attention.spec import AttentionSpec, cache_dtype
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.params import HeadLayout
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
@@ -170,7 +171,7 @@ class DeviceWeights(NamedTuple):
     @classmethod
     def of(cls, config: EngineConfig, arch: Architecture, tensor: int) -> "DeviceWeights":
         mesh = AbstractMesh((tensor,), ("tensor",))
-        declared = params.declare(arch, HeadLayout.of(arch, tensor, config.expert_parallel))
+        declared = declare(arch, HeadLayout.of(arch, tensor, config.expert_parallel))
         looked_up = [declared.get("extra_embed"), None if arch.tied_embeddings else declared["embed"]]
         stored = read = elements = 0
         for param in jax.tree.leaves(declared, is_leaf=params.is_param):

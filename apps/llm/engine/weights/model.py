@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from apps.llm.api import Pool, RequestError, SamplingParams
-from apps.llm.engine.model import architecture, lm_cloud
+from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.tiny import generic, tiny
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.validation import check_params

@@ -6,7 +6,7 @@ A folder or URL with the model's config and tokenizer files and, instead of its 
 - `layer-00000.safetensors` and so on, `embed.safetensors`, `head.safetensors`: plain safetensors files whose data start
   at a multiple of 64 bytes, so that JAX on a CPU can use the mapped file without a copy.
 
-Tensors are the parameters of `params.declare`, under the names of its tree (`layers.0.qkv`): fused, in the engine's
+Tensors are the parameters that `declare` declares, under the names of its tree (`layers.0.qkv`): fused, in the engine's
 type, or int8 with `NAME.scale` beside them. They are stored in the order of a mesh of `tensor_parallel` devices:
 
 - split by rows: each device's rows are contiguous. For `gate_up` (each device's gate rows, then its up rows) this holds
@@ -35,7 +35,10 @@ from pydantic import Field, ValidationError
 
 from apps.arrays.model_folder import DTYPES, MOST_LISTED, CheckpointError, TensorEntry
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.params import MESH_AXES, HeadLayout, Param, Params, abstract, declare, loaded, named
+from apps.llm.engine.model.declaration import declare
+from apps.llm.engine.model.heads import HeadLayout
+from apps.llm.engine.model.param import MESH_AXES, Param
+from apps.llm.engine.model.params import Params, abstract, loaded, named
 from apps.llm.engine.model.quantization import QuantArray, quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.reading import Index, Reading

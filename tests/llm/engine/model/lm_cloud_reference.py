@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.tiny import tiny
 
 ARCH = replace(tiny(lm_cloud.find("lm_cloud.LmCloudSpmd2BTest"), 4), vocab_size=320)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine.model import experts, experts_kernel
 from apps.llm.engine.model.architecture import Experts
+from apps.llm.engine.model.experts import kernel, mixture
+from apps.llm.engine.model.experts.weights import ExpertWeights
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, values, whole_lanes
 
 COUNT, HIDDEN, WIDTH = 16, 64, 192
@@ -39,9 +40,9 @@ def feed_forward(
 
     def run(*given: Any) -> jax.Array:
         if form == "xla":
-            return experts.feed_forward(*given, gated, of, mesh, False)
-        chip = experts_kernel.Chip(cores=2 if form == "two cores" else 1, vmem=VMEM)
-        return experts_kernel.feed_forward(*given, gated, of, tile=128, chip=chip, interpret=True)
+            return mixture.feed_forward(*given, gated, of, mesh, False)
+        chip = kernel.Chip(cores=2 if form == "two cores" else 1, vmem=VMEM)
+        return kernel.feed_forward(*given, gated, of, tile=128, chip=chip, interpret=True)
 
     noise = RANDOM.integers(-9, 9, (COUNT * HIDDEN, whole_lanes(WIDTH) - WIDTH))
     more = jnp.array(noise, values(down).dtype)
@@ -49,7 +50,7 @@ def feed_forward(
         down = down._replace(values=jnp.concatenate([down.values, more], axis=1))
     else:
         down = jnp.concatenate([down, more], axis=1)
-    weights = experts.ExpertWeights(into, down, *map(jnp.array, biases))
+    weights = ExpertWeights(into, down, *map(jnp.array, biases))
     return np.asarray(jax.jit(run)(jnp.array(x), jnp.array(shares), jnp.array(picked, jnp.int32), weights))
 
 
@@ -141,7 +142,7 @@ def test_experts_that_no_token_takes_are_not_read(tokens: int, form: str) -> Non
 def test_routing(renormalized: bool) -> None:
     logits = RANDOM.normal(size=(9, COUNT)).astype(np.float32)
     of = Experts(COUNT, 3, WIDTH, renormalized, (True,))
-    shares, picked = experts.route(jnp.array(logits), of)
+    shares, picked = mixture.route(jnp.array(logits), of)
     assert (np.asarray(picked) == np.argsort(-logits, axis=1)[:, :3]).all()
     likely = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     expected = np.take_along_axis(likely, np.asarray(picked), axis=1)

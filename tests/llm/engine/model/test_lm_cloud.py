@@ -13,8 +13,10 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from apps.llm.engine import Engine, EngineConfig, SamplingParams
-from apps.llm.engine.model import lm_cloud, params
+from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel
+from apps.llm.engine.model.declaration import declare
+from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.weights.model import Model
 from ray_configs.catalog import spmd_175b
@@ -88,7 +90,7 @@ def test_sizes() -> None:
 @pytest.mark.parametrize(("int8", "gigabytes"), [(True, 5.5), (False, 10.93)])
 def test_each_of_32_chips_holds_its_32nd(int8: bool, gigabytes: float) -> None:
     arch, mesh = lm_cloud.find(LARGE), AbstractMesh((32,), ("tensor",))
-    tree = params.abstract(params.declare(arch, HeadLayout.of(arch, 32)), mesh, jnp.bfloat16, int8)
+    tree = params.abstract(declare(arch, HeadLayout.of(arch, 32)), mesh, jnp.bfloat16, int8)
     first = tree["layers"][0]
     shards = {
         name: jax.tree.leaves(first[name])[0].sharding.shard_shape(jax.tree.leaves(first[name])[0].shape)

@@ -9,9 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from apps.llm.engine import Engine, EngineConfig
-from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, UnsupportedModel, from_hf_config
-from apps.llm.engine.model.params import HeadLayout, Param, declare
+from apps.llm.engine.model.declaration import declare
+from apps.llm.engine.model.families import lm_cloud
+from apps.llm.engine.model.heads import HeadLayout
+from apps.llm.engine.model.param import Param
 from apps.llm.engine.model.tiny import generic, tiny
 from apps.llm.engine.weights.model import Model
 from apps.plan.llm import known

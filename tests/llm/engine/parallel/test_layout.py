@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from apps.llm.engine.executor_protocol import token_buckets
-from apps.llm.engine.model import lm_cloud
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.parallel.layout import Cost, Devices, Layout, choose, misfit, possible, shortest_step
 from apps.plan.llm.known import MODELS
 from ray_configs.llm import EngineConfig

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
+from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.weights.checkpoint import Checkpoint, CheckpointError
 from tests.hub import hub
@@ -37,7 +38,7 @@ def read(folder: Path | str) -> dict:
     """Every parameter as numpy arrays, through the declarations, as loading does."""
     checkpoint = Checkpoint(str(folder))
     arch = checkpoint.architecture()
-    tree = params.declare(arch, HeadLayout.of(arch, 1))
+    tree = declare(arch, HeadLayout.of(arch, 1))
     return params._map(lambda param: np.array(param.read(checkpoint, (slice(None),) * len(param.shape))), tree)
 
 

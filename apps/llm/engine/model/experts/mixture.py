@@ -6,7 +6,6 @@ however uneven the load.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.model.architecture import Experts
-from apps.llm.engine.model.quantization import LANES, Weight, filled, product, values
+from apps.llm.engine.model.experts.weights import ExpertWeights, Gated
+from apps.llm.engine.model.quantization import LANES, filled, product, values
 from apps.llm.engine.parallel.collectives import AXIS
 from apps.llm.engine.parallel.products import add_up
 
@@ -23,23 +23,6 @@ MIN_BLOCK, MAX_BLOCK = 8, 128
 
 ROWS = 32
 """Rows of a tile of a TPU's memory, in int8."""
-
-Gated = Callable[[jax.Array, jax.Array], jax.Array]
-"""Gate and up `[tokens, width]` -> the activations that go down."""
-
-
-class ExpertWeights(NamedTuple):
-    """The matrices and biases of all experts of a layer, one expert after another.
-
-    Where `parts` devices share each expert's width, they are as if there were as many more experts of a part of it:
-    those of the first group of devices with the first part, with the second, and so on.
-    """
-
-    into: Weight  # [experts * 2 * width, hidden]: an expert's gate rows, then its up rows
-    down: Weight  # [experts * hidden, width], or [experts * parts * hidden, width / parts]
-    # Columns are filled up with any values: see `whole_lanes`.
-    into_bias: jax.Array | None = None  # [experts * 2 * width] float32
-    down_bias: jax.Array | None = None  # [experts * hidden] float32, or [experts * parts * hidden], repeated
 
 
 def route(logits: jax.Array, experts: Experts) -> tuple[jax.Array, jax.Array]:
@@ -64,7 +47,7 @@ def feed_forward(
 
     Args:
         x: `[T, hidden]`, replicated.
-        picked: `[T, per_token]`; a token with `experts.count` there has none and gives zeros.
+        picked: `[T, per_token]`; a token with the number of experts there has none and gives zeros.
     """
     parts = values(weights.down).shape[0] // (experts.count * x.shape[1])
     own = experts.count * parts // mesh.size
@@ -90,7 +73,7 @@ def feed_forward(
 
 
 def uses_kernel(mesh: Mesh, hidden: int, width: int) -> bool:
-    """Whether `experts_kernel` computes experts of that width on each device, and not XLA."""
+    """Whether the kernel computes experts of that width on each device, and not XLA."""
     whole = all(size % ROWS == 0 and size >= LANES for size in (hidden, width))
     return whole and mesh.devices.flat[0].platform == "tpu"
 
@@ -98,9 +81,9 @@ def uses_kernel(mesh: Mesh, hidden: int, width: int) -> bool:
 def _implementation(mesh: Mesh, hidden: int, width: int) -> Callable[..., jax.Array]:
     if not uses_kernel(mesh, hidden, width):
         return _blocks
-    from apps.llm.engine.model import experts_kernel  # imports slowly: only where there is a TPU
+    from apps.llm.engine.model.experts import kernel  # imports slowly: only where there is a TPU
 
-    return experts_kernel.feed_forward
+    return kernel.feed_forward
 
 
 def block_of(tokens: int, experts: Experts) -> int:

@@ -1,6 +1,6 @@
 """The experts of one device as one Pallas kernel for TPU.
 
-XLA's loop over experts (`experts._blocks`) waits for each expert's weights, and sorting tokens outside it takes longer
+XLA's loop over experts (`mixture._blocks`) waits for each expert's weights, and sorting tokens outside it takes longer
 than the products. Here the weights of the experts that some token picks pass through VMEM once, a tile of their width
 at a time, the next while one is multiplied; int8 becomes the activations' type there. jax's own grouped products
 (`megablox`, `ragged_dot`) have no int8, and transpose the weights.
@@ -8,22 +8,22 @@ at a time, the next while one is multiplied; int8 becomes the activations' type 
 Few tokens are all multiplied by each expert, those that did not pick it for nothing: up to 64 rows take the matrix unit
 no longer than loading the weights into it. Of more, an expert's tokens are gathered, and added to the results, by
 products with a matrix of zeros and ones.
+
+Here is the call: what is where, and which expert's weights each step of the grid has. `kernel_body` has the step.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from apps.llm.engine.model.architecture import Experts
+from apps.llm.engine.model.experts.kernel_body import kernel
+from apps.llm.engine.model.experts.weights import ExpertWeights, Gated
 from apps.llm.engine.model.quantization import LANES, QuantArray, Weight, filled, values
-
-if TYPE_CHECKING:
-    from apps.llm.engine.model.architecture import Experts
-    from apps.llm.engine.model.experts import ExpertWeights, Gated
 
 NAME = "experts"
 """The kernel's name in a compiled program."""
@@ -58,7 +58,7 @@ def tile_of(hidden: int, width: int, itemsize: int) -> int:
     return (whole[-1] if whole else most) * LANES
 
 
-def block_of(tokens: int, experts: "Experts") -> int:
+def block_of(tokens: int, experts: Experts) -> int:
     """Rows of one product in a step of `tokens` tokens: about twice what an expert gets on average, or all tokens."""
     if tokens <= FEW_TOKENS:
         return tokens
@@ -70,14 +70,14 @@ def feed_forward(
     x: jax.Array,
     shares: jax.Array,
     picked: jax.Array,
-    weights: "ExpertWeights",
-    gated: "Gated",
-    experts: "Experts",
+    weights: ExpertWeights,
+    gated: Gated,
+    experts: Experts,
     tile: int | None = None,
     chip: Chip | None = None,
     interpret: Any = False,
 ) -> jax.Array:
-    """`experts.feed_forward` on one device.
+    """`mixture.feed_forward` on one device.
 
     Args:
         picked: `[T, per_token]`; numbers that are not of this device's experts count nothing.
@@ -110,8 +110,8 @@ def _call(
     x: jax.Array,
     shares: jax.Array,
     picked: jax.Array,
-    weights: "ExpertWeights",
-    gated: "Gated",
+    weights: ExpertWeights,
+    gated: Gated,
     block: int,
     tile: int | None,
     cores: int,
@@ -182,7 +182,7 @@ def _call(
     ]
     passing = 3 * tile * hidden * (2 * itemsize + x.dtype.itemsize)
     y = pl.pallas_call(
-        partial(_kernel, expert_at=expert, gated=gated, block=block, width=width, tile=tile),
+        partial(kernel, expert_at=expert, gated=gated, block=block, width=width, tile=tile),
         out_shape=jax.ShapeDtypeStruct((cores, tokens, hidden), x.dtype if cores == 1 else jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -199,102 +199,3 @@ def _call(
         name=NAME,
     )(ids, counts, used, *(array for array, _ in given))
     return y[0] if cores == 1 else jnp.sum(y, axis=0).astype(x.dtype)
-
-
-def _kernel(*refs: Any, expert_at: Callable[..., jax.Array], gated: "Gated", block: int, width: int, tile: int) -> None:
-    """One tile of one expert. Names as in `_call`; tokens are rows of `x` and lanes of `picked`."""
-    ids, counts, used, picked, shares, x, into, into_scale, into_bias, down, down_scale, down_bias, *written = refs
-    out, share_of, row_of, total, finite, gathered, sums = written
-    core, turn, step = (pl.program_id(axis) for axis in range(3))
-    cores, turns, steps = (pl.num_programs(axis) for axis in range(3))
-    dtype, tokens, count = x.dtype, x.shape[0], share_of.shape[0]
-    expert = expert_at(core, turn, ids, used)
-    rows = jnp.where(core * pl.cdiv(used[0], cores) + turn < used[0], counts[expert], 0)
-
-    @pl.when((turn == 0) & (step == 0))
-    def begin() -> None:
-        total[...] = jnp.zeros_like(total)
-        number = jax.lax.broadcasted_iota(jnp.int32, (count, tokens), 0)
-        share, taken = jnp.zeros((count, tokens), jnp.float32), jnp.zeros((count, tokens), jnp.float32)
-        for pick in range(picked.shape[0]):
-            hit = picked[pick : pick + 1, :] == number
-            share += jnp.where(hit, shares[pick : pick + 1, :], 0.0)
-            taken += jnp.where(hit, 1.0, 0.0)
-        share_of[...] = share
-        if tokens > block:
-            row_of[...] = jnp.where(taken > 0, _running_sum(taken) - taken, -1.0)
-            # Times zero, one token's NaN would reach all others.
-            finite[...] = jnp.where(jnp.isfinite(x[...].astype(jnp.float32)), x[...], jnp.zeros_like(x[...]))
-
-    def computed(rows: jax.Array) -> jax.Array:
-        """What this tile of the expert makes of `[rows, hidden]`."""
-        gate, up = (_dot(rows, into[0, which].astype(dtype), ((1,), (1,))) for which in (0, 1))
-        if into_scale is not None:
-            gate, up = gate * into_scale[0, 0:1, :], up * into_scale[0, 1:2, :]
-        if into_bias is not None:
-            gate, up = gate + into_bias[0, 0:1, :], up + into_bias[0, 1:2, :]
-        inner, matrix = gated(gate, up), down[0].astype(dtype)
-        if width % tile:  # the last tile reaches past the end, and what is there may be anything
-            inner, matrix = (
-                jnp.where(jax.lax.broadcasted_iota(jnp.int32, part.shape, 1) < width - step * tile, part, 0)
-                for part in (inner, matrix)
-            )
-        y = _dot(inner.astype(dtype), matrix, ((1,), (1,)))
-        if down_scale is not None:
-            y = y * down_scale[0]
-        return y if down_bias is None else y + jnp.where(step == 0, down_bias[0], 0.0)
-
-    def weighed(chosen: jax.Array) -> jax.Array:
-        """The share of each row's token, `[rows, 1]`; `chosen` `[rows, T]` says which that is."""
-        return jnp.sum(jnp.where(chosen, share_of[pl.ds(expert, 1), :], 0.0), axis=1, keepdims=True)
-
-    def token_is(first: jax.Array | int, rows: int) -> jax.Array:
-        return jax.lax.broadcasted_iota(jnp.int32, (rows, tokens), 0) + first
-
-    if tokens <= block:
-
-        @pl.when(rows > 0)
-        def multiply_all() -> None:
-            share = weighed(token_is(0, tokens) == jax.lax.broadcasted_iota(jnp.int32, (tokens, tokens), 1))
-            total[...] += jnp.where(share != 0, computed(x[...]) * share, 0)
-    else:
-
-        def run(number: jax.Array, _: None) -> None:
-            first = pl.multiple_of(number * block, block)
-            at = pl.ds(first, block)
-
-            def chosen() -> jax.Array:
-                return row_of[pl.ds(expert, 1), :] == token_is(first, block).astype(jnp.float32)
-
-            @pl.when(step == 0)
-            def gather() -> None:
-                gathered[at, :] = _dot(chosen().astype(dtype), finite[...], ((1,), (0,))).astype(dtype)
-                sums[at, :] = jnp.zeros((block, sums.shape[1]), jnp.float32)
-
-            sums[at, :] += computed(gathered[at, :])
-
-            @pl.when(step == steps - 1)
-            def add() -> None:
-                found = sums[at, :] * weighed(chosen())
-                found = jnp.where(jnp.isfinite(found), found, 0).astype(dtype)
-                total[...] += _dot(chosen().astype(dtype), found, ((0,), (0,)))
-
-        jax.lax.fori_loop(0, pl.cdiv(rows, block), run, None)
-
-    @pl.when((turn == turns - 1) & (step == steps - 1))
-    def end() -> None:
-        out[0] = total[...].astype(out.dtype)
-
-
-def _running_sum(x: jax.Array) -> jax.Array:
-    """Sums along the lanes, each including its own."""
-    lane, distance = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1), 1
-    while distance < x.shape[1]:
-        x = x + jnp.where(lane >= distance, pltpu.roll(x, distance, 1), 0.0)
-        distance *= 2
-    return x
-
-
-def _dot(a: jax.Array, b: jax.Array, over: tuple[tuple[int, ...], tuple[int, ...]]) -> jax.Array:
-    exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jax.lax.dot_general(a, b, (over, ((), ())), preferred_element_type=jnp.float32, precision=exact)
