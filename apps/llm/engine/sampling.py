@@ -120,20 +120,29 @@ def _in_shares(mesh: Mesh) -> Callable[..., jax.Array]:
     devices = mesh.size
 
     def pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) -> jax.Array:
+        """On one device: `logits` are its columns of all rows, or everything; the rest is everything."""
         seqs = batch.kv_lens.shape[0]
-        share = -(-seqs // devices)
+        share = -(-seqs // devices)  # the last devices may have fewer sequences, or none
         first = jax.lax.axis_index(AXIS) * share
 
-        def even(x: jax.Array) -> jax.Array:  # pads with copies of the last sequence, which trigger no extra work
-            return jnp.pad(x, ((0, share * devices - seqs), *((0, 0),) * (x.ndim - 1)), mode="edge")
+        def even(x: jax.Array) -> jax.Array:
+            """`[S, ...]`, with rows added until all shares are whole.
+
+            The rows added are copies of the last sequence's. Zeros could ask for work that no sequence needs.
+            """
+            rows_added = (0, share * devices - seqs)
+            return jnp.pad(x, (rows_added, *((0, 0),) * (x.ndim - 1)), mode="edge")
 
         def own(x: jax.Array) -> jax.Array:
+            """The rows of this device's sequences."""
             return jax.lax.dynamic_slice_in_dim(even(x), first, share)
 
         if logits.shape[1] < counts.shape[1]:
+            # The step's one exchange: columns of all sequences become all columns of this device's.
             logits = jax.lax.all_to_all(even(logits), AXIS, split_axis=0, concat_axis=1, tiled=True)
         else:
             logits = own(logits)
+        # `used` says of the whole step what it needs, and the counts are by slot: neither has a row for each sequence.
         mine = extras._replace(**{name: own(getattr(extras, name)) for name in ("allowed", "bias_ids", "bias")})
         packed = _pick(logits, jax.tree.map(own, batch), counts, mine)
         return gathered(packed, mesh)[:seqs]

@@ -182,21 +182,35 @@ class Scheduler:
             self._preempt(holder.running[-1])
 
     def _plan_class(self, accounts: list[Account[Sequence]], entering: bool) -> None:
-        """Plan the rest of the step for background callers, or for all others."""
+        """Plan the rest of the step for background callers, or for all others: their decodes, then prefill."""
         # Callers that hold the least go first: pages are taken from those that hold the most, never from planned work.
         accounts = sorted(accounts, key=lambda account: account.held)
-        prefills: dict[Account[Sequence], deque[Sequence]] = {}
-        for each in accounts:
-            prefills[each] = deque(seq for seq in each.running if not seq.one_left)
-            for seq in [seq for seq in each.running if seq.one_left]:
-                if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
-                    self._plan(seq, len(seq.tokens), self._fitting(seq, self._drafts.get(seq, ())))
-        accounts = [account for account in accounts if prefills[account] or (entering and account.waiting)]
+        self._plan_prefills({account: self._plan_decodes(account) for account in accounts}, entering)
+
+    def _plan_decodes(self, account: Account[Sequence]) -> deque[Sequence]:
+        """Plan what of a caller's sequences has only its last token left to compute; returns the others, in order."""
+        prefills = deque(seq for seq in account.running if not seq.one_left)
+        # A list, because making room may preempt some of them: those have no slot any more.
+        for seq in [seq for seq in account.running if seq.one_left]:
+            if self._budget and seq.slot is not None and seq.ready and self._make_room(seq, len(seq.tokens)):
+                self._plan(seq, len(seq.tokens), self._fitting(seq, self._drafts.get(seq, ())))
+        return prefills
+
+    def _plan_prefills(self, prefills: dict[Account[Sequence], deque[Sequence]], entering: bool) -> None:
+        """Plan a chunk for one caller after another, the least served first, until the budget is spent.
+
+        Args:
+            prefills: by caller, its running sequences with more than one token to compute.
+            entering: waiting sequences may have a slot.
+        """
+        accounts = [account for account in prefills if prefills[account] or (entering and account.waiting)]
         backlog_left = self._backlog.prefill_budget(self._budget)
         while self._budget and (account := least_served(accounts)) is not None:
-            left, budget = self._budget, min(self._budget, backlog_left) if account in self._backlog else self._budget
-            if not budget or not (prefills[account] or (account.waiting and account.waiting[0].may_enter)):
-                accounts.remove(account)
+            before = self._budget
+            budget = min(before, backlog_left) if account in self._backlog else before
+            enters = account.waiting and account.waiting[0].may_enter
+            if not budget or not (prefills[account] or enters):
+                accounts.remove(account)  # it has nothing more for this step, or may have nothing more of it
                 continue
             if prefills[account]:
                 seq = prefills[account].popleft()
@@ -206,11 +220,13 @@ class Scheduler:
             elif entering and self._enter(seq := account.waiting[0]):
                 self._plan(seq, min(len(seq.tokens), seq.computed + budget))
             else:  # no overtaking: small prompts would starve a large one
-                entering, accounts = False, [account for account in accounts if prefills[account]]
+                entering = False
+                accounts = [account for account in accounts if prefills[account]]
                 continue
             if account in self._backlog:
-                backlog_left -= left - self._budget
+                backlog_left -= before - self._budget
             elif seq in self._planned and self._planned[seq].samples and not seq.background:
+                # A first token: this step stays short for it.
                 self._backlog.first_token(account)
                 backlog_left = 0
 

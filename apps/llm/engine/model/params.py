@@ -42,22 +42,27 @@ def load(tree: Params, checkpoint: Checkpoint, mesh: Mesh, dtype: jnp.dtype, int
 
     def reading(name: str, param: Param) -> Reading:
         form = abstract(param, mesh, dtype, int8)
-
-        def read(index: Index) -> Sequence[np.ndarray]:
-            # First to the type that a prepared checkpoint's values have had.
-            with np.errstate(over="ignore", invalid="ignore"):  # `check` says it better
-                read_as = param.read_dtype(dtype, int8, checkpoint)
-                rows = param.read(checkpoint, index).astype(read_as, copy=False)
-                int8_rows = isinstance(form, QuantArray)
-                read = quantize_rows(rows) if int8_rows else (rows.astype(form.dtype, copy=False),)
-            param.check(checkpoint, read[-1], read_as)  # a row's scale is that of its largest number
-            return read
-
+        read = partial(_read, param, checkpoint, form, param.read_dtype(dtype, int8, checkpoint))
         return Reading(form, read, whole_rows=True, exchange=True)
 
     weights = loaded(tree, reading, checkpoint.is_local)
     checkpoint.forget_parts()
     return weights
+
+
+def _read(param: Param, checkpoint: Checkpoint, form: Weight, read_as: jnp.dtype, index: Index) -> Sequence[np.ndarray]:
+    """The part of a parameter at an index: its values and, if it becomes int8, its rows' scales."""
+    # NumPy's warning of what is too large for a type would not say where: `check` does.
+    with np.errstate(over="ignore", invalid="ignore"):
+        # First to the type that a prepared checkpoint's values have had, so that both give the same.
+        rows = param.read(checkpoint, index).astype(read_as, copy=False)
+        if isinstance(form, QuantArray):
+            read: Sequence[np.ndarray] = quantize_rows(rows)
+        else:
+            read = (rows.astype(form.dtype, copy=False),)
+    # Of int8 the scales are enough, because a row's is that of its largest number.
+    param.check(checkpoint, read[-1], read_as)
+    return read
 
 
 def loaded(tree: Params, reading: Callable[[str, Param], Reading], local: bool) -> Params:

@@ -76,7 +76,7 @@ def add_lists(router: APIRouter, model: PictureModel) -> None:
 def _texts(picture: bytes) -> dict[str, str]:
     """A picture's texts by name. Raises RequestError: it cannot be read, or has too many, which a few bytes can say."""
     info = read_image(picture, "image").info
-    texts = {name: text for name, text in info.items() if isinstance(text, str)}
+    texts = {name: text for name, text in info.items() if isinstance(name, str) and isinstance(text, str)}
     if (length := sum(map(len, texts.values()))) > MOST_TEXT:
         raise RequestError("image", f"image has texts of {length} characters; they can have {MOST_TEXT}")
     return texts

@@ -1,6 +1,6 @@
 """Saxml's LmCloud block written down plainly in float64, apart from the engine, and random checkpoints for it.
 
-By paxml's model_params.py and praxis' layers, as apps/llm/engine/model/lm_cloud.py names them.
+By paxml's model_params.py and praxis' layers, as apps/llm/engine/model/families/lm_cloud.py names them.
 """
 
 from dataclasses import replace
