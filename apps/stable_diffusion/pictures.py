@@ -1,11 +1,10 @@
 """A picture model as the HTTP dialects see it: defaults, limits, and jobs that yield PNGs."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from apps.serving.errors import RequestError
 from apps.serving.stuck import StuckWatch
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
 from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, QueuePosition, Step
-from apps.stable_diffusion.engine.request import MAX_GUIDANCE, MAX_SEED, PictureRequest, Size, check_size
+from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
 from apps.stable_diffusion.prompt_syntax import marks
@@ -137,33 +136,25 @@ class PictureModel:
         if steps > config.max_inference_steps:
             most = config.max_inference_steps
             raise RequestError("num_inference_steps", f"num_inference_steps is {steps}; it can be 1 to {most}")
-        guidance = config.guidance_scale if wanted.guidance_scale is None else wanted.guidance_scale
-        if not 0 <= guidance <= MAX_GUIDANCE:
-            raise RequestError("guidance_scale", f"guidance_scale is {guidance}; it can be 0 to {MAX_GUIDANCE:g}")
-        seed = secrets.randbelow(MAX_SEED + 1) if wanted.seed is None else wanted.seed
-        if not 0 <= seed <= MAX_SEED:
-            raise RequestError("seed", f"seed is {seed}; it must be from 0 to {MAX_SEED}")
         scheduler, karras = sampler_named(wanted.scheduler or config.scheduler, wanted.schedule)
         width, height = wanted.size
-        optional = {} if wanted.strength is None else {"strength": wanted.strength}
-        return [
-            PictureRequest(
-                prompt=wanted.prompt,
-                width=width,
-                height=height,
-                num_inference_steps=steps,
-                guidance_scale=float(guidance),
-                scheduler=scheduler,
-                karras=karras,
-                negative_prompt=wanted.negative_prompt,
-                seed=(seed + index) % (MAX_SEED + 1),
-                image=wanted.image,
-                mask=wanted.mask,
-                min_steps=wanted.min_steps,
-                **optional,
-            )
-            for index in range(wanted.n)
-        ]
+        optional: dict[str, Any] = {"strength": wanted.strength, "seed": wanted.seed}
+        first = PictureRequest(
+            prompt=wanted.prompt,
+            width=width,
+            height=height,
+            num_inference_steps=steps,
+            guidance_scale=float(config.guidance_scale if wanted.guidance_scale is None else wanted.guidance_scale),
+            scheduler=scheduler,
+            karras=karras,
+            negative_prompt=wanted.negative_prompt,
+            image=wanted.image,
+            mask=wanted.mask,
+            min_steps=wanted.min_steps,
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+        others = (replace(first, seed=(first.seed + index) % (MAX_SEED + 1)) for index in range(1, wanted.n))
+        return [first, *others]
 
     async def decoded(self, decode: Callable[[], T]) -> T:
         """What `decode` makes of a client's pictures, in threads of their own: it takes up to a second."""

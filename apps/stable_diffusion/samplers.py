@@ -1,7 +1,7 @@
 """One vocabulary of samplers for every dialect: this project's names, AUTOMATIC1111's with its aliases, diffusers'."""
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.request import SCHEDULERS, Scheduler
+from apps.stable_diffusion.engine.request import KARRAS, SCHEDULERS, Scheduler
 
 SAMPLER_NAMES: dict[Scheduler, str] = {
     "ddim": "DDIM",
@@ -19,8 +19,6 @@ ALIASES: dict[Scheduler, tuple[str, ...]] = {
     "lcm": ("k_lcm", "LCMScheduler"),
 }
 """What else AUTOMATIC1111's API and diffusers call them."""
-KARRAS: tuple[Scheduler, ...] = ("euler", "dpm-solver++")
-"""Those that can take their noise levels as Karras et al. 2022 space them."""
 _KARRAS_ENDINGS = (" karras", "_karras", "-karras", "_ka")
 
 

@@ -11,6 +11,8 @@ from apps.serving.errors import RequestError
 
 Scheduler = Literal["ddim", "euler", "euler-ancestral", "dpm-solver++", "lcm"]
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
+KARRAS: tuple[Scheduler, ...] = ("euler", "dpm-solver++")
+"""Those that can take their noise levels as Karras et al. 2022 space them."""
 
 MAX_SEED = 2**32 - 1
 MAX_GUIDANCE = 50.0
@@ -46,7 +48,7 @@ class PictureRequest:
     """Weight of the prompt against the negative one; 1 and below follows the prompt alone."""
     scheduler: Scheduler
     karras: bool = False
-    """Noise levels as Karras et al. 2022 space them, whatever the checkpoint says; with euler and dpm-solver++."""
+    """Noise levels as Karras et al. 2022 space them, whatever the checkpoint says; with those in KARRAS."""
     negative_prompt: str = ""
     seed: int = field(default_factory=lambda: secrets.randbelow(MAX_SEED + 1))
     """Seeds `torch.Generator("cpu")`, which draws the start noise as in diffusers, on every backend."""
@@ -67,12 +69,12 @@ class PictureRequest:
             refuse("scheduler", f"scheduler {self.scheduler!r} is not one of {', '.join(SCHEDULERS)}")
         if self.num_inference_steps < 1:
             refuse("num_inference_steps", f"num_inference_steps is {self.num_inference_steps}; it must be at least 1")
-        if not abs(self.guidance_scale) <= MAX_GUIDANCE:  # nor NaN
-            refuse("guidance_scale", f"guidance_scale is {self.guidance_scale}; it can be at most {MAX_GUIDANCE:g}")
+        if not 0 <= self.guidance_scale <= MAX_GUIDANCE:
+            refuse("guidance_scale", f"guidance_scale is {self.guidance_scale}; it can be 0 to {MAX_GUIDANCE:g}")
         if not 0 <= self.seed <= MAX_SEED:
             refuse("seed", f"seed is {self.seed}; it must be from 0 to {MAX_SEED}")
-        if self.karras and self.scheduler not in ("euler", "dpm-solver++"):
-            refuse("scheduler", f"scheduler {self.scheduler!r} has no Karras noise levels: use euler or dpm-solver++")
+        if self.karras and self.scheduler not in KARRAS:
+            refuse("scheduler", f"scheduler {self.scheduler!r} has no Karras noise levels: use {' or '.join(KARRAS)}")
         if not self.strength + self.min_steps > 0 or not 0 <= self.strength <= 1:
             above = "from 0 to 1" if self.min_steps else "above 0 and at most 1"
             refuse("strength", f"strength is {self.strength}; it must be {above}")
