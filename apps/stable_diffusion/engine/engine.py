@@ -25,8 +25,8 @@ from apps.serving.errors import AnswerFailed, EngineStopped, QueueFull, RequestE
 from apps.serving.event_loops import wake
 from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
-from apps.stable_diffusion.engine.batches import Batches, Order
 from apps.stable_diffusion.engine.job import Finished, ImageJob, PictureFailed, Preview, QueuePosition, Step
+from apps.stable_diffusion.engine.picture_queue import PictureQueue, PictureTask
 from apps.stable_diffusion.engine.request import PictureRequest, check_size
 from apps.stable_diffusion.engine.step_times import StepTimes
 from ray_configs.stable_diffusion import StableDiffusionConfig
@@ -60,14 +60,14 @@ class EngineStats:
 class Engine:
     """A loaded model and its loop. Make one with `Engine.load`, or over any Backend that is ready."""
 
-    def __init__(self, backend: Backend, max_waiting: int = 64):
+    def __init__(self, backend: Backend[Any], max_waiting: int = 64):
         self.backend, self.max_waiting = backend, max_waiting
         self.step_times = StepTimes(backend.batch_sizes)
-        self._batches = Batches(backend.batch_sizes[-1])
+        self._queue = PictureQueue(backend.batch_sizes[-1])
         self._lock = threading.Condition()
-        self._incoming: deque[list[Order]] = deque()
+        self._incoming: deque[list[PictureTask]] = deque()
         self._leaving: deque[ImageJob] = deque()
-        self._queued = 0  # submitted and not yet started: what max_waiting bounds
+        self._waiting = 0  # submitted and not yet started: what max_waiting bounds
         self._numbers = 0
         self._stopping = False
         self._failure: str | None = None
@@ -122,14 +122,14 @@ class Engine:
         with self._lock:
             if self._stopping or self._failure:
                 raise EngineStopped(self._failure or "the engine is shutting down")
-            if self._queued and self._queued + len(requests) > self.max_waiting:
-                message = f"{self._queued} pictures wait already, of at most {self.max_waiting}"
+            if self._waiting and self._waiting + len(requests) > self.max_waiting:
+                message = f"{self._waiting} pictures wait already, of at most {self.max_waiting}"
                 raise QueueFull(message, self._retry_after(len(requests)))
-            job.put(QueuePosition(self._queued + self._batches.running))
-            orders = [Order(job, index, self._numbers + index, now) for index in range(len(requests))]
-            self._numbers += len(orders)
-            self._queued += len(orders)
-            self._incoming.append(orders)
+            job.put(QueuePosition(self._waiting + self._queue.running))
+            tasks = [PictureTask(job, index, self._numbers + index, now) for index in range(len(requests))]
+            self._numbers += len(tasks)
+            self._waiting += len(tasks)
+            self._incoming.append(tasks)
             self._lock.notify()
         return job
 
@@ -141,13 +141,13 @@ class Engine:
     def stats(self) -> EngineStats:
         began = self._turn_began
         return EngineStats(
-            running=self._batches.running,
-            waiting=self._queued,
+            running=self._queue.running,
+            waiting=self._waiting,
             pictures=self._pictures,
             aborted=self._aborted,
             failed=self._failed,
             steps=self._steps,
-            compiles_after_ready=getattr(self.backend, "compiles_after_ready", 0),
+            compiles_after_ready=self.backend.compiles_after_ready,
             seconds_ahead=self._seconds_ahead(),
             step_running_s=0.0 if began is None else time.monotonic() - began,
         )
@@ -167,10 +167,10 @@ class Engine:
             self.check(step_deadline_s)
         except EngineStopped as stopped:
             with self._lock:
-                queued = [order.job for orders in self._incoming for order in orders]
+                queued = [task.job for tasks in self._incoming for task in tasks]
             try:
-                jobs = {*queued, *(order.job for order in self._batches.orders())}
-            except RuntimeError:  # the loop changes the batches: it goes on
+                jobs = {*queued, *(task.job for task in self._queue.tasks())}
+            except RuntimeError:  # the loop changes the queue: it goes on
                 return
             for job in jobs:
                 job.lose(stopped)
@@ -179,7 +179,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether jobs are open."""
-        return self._queued > 0 or self._batches.running > 0
+        return self._waiting > 0 or self._queue.running > 0
 
     def shutdown(self) -> None:
         """End the loop; jobs still open fail with an error that says so."""
@@ -190,13 +190,13 @@ class Engine:
 
     def _retry_after(self, pictures: int) -> float:
         """Estimated seconds until this many of the waiting pictures have been started."""
-        waiting = max(1, self._queued)
+        waiting = max(1, self._waiting)
         return min(600.0, max(1.0, self._seconds_ahead() * min(1.0, pictures / waiting)))
 
     def _seconds_ahead(self) -> float:
         try:
-            return self._batches.seconds_ahead(self.step_times.slowest)
-        except RuntimeError:  # the loop changed the batches meanwhile; an estimate is not worth a lock
+            return self._queue.seconds_ahead(self.step_times.slowest)
+        except RuntimeError:  # the loop changed the queue meanwhile; an estimate is not worth a lock
             return 0.0
 
     # -- the loop's side ----------------------------------------------------------------------------------------
@@ -204,12 +204,12 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                batch = self._batches.batch()
+                batch = self._queue.batch()
                 began = time.monotonic()
                 steps = self._launch(batch)
                 started = self._start_joining()
                 if batch:
-                    self.backend.wait([order.picture for order in batch])
+                    self.backend.wait([task.picture for task in batch])
                     if not started:  # else the time includes more than the steps
                         self.step_times.note(batch[0].size, len(batch), steps, time.monotonic() - began)
                     self._hand_out(batch)
@@ -222,15 +222,15 @@ class Engine:
     def _take_commands(self) -> bool:
         """Queue new pictures and drop abandoned ones; sleep when there is nothing to do. False: stop."""
         with self._lock:
-            if not self._batches.running and not self._batches.waiting:
+            if not self._queue.running and not self._queue.waiting:
                 self._turn_began = None
                 self._lock.wait_for(lambda: self._stopping or self._incoming or self._leaving)
             self._turn_began = time.monotonic()
             incoming, self._incoming = self._incoming, deque()
             leaving, self._leaving = self._leaving, deque()
-        for orders in incoming:
-            for order in orders:
-                self._batches.add(order)
+        for tasks in incoming:
+            for task in tasks:
+                self._queue.add(task)
         for job in leaving:
             if job.end is None:
                 self._aborted += self._drop(job)
@@ -238,33 +238,33 @@ class Engine:
         wake(leaving)
         return not self._stopping
 
-    def _launch(self, batch: list[Order]) -> int:
+    def _launch(self, batch: list[PictureTask]) -> int:
         """Launch the next steps of a batch; returns how many."""
         if not batch:
             return 0
-        steps = self._batches.steps(batch, self.step_times.seconds_per_step(batch[0].size, len(batch)))
+        steps = self._queue.steps(batch, self.step_times.seconds_per_step(batch[0].size, len(batch)))
         self._steps += steps * len(batch)
-        self.backend.denoise([order.picture for order in batch], steps)
+        self.backend.denoise([task.picture for task in batch], steps)
         return steps
 
     def _start_joining(self) -> int:
         """Start waiting pictures that fit into the batch; returns how many. If one cannot be started, its job fails."""
         started = 0
-        for order in self._batches.joining():
-            if order.job.end is not None or order.job.leaving:  # its job failed, or is about to be dropped
+        for task in self._queue.joining():
+            if task.job.end is not None or task.job.leaving:  # its job failed, or is about to be dropped
                 continue
             try:
                 with panics_as(AnswerFailed):
-                    picture = self.backend.start(order.request)
+                    picture = self.backend.start(task.request)
             except Exception as error:
-                self._refuse(order.job, error)
+                self._refuse(task.job, error)
                 continue
             self._failed_starts = 0
-            order.previews = _preview_steps(picture.steps_total, order.job.previews)
-            order.picture = picture
-            self._batches.started(order)
+            task.previews = _preview_steps(picture.steps_total, task.job.previews)
+            task.picture = picture
+            self._queue.started(task)
             with self._lock:
-                self._queued -= 1
+                self._waiting -= 1
             started += 1
         return started
 
@@ -285,60 +285,60 @@ class Engine:
         job.close("failed", error)
         wake([job])
 
-    def _hand_out(self, batch: list[Order]) -> None:
+    def _hand_out(self, batch: list[PictureTask]) -> None:
         """Report each picture's progress to its reader, with previews and finished pictures."""
-        for order in batch:
-            picture = order.picture
-            order.job.put(Step(order.index, picture.steps_done, picture.steps_total))
-        wake(order.job for order in batch)
-        wanted = [order for order in batch if not order.job.leaving]
-        done = [order for order in wanted if order.picture.steps_done >= order.picture.steps_total]
-        shown = [order for order in wanted if order.previews and order.picture.steps_done >= order.previews[0]]
+        for task in batch:
+            picture = task.picture
+            task.job.put(Step(task.index, picture.steps_done, picture.steps_total))
+        wake(task.job for task in batch)
+        wanted = [task for task in batch if not task.job.leaving]
+        done = [task for task in wanted if task.picture.steps_done >= task.picture.steps_total]
+        shown = [task for task in wanted if task.previews and task.picture.steps_done >= task.previews[0]]
         if done:
-            for order, pixels in zip(done, self.backend.decode([order.picture for order in done])):
-                if order.job.end is not None:  # another picture of it has failed
+            for task, pixels in zip(done, self.backend.decode([task.picture for task in done])):
+                if task.job.end is not None:  # another picture of it has failed
                     continue
                 if pixels is None:
-                    self._fail_job(order.job, PictureFailed(UNSOUND))
+                    self._fail_job(task.job, PictureFailed(UNSOUND))
                 else:
-                    self._finish(order, pixels)
+                    self._finish(task, pixels)
         if shown:
-            for order, pixels in zip(shown, self.backend.decode([order.picture for order in shown], estimate=True)):
-                picture = order.picture
-                if pixels is not None and order.job.end is None:
-                    order.job.put(Preview(order.index, order.shown, picture.steps_done, picture.steps_total, pixels))
-                order.previews, order.shown = order.previews[1:], order.shown + 1
-        wake(order.job for order in (*done, *shown))
+            for task, pixels in zip(shown, self.backend.decode([task.picture for task in shown], estimate=True)):
+                picture = task.picture
+                if pixels is not None and task.job.end is None:
+                    task.job.put(Preview(task.index, task.shown, picture.steps_done, picture.steps_total, pixels))
+                task.previews, task.shown = task.previews[1:], task.shown + 1
+        wake(task.job for task in (*done, *shown))
 
-    def _finish(self, order: Order, pixels: Any) -> None:
-        self._batches.remove(order)
+    def _finish(self, task: PictureTask, pixels: Any) -> None:
+        self._queue.remove(task)
         self._pictures += 1
-        job, picture, seconds = order.job, order.picture, time.monotonic() - order.submitted
-        job.put(Finished(order.index, pixels, order.request, picture.steps_total, tuple(picture.warnings), seconds))
+        job, picture, seconds = task.job, task.picture, time.monotonic() - task.submitted
+        job.put(Finished(task.index, pixels, task.request, picture.steps_total, tuple(picture.warnings), seconds))
         if job.pictures_done == len(job.requests):
             job.close("finished")
 
     def _drop(self, job: ImageJob) -> int:
         """Remove a job's pictures, waiting or running; returns how many there were."""
-        orders = [order for order in self._batches.orders() if order.job is job]
-        for order in orders:
-            self._batches.remove(order)
-            if order.picture is None:
+        tasks = [task for task in self._queue.tasks() if task.job is job]
+        for task in tasks:
+            self._queue.remove(task)
+            if task.picture is None:
                 with self._lock:
-                    self._queued -= 1
-        return len(orders)
+                    self._waiting -= 1
+        return len(tasks)
 
     def _fail(self, reason: str) -> None:
         """Fail every open job, so that none is left waiting."""
         with self._lock:
             self._failure = reason
             incoming, self._incoming = self._incoming, deque()
-            self._queued = 0
-        orders = [*self._batches.orders(), *(order for orders in incoming for order in orders)]
-        self._batches = Batches(self.backend.batch_sizes[-1])
-        self._failed += len(orders)
+            self._waiting = 0
+        tasks = [*self._queue.tasks(), *(task for tasks in incoming for task in tasks)]
+        self._queue = PictureQueue(self.backend.batch_sizes[-1])
+        self._failed += len(tasks)
         self._turn_began = None
-        jobs = {order.job for order in orders if order.job.end is None}
+        jobs = {task.job for task in tasks if task.job.end is None}
         for job in jobs:
             job.close("failed", EngineStopped(reason))
         wake(jobs)

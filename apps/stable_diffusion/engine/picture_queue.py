@@ -18,12 +18,12 @@ LAUNCH_S = 0.05
 
 
 @dataclass(eq=False, slots=True)
-class Order:
+class PictureTask:
     """One picture of a job, from the queue to its end."""
 
     job: ImageJob
     index: int  # which of the job's pictures
-    number: int  # orders submitted before it
+    number: int  # tasks submitted before it
     submitted: float  # time.monotonic()
     picture: Picture | None = None  # None: it waits
     previews: tuple[int, ...] = ()  # steps after which previews are still to be sent
@@ -44,13 +44,13 @@ class Order:
         return stop - self.picture.steps_done
 
 
-class Batches:
-    """The waiting and the running orders, by size. At most `largest` of a size run at once."""
+class PictureQueue:
+    """The waiting and the running tasks, by size. At most `largest` of a size run at once."""
 
     def __init__(self, largest: int):
         self._largest = largest
-        self._waiting: dict[Size, deque[Order]] = {}
-        self._running: dict[Size, list[Order]] = {}
+        self._waiting: dict[Size, deque[PictureTask]] = {}
+        self._running: dict[Size, list[PictureTask]] = {}
 
     @property
     def running(self) -> int:
@@ -60,53 +60,53 @@ class Batches:
     def waiting(self) -> int:
         return sum(map(len, self._waiting.values()))
 
-    def orders(self) -> Iterator[Order]:
-        """All orders, running ones first."""
-        for orders in (*self._running.values(), *self._waiting.values()):
-            yield from orders
+    def tasks(self) -> Iterator[PictureTask]:
+        """All tasks, running ones first."""
+        for tasks in (*self._running.values(), *self._waiting.values()):
+            yield from tasks
 
-    def add(self, order: Order) -> None:
-        self._waiting.setdefault(order.size, deque()).append(order)
+    def add(self, task: PictureTask) -> None:
+        self._waiting.setdefault(task.size, deque()).append(task)
 
-    def started(self, order: Order) -> None:
-        """Move an order, which has its picture now, from waiting to running."""
-        self._waiting[order.size].remove(order)
-        self._running.setdefault(order.size, []).append(order)
+    def started(self, task: PictureTask) -> None:
+        """Move a task, which has its picture now, from waiting to running."""
+        self._waiting[task.size].remove(task)
+        self._running.setdefault(task.size, []).append(task)
 
-    def remove(self, order: Order) -> None:
-        """Remove an order that has ended, in whatever way."""
-        orders = self._waiting if order.picture is None else self._running
-        orders[order.size].remove(order)
+    def remove(self, task: PictureTask) -> None:
+        """Remove a task that has ended, in whatever way."""
+        tasks = self._waiting if task.picture is None else self._running
+        tasks[task.size].remove(task)
 
-    def batch(self) -> list[Order]:
-        """The orders to advance next; empty if there are none, or if the next in turn must be started first."""
+    def batch(self) -> list[PictureTask]:
+        """The tasks to advance next; empty if there are none, or if the next in turn must be started first."""
         return list(self._running.get(self._turn(), ()))
 
-    def joining(self) -> list[Order]:
-        """The waiting orders that fit into the batch whose turn it is."""
+    def joining(self) -> list[PictureTask]:
+        """The waiting tasks that fit into the batch whose turn it is."""
         size = self._turn()
         places = self._largest - len(self._running.get(size, ()))
-        return [order for order, _ in zip(self._waiting.get(size, ()), range(places))]
+        return [task for task, _ in zip(self._waiting.get(size, ()), range(places))]
 
-    def steps(self, batch: list[Order], seconds_per_step: float | None) -> int:
+    def steps(self, batch: list[PictureTask], seconds_per_step: float | None) -> int:
         """Steps of one launch: none beyond a picture's end or preview, and just one while others can join."""
-        least = min(order.left for order in batch)
+        least = min(task.left for task in batch)
         if seconds_per_step is None or self.joining():
             return 1
         return max(1, min(least, int(LAUNCH_S / max(seconds_per_step, 1e-6))))
 
     def seconds_ahead(self, seconds_per_step: Callable[[Size], float]) -> float:
-        """Estimated seconds for all running and waiting orders, as far as steps have been timed."""
+        """Estimated seconds for all running and waiting tasks, as far as steps have been timed."""
         total = 0.0
         for size in {*self._running, *self._waiting}:
             running, waiting = self._running.get(size, ()), self._waiting.get(size, ())
-            steps = sum(order.picture.steps_total - order.picture.steps_done for order in running)
-            steps += sum(order.request.num_inference_steps for order in waiting)
+            steps = sum(task.picture.steps_total - task.picture.steps_done for task in running)
+            steps += sum(task.request.num_inference_steps for task in waiting)
             together = max(1, min(self._largest, len(running) + len(waiting)))
             total += steps / together * seconds_per_step(size)
         return total
 
     def _turn(self) -> Size | None:
-        """The size of the oldest order."""
-        firsts = [orders[0] for orders in (*self._running.values(), *self._waiting.values()) if orders]
-        return min(firsts, key=lambda order: order.number).size if firsts else None
+        """The size of the oldest task."""
+        firsts = [tasks[0] for tasks in (*self._running.values(), *self._waiting.values()) if tasks]
+        return min(firsts, key=lambda task: task.number).size if firsts else None

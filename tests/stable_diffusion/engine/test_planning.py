@@ -97,7 +97,7 @@ def test_what_mlperf_measured_stands_beside_a_plan_for_the_same(slice: str, said
 
 def test_what_is_declared_is_what_a_checkpoint_has(checkpoint) -> None:
     made = JaxBackend(str(checkpoint("sdxl")), sizes=[(64, 64)], max_batch_size=1, dtype="float32")
-    functions = made.programs.functions(made._tokenizers.lengths, (64, 64))
+    functions = made.programs.functions(made.prompts.lengths, (64, 64))
     for part, function in functions.items():
         shapes = {name: shape.shape for name, shape in declared(function, made.programs.dtype).items()}
         assert shapes == {name: array.shape for name, array in made._weights[part].items()}

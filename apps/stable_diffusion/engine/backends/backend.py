@@ -5,12 +5,15 @@ coefficients (`schedules`), and one compiled step serves pictures of any schedul
 side by side: pictures join and leave a batch between steps. Only the size is fixed within a batch.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from apps.stable_diffusion.engine.request import PictureRequest
+
+Progress = Callable[[str, int, int, float], None]
+"""Called with (program, number done, total, its seconds) after each compilation."""
 
 
 class Picture(Protocol):
@@ -24,8 +27,14 @@ class Picture(Protocol):
     """Returned with the picture: that the prompt was cut, for example."""
 
 
-class Backend(Protocol):
-    """Owns the weights and the device. Called from one thread at a time, never from an event loop."""
+PictureT = TypeVar("PictureT", bound=Picture)
+
+
+class Backend(Protocol[PictureT]):
+    """Owns the weights and the device. Called from one thread at a time, never from an event loop.
+
+    A backend takes only pictures that it started itself.
+    """
 
     name: str
     """jax, torch or torch_xla."""
@@ -36,19 +45,26 @@ class Backend(Protocol):
     batch_sizes: tuple[int, ...]
     """Compiled batch sizes, ascending; a smaller batch is padded up to the next of them."""
 
-    def start(self, request: PictureRequest) -> Picture:
+    @property
+    def compiles_after_ready(self) -> int:
+        """Programs compiled since it was ready, as far as they are counted: a defect if not 0."""
+
+    def compile(self, progress: Progress | None = None) -> None:
+        """Make it ready: compile every program that a request may need."""
+
+    def start(self, request: PictureRequest) -> PictureT:
         """Encode the prompts and draw the noise. Raises RequestError if this model cannot do what is requested."""
 
-    def denoise(self, pictures: Sequence[Picture], steps: int) -> None:
+    def denoise(self, pictures: Sequence[PictureT], steps: int) -> None:
         """Launch `steps` steps of each picture, without waiting for them.
 
         All have the same size, and are at most `batch_sizes[-1]`; each has at least `steps` steps left.
         """
 
-    def wait(self, pictures: Sequence[Picture]) -> None:
+    def wait(self, pictures: Sequence[PictureT]) -> None:
         """Wait for the steps launched for these pictures. Raises their errors."""
 
-    def decode(self, pictures: Sequence[Picture], estimate: bool = False) -> list[np.ndarray | None]:
+    def decode(self, pictures: Sequence[PictureT], estimate: bool = False) -> list[np.ndarray | None]:
         """[height, width, 3] uint8 for each; None where its numbers are not finite.
 
         `estimate` decodes the current estimate of the result, for previews.

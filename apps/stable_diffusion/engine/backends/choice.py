@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from apps.stable_diffusion.engine.backends.backend import Backend
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
@@ -22,7 +22,7 @@ def open_backend(
     dtype: str = "bfloat16",
     compile_cache: str | None = None,
     progress: Callable[[str, int, int, float], None] | None = None,
-) -> Backend:
+) -> Backend[Any]:
     """A backend that is ready: weights loaded, programs compiled.
 
     Args:
@@ -54,7 +54,7 @@ def open_backend(
         opened = TorchBackend(checkpoint, device="xla" if chosen == "torch_xla" else None, **settings)
     log.info("%s on %s with %s", model, opened.device, opened.name)
     opened.compile(progress)
-    return opened  # type: ignore[return-value]  # each takes only pictures that it started itself
+    return opened
 
 
 def choose() -> Literal["jax", "torch"]:

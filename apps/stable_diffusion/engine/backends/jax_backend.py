@@ -20,37 +20,22 @@ from jax.sharding import PartitionSpec as P
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.arrays.programs import CompileCount
-from apps.stable_diffusion.engine.backends.programs import DenoisingState, EncodedPrompt, Given, Programs
-from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
+from apps.stable_diffusion.engine.backends.backend import Progress
+from apps.stable_diffusion.engine.backends.programs import DenoisingState, EncodedPrompt, PictureInputs, Programs
+from apps.stable_diffusion.engine.backends.prompts import Prompts
 from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule
-from apps.stable_diffusion.engine.backends.trajectory import RESTING, Planner, Trajectory, batch_sizes, check_batch
+from apps.stable_diffusion.engine.backends.trajectory import RESTING, Planner, StartedPicture, batch_sizes, check_batch
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae, weights
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.request import PictureRequest
 
 log = logging.getLogger("podslice")
 
-Progress = Callable[[str, int, int, float], None]
-"""Called with (program, number done, total, its seconds) after each compilation."""
-
 
 @dataclass(eq=False)
-class JaxPicture:
-    """A picture being made. See `backend.Picture`."""
-
-    request: PictureRequest
-    warnings: tuple[str, ...]
-    plan: Trajectory
+class JaxPicture(StartedPicture):
     state: DenoisingState
-    given: Given
-
-    @property
-    def steps_total(self) -> int:
-        return self.plan.steps_total
-
-    @property
-    def steps_done(self) -> int:
-        return self.plan.steps_done
+    inputs: PictureInputs
 
 
 class JaxBackend:
@@ -109,9 +94,7 @@ class JaxBackend:
         self.batch_sizes = batch_sizes(max_batch_size, len(devices), passes=2 if guided else 1)
         kind = devices[0].device_kind
         self.device = f"{kind} x{len(devices)}" if len(devices) > 1 else kind
-        self._tokenizers = Tokenizers(checkpoint)
-        self._texts = TextCache(self._encode_text)
-        self._zero_negative = checkpoint.is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
+        self.prompts = Prompts(checkpoint, guided, self._encode_text, self._zeros_like)
         self._weights = self._load(checkpoint)
         self._compiled: dict[Any, Any] = {}
         self._constants: dict[Any, Any] = {}
@@ -122,7 +105,7 @@ class JaxBackend:
 
     def _load(self, checkpoint: Checkpoint) -> dict[str, dict[str, jax.Array]]:
         """Load only the tensors that the programs use. All are checked before any is read."""
-        functions = self.programs.functions(self._tokenizers.lengths, self.sizes[0])
+        functions = self.programs.functions(self.prompts.lengths, self.sizes[0])
         entries = {name: weights.required(checkpoint, name, f, self._dtype) for name, f in functions.items()}
         return {name: weights.load(checkpoint, e, self._dtype, self._everywhere) for name, e in entries.items()}
 
@@ -132,7 +115,7 @@ class JaxBackend:
         """Compile every program that a request may need, several at a time if there are CPUs for it."""
         started, p = time.monotonic(), self.programs
         arrays = jax.tree.map(lambda array: p.shape(array.shape, array.dtype), self._weights)
-        jobs = p.jobs(arrays, self._tokenizers.lengths, self.sizes, self.batch_sizes)
+        jobs = p.jobs(arrays, self.prompts.lengths, self.sizes, self.batch_sizes)
         lowered = {key: jitted.lower(*shapes) for key, jitted, shapes in jobs}
 
         def run(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, float]:
@@ -174,15 +157,10 @@ class JaxBackend:
             original, latents = self._compiled["image", size](self._weights["vae"], *map(self._put, arguments))
         if request.mask is not None:
             mask, start_noise = self._put(plan.mask[..., None]), self._put(noise)
-        negative = None
-        if self.programs.guided:
-            negative = self._texts(request.negative_prompt)
-            if self._zero_negative and not request.negative_prompt:
-                negative = self._constant("no text", lambda: jax.tree.map(np.zeros_like, jax.device_get(negative)))
-        given = Given(self._texts(request.prompt), negative, mask, original, start_noise)
+        prompt, negative, warnings = self.prompts.encoded(request)
+        inputs = PictureInputs(prompt, negative, mask, original, start_noise)
         state = DenoisingState(latents, self._put(np.zeros(zeros.shape, np.float32)))
-        warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
-        return JaxPicture(request, warnings, plan, state, given)
+        return JaxPicture(request, warnings, plan, state, inputs)
 
     def denoise(self, pictures: Sequence[JaxPicture], steps: int) -> None:
         """See `Backend.denoise`."""
@@ -190,14 +168,14 @@ class JaxBackend:
         size = pictures[0].request.width, pictures[0].request.height
         b = next(b for b in self.batch_sizes if b >= len(pictures))
         program, spare = self._compiled["denoise", size, b], self._spare_states(size, b - len(pictures))
-        givens = tuple(picture.given for picture in pictures) + (pictures[0].given,) * len(spare)
+        inputs = tuple(picture.inputs for picture in pictures) + (pictures[0].inputs,) * len(spare)
         still = self._constant("zeros", lambda: np.zeros(self.programs.latents(size), np.float32), size)
         for _ in range(steps):
-            rows = np.stack([picture.plan.next_row() for picture in pictures] + [RESTING] * len(spare))
+            rows = np.stack([picture.plan.next_coefficients() for picture in pictures] + [RESTING] * len(spare))
             drawn = (picture.plan.next_noise() for picture in pictures)
             noises = [still if noise is None else self._put(_nhwc(noise)) for noise in drawn] + [still] * len(spare)
             states = tuple(picture.state for picture in pictures) + tuple(spare)
-            states = program(self._weights["unet"], self._put(rows), states, givens, tuple(noises))
+            states = program(self._weights["unet"], self._put(rows), states, inputs, tuple(noises))
             for picture, state in zip(pictures, states):
                 picture.state = state
                 picture.plan.steps_done += 1
@@ -227,9 +205,12 @@ class JaxBackend:
             pixels.update((i, own if sound else None) for i, own, sound in zip(share, batch, finite))
         return [pixels[i] for i in range(len(pictures))]
 
-    def _encode_text(self, text: str) -> EncodedPrompt:
+    def _encode_text(self, ids: tuple[np.ndarray, ...]) -> EncodedPrompt:
         arrays = {name: array for name, array in self._weights.items() if name.startswith("text_encoder")}
-        return self._compiled["text",](arrays, tuple(map(self._put, self._tokenizers(text).ids)))
+        return self._compiled["text",](arrays, tuple(map(self._put, ids)))
+
+    def _zeros_like(self, prompt: EncodedPrompt) -> EncodedPrompt:
+        return jax.tree.map(lambda array: self._put(np.zeros(array.shape, array.dtype)), prompt)
 
     def _put(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(array, self._everywhere)

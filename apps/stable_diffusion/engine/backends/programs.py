@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.stable_diffusion.engine.backends.schedules import COLUMNS, Row
+from apps.stable_diffusion.engine.backends.schedules import COLUMNS, StepCoefficients
 from apps.stable_diffusion.engine.backends.trajectory import LATENT_CHANNELS
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae
 from apps.stable_diffusion.engine.model.weights import NamedWeights
@@ -46,7 +46,7 @@ class DenoisingState(NamedTuple):
     estimate: jax.Array  # [h, w, 4] of the final latents
 
 
-class Given(NamedTuple):
+class PictureInputs(NamedTuple):
     """A picture's inputs; the same arrays in all its steps."""
 
     prompt: EncodedPrompt
@@ -93,23 +93,23 @@ class Programs:
     def denoise(
         self,
         weights: Mapping[str, jax.Array],
-        rows: jax.Array,
+        coefficients: jax.Array,
         states: tuple[DenoisingState, ...],
-        givens: tuple[Given, ...],
+        inputs: tuple[PictureInputs, ...],
         noises: tuple[jax.Array, ...],
     ) -> tuple[DenoisingState, ...]:
         """One step of b pictures, passed separately.
 
         Args:
-            rows: [b, COLUMNS + 1], each picture's coefficients (see `schedules`) and its guidance scale.
+            coefficients: [b, COLUMNS + 1], each picture's (see `schedules`) and its guidance scale.
             noises: [h, w, 4] each.
         """
-        state, given, noise = _stack(states), _stack(givens), jnp.stack(noises)
-        row = Row(*(rows[:, i, None, None, None] for i in range(COLUMNS)))
-        x, time, text = row.scale * state.latents, rows[:, 0], given.prompt
+        state, fixed, noise = _stack(states), _stack(inputs), jnp.stack(noises)
+        step = StepCoefficients(*(coefficients[:, i, None, None, None] for i in range(COLUMNS)))
+        x, time, text = step.scale * state.latents, coefficients[:, 0], fixed.prompt
         if self.guided:  # n = 2 b; without guidance n = b
             x, time = x.repeat(2, axis=0), time.repeat(2)
-            text = jax.tree.map(_interleave, given.negative, given.prompt)
+            text = jax.tree.map(_interleave, fixed.negative, fixed.prompt)
         share = P("data")  # the chips share the n passes through the network; the rest is small, and replicated
         predict = jax.shard_map(
             lambda weights, *arrays: self.predict(NamedWeights(weights), *arrays),
@@ -120,11 +120,12 @@ class Programs:
         )
         out = jax.lax.with_sharding_constraint(predict(weights, x, time, text), NamedSharding(self.mesh, P()))
         if self.guided:
-            out = out[::2] + rows[:, COLUMNS, None, None, None] * (out[1::2] - out[::2])
-        estimate = row.from_sample * state.latents + row.from_output * out
-        latents = row.keep * state.latents + row.toward * estimate + row.momentum * state.estimate + row.jitter * noise
-        kept = row.original * given.original + row.noise * given.start_noise
-        latents = given.mask * latents + (1 - given.mask) * kept
+            out = out[::2] + coefficients[:, COLUMNS, None, None, None] * (out[1::2] - out[::2])
+        estimate = step.from_sample * state.latents + step.from_output * out
+        latents = step.keep * state.latents + step.toward * estimate + step.momentum * state.estimate
+        latents = latents + step.jitter * noise
+        kept = step.original * fixed.original + step.noise * fixed.start_noise
+        latents = fixed.mask * latents + (1 - fixed.mask) * kept
         return tuple(DenoisingState(latents[i], estimate[i]) for i in range(len(states)))
 
     def decode(self, weights: Mapping[str, jax.Array], latents: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -227,13 +228,11 @@ class Programs:
         for size in sizes:
             latents = self.shape(self.latents(size))
             mask = self.shape((*latents.shape[:2], 1))
-            state, given = (
-                DenoisingState(latents, latents),
-                Given(text, text if self.guided else None, mask, latents, latents),
-            )
+            state = DenoisingState(latents, latents)
+            fixed = PictureInputs(text, text if self.guided else None, mask, latents, latents)
             for b in batch_sizes:
-                rows = self.shape((b, COLUMNS + 1))
-                shapes = arrays["unet"], rows, (state,) * b, (given,) * b, (latents,) * b
+                coefficients = self.shape((b, COLUMNS + 1))
+                shapes = arrays["unet"], coefficients, (state,) * b, (fixed,) * b, (latents,) * b
                 yield ("denoise", size, b), jit(self.denoise, **options), shapes
             yield ("decode", size), jit(self.decode), (arrays["vae"], (latents,) * self.mesh.size)
             image = self.shape((size[1], size[0], 3), np.uint8)

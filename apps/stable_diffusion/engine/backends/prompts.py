@@ -9,6 +9,7 @@ import numpy as np
 
 from apps.serving.errors import shortened
 from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.request import PictureRequest
 
 T = TypeVar("T")
 
@@ -82,3 +83,39 @@ class TextCache(Generic[T]):
                 self._known.popitem(last=False)
         self._known.move_to_end(text)
         return self._known[text]
+
+
+class Prompts(Generic[T]):
+    """The encoded prompts of requests.
+
+    Args:
+        guided: whether pictures need a negative prompt.
+        encode: runs the text encoders over a text's ids, [1, positions] for each of them.
+        zeros: an encoded text -> the same with zeros, which stands for an empty negative prompt in most XL models.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        guided: bool,
+        encode: Callable[[tuple[np.ndarray, ...]], T],
+        zeros: Callable[[T], T],
+    ) -> None:
+        self._tokenizers = Tokenizers(checkpoint)
+        self._encoded = TextCache(lambda text: encode(self._tokenizers(text).ids))
+        self._guided, self._zeros = guided, TextCache(lambda text: zeros(self._encoded(text)))
+        self._zero_negative = checkpoint.is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Positions of each text encoder."""
+        return tuple(self._tokenizers.lengths)
+
+    def encoded(self, request: PictureRequest) -> tuple[T, T | None, tuple[str, ...]]:
+        """The prompt, the negative prompt (None without guidance), and warnings about what was cut off them."""
+        warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
+        negative = None
+        if self._guided:
+            empty = self._zero_negative and not request.negative_prompt
+            negative = (self._zeros if empty else self._encoded)(request.negative_prompt)
+        return self._encoded(request.prompt), negative, warnings

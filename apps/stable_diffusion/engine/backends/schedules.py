@@ -51,8 +51,8 @@ DPM_ALLOWED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Row(NamedTuple):
-    """One step's coefficients; see the module's docstring. A table has one such row, float32, for each step."""
+class StepCoefficients(NamedTuple):
+    """One step's coefficients; see the module's docstring."""
 
     time: float  # time step given to the network
     scale: float  # the network sees scale * x
@@ -66,15 +66,15 @@ class Row(NamedTuple):
     noise: float
 
 
-COLUMNS = len(Row._fields)
+COLUMNS = len(StepCoefficients._fields)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The steps of one picture."""
 
-    rows: np.ndarray
-    """[steps, COLUMNS] float32"""
+    coefficients: np.ndarray
+    """[steps, COLUMNS] float32: a row of StepCoefficients for each step."""
     draws: tuple[bool, ...]
     """Whether the random generator is drawn from at each step."""
     start_image: float
@@ -94,7 +94,7 @@ class _Course:
 
     def __init__(
         self,
-        rows: dict[str, np.ndarray],
+        columns: dict[str, np.ndarray],
         estimate: tuple[np.ndarray, np.ndarray],
         mix: tuple[np.ndarray, np.ndarray],
         pure: float = 1.0,
@@ -106,14 +106,14 @@ class _Course:
             mix: weights of signal and noise in the input sample of each step.
             pure: standard deviation of the latents that text to image starts from.
         """
-        rows["from_sample"], rows["from_output"] = estimate
-        rows["original"] = np.append(mix[0][1:], 1.0)  # the output of step i is the input of step i + 1
-        rows["noise"] = np.append(mix[1][1:], 0.0)
-        self.rows, self._mix, self._pure = rows, mix, pure
+        columns["from_sample"], columns["from_output"] = estimate
+        columns["original"] = np.append(mix[0][1:], 1.0)  # the output of step i is the input of step i + 1
+        columns["noise"] = np.append(mix[1][1:], 0.0)
+        self.columns, self._mix, self._pure = columns, mix, pure
         self._draws = draws or (False,) * len(mix[0])
 
     def schedule(self, begin: int, pure: bool) -> Schedule:
-        table = np.stack([self.rows[name] for name in Row._fields], axis=-1)[begin:].astype(np.float32)
+        table = np.stack([self.columns[name] for name in StepCoefficients._fields], axis=-1)[begin:].astype(np.float32)
         start = (0.0, self._pure) if pure else (self._mix[0][begin], self._mix[1][begin])
         return Schedule(table, self._draws[begin:], *map(float, start))
 
@@ -171,13 +171,13 @@ class NoiseSchedule:
         make |= {"dpm-solver++": self._dpm, "lcm": self._lcm}
         with np.errstate(divide="ignore", invalid="ignore"):
             course = make[scheduler](steps, begin, prediction)
-        if not np.isfinite(course.rows["from_output"]).all():
+        if not np.isfinite(course.columns["from_output"]).all():
             raise RequestError(
                 "scheduler",
                 f"{scheduler} cannot serve a model with rescale_betas_zero_snr and prediction_type {prediction!r}, "
                 "whose first step has no signal of the picture: use euler",
             )
-        if not all(np.isfinite(column).all() for column in course.rows.values()):
+        if not all(np.isfinite(column).all() for column in course.columns.values()):
             raise RequestError(
                 "num_inference_steps", f"num_inference_steps {steps} is too many for {scheduler}: its steps coincide"
             )
@@ -223,8 +223,8 @@ class NoiseSchedule:
         alpha, sigma = np.sqrt(signal[times]), np.sqrt(1 - signal[times])
         alpha_after, sigma_after = np.sqrt(after), np.sqrt(1 - after)
         keep = sigma_after / sigma
-        rows = _rows(steps, time=times, keep=keep, toward=alpha_after - alpha * keep)
-        return _Course(rows, _variance_preserving(prediction, alpha, sigma), (alpha, sigma))
+        columns = _columns(steps, time=times, keep=keep, toward=alpha_after - alpha * keep)
+        return _Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma))
 
     def _levels(self, scheduler: str, steps: int, round_times: bool) -> Levels:
         train = self._config.get("num_train_timesteps", 1000)
@@ -267,7 +267,7 @@ class NoiseSchedule:
         """Samples that are signal + sigma * noise, `ratio` of which is kept at each step."""
         steps, here = len(times), sigmas[:-1]
         scale = 1 / np.sqrt(here**2 + 1)
-        rows = _rows(steps, time=times, scale=scale, keep=ratio, toward=1 - ratio, jitter=jitter)
+        columns = _columns(steps, time=times, scale=scale, keep=ratio, toward=1 - ratio, jitter=jitter)
         estimate = {
             "epsilon": (np.ones(steps), -here),
             "v_prediction": (scale**2, -here * scale),
@@ -276,7 +276,7 @@ class NoiseSchedule:
         leading = self._get(scheduler, "timestep_spacing") == "leading"
         start = np.sqrt(sigmas.max() ** 2 + 1) if leading else sigmas.max()
         draws = scheduler == "euler-ancestral"
-        return _Course(rows, estimate, (np.ones(steps), here), start, (draws,) * steps)
+        return _Course(columns, estimate, (np.ones(steps), here), start, (draws,) * steps)
 
     def _dpm(self, steps: int, begin: int, prediction: str) -> _Course:
         config = self._config
@@ -289,7 +289,7 @@ class NoiseSchedule:
         width = np.diff(log_ratio)  # [steps]
         keep = noises[1:] / noises[:-1]
         first = -alphas[1:] * np.expm1(-width)  # weight of the estimate at first order
-        rows = _rows(steps, time=times, keep=keep, toward=first)
+        columns = _columns(steps, time=times, keep=keep, toward=first)
         order = config.get("solver_order", 2)
         for i in range(begin + 1, steps if order > 1 else 0):
             few = config.get("lower_order_final", True) and steps < 15
@@ -302,10 +302,10 @@ class NoiseSchedule:
                 second = first[i] / 2 * slope
             else:
                 second = alphas[i + 1] * (np.expm1(-width[i]) / width[i] + 1) * slope
-            rows["toward"][i] += second
-            rows["momentum"][i] = -second
+            columns["toward"][i] += second
+            columns["momentum"][i] = -second
         estimate = _variance_preserving(prediction, alphas[:-1], noises[:-1])
-        return _Course(rows, estimate, (alphas[:-1], noises[:-1]))
+        return _Course(columns, estimate, (alphas[:-1], noises[:-1]))
 
     def _lcm(self, steps: int, begin: int, prediction: str) -> _Course:
         train = self._config.get("num_train_timesteps", 1000)
@@ -321,9 +321,9 @@ class NoiseSchedule:
         scaled = times * (self._config.get("timestep_scaling") or 10.0)
         skip, out = 0.25 / (scaled**2 + 0.25), scaled / np.sqrt(scaled**2 + 0.25)
         alpha_after, jitter = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
-        rows = _rows(steps, time=times, keep=alpha_after * skip, toward=alpha_after * out, jitter=jitter)
+        columns = _columns(steps, time=times, keep=alpha_after * skip, toward=alpha_after * out, jitter=jitter)
         draws = (*(True,) * (steps - 1), False)
-        return _Course(rows, _variance_preserving(prediction, alpha, sigma), (alpha, sigma), draws=draws)
+        return _Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma), draws=draws)
 
 
 def _problem(config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> str | None:
@@ -344,6 +344,6 @@ def _variance_preserving(prediction: str, alpha: np.ndarray, sigma: np.ndarray) 
     }[prediction]
 
 
-def _rows(steps: int, **columns: np.ndarray) -> dict[str, np.ndarray]:
-    zero = {name: np.zeros(steps) for name in Row._fields}
+def _columns(steps: int, **columns: np.ndarray) -> dict[str, np.ndarray]:
+    zero = {name: np.zeros(steps) for name in StepCoefficients._fields}
     return zero | {"scale": np.ones(steps)} | {name: np.array(column, float) for name, column in columns.items()}

@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from apps.stable_diffusion.engine.backends.prompts import TextCache, Tokenizers
-from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, Row
+from apps.stable_diffusion.engine.backends.backend import Progress
+from apps.stable_diffusion.engine.backends.prompts import Prompts
+from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, StepCoefficients
 from apps.stable_diffusion.engine.backends.trajectory import (
     LATENT_CHANNELS,
     RESTING,
     Planner,
+    StartedPicture,
     Trajectory,
     batch_sizes,
     check_batch,
@@ -38,8 +40,6 @@ from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, Checkpoint
 from apps.stable_diffusion.engine.request import PictureRequest
 
 log = logging.getLogger("podslice")
-
-Progress = Callable[[str, int, int, float], None]
 
 
 class TorchText(NamedTuple):
@@ -61,25 +61,12 @@ class KeptRegion(NamedTuple):
 
 
 @dataclass(eq=False)
-class TorchPicture:
-    """A picture being made. See `backend.Picture`."""
-
-    request: PictureRequest
-    warnings: tuple[str, ...]
-    plan: Trajectory
+class TorchPicture(StartedPicture):
     latents: torch.Tensor  # [1, 4, h, w] float32
     estimate: torch.Tensor
     prompt: TorchText
     negative: TorchText | None
     kept: KeptRegion | None  # never None on XLA
-
-    @property
-    def steps_total(self) -> int:
-        return self.plan.steps_total
-
-    @property
-    def steps_done(self) -> int:
-        return self.plan.steps_done
 
 
 class TorchBackend:
@@ -97,6 +84,8 @@ class TorchBackend:
         CheckpointError: the checkpoint cannot be read or is of another kind.
         ValueError: a size that this model cannot make; xla without torch_xla, or without a device for it.
     """
+
+    compiles_after_ready = 0  # not counted
 
     def __init__(
         self,
@@ -133,9 +122,7 @@ class TorchBackend:
         self._planner = Planner(self.sizes, self._reduction, guided, schedule)
         self.batch_sizes = batch_sizes(max_batch_size)
         self._is_xl = checkpoint.is_xl
-        self._zero_negative = self._is_xl and checkpoint.index.get("force_zeros_for_empty_prompt", True)
-        self._tokenizers = Tokenizers(checkpoint)
-        self._texts = TextCache(self._encode_text)
+        self._prompts = Prompts(checkpoint, guided, self._encode_text, lambda text: text.map(torch.zeros_like))
         self._fillers: dict[tuple[int, int], list[TorchPicture]] = {}
         self._sync()
 
@@ -177,14 +164,8 @@ class TorchBackend:
         if kept is None and self._xla:
             nothing = torch.zeros_like(start_noise)
             kept = KeptRegion(*(part.to(self._device) for part in (torch.ones_like(nothing[:, :1]), nothing, nothing)))
-        negative = None
-        if self._guided:
-            negative = self._texts(request.negative_prompt)
-            if self._zero_negative and not request.negative_prompt:
-                negative = negative.map(torch.zeros_like)
-            negative = negative.map(self._upload)
-        warnings = self._tokenizers.warnings(prompt=request.prompt, negative_prompt=request.negative_prompt)
-        prompt = self._texts(request.prompt).map(self._upload)
+        prompt, negative, warnings = self._prompts.encoded(request)
+        prompt, negative = prompt.map(self._upload), None if negative is None else negative.map(self._upload)
         estimate = torch.zeros_like(start_noise).to(self._device)
         self._sync()
         return TorchPicture(request, warnings, plan, latents, estimate, prompt, negative, kept)
@@ -200,9 +181,9 @@ class TorchBackend:
         kept = self._kept(batch)
         self._sync()
         for _ in range(steps):
-            rows = np.stack([p.plan.next_row() for p in pictures] + [RESTING] * (b - len(pictures)))
-            numbers, noise = torch.from_numpy(rows).to(self._device), self._noise(pictures, b)
-            latents, estimate = self._step(latents, estimate, numbers, noise, texts, more, kept)
+            rows = np.stack([p.plan.next_coefficients() for p in pictures] + [RESTING] * (b - len(pictures)))
+            coefficients, noise = torch.from_numpy(rows).to(self._device), self._noise(pictures, b)
+            latents, estimate = self._step(latents, estimate, coefficients, noise, texts, more, kept)
             self._sync()
             for picture in pictures:
                 picture.plan.steps_done += 1
@@ -251,21 +232,22 @@ class TorchBackend:
         self,
         latents: torch.Tensor,
         estimate: torch.Tensor,
-        numbers: torch.Tensor,
+        coefficients: torch.Tensor,
         noise: torch.Tensor | None,
         context: torch.Tensor,
         more: dict[str, torch.Tensor] | None,
         kept: KeptRegion | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next latents and estimates. `numbers` has each picture's `next_row`."""
-        row = Row(*(numbers[:, i, None, None, None] for i in range(COLUMNS)))
-        out = self._predict(row.scale * latents, numbers[:, 0], numbers[:, COLUMNS, None, None, None], context, more)
-        before, estimate = estimate, row.from_sample * latents + row.from_output * out
-        latents = row.keep * latents + row.toward * estimate + row.momentum * before
+        """The next latents and estimates. `coefficients` has each picture's `next_coefficients`."""
+        step = StepCoefficients(*(coefficients[:, i, None, None, None] for i in range(COLUMNS)))
+        guidance = coefficients[:, COLUMNS, None, None, None]
+        out = self._predict(step.scale * latents, coefficients[:, 0], guidance, context, more)
+        before, estimate = estimate, step.from_sample * latents + step.from_output * out
+        latents = step.keep * latents + step.toward * estimate + step.momentum * before
         if noise is not None:
-            latents = latents + row.jitter * noise
+            latents = latents + step.jitter * noise
         if kept is not None:
-            originals = row.original * kept.original + row.noise * kept.start_noise
+            originals = step.original * kept.original + step.noise * kept.start_noise
             latents = kept.mask * latents + (1 - kept.mask) * originals
         return latents, estimate
 
@@ -313,13 +295,13 @@ class TorchBackend:
 
     # -- networks -----------------------------------------------------------------------------------------------
 
-    def _encode_text(self, text: str) -> TorchText:
-        """Encode a text; on XLA the result is on the host: see `_upload`."""
-        found = self._run_text_encoders(self._tokenizers(text).ids)
+    def _encode_text(self, ids: tuple[np.ndarray, ...]) -> TorchText:
+        """Encode a tokenized text; on XLA the result is on the host: see `_upload`."""
+        found = self._run_text_encoders(ids)
         self._sync()
         return found.map(torch.Tensor.cpu) if self._xla else found
 
-    def _run_text_encoders(self, each_ids: Sequence[np.ndarray]) -> TorchText:
+    def _run_text_encoders(self, each_ids: tuple[np.ndarray, ...]) -> TorchText:
         contexts, pooled = [], None
         for encoder, ids in zip(self._text_encoders, each_ids):
             output = encoder(torch.from_numpy(ids).long().to(self._device), output_hidden_states=self._is_xl)

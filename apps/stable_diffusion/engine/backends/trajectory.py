@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Row, Schedule
+from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Schedule, StepCoefficients
 from apps.stable_diffusion.engine.request import PictureRequest
 
 if TYPE_CHECKING:
     import torch
 
 LATENT_CHANNELS = 4
-RESTING = np.array([*Row(0, 1, 0, 0, keep=1, toward=0, momentum=0, jitter=0, original=0, noise=0), 1], np.float32)
-"""Coefficients that leave a picture unchanged, for rows that pad a batch."""
+UNCHANGED = StepCoefficients(0, 1, 0, 0, keep=1, toward=0, momentum=0, jitter=0, original=0, noise=0)
+RESTING = np.array([*UNCHANGED, 1], np.float32)
+"""[COLUMNS + 1] coefficients and guidance scale that leave a picture unchanged, for what pads a batch."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Trajectory:
 
     @property
     def steps_total(self) -> int:
-        return len(self.schedule.rows)
+        return len(self.schedule.coefficients)
 
     @property
     def guidance(self) -> float:
@@ -55,13 +56,30 @@ class Trajectory:
         reduction = self.request.height // self.shape[0]
         return self.request.mask[::reduction, ::reduction].astype(np.float32)
 
-    def next_row(self) -> np.ndarray:
+    def next_coefficients(self) -> np.ndarray:
         """The next step's coefficients and the guidance scale, [COLUMNS + 1] float32."""
-        return np.append(self.schedule.rows[self.steps_done], np.float32(self.guidance))
+        return np.append(self.schedule.coefficients[self.steps_done], np.float32(self.guidance))
 
     def next_noise(self) -> "torch.Tensor | None":
         """[1, 4, h, w] noise of the next step; None if it adds none. Call it once for each step."""
         return draw(self.random, self.shape) if self.schedule.draws[self.steps_done] else None
+
+
+@dataclass(eq=False)
+class StartedPicture:
+    """What the pictures of all backends are, besides their arrays. See `backend.Picture`."""
+
+    request: PictureRequest
+    warnings: tuple[str, ...]
+    plan: Trajectory
+
+    @property
+    def steps_total(self) -> int:
+        return self.plan.steps_total
+
+    @property
+    def steps_done(self) -> int:
+        return self.plan.steps_done
 
 
 def draw(random: "torch.Generator", shape: tuple[int, int]) -> "torch.Tensor":

@@ -58,7 +58,7 @@ def test_four_chips_give_what_one_does(checkpoint: Callable[[str], Path]) -> Non
 @pytest.mark.parametrize("guided", [True, False])
 def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str], Path], guided: bool) -> None:
     made = JaxBackend(str(checkpoint("sd1")), sizes=[(64, 64)], max_batch_size=1, guided=guided, attention="flash")
-    p, (length,) = made.programs, made._tokenizers.lengths
+    p, (length,) = made.programs, made.prompts.lengths
     arrays = {part: declared(function, p.dtype) for part, function in p.functions((length,), (64, 64)).items()}
     arrays = jax.tree.map(lambda shape: p.shape(shape.shape, shape.dtype), arrays)
     for key, jitted, shapes in p.jobs(arrays, (length,), made.sizes, made.batch_sizes):

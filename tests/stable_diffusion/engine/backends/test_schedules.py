@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Row, Schedule
+from apps.stable_diffusion.engine.backends.schedules import NoiseSchedule, Schedule, StepCoefficients
 from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
 from apps.stable_diffusion.engine.request import SCHEDULERS
 
@@ -49,8 +49,8 @@ def ours(schedule: Schedule) -> Iterator[tuple[Any, np.ndarray]]:
     random = torch.Generator().manual_seed(7)
     image, noise = (torch.randn(SHAPE, generator=random).numpy() for _ in range(2))
     x, before = schedule.start_image * image + schedule.start_noise * noise, np.zeros(SHAPE)
-    for i, numbers in enumerate(schedule.rows):
-        row = Row(*map(float, numbers))
+    for i, numbers in enumerate(schedule.coefficients):
+        row = StepCoefficients(*map(float, numbers))
         yield row.time, row.scale * x, x
         output = torch.randn(SHAPE, generator=torch.Generator().manual_seed(i)).numpy()
         estimate = row.from_sample * x + row.from_output * output
@@ -63,7 +63,7 @@ def ours(schedule: Schedule) -> Iterator[tuple[Any, np.ndarray]]:
 def compare(name: str, config: dict[str, Any], steps: int, begin: int = 0, is_xl: bool = True) -> None:
     strength = None if begin == 0 else (steps - begin + 0.5) / steps
     schedule = NoiseSchedule(config, is_xl).table(name, steps, strength)
-    assert len(schedule.rows) == len(schedule.draws) == steps - begin
+    assert len(schedule.coefficients) == len(schedule.draws) == steps - begin
     for (t, seen, x), (time, scaled, sample) in zip(reference(name, config, steps, begin), ours(schedule), strict=True):
         if t is not None:
             assert time == pytest.approx(t, abs=1e-3)
@@ -165,11 +165,12 @@ def test_karras_levels_that_a_request_asks_for_are_diffusers(name: str) -> None:
 def test_a_strength_of_nothing_runs_the_last_step() -> None:
     """As AUTOMATIC1111 does, where diffusers refuses it."""
     schedule = NoiseSchedule(BASE)
-    assert (schedule.table("euler", 5, 0.0, min_steps=1).rows == schedule.table("euler", 5, 0.2).rows).all()
-    assert len(schedule.table("euler", 5, 0.6, min_steps=1).rows) == 3
+    one, least = schedule.table("euler", 5, 0.2), schedule.table("euler", 5, 0.0, min_steps=1)
+    assert (least.coefficients == one.coefficients).all()
+    assert len(schedule.table("euler", 5, 0.6, min_steps=1).coefficients) == 3
 
 
 def test_plain_models_have_an_offset_of_one() -> None:
     """As diffusers' StableDiffusionPipeline sets it, whatever the file says."""
-    plain, xl = (NoiseSchedule(BASE, is_xl).table("ddim", 10).rows[-1][0] for is_xl in (False, True))
+    plain, xl = (NoiseSchedule(BASE, is_xl).table("ddim", 10).coefficients[-1][0] for is_xl in (False, True))
     assert (plain, xl) == (1, 0)
