@@ -6,7 +6,7 @@ everyone may do everything.
 
 import re
 
-from apps.cell import bodies
+from apps.cell import calls
 from apps.cell.errors import CellError
 
 METHODS = ("lm.generate", "lm.generate_stream", "lm.score", "lm.embed")
@@ -23,8 +23,8 @@ def parse(acl: object) -> str:
         raise CellError(
             f"acl {acl!r:.100} must be names of keys, comma-separated, such as alice,bob; or * for everyone"
         )
-    if len(acl) > bodies.LONGEST_ACL:
-        raise CellError(f"acl has {len(acl)} characters; it can have {bodies.LONGEST_ACL}")
+    if len(acl) > calls.LONGEST_ACL:
+        raise CellError(f"acl has {len(acl)} characters; it can have {calls.LONGEST_ACL}")
     if acl.strip() in EVERYONE:
         return ""
     names = [name.strip().removeprefix("acl/") for name in acl.split(",")]

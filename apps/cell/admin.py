@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from apps.cell import acl, bodies
+from apps.cell import acl, calls
 from apps.cell.errors import AlreadyTaken, CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.names import check_cell, check_length, model_name, split
 from apps.cell.registry import Registry
@@ -92,7 +92,7 @@ class Admin:
     # Clients' calls. Changes of a model return its name and new entry.
 
     def publish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
-        name = self._name(body, bodies.PUBLISH)
+        name = self._name(body, calls.PUBLISH)
         check_length(name)
         if split(name)[1]:
             return name, self._publish_adapter(principal, name, body)
@@ -137,7 +137,7 @@ class Admin:
         return after
 
     def update(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
-        name = self._name(body, bodies.UPDATE)
+        name = self._name(body, calls.UPDATE)
         with self._changing():
             before = self._published(name)
             self._may_change(principal, before)
@@ -159,7 +159,7 @@ class Admin:
         return name, after
 
     def unpublish(self, principal: str | None, body: Mapping[str, Any]) -> tuple[str, Published]:
-        name = self._name(body, bodies.ONE_MODEL)
+        name = self._name(body, calls.ONE_MODEL)
         with self._changing():
             model = self._named(name)
             self._may_change(principal, model)
@@ -174,7 +174,7 @@ class Admin:
 
     def create(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
         """Saxml's `create`. The cell exists already, so this only sets its admin ACL, if no other principal has."""
-        _known(body, bodies.CREATE)
+        _known(body, calls.CREATE)
         check_cell(body.get("sax_cell"), self._config.name)
         root = body.get("fs_root", self._config.state_uri)
         if root not in ("", self._config.state_uri):
@@ -189,7 +189,7 @@ class Admin:
 
     def set_acl(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
         """Set who may change the cell or a model (`method` empty), or call one of a model's methods."""
-        _known(body, bodies.SET_ACL)
+        _known(body, calls.SET_ACL)
         names = acl.parse(body.get("acl"))
         target = body.get("model") or body.get("sax_cell")
         method = body.get("method") or ""
@@ -212,11 +212,11 @@ class Admin:
         """The model or adapter named in the body, or all of them. An adapter's state is that of its model."""
         if "model" not in body:
             return self.state.names
-        name = self._name(body, bodies.ONE_MODEL)
+        name = self._name(body, calls.ONE_MODEL)
         return {name: self._named(name)}
 
     def get_acl(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        _known(body, bodies.GET_ACL)
+        _known(body, calls.GET_ACL)
         target, method = body.get("model") or body.get("sax_cell"), body.get("method") or "all"
         if target in (None, f"/sax/{self._config.name}"):
             return {"model": f"/sax/{self._config.name}", "acls": {"admin": self.admin_acl}}
@@ -233,7 +233,7 @@ class Admin:
         set_by_client = self.state.admin_acl
         return ",".join(self._config.admins) if set_by_client is None else set_by_client
 
-    def _name(self, body: Mapping[str, Any], fields: bodies.Fields) -> str:
+    def _name(self, body: Mapping[str, Any], fields: calls.Fields) -> str:
         _known(body, fields)
         return model_name(body.get("model"), self._config.name)
 
@@ -300,7 +300,7 @@ class Admin:
         self.state = state
 
 
-def _known(body: Mapping[str, Any], fields: bodies.Fields) -> None:
+def _known(body: Mapping[str, Any], fields: calls.Fields) -> None:
     if unknown := sorted(body.keys() - fields.keys()):
         raise CellError(f"unknown field {unknown[0]!r}; known: {', '.join(sorted(fields))}")
 
@@ -311,10 +311,10 @@ def _text(body: Mapping[str, Any], field: str, default: str | None = None) -> st
         raise CellError(f"{field} must be a string" + ("" if field in body else "; it is missing"))
     if not value.isprintable():
         raise CellError(f"{field} has characters that no name has: {value!r:.100}")
-    if len(value) > bodies.LONGEST_PATH:
-        raise CellError(f"{field} has {len(value)} characters; it can have {bodies.LONGEST_PATH}")
-    if any(len(part.encode()) > bodies.LONGEST_FILE_NAME for part in value.split("/")):
-        raise CellError(f"{field} has a part of over {bodies.LONGEST_FILE_NAME} bytes, which no file system takes")
+    if len(value) > calls.LONGEST_PATH:
+        raise CellError(f"{field} has {len(value)} characters; it can have {calls.LONGEST_PATH}")
+    if any(len(part.encode()) > calls.LONGEST_FILE_NAME for part in value.split("/")):
+        raise CellError(f"{field} has a part of over {calls.LONGEST_FILE_NAME} bytes, which no file system takes")
     return value
 
 
@@ -323,8 +323,8 @@ def _replicas(value: Any) -> int:
         value = int(value)
     if isinstance(value, float) and value.is_integer():  # as JSON Schema has it
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= bodies.MOST_REPLICAS:
-        raise CellError(f"replicas must be a whole number, 0 to {bodies.MOST_REPLICAS}, not {value!r:.100}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= calls.MOST_REPLICAS:
+        raise CellError(f"replicas must be a whole number, 0 to {calls.MOST_REPLICAS}, not {value!r:.100}")
     return value
 
 
@@ -332,8 +332,8 @@ def _overrides(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise CellError("overrides must be an object of field: value")
     for field, given in value.items():
-        if isinstance(given, int | float) and not -bodies.LARGEST < given < bodies.LARGEST:  # or it is no number
-            raise CellError(f"overrides: {field!r:.100} must be a number below {bodies.LARGEST}, not {given!r:.100}")
+        if isinstance(given, int | float) and not -calls.LARGEST < given < calls.LARGEST:  # or it is no number
+            raise CellError(f"overrides: {field!r:.100} must be a number below {calls.LARGEST}, not {given!r:.100}")
         if isinstance(given, str) and not given.isprintable():
             raise CellError(f"overrides: {field!r:.100} has characters that no value has: {given!r:.100}")
     return json.loads(json.dumps(dict(value)))

@@ -13,7 +13,7 @@ from typing import Any
 
 from apps.cell import acl
 from apps.cell.admin import Admin
-from apps.cell.bodies import Entry
+from apps.cell.calls import Entry
 from apps.cell.names import split
 from apps.cell.reconcile import Delete, ServeApp, Target, Version, assign, steps, surge_percent
 from apps.cell.rounds import Failures

@@ -31,6 +31,12 @@ class AlreadyTaken(CellError):
     status = 409
 
 
+class AdminFailed(CellError):
+    """A fault of the cell; the admin's log says which."""
+
+    status = 500
+
+
 class Unavailable(CellError):
     """A temporary failure; the same call may succeed later."""
 

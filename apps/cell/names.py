@@ -2,7 +2,7 @@
 
 import re
 
-from apps.cell import bodies
+from apps.cell import calls
 from apps.cell.errors import CellError
 
 _PART = r"[a-z]+[a-z0-9_-]*"
@@ -26,10 +26,8 @@ def model_name(text: object, cell: str) -> str:
 def check_length(name: str) -> None:
     """Raise CellError if a new model or adapter cannot have this name, because part of it is too long."""
     for part in re.split("[/:]", name):
-        if len(part) > bodies.LONGEST_PART:
-            raise CellError(
-                f"model: {part[:20]!r}... has {len(part)} characters; a name can have {bodies.LONGEST_PART}"
-            )
+        if len(part) > calls.LONGEST_PART:
+            raise CellError(f"model: {part[:20]!r}... has {len(part)} characters; a name can have {calls.LONGEST_PART}")
 
 
 def split(name: str) -> tuple[str, str]:

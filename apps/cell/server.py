@@ -20,10 +20,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from apps.cell import bodies
+from apps.cell import calls
 from apps.cell.admin import Admin
+from apps.cell.calls import AnswerT, Call, Change
 from apps.cell.cell import CellReconciler
-from apps.cell.errors import CellError, Unavailable
+from apps.cell.errors import AdminFailed, CellError, Unavailable
 from apps.cell.http.app import http_app, spoken
 from apps.cell.http.dispatcher import View
 from apps.cell.http.relay import Relay
@@ -46,8 +47,6 @@ log = logging.getLogger("podslice")
 RECONCILE_S = 1.0
 VIEW_S = 0.5
 """Seconds between two updates of the front's view of the models."""
-READING = frozenset({"listed", "get_acl"})
-"""Calls of the admin that write nothing, and so need no thread."""
 
 
 def build(config: CellConfig) -> serve.Application:
@@ -104,28 +103,42 @@ class CellAdmin:
                 await asyncio.wait_for(self._woken.wait(), RECONCILE_S)
             self._woken.clear()
 
-    async def call(self, method: str, principal: str | None, body: dict[str, Any]) -> tuple[int, Any, float | None]:
-        """Call a method of Admin; returns (HTTP status, content, Retry-After in seconds).
-
-        A change is answered once it is safely stored.
-        """
+    async def answer(self, call: Call[AnswerT]) -> AnswerT | CellError:
+        """The answer, or why there is none: returned, because what a replica raises is logged as its own failure."""
         try:
-            if method in READING:
-                answer = getattr(self._admin, method)(body)
-            else:
-                await self._decided()
-                answer = await asyncio.to_thread(getattr(self._admin, method), principal, body)
-                self._woken.set()
+            if not isinstance(call, Change):
+                return self._read(call)
+            await self._decided()
+            changed = await asyncio.to_thread(self._change, call)
+            self._woken.set()
+            return changed
         except CellError as error:
-            return error.status, str(error), error.retry_after_s
+            return error
         except Exception:
-            log.exception("the cell could not %s", method)
-            return 500, "The server failed; its log says why.", None
-        if method == "listed":
-            answer = [self._cell.entry(name, model) for name, model in answer.items()]
-        elif method in ("publish", "update", "unpublish"):
-            answer = self._cell.entry(*answer)
-        return 200, answer, None
+            log.exception("the cell could not answer %s", type(call).__name__)
+            return AdminFailed("The server failed; its log says why.")
+
+    def _read(self, call: Call[Any]) -> Any:
+        match call:
+            case calls.ListModels(body):
+                return [self._cell.entry(name, model) for name, model in self._admin.listed(body).items()]
+            case calls.GetAcl(body):
+                return self._admin.get_acl(body)
+        raise TypeError(f"not a call of the admin: {call}")
+
+    def _change(self, call: Change[Any]) -> Any:
+        match call:
+            case calls.Publish(body, principal):
+                return self._cell.entry(*self._admin.publish(principal, body))
+            case calls.Update(body, principal):
+                return self._cell.entry(*self._admin.update(principal, body))
+            case calls.Unpublish(body, principal):
+                return self._cell.entry(*self._admin.unpublish(principal, body))
+            case calls.Create(body, principal):
+                return self._admin.create(principal, body)
+            case calls.SetAcl(body, principal):
+                return self._admin.set_acl(principal, body)
+        raise TypeError(f"not a change of the cell: {call}")
 
     async def _decided(self) -> None:
         """After a kill, wait until the lease of the cell's own former process is known to be stale."""
@@ -199,21 +212,19 @@ class CellFront:
             await self.look()
             await asyncio.sleep(VIEW_S)
 
-    async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
-        """Call the admin. Raises its CellError, or Unavailable while it starts."""
-        bodies.check_nesting(body)
+    async def ask(self, call: Call[AnswerT]) -> AnswerT:
+        """See `Front.ask`."""
+        calls.check_nesting(call.body)
         try:
-            status, content, retry_after_s = await self._admin.call.remote(method, principal, body)
+            answer: AnswerT | CellError = await self._admin.answer.remote(call)
         except (RayError, RayServeException) as error:
             log.warning("the cell's admin does not answer: %s", error)
             raise Unavailable("the cell's admin is starting; try again", retry_after_s=2) from error
-        if status != 200:
-            failure = CellError(content, retry_after_s)
-            failure.status = status
-            raise failure
-        if method not in READING:
+        if isinstance(answer, CellError):
+            raise answer
+        if isinstance(call, Change):
             await self.look()  # so that the client's next request sees its own change
-        return content
+        return answer
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         origins = self._config.cors_origins

@@ -1,12 +1,14 @@
 """Bodies that a cell's front cannot read are refused as the client's mistake, in each dialect's form."""
 
+import pickle
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from apps.cell.admin import _replicas
-from apps.cell.errors import CellError
+from apps.cell.calls import Call
+from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
 from apps.cell.http.relay import Relay
 from apps.serving.ingress.api_keys import principals
@@ -17,8 +19,8 @@ class NobodyThere:
 
     async def look(self) -> None: ...
 
-    async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
-        raise CellError(f"asked to {method}")
+    async def ask(self, call: Call[Any]) -> Any:
+        raise CellError(f"asked to {call}")
 
 
 @pytest.fixture
@@ -81,3 +83,10 @@ def test_an_error_is_bounded_in_length(front: TestClient):
     """Whatever of the request it quotes."""
     long = CellError("a" * 1_000_000)
     assert len(str(long)) < 1500 and "left out" in str(long)
+
+
+def test_a_refusal_crosses_processes_as_what_it_is():
+    refusal = Unavailable("the cell is starting", retry_after_s=2)
+    received = pickle.loads(pickle.dumps(refusal))
+    assert type(received) is Unavailable and str(received) == str(refusal)
+    assert (received.status, received.retry_after_s) == (503, 2)

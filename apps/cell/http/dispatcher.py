@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from apps.cell import acl
-from apps.cell.bodies import Entry
+from apps.cell.calls import AnswerT, Call, Entry
 from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.http.relay import Relay
 from apps.cell.names import split
@@ -36,8 +36,8 @@ class Front(Protocol):
     async def look(self) -> None:
         """Update the view."""
 
-    async def ask(self, method: str, principal: str | None, body: dict[str, Any]) -> Any:
-        """Call the admin. Raises CellError."""
+    async def ask(self, call: Call[AnswerT]) -> AnswerT:
+        """Call the admin. Raises CellError; Unavailable while the admin starts."""
 
 
 class Dispatcher:

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from apps.cell.bodies import Entry
+from apps.cell.calls import Entry
 from apps.cell.http.dispatcher import Dispatcher, streamed
 from apps.cell.http.saxml import RELAYED
 from apps.serving.ingress.anthropic_errors import PATHS

@@ -16,8 +16,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from apps.cell import bodies
-from apps.cell.bodies import Entry
+from apps.cell import calls
+from apps.cell.calls import Entry
 from apps.cell.errors import CellError
 from apps.cell.http.dispatcher import Dispatcher, Front, principal_of, streamed
 from apps.cell.names import check_cell, model_name
@@ -28,7 +28,7 @@ from apps.serving.ingress.openapi import STREAMED, json_object, query
 from apps.serving.ingress.saxml_answers import SaxmlJSON
 
 WATCH_S = 0.5
-RELAYED = json_object(bodies.RELAYED, closed=False)
+RELAYED = json_object(calls.RELAYED, closed=False)
 EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
@@ -50,36 +50,36 @@ def saxml_router(cell: str, front: Front, dispatcher: Dispatcher) -> APIRouter:
 def _add_models(router: APIRouter, cell: str, front: Front) -> None:
     """What publishes, changes, removes and lists models."""
 
-    @router.post("/publish", openapi_extra=json_object(bodies.PUBLISH, ["model", "model_path"]))
+    @router.post("/publish", openapi_extra=json_object(calls.PUBLISH, ["model", "model_path"]))
     async def publish(request: Request) -> Response:
         """Adds a model to the desired state. Answered once that is stored, before the model is loaded."""
-        return _echo(await front.ask("publish", principal_of(request), await _body(request)))
+        return _echo(await front.ask(calls.Publish(await _body(request), principal_of(request))))
 
-    @router.put("/update", openapi_extra=json_object(bodies.UPDATE, ["model"]))
+    @router.put("/update", openapi_extra=json_object(calls.UPDATE, ["model"]))
     async def update(request: Request) -> Response:
         """Changes a published model's checkpoint, replicas or overrides; absent fields stay as they are."""
-        return _echo(await front.ask("update", principal_of(request), await _body(request)))
+        return _echo(await front.ask(calls.Update(await _body(request), principal_of(request))))
 
-    @router.post("/unpublish", openapi_extra=json_object(bodies.ONE_MODEL, ["model"]))
+    @router.post("/unpublish", openapi_extra=json_object(calls.ONE_MODEL, ["model"]))
     async def unpublish(request: Request) -> Response:
         """Removes a model; its replicas finish their open requests."""
-        entry = await front.ask("unpublish", principal_of(request), await _body(request))
+        entry = await front.ask(calls.Unpublish(await _body(request), principal_of(request)))
         return SaxmlJSON({"model": entry["model"]})
 
-    @router.get("/listcell", openapi_extra=query(bodies.ONE_MODEL, ["model"]))
+    @router.get("/listcell", openapi_extra=query(calls.ONE_MODEL, ["model"]))
     async def list_model(request: Request) -> Response:
         """One model, despite the name: its state, replicas and, if it does not load, the reason."""
         body = await _arguments(request)
         if "model" not in body:
             raise CellError("Provide model for list cell")
         name = model_name(body["model"], cell)
-        return SaxmlJSON((await front.ask("listed", None, {"model": name}))[0])
+        return SaxmlJSON((await front.ask(calls.ListModels({"model": name})))[0])
 
-    @router.get("/listall", openapi_extra=query(bodies.ONE_CELL))
+    @router.get("/listall", openapi_extra=query(calls.ONE_CELL))
     async def list_all(request: Request) -> Response:
         """Names of the published models."""
         check_cell((await _arguments(request)).get("sax_cell", f"/sax/{cell}"), cell)
-        listed = await front.ask("listed", None, {})
+        listed = await front.ask(calls.ListModels({}))
         return SaxmlJSON([entry["model"] for entry in listed])
 
 
@@ -90,10 +90,10 @@ def _add_cell(router: APIRouter, front: Front, dispatcher: Dispatcher) -> None:
     async def whole_cell(request: Request) -> Response:
         """The cell: its slices, the caller's principal, and all models as in `listcell`."""
         view = dispatcher.view()
-        models = await front.ask("listed", None, {})
+        models = await front.ask(calls.ListModels({}))
         return SaxmlJSON(view.cell | {"principal": principal_of(request), "models": models})
 
-    @router.get("/watch", openapi_extra=query(bodies.ONE_MODEL), responses=EVENTS)
+    @router.get("/watch", openapi_extra=query(calls.ONE_MODEL), responses=EVENTS)
     async def watch(request: Request) -> Response:
         """Server-sent events: the published models, then each change of them."""
         wanted = (await _arguments(request)).get("model")
@@ -101,20 +101,20 @@ def _add_cell(router: APIRouter, front: Front, dispatcher: Dispatcher) -> None:
             wanted = await dispatcher.full_name(wanted)
         return await EventStream(_changes(dispatcher, wanted, request.scope)).begun()
 
-    @router.post("/create", openapi_extra=json_object(bodies.CREATE, ["sax_cell"]))
+    @router.post("/create", openapi_extra=json_object(calls.CREATE, ["sax_cell"]))
     async def create(request: Request) -> Response:
         """Sets the cell's admin ACL, if no other principal has; the cell itself exists already."""
-        return SaxmlJSON(await front.ask("create", principal_of(request), await _body(request)))
+        return SaxmlJSON(await front.ask(calls.Create(await _body(request), principal_of(request))))
 
-    @router.put("/acl", openapi_extra=json_object(bodies.SET_ACL, ["acl"]))
+    @router.put("/acl", openapi_extra=json_object(calls.SET_ACL, ["acl"]))
     async def set_acl(request: Request) -> Response:
         """Sets who may change the cell or a model, or call one of a model's methods."""
-        return SaxmlJSON(await front.ask("set_acl", principal_of(request), await _body(request)))
+        return SaxmlJSON(await front.ask(calls.SetAcl(await _body(request), principal_of(request))))
 
-    @router.get("/acl", openapi_extra=query(bodies.GET_ACL))
+    @router.get("/acl", openapi_extra=query(calls.GET_ACL))
     async def get_acl(request: Request) -> Response:
         """Who may change the cell or a model, or call a model's methods."""
-        return SaxmlJSON(await front.ask("get_acl", principal_of(request), await _arguments(request)))
+        return SaxmlJSON(await front.ask(calls.GetAcl(await _arguments(request))))
 
 
 def _add_methods(router: APIRouter, cell: str, dispatcher: Dispatcher) -> None:

@@ -1,7 +1,8 @@
-"""Fields of the calls that a cell's admin answers: for validation, and for /openapi.json."""
+"""The calls that a cell's admin answers: their answers, and their fields for validation and for /openapi.json."""
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any, Generic, TypedDict, TypeVar
 
 from apps.cell.errors import CellError
 
@@ -23,6 +24,52 @@ class Entry(TypedDict):
     admin_acl: str
     published_at: int
     replicas: list[dict[str, str]]
+
+
+AnswerT = TypeVar("AnswerT")
+
+
+@dataclass(frozen=True)
+class Call(Generic[AnswerT]):
+    """What a front asks of the admin's process, and the type of the answer. Its fields are those of `body`, below."""
+
+    body: Mapping[str, Any]
+
+
+class ListModels(Call[list[Entry]]):
+    """The model or adapter that is named, or all of them."""
+
+
+class GetAcl(Call[dict[str, Any]]):
+    pass
+
+
+@dataclass(frozen=True)
+class Change(Call[AnswerT]):
+    """Answered once it is safely stored."""
+
+    principal: str | None
+    """Name of the caller's key; None where there are no keys."""
+
+
+class Publish(Change[Entry]):
+    pass
+
+
+class Update(Change[Entry]):
+    pass
+
+
+class Unpublish(Change[Entry]):
+    pass
+
+
+class Create(Change[dict[str, str]]):
+    pass
+
+
+class SetAcl(Change[dict[str, str]]):
+    pass
 
 
 Fields = dict[str, dict[str, Any]]
