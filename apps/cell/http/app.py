@@ -8,12 +8,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from apps.cell.errors import CellError, NotPublished
-from apps.cell.http.dispatcher import Dispatcher, Front, principal_of
+from apps.cell.http.dispatcher import Dispatcher, Front
 from apps.cell.http.openai import openai_router
 from apps.cell.http.relay import Relay
 from apps.cell.http.saxml import saxml_router
 from apps.serving.ingress import anthropic_errors
-from apps.serving.ingress.api_keys import RequireKey
+from apps.serving.ingress.api_keys import RequireKey, principal_of
 from apps.serving.ingress.application import HeadAsGet, PanicsAreErrors, unknown_path
 from apps.serving.ingress.bodies import BodyRefused
 from apps.serving.ingress.openai_errors import OpenAIError, from_unread
@@ -50,7 +50,7 @@ def http_app(
     app.include_router(openai_router(dispatcher))
 
     def served(request: Request) -> str:
-        if keys and principal_of(request) is None:
+        if keys and principal_of(request.scope) is None:
             return f"/sax/{cell}; its models are shown to who has a key"
         models = ", ".join(front.view.entries) if front.view else ""
         return f"/sax/{cell}: {models or 'nothing is published'}"
@@ -64,7 +64,7 @@ def http_app(
     async def health(request: Request) -> Response:
         """Whether the cell answers, and what is published; the latter, where there are keys, only to who has one."""
         view = front.view
-        told = not keys or principal_of(request) is not None
+        told = not keys or principal_of(request.scope) is not None
         models = {} if view is None or not told else {name: entry["state"] for name, entry in view.entries.items()}
         if view is None:
             return JSONResponse({"status": "starting", "models": models}, 503)

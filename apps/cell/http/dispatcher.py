@@ -12,6 +12,7 @@ from apps.cell.calls import AnswerT, Call, Entry
 from apps.cell.errors import CellError, NotAllowed, NotPublished, Unavailable
 from apps.cell.http.relay import Relay
 from apps.cell.names import split
+from apps.serving.ingress.api_keys import principal_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Dispatcher:
             if model not in view.entries:
                 raise NotPublished(f"{model} is no longer published")
         entry = view.entries[model]
-        principal = principal_of(request)
+        principal = principal_of(request.scope)
         if not acl.allows(entry["acls"].get(method, ""), principal):
             raise NotAllowed(f"{principal} may not call {method} of {model}")
         refused = bool(split(model)[1]) and entry["state"] == "FAILED"  # an adapter: its model's replicas say why
@@ -101,8 +102,3 @@ def streamed(body: Mapping[str, Any]) -> bool:
     if not isinstance(stream, bool | None):
         raise CellError(f"stream must be true or false, not {stream!r:.100}")
     return bool(stream)
-
-
-def principal_of(request: Request) -> str | None:
-    """The name of the caller's key; None where the service has no keys."""
-    return request.scope.get("podslice.principal")

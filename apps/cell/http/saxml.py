@@ -19,8 +19,9 @@ from starlette.responses import Response
 from apps.cell import calls
 from apps.cell.calls import Entry
 from apps.cell.errors import CellError
-from apps.cell.http.dispatcher import Dispatcher, Front, principal_of, streamed
+from apps.cell.http.dispatcher import Dispatcher, Front, streamed
 from apps.cell.names import check_cell, model_name
+from apps.serving.ingress.api_keys import principal_of
 from apps.serving.ingress.bodies import BodyTooLarge, EventStream
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.open_requests import stopping
@@ -53,17 +54,17 @@ def _add_models(router: APIRouter, cell: str, front: Front) -> None:
     @router.post("/publish", openapi_extra=json_object(calls.PUBLISH, ["model", "model_path"]))
     async def publish(request: Request) -> Response:
         """Adds a model to the desired state. Answered once that is stored, before the model is loaded."""
-        return _echo(await front.ask(calls.Publish(await _body(request), principal_of(request))))
+        return _echo(await front.ask(calls.Publish(await _body(request), principal_of(request.scope))))
 
     @router.put("/update", openapi_extra=json_object(calls.UPDATE, ["model"]))
     async def update(request: Request) -> Response:
         """Changes a published model's checkpoint, replicas or overrides; absent fields stay as they are."""
-        return _echo(await front.ask(calls.Update(await _body(request), principal_of(request))))
+        return _echo(await front.ask(calls.Update(await _body(request), principal_of(request.scope))))
 
     @router.post("/unpublish", openapi_extra=json_object(calls.ONE_MODEL, ["model"]))
     async def unpublish(request: Request) -> Response:
         """Removes a model; its replicas finish their open requests."""
-        entry = await front.ask(calls.Unpublish(await _body(request), principal_of(request)))
+        entry = await front.ask(calls.Unpublish(await _body(request), principal_of(request.scope)))
         return SaxmlJSON({"model": entry["model"]})
 
     @router.get("/listcell", openapi_extra=query(calls.ONE_MODEL, ["model"]))
@@ -91,7 +92,7 @@ def _add_cell(router: APIRouter, front: Front, dispatcher: Dispatcher) -> None:
         """The cell: its slices, the caller's principal, and all models as in `listcell`."""
         view = dispatcher.view()
         models = await front.ask(calls.ListModels({}))
-        return SaxmlJSON(view.cell | {"principal": principal_of(request), "models": models})
+        return SaxmlJSON(view.cell | {"principal": principal_of(request.scope), "models": models})
 
     @router.get("/watch", openapi_extra=query(calls.ONE_MODEL), responses=EVENTS)
     async def watch(request: Request) -> Response:
@@ -104,12 +105,12 @@ def _add_cell(router: APIRouter, front: Front, dispatcher: Dispatcher) -> None:
     @router.post("/create", openapi_extra=json_object(calls.CREATE, ["sax_cell"]))
     async def create(request: Request) -> Response:
         """Sets the cell's admin ACL, if no other principal has; the cell itself exists already."""
-        return SaxmlJSON(await front.ask(calls.Create(await _body(request), principal_of(request))))
+        return SaxmlJSON(await front.ask(calls.Create(await _body(request), principal_of(request.scope))))
 
     @router.put("/acl", openapi_extra=json_object(calls.SET_ACL, ["acl"]))
     async def set_acl(request: Request) -> Response:
         """Sets who may change the cell or a model, or call one of a model's methods."""
-        return SaxmlJSON(await front.ask(calls.SetAcl(await _body(request), principal_of(request))))
+        return SaxmlJSON(await front.ask(calls.SetAcl(await _body(request), principal_of(request.scope))))
 
     @router.get("/acl", openapi_extra=query(calls.GET_ACL))
     async def get_acl(request: Request) -> Response:

@@ -16,7 +16,7 @@ from apps.llm.batches.files import Files
 from apps.llm.batches.records import BatchStore, Records
 from apps.llm.batches.storage import FILE, new_id, refusal
 from apps.llm.batches.upload import FORM_BYTES, Form, check_length, declared, opened_in_thread, too_large
-from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, SCOPE_PRINCIPAL
+from apps.serving.ingress.api_keys import DEFAULT_PRINCIPAL, principal_of
 from apps.serving.ingress.bodies import BODIES, ArrivingBody, Body, BodyRefused, Metadata, check_encoding
 from apps.serving.ingress.openai_errors import OpenAIError, parsed
 from apps.serving.ingress.openapi import Schema, form, json_body, query
@@ -205,7 +205,7 @@ def _add_batches(
 
 
 def _owner(request: Request) -> str:
-    principal: str = request.scope.get(SCOPE_PRINCIPAL, DEFAULT_PRINCIPAL)
+    principal = principal_of(request.scope) or DEFAULT_PRINCIPAL
     return principal.replace("/", "~")  # a cell's front has a slash in its name, which a path would split
 
 

@@ -89,7 +89,7 @@ def _parsed(written: str, where: str) -> tuple[str, str]:
 class RequireKey:
     """ASGI middleware: answers a request without a known key with `refused(scope, message)`.
 
-    Other requests reach the application with the key's principal in `scope["podslice.principal"]`.
+    Other requests reach the application with the key's principal in the scope: see `principal_of`.
     """
 
     def __init__(self, app: Asgi, principals: Principals, refused: Callable[[dict[str, Any], str], Response]):
@@ -118,6 +118,11 @@ class RequireKey:
 def principal(scope: Mapping[str, Any], principals: Principals) -> str | None:
     """The principal of a request's key; None without a known key."""
     return next(filter(None, (_of(key, principals) for key in _keys(scope))), None)
+
+
+def principal_of(scope: Mapping[str, Any]) -> str | None:
+    """The principal that `RequireKey` admitted; None where no keys are required."""
+    return scope.get(SCOPE_PRINCIPAL)
 
 
 def _of(key: str, principals: Principals) -> str | None:

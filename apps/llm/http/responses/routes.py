@@ -14,7 +14,7 @@ from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.items import ITEMS
 from apps.llm.http.responses.requests import NAMES, UNIONS, ResponseBody
 from apps.llm.http.responses.store import ResponseStore, StoredResponse
-from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
+from apps.serving.ingress.api_keys import principal_of
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body, query
 
@@ -42,7 +42,7 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
         """OpenAI's responses. The model's own chat template makes the prompt."""
         body = await parsed(ResponseBody, request, UNIONS)
         served = named(model, body.model)
-        owner = _owner(request)
+        owner = principal_of(request.scope)
         if body.store and not store.most:
             raise OpenAIError(400, f"store must be false: {NOTHING_STORED}", "store", "invalid_value")
         before = _earlier(store, body.previous_response_id, owner)
@@ -72,7 +72,7 @@ def responses_router(model: EngineModel, store: ResponseStore) -> APIRouter:
     async def delete(response_id: str, request: Request) -> Any:
         """Deletes a stored response. Responses that continue it stay."""
         _found(store, response_id, request)
-        store.delete(response_id, _owner(request))
+        store.delete(response_id, principal_of(request.scope))
         return {"id": response_id, "object": "response", "deleted": True}
 
     @router.get(f"{ONE}/input_items", openapi_extra=query(Page.model_json_schema()["properties"]))
@@ -103,7 +103,7 @@ def _earlier(store: ResponseStore, response_id: str | None, owner: str | None) -
 
 def _found(store: ResponseStore, response_id: str, request: Request) -> StoredResponse:
     """The caller's stored response. Raises OpenAIError."""
-    stored = store.get(response_id, _owner(request))
+    stored = store.get(response_id, principal_of(request.scope))
     if stored is None:
         raise OpenAIError(404, _missing(store, response_id), "response_id", "response_not_found")
     return stored
@@ -117,11 +117,6 @@ def _missing(store: ResponseStore, response_id: str) -> str:
         f"There is no response {response_id!r} here. Each replica keeps its last {store.most} in memory, for the API "
         "key that created them: it may be too old, deleted, on another replica or from before a restart."
     )
-
-
-def _owner(request: Request) -> str | None:
-    """The principal of the caller's key; None if the service has no keys."""
-    return request.scope.get(SCOPE_PRINCIPAL)
 
 
 def _listed(items: list[dict[str, Any]], page: Page) -> dict[str, Any]:

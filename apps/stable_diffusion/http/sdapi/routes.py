@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
 from apps.serving.errors import EngineError, RequestError
-from apps.serving.ingress.api_keys import SCOPE_PRINCIPAL
+from apps.serving.ingress.api_keys import principal_of
 from apps.serving.ingress.bodies import BodyRefused, BodyTooLarge
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, from_unread, parsed, refusing
@@ -63,7 +63,7 @@ def sdapi_router(model: PictureModel) -> APIRouter:
     open_jobs: dict[str | None, Jobs] = defaultdict(dict)  # of this dialect, by the principal of their key
 
     def jobs_of(request: Request) -> Jobs:
-        return open_jobs[request.scope.get(SCOPE_PRINCIPAL)]
+        return open_jobs[principal_of(request.scope)]
 
     @router.post("/txt2img", openapi_extra=json_body(Text2ImageBody))
     async def txt2img(request: Request) -> Response:
