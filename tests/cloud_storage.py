@@ -13,16 +13,16 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.http_servers import StandInHandler, StandInServer
+
 OBJECTS = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o(?:/(.+))?")
-NO_HEADERS: Mapping[str, str] = {}
 UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o")
 
 
@@ -68,77 +68,77 @@ class Storage:
 
 @contextmanager
 def cloud_storage() -> Iterator[Storage]:
-    storage = Storage()
+    with _Server() as server:
+        # Each process would look for a metadata server of Google's for some seconds, to ask for credentials.
+        environment = {"STORAGE_EMULATOR_HOST": server.url, "NO_GCE_CHECK": "true"}
+        try:
+            with mock.patch.dict(os.environ, environment):
+                yield server.storage
+        finally:
+            import gcsfs
 
-    class Handler(_Handler):
-        pass
-
-    Handler.storage = storage
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    # Each process would look for a metadata server of Google's for some seconds, to ask for credentials.
-    environment = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{server.server_port}", "NO_GCE_CHECK": "true"}
-    try:
-        with mock.patch.dict(os.environ, environment):
-            yield storage
-    finally:
-        server.shutdown()
-        import gcsfs
-
-        gcsfs.GCSFileSystem.clear_instance_cache()
+            gcsfs.GCSFileSystem.clear_instance_cache()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    storage: Storage
+class _Server(StandInServer):
+    def __init__(self) -> None:
+        super().__init__(_Handler)
+        self.storage = Storage()
+
+
+class _Handler(StandInHandler):
     protocol_version = "HTTP/1.1"
+
+    @property
+    def storage(self) -> Storage:
+        return self.server.storage
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         match = OBJECTS.fullmatch(url.path)
         if match is None:
-            return self._answer(404, {"error": {"code": 404, "message": "no such thing"}})
+            return self.answer({"error": {"code": 404, "message": "no such thing"}}, 404)
         bucket, name = match[1], unquote(match[2] or "")
         if not name:
-            return self._answer(200, self._listing(bucket, query))
+            return self.answer(self._listing(bucket, query))
         if (bucket, name) not in self.storage.objects:
-            return self._answer(404, {"error": {"code": 404, "message": f"No such object: {bucket}/{name}"}})
+            return self.answer({"error": {"code": 404, "message": f"No such object: {bucket}/{name}"}}, 404)
         if query.get("alt") == "media":
             return self._content(self.storage.objects[bucket, name][1])
-        return self._answer(200, self.storage.metadata(bucket, name))
+        return self.answer(self.storage.metadata(bucket, name))
 
     def do_POST(self) -> None:
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        data = self.body()
         match = UPLOAD.fullmatch(url.path)
         if match and "upload_id" in query:
             return self._piece(query["upload_id"], data)
         if match and query.get("uploadType") == "resumable":
             return self._begin(match[1], json.loads(data)["name"])
         if match is None or query.get("uploadType") != "multipart":
-            return self._answer(404, {"error": {"code": 404, "message": "no such thing"}})
+            return self.answer({"error": {"code": 404, "message": "no such thing"}}, 404)
         boundary = b"--" + self.headers["Content-Type"].split("boundary=")[1].strip('"').encode()
         _, about, content, _ = data.split(boundary, 3)
         name = json.loads(about.split(b"\n\n", 1)[1])["name"]
         content = content.split(b"\n\n", 1)[1][:-1]  # the line break before the boundary is not part of it
         made = self.storage.put(match[1], name, content, query.get("ifGenerationMatch") == "0")
         if made is None:
-            return self._answer(412, {"error": {"code": 412, "message": "conditionNotMet"}})
+            return self.answer({"error": {"code": 412, "message": "conditionNotMet"}}, 412)
         if self.storage.lose_answers:
             self.storage.lose_answers -= 1
-            return self._answer(503, {"error": {"code": 503, "message": "backendError"}})
-        return self._answer(200, made)
+            return self.answer({"error": {"code": 503, "message": "backendError"}}, 503)
+        return self.answer(made)
 
     def do_DELETE(self) -> None:
         url = urlsplit(self.path)
         if UPLOAD.fullmatch(url.path):
             self.storage.begun.pop(parse_qs(url.query)["upload_id"][0], None)
-            return self._answer(499, {})
+            return self.answer({}, 499)
         match = OBJECTS.fullmatch(url.path)
         found = match and self.storage.objects.pop((match[1], unquote(match[2])), None)
-        return self._answer(204 if found else 404, None if found else {"error": {"code": 404, "message": "gone"}})
+        return self.answer(b"" if found else {"error": {"code": 404, "message": "gone"}}, 204 if found else 404)
 
     def _begin(self, bucket: str, name: str) -> None:
         storage = self.storage
@@ -146,17 +146,17 @@ class _Handler(BaseHTTPRequestHandler):
             upload = str(len(storage.begun) + storage.generation * 1000)
             storage.begun[upload] = bucket, name, bytearray()
         place = f"http://{self.headers['Host']}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload}"
-        self._answer(200, {}, {"Location": place})
+        self.answer({}, headers={"Location": place})
 
     def _piece(self, upload: str, data: bytes) -> None:
         """`Content-Range: bytes 0-9/*`, more will come; `bytes 10-19/20` or `bytes */20`, that was all."""
         bucket, name, content = self.storage.begun[upload]
         content += data
         if self.headers["Content-Range"].endswith("/*"):
-            return self._answer(308, None, {"Range": f"bytes=0-{len(content) - 1}"})
+            return self.answer(b"", 308, {"Range": f"bytes=0-{len(content) - 1}"})
         assert self.headers["Content-Range"].endswith(f"/{len(content)}")
         del self.storage.begun[upload]
-        return self._answer(200, self.storage.put(bucket, name, bytes(content)))
+        return self.answer(self.storage.put(bucket, name, bytes(content)))
 
     def _listing(self, bucket: str, query: dict[str, str]) -> dict[str, Any]:
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
@@ -175,24 +175,5 @@ class _Handler(BaseHTTPRequestHandler):
         first, last, status = 0, len(content) - 1, 200
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             first, last, status = int(match[1]), min(int(match[2] or last), last), 206
-        part = content[first : last + 1]
-        self.send_response(status)
-        self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(len(part)))
-        if status == 206:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
-        self.end_headers()
-        self.wfile.write(part)
-
-    def _answer(self, status: int, content: dict[str, Any] | None, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        data = b"" if content is None else json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+        more = {"Content-Range": f"bytes {first}-{last}/{len(content)}"} if status == 206 else {}
+        self.answer(content[first : last + 1], status, {"Content-Type": "application/octet-stream"} | more)

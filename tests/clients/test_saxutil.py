@@ -5,30 +5,32 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from tests.http_servers import StandInHandler, StandInServer
+
 PROGRAM = "saxutil.py"
 LM = "/sax/test/lm"
 PATH = "lm_cloud.LmCloudSpmd2BTest"
 
 
-class ContractCell(ThreadingHTTPServer):
+class ContractCell(StandInServer):
     """Replies as a cell does. What becomes of a published model, a test says."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/prefix"
+        super().__init__(Handler)
         self.history: dict[str, list[dict[str, Any]]] = {}  # of each model: all that it was, last what it is
         self.sent: list[tuple[str, dict[str, Any]]] = []  # (method and path, arguments)
         self.changed = threading.Condition()
         self.connections = 0  # each watch ends when this is no more what it was
+
+    @property
+    def url(self) -> str:
+        return f"{super().url}/prefix"
 
     def become(self, model: str, state: str, active: int = 0, reason: str | None = None) -> None:
         replicas = [{"id": i, "state": "RUNNING", "node": "n", "address": f"10.0.0.{i}:8471"} for i in range(active)]
@@ -44,15 +46,12 @@ class ContractCell(ThreadingHTTPServer):
             self.changed.notify_all()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(StandInHandler):
     server: ContractCell
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def do_GET(self) -> None:  # and the others
         parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         arguments = dict(parse_qsl(parts.query)) | (json.loads(body) if body else {})
         call = f"{self.command} {parts.path.removeprefix('/prefix')}"
         self.server.sent.append((call, arguments))
@@ -130,14 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"data: {data}\n\n".encode())
 
     def refuse(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> None:
-        self.answer({"Error": sentence, "detail": sentence}, status, headers or {})
-
-    def answer(self, reply: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for header, value in (headers or {}).items():
-            self.send_header(header, value)
-        self.end_headers()
-        self.wfile.write((json.dumps(reply, indent=4) + "\n").encode())
+        self.answer({"Error": sentence, "detail": sentence}, status, headers)
 
 
 def entry(model: str, model_path: str, checkpoint: str, replicas: int, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -161,14 +153,10 @@ def entry(model: str, model_path: str, checkpoint: str, replicas: int, overrides
 @pytest.fixture
 def cell() -> Iterator[ContractCell]:
     with ContractCell() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
         for name in ("lm", "locked", "loading"):
             server.history[f"/sax/test/{name}"] = [entry(f"/sax/test/{name}", PATH, "None", 2, {"BATCH_SIZE": 4})]
         yield server
         server.drop_watches()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -1,40 +1,40 @@
 """clients/sd_req.py against a stand-in server on localhost: one picture of all, or one line that says what to do."""
 
 import io
-import json
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from PIL import Image
 
+from tests.http_servers import StandInHandler, StandInServer
+
 PROGRAM = "sd_req.py"
 
 
-class Painter(BaseHTTPRequestHandler):
+class Painter(StandInHandler):
     """Behaves as the first part of the path says: /well/imagine, /busy/imagine ..."""
 
     protocol_version = "HTTP/1.1"
+    server: "Studio"
 
     def do_GET(self) -> None:
         path = urlsplit(self.path)
         kind, _, rest = path.path.lstrip("/").partition("/")
-        query, state = dict(parse_qsl(path.query)), self.server.state
-        with state.lock:
-            state.asked.append((kind, query, self.headers.get("Authorization")))
-            state.running += 1
-            state.most_running = max(state.most_running, state.running)
+        query, studio = dict(parse_qsl(path.query)), self.server
+        with studio.lock:
+            studio.asked.append((kind, query, self.headers.get("Authorization")))
+            studio.running += 1
+            studio.most_running = max(studio.most_running, studio.running)
         try:
             self.act(kind if rest == "imagine" else "lost", query)
         finally:
-            with state.lock:
-                state.running -= 1
+            with studio.lock:
+                studio.running -= 1
 
     def act(self, kind: str, query: dict[str, str]) -> None:
         if kind == "third":  # of the requests with even seeds, nothing comes
@@ -45,10 +45,10 @@ class Painter(BaseHTTPRequestHandler):
                 width, height = map(int, query.get("size", "24x16").split("x"))
                 file = io.BytesIO()
                 Image.new("RGB", (width, height), (int(query.get("seed", 9)), 0, 0)).save(file, "PNG")
-                self.answer(200, file.getvalue(), "image/png")
+                self.answer(file.getvalue(), headers={"Content-Type": "image/png"})
             case "stall":
                 time.sleep(60)
-                self.answer(200, b"")
+                self.answer()
             case "busy":
                 self.refuse(503, "64 pictures wait already", {"Retry-After": "7"})
             case "sick":
@@ -58,53 +58,33 @@ class Painter(BaseHTTPRequestHandler):
             case "locked":
                 self.refuse(401, "No API key given")
             case "moved":
-                self.answer(307, b"", "text/plain", {"Location": "http://elsewhere:1/imagine"})
+                self.answer(b"", 307, {"Location": "http://elsewhere:1/imagine"})
             case "page":
-                self.answer(200, b"<html>hello</html>", "text/html")
+                self.answer("<html>hello</html>", headers={"Content-Type": "text/html"})
             case "broken":
                 self.connection.shutdown(socket.SHUT_RDWR)
             case _:
-                self.answer(404, b'{"detail": "Not Found"}', "application/json")
+                self.answer({"detail": "Not Found"}, 404)
 
     def refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        self.answer(status, json.dumps({"error": {"message": message}}).encode(), "application/json", headers)
-
-    def answer(self, status: int, body: bytes, kind: str = "text/plain", headers: Any = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+        self.answer({"error": {"message": message}}, status, headers)
 
 
-class State:
+class Studio(StandInServer):
     def __init__(self) -> None:
+        super().__init__(Painter)
         self.lock = threading.Lock()
         self.asked: list[tuple[str, dict[str, str], str | None]] = []
         self.running = self.most_running = 0
 
-
-class Studio:
-    def __init__(self) -> None:
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Painter)
-        self.http.daemon_threads = True
-        self.http.handle_error = lambda *_: None  # clients that leave
-        self.state = self.http.state = State()
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def url(self, kind: str) -> str:
-        return f"http://127.0.0.1:{self.http.server_address[1]}/{kind}"
+    def at(self, kind: str) -> str:
+        return f"{self.url}/{kind}"
 
 
 @pytest.fixture
 def studio() -> Iterator[Studio]:
-    studio = Studio()
-    yield studio
-    studio.http.shutdown()
-    studio.http.server_close()
+    with Studio() as studio:
+        yield studio
 
 
 @pytest.fixture(autouse=True)
@@ -113,15 +93,15 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_as_in_the_tutorial(studio, run, tmp_path):
-    code, out, err = run(PROGRAM, "--url", studio.url("well"), "--save_pictures", cwd=tmp_path)
+    code, out, err = run(PROGRAM, "--url", studio.at("well"), "--save_pictures", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert out.startswith("8 of 8 pictures in ") and "pictures/s" in out and "latency: mean" in out
     assert "saved 8 pictures, 4 x 2, as diffusion_results.png" in out
     with Image.open(tmp_path / "diffusion_results.png") as picture:
         assert picture.size == (4 * 24, 2 * 16)
-    prompts = {query["prompt"] for _, query, _ in studio.state.asked}
-    assert len(prompts) == 8 and all(set(query) == {"prompt"} for _, query, _ in studio.state.asked)
-    assert 4 <= studio.state.most_running <= 8
+    prompts = {query["prompt"] for _, query, _ in studio.asked}
+    assert len(prompts) == 8 and all(set(query) == {"prompt"} for _, query, _ in studio.asked)
+    assert 4 <= studio.most_running <= 8
 
 
 @pytest.mark.parametrize("style", ["num_requests batch_size save_pictures", "num-requests batch-size save-pictures"])
@@ -129,9 +109,9 @@ def test_flags_in_both_spellings(studio, call, tmp_path, style):
     requests, batch, save = (f"--{name}" for name in style.split())
     more = ["--seed", "250", "--size", "8X8", "--steps", "7", "--output", "out.png", "--api-key", "k"]
     prompts = ["--prompt", "one", "--prompt", "two"]
-    code, _, err = call(PROGRAM, "--url", studio.url("well"), requests, "3", batch, "2", save, *prompts, *more)
-    assert (code, err) == (0, "") and studio.state.most_running <= 2
-    asked = sorted(studio.state.asked, key=lambda one: one[1]["seed"])
+    code, _, err = call(PROGRAM, "--url", studio.at("well"), requests, "3", batch, "2", save, *prompts, *more)
+    assert (code, err) == (0, "") and studio.most_running <= 2
+    asked = sorted(studio.asked, key=lambda one: one[1]["seed"])
     same = {"size": "8x8", "num_inference_steps": "7"}
     assert [query for _, query, _ in asked] == [
         {"prompt": "one", "seed": "250"} | same,
@@ -145,7 +125,7 @@ def test_flags_in_both_spellings(studio, call, tmp_path, style):
 
 
 def test_ip_is_where_it_goes(studio, call):
-    port = studio.http.server_address[1]
+    port = studio.server_port
     code, out, _ = call(PROGRAM, "--ip", f"127.0.0.1:{port}/well", "--num_requests", "1")
     assert code == 0 and "1 of 1 pictures" in out
     assert "--ip" in call(PROGRAM, "--ip", "1.2.3.4", "--url", "x")[2], "one or the other"
@@ -153,7 +133,7 @@ def test_ip_is_where_it_goes(studio, call):
 
 def test_some_fail(studio, call, tmp_path):
     flags = ["--seed", "0", "--num_requests", "4", "--save_pictures"]
-    code, out, err = call(PROGRAM, "--url", studio.url("third"), *flags)
+    code, out, err = call(PROGRAM, "--url", studio.at("third"), *flags)
     assert code == 1 and out.startswith("2 of 4 pictures in") and "saved 2 pictures, 2 x 2" in out
     assert err.startswith("error: 2 requests of 4 failed: ") and err.count("\n") == 1
     assert "500 Internal Server Error: The server failed; its log says why. The server's log says more." in err
@@ -177,7 +157,7 @@ def test_some_fail(studio, call, tmp_path):
 )
 def test_all_fail(studio, call, tmp_path, kind, says, advises):
     flags = ["--num_requests", "3", "--timeout", "0.4", "--save_pictures"]
-    code, out, err = call(PROGRAM, "--url", studio.url(kind), *flags)
+    code, out, err = call(PROGRAM, "--url", studio.at(kind), *flags)
     assert code == 1 and out.startswith("0 of 3 pictures in")
     assert err.startswith("error: 3 requests of 3 failed: ") and err.count("\n") == 1
     assert says in err and advises in err
@@ -191,23 +171,23 @@ def test_no_server(call, closed_port):
 
 @pytest.mark.parametrize("output", ["no/such/folder.png", ".", "picture.sorry"])
 def test_a_file_that_cannot_be_written_is_known_before_anything_is_asked(studio, call, output):
-    code, out, err = call(PROGRAM, "--url", studio.url("well"), "--save_pictures", "--output", output)
-    assert (code, out, err.count("\n"), studio.state.asked) == (1, "", 1, [])
+    code, out, err = call(PROGRAM, "--url", studio.at("well"), "--save_pictures", "--output", output)
+    assert (code, out, err.count("\n"), studio.asked) == (1, "", 1, [])
     assert f"cannot write {output}" in err and ("--output" in err or ".png" in err)
 
 
 def test_a_full_disk(studio, run, tmp_path):
     (tmp_path / "full.png").symlink_to("/dev/full")
-    flags = ["--url", studio.url("well"), "--num_requests", "1", "--save_pictures", "--output", "full.png"]
+    flags = ["--url", studio.at("well"), "--num_requests", "1", "--save_pictures", "--output", "full.png"]
     code, out, err = run(PROGRAM, *flags, cwd=tmp_path)
     assert code == 1 and "1 of 1 pictures" in out
     assert err == "error: cannot write full.png: No space left on device. Choose another place with --output.\n"
 
 
 def test_interrupt_is_quiet(studio, start, tmp_path):
-    process = start(PROGRAM, "--url", studio.url("stall"), "--save_pictures", cwd=tmp_path)
+    process = start(PROGRAM, "--url", studio.at("stall"), "--save_pictures", cwd=tmp_path)
     deadline = time.monotonic() + 60
-    while studio.state.running < 8:
+    while studio.running < 8:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

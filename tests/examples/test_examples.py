@@ -3,15 +3,12 @@
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
+
+from tests.http_servers import served
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 256}
@@ -24,19 +21,6 @@ def run(example: str, *arguments: str, cwd: Path = ROOT) -> str:
     done = subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=280, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    """Base URL of the application, without Serve around it."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
 
 
 @pytest.mark.slow

@@ -3,21 +3,19 @@
 The oracle is Chromium: what it sends of its own accord, and whether it fetches what an answer names.
 """
 
-import http.server
-import json
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-import uvicorn
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse
 
 from apps.serving.ingress.same_machine import SameMachine
-from tests.playground.test_playground_browser import TIMEOUT_MS, Start, ask, start
+from tests.http_servers import StandInServer, served
+from tests.playground.test_playground_browser import TIMEOUT_MS, LanguageModel, Start, ask, start
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make test-playground installs it")
 CHROMIUM = shutil.which("chromium")
@@ -56,18 +54,6 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def served(app: Any) -> Iterator[int]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        pass
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(60)
-
-
-@contextmanager
 def server_and_page(guarded: bool) -> Iterator[tuple[int, list[str]]]:
     """The port of a server that has evil's page too, as DNS rebinding makes it look; and what reached its routes."""
     reached: list[str] = []
@@ -84,8 +70,8 @@ def server_and_page(guarded: bool) -> Iterator[tuple[int, list[str]]]:
         page = scope["path"] == "/page"
         await (HTMLResponse(EVIL)(scope, receive, send) if page else inner(scope, receive, send))
 
-    with served(whole) as port:
-        yield port, reached
+    with served(whole) as url:
+        yield urlsplit(url).port, reached
 
 
 TRIED = {"/text", "/form", "/file", "/get", "/image", "/beacon", "/frame"}
@@ -94,12 +80,12 @@ TRIED = {"/text", "/form", "/file", "/get", "/image", "/beacon", "/frame"}
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_page_of_another_site_reaches_nothing(browser: Any, guarded: bool) -> None:
-    with server_and_page(guarded) as (port, reached), served(HTMLResponse(EVIL)) as other:
+    with server_and_page(guarded) as (port, reached), served(HTMLResponse(EVIL)) as evil:
         for address in (f"http://127.0.0.1:{port}", f"http://localhost:{port}"):
             reached.clear()
             with browser.new_page() as page:
                 page.set_default_timeout(TIMEOUT_MS)
-                page.goto(f"http://evil.example:{other}/?at={address}")
+                page.goto(f"{evil.replace('127.0.0.1', 'evil.example')}/?at={address}")
                 page.wait_for_function("document.title == 'tried'")
             assert set(reached) & TRIED == (set() if guarded else TRIED)
 
@@ -121,24 +107,14 @@ def test_a_page_of_this_machine_reaches_all(browser: Any) -> None:
         assert set(reached) >= TRIED - {"/text", "/beacon"}, "these two are text/plain, which no client here sends"
 
 
-class Telling(http.server.BaseHTTPRequestHandler):
-    """A language model's service, whose answer has pictures of another server."""
-
-    def do_GET(self) -> None:
-        body = {"paths": {"/v1/chat/completions": {}}} if self.path == "/openapi.json" else {"data": [{"id": "m"}]}
-        self.reply(json.dumps(body), 404 if self.path == "/-/routes" else 200)
+class Telling(LanguageModel):
+    """Its answer has pictures of another server."""
 
     def do_POST(self) -> None:
-        elsewhere = f"http://127.0.0.1:{self.server.elsewhere}"  # type: ignore[attr-defined]
+        elsewhere = self.server.elsewhere  # type: ignore[attr-defined]
         text = f'Done: **seven**. ![]({elsewhere}/markdown?secret) <img src="{elsewhere}/html?secret">'
         text += f'\n\n<div style="background: url({elsewhere}/style?secret)">x</div> ![]({elsewhere}/second?secret)'
-        self.reply(f"data: {json.dumps({'choices': [{'delta': {'content': text}}]})}\n\n")
-
-    def reply(self, text: str, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
+        self.say({"content": text})
 
 
 def test_a_picture_in_an_answer_is_not_fetched(browser: Any, start: Start) -> None:
@@ -148,20 +124,13 @@ def test_a_picture_in_an_answer_is_not_fetched(browser: Any, start: Start) -> No
         asked.append(scope["path"])
         await PlainTextResponse("thank you")(scope, receive, send)
 
-    with served(elsewhere) as port, http.server.ThreadingHTTPServer(("127.0.0.1", 0), Telling) as server:
-        server.elsewhere = port  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with browser.new_page() as page:
-                page.set_default_timeout(TIMEOUT_MS)
-                page.goto(start(f"http://127.0.0.1:{server.server_port}"))
-                ask(page, "What do I earn?")
-                playwright.expect(page.locator("strong", has_text="seven")).to_be_visible(timeout=TIMEOUT_MS)
-                page.wait_for_timeout(1000)
-                drawn = page.evaluate("[...document.querySelectorAll('img')].map((image) => image.src)")
-                assert any("secret" in source for source in drawn), "the answer has its pictures, which are not fetched"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(elsewhere) as url, StandInServer(Telling) as server, browser.new_page() as page:
+        server.elsewhere = url  # type: ignore[attr-defined]
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(start(server.url))
+        ask(page, "What do I earn?")
+        playwright.expect(page.locator("strong", has_text="seven")).to_be_visible(timeout=TIMEOUT_MS)
+        page.wait_for_timeout(1000)
+        drawn = page.evaluate("[...document.querySelectorAll('img')].map((image) => image.src)")
+        assert any("secret" in source for source in drawn), "the answer has its pictures, which are not fetched"
     assert asked == []

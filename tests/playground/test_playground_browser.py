@@ -3,14 +3,12 @@
 PLAYGROUND_SCREENSHOTS=FOLDER also saves what the documentation shows there.
 """
 
-import http.server
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.http_servers import StandInHandler, StandInServer
 from tests.llm.engine.text import chat_models
 from tests.ports import free_port
 
@@ -245,41 +244,32 @@ def test_a_model_is_published_used_and_unpublished(page: Any) -> None:
     playwright.expect(page.locator(".cell")).to_contain_text("Nothing is published.")
 
 
-class _Thinking(http.server.BaseHTTPRequestHandler):
+class LanguageModel(StandInHandler):
     """A language model's service, as far as the playground asks; it thinks before it answers."""
 
     def do_GET(self) -> None:
         body = {"paths": {"/v1/chat/completions": {}}} if self.path == "/openapi.json" else {"data": [{"id": "m"}]}
-        self.reply(json.dumps(body), 404 if self.path == "/-/routes" else 200)
+        self.answer(body, 404 if self.path == "/-/routes" else 200)
 
     def do_POST(self) -> None:
-        deltas = ({"reasoning_content": "Let me see."}, {"content": "It is **seven**."})
-        self.reply("".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas))
+        self.say({"reasoning_content": "Let me see."}, {"content": "It is **seven**."})
 
-    def reply(self, text: str, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
+    def say(self, *deltas: dict[str, str]) -> None:
+        self.body()
+        self.answer("".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas))
 
 
 def test_thinking_is_folded_away_and_a_service_that_goes_away(browser: Any, start: Start) -> None:
-    with browser.new_page() as page, http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Thinking) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
+    with browser.new_page() as page:
+        with StandInServer(LanguageModel) as server:
             page.set_default_timeout(TIMEOUT_MS)
-            page.goto(start(f"http://127.0.0.1:{server.server_port}"))
+            page.goto(start(server.url))
             ask(page, "How many days?")
             playwright.expect(page.locator("strong", has_text="seven")).to_be_visible()
             thought = page.get_by_text("Let me see.")
             playwright.expect(thought).to_be_hidden()
             page.get_by_label("chatbot conversation").get_by_text("Thinking").click()
             playwright.expect(thought).to_be_visible()
-        finally:
-            server.shutdown()
-            thread.join()
-        server.server_close()
         message(page).fill("Hello?")
         press(page, "Send")
         playwright.expect(status(page).locator(".problem")).to_contain_text("Is the service running?")

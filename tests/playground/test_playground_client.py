@@ -2,14 +2,16 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from aiohttp import web
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from apps.playground.client import Client, ServiceProblem, applications
+from tests.http_servers import served
 from tests.ports import free_port
 
 CHAT = {"paths": {"/v1/chat/completions": {}, "/v1/models": {}}}
@@ -21,8 +23,6 @@ EVENTS = 'data: {"n": "a\u2028b"}\n\n: alive\n\ndata: {"n": 2}\r\n\ndata: [DONE]
 @pytest.fixture(scope="module")
 def services() -> Iterator[str]:
     """Services of several kinds, each under a path of its own."""
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-    ports: list[int] = []
     routes = {"/": "llm", "/pictures": "pictures", "/cell": "cell", "/cell/sax/test/demo": "sax.test.demo"}
     answers: dict[str, Any] = {
         "/three/-/routes": routes,
@@ -35,48 +35,29 @@ def services() -> Iterator[str]:
         "/other/openapi.json": {"paths": {"/pets": {}}},
     }
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        if request.path.startswith("/locked") and request.headers.get("Authorization") != "Bearer right":
-            return web.json_response({"error": {"message": "No API key."}}, status=401)
-        if request.path == "/html/openapi.json":
-            return web.Response(text="<html>a router</html>", content_type="text/html")
-        if request.path == "/locked/openapi.json":
-            return web.json_response(CHAT)
-        if request.path == "/stream":
-            return web.Response(text=EVENTS, content_type="text/event-stream")
-        if request.path == "/midway":
-            return web.Response(text='data: {"n": 1}\n\ndata: {"error": {"message": "slice lost"}}\n\n')
-        if request.path == "/cut":
-            response = web.StreamResponse(headers={"Content-Length": "1000"})
-            await response.prepare(request)
-            await response.write(b'data: {"n": 1}\n\n')
-            request.transport.abort()
-            return response
-        if request.path in answers:
-            return web.json_response(answers[request.path])
-        full = request.path.startswith("/partly")
-        return web.json_response({"detail": "full" if full else "There is nothing."}, status=503 if full else 404)
+    async def answer(request: Request) -> Response:
+        path = request.url.path
+        if path.startswith("/locked") and request.headers.get("Authorization") != "Bearer right":
+            return JSONResponse({"error": {"message": "No API key."}}, 401)
+        if path == "/html/openapi.json":
+            return HTMLResponse("<html>a router</html>")
+        if path == "/locked/openapi.json":
+            return JSONResponse(CHAT)
+        if path == "/stream":
+            return Response(EVENTS, media_type="text/event-stream")
+        if path == "/midway":
+            return Response('data: {"n": 1}\n\ndata: {"error": {"message": "slice lost"}}\n\n')
+        if path == "/cut":
+            return StreamingResponse(iter(['data: {"n": 1}\n\n']), headers={"Content-Length": "1000"})
+        if path in answers:
+            return JSONResponse(answers[path])
+        full = path.startswith("/partly")
+        return JSONResponse({"detail": "full" if full else "There is nothing."}, 503 if full else 404)
 
-    async def start() -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        ports.append(site._server.sockets[0].getsockname()[1])
-        ready.set()
-
-    def work() -> None:
-        loop.create_task(start())
-        loop.run_forever()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield f"http://127.0.0.1:{ports[0]}"
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    app = Starlette()
+    app.add_route("/{path:path}", answer, methods=["GET", "POST"])
+    with served(app) as url:
+        yield url
 
 
 def test_each_application_gets_the_pages_that_it_has_the_calls_for(services: str) -> None:

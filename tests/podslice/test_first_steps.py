@@ -1,11 +1,9 @@
 """What newcomers type: a model by itself, options as other servers have them, a proxy in the environment, no extra."""
 
-import http.server
 import os
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from ray_configs.cluster.release import PODSLICE_VERSION
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import ConfigError
 from ray_configs.stable_diffusion import StableDiffusionConfig
+from tests.http_servers import StandInHandler, StandInServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,19 +98,13 @@ def counted() -> Iterator[tuple[str, list[str]]]:
     """A server that answers everything with 200, and what it was asked."""
     asked: list[str] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Counting(StandInHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
+            self.answer()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+    with StandInServer(Counting) as server:
+        yield server.url, asked
 
 
 def test_a_server_asks_itself_and_no_proxy(counted: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.http_servers import StandInHandler, StandInServer
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -59,21 +58,15 @@ tell({"port": int(os.environ["ANSWERING"])})
 """
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(StandInHandler):
     def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+        self.answer()
 
 
 @pytest.fixture(scope="module")
 def answering() -> Iterator[int]:
-    server = HTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
+    with StandInServer(Answers) as server:
+        yield server.server_port
 
 
 class Run:

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -20,6 +18,7 @@ from kuberay.local.ports import address_of
 from kuberay.observability import alert_groups, boards
 from ray_configs.loading import load
 from ray_configs.service import Service
+from tests.http_servers import StandInHandler, StandInServer
 from tests.kuberay.local.local_runs import LocalRun, serving_port, wait_until
 from tests.kuberay.observability.prometheus import PERIOD_S, Prometheus, missing
 
@@ -98,22 +97,12 @@ def device_plugin(address: str) -> Iterator[None]:
     }
     page = "".join(f"# TYPE {name} gauge\n{name}{{{about}}} {value}\n" for name, value in values.items())
 
-    class Page(BaseHTTPRequestHandler):
+    class Page(StandInHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page.encode())
+            self.answer(page)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer((address, 2112), Page)
-    Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with StandInServer(Page, (address, 2112)):
         yield
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import openai
-import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,6 +22,7 @@ from apps.llm.batches.runner import Runner
 from apps.llm.batches.storage import Storage
 from apps.serving.ingress.api_keys import principals
 from apps.serving.ingress.application import answer_errors
+from tests.http_servers import served
 
 MODEL = "stand-in"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
@@ -88,27 +87,11 @@ def kept_in(folder: Path | str, limits: Limits = LIMITS) -> BatchStore:
 
 
 @contextmanager
-def http_server(app: Any) -> Iterator[str]:
-    """Base URL of a running application, with its lifespan."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-@contextmanager
 def batch_server(
     folder: Path | str, model: StandIn | None = None, keys: tuple[str, ...] = (), limits: Limits = LIMITS
 ) -> Iterator[openai.OpenAI]:
     """A client of a replica that uses this storage."""
-    with http_server(app_of(kept_in(folder, limits), model or StandIn(), keys)) as url:
+    with served(app_of(kept_in(folder, limits), model or StandIn(), keys), lifespan="on") as url:
         yield client_of(url, keys[0].partition("=")[2] if keys else "none")
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
-from tests.llm.batches.serving import answers, begin, client_of, ended, http_server, kept_in, until
+from tests.http_servers import served
+from tests.llm.batches.serving import answers, begin, client_of, ended, kept_in, until
 from tests.llm.serve.serving import MODEL, SMALL, LocalServer, serve_cli, wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
@@ -32,7 +33,7 @@ def test_each_endpoint_answers_as_it_does_itself(server: Any, tmp_path: Path) ->
     app = http_app(server.model, principals(["night=key"]), batches=kept_in(tmp_path))
     chat = CHAT | {"temperature": 0, "seed": 1, "model": MODEL}
     tools = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "tool_choice": "none"}
-    with http_server(app) as url, client_of(url, "key") as client:
+    with served(app, lifespan="on") as url, client_of(url, "key") as client:
         batches = {
             url: begin(client, requests(url, *bodies), url)
             for url, *bodies in (
@@ -63,7 +64,7 @@ def test_clients_come_first(server: Any, tmp_path: Path) -> None:
     app = http_app(server.model, batches=kept_in(tmp_path))
     endless = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "n": 2}
     before = server.engine.stats().preemptions
-    with http_server(app) as url, client_of(url) as client:
+    with served(app, lifespan="on") as url, client_of(url) as client:
         batch = begin(client, requests("/v1/completions", *[endless] * 60))
         wait_until(lambda: server.engine.stats().waiting >= 2, 60)
 

@@ -14,7 +14,8 @@ import openai
 import pytest
 
 from apps.llm.batches.records import Limits
-from tests.llm.batches.serving import StandIn, app_of, begin, client_of, ended, http_server, kept_in, lines
+from tests.http_servers import served
+from tests.llm.batches.serving import StandIn, app_of, begin, client_of, ended, kept_in, lines
 from tests.llm.batches.test_files_http import HEADERS, PURPOSE, form
 
 KEYS = ("a=a-key", "b=b-key")
@@ -41,7 +42,10 @@ def bytes_of(folder: Path, owner: str = "a") -> int:
 @pytest.fixture
 def two_replicas(tmp_path: Path) -> Iterator[list[str]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(http_server(app_of(kept_in(tmp_path, LIMITS), StandIn(), KEYS))) for _ in range(2)]
+        yield [
+            stack.enter_context(served(app_of(kept_in(tmp_path, LIMITS), StandIn(), KEYS), lifespan="on"))
+            for _ in range(2)
+        ]
 
 
 def test_bytes(tmp_path: Path, two_replicas: list[str]) -> None:
@@ -53,7 +57,7 @@ def test_bytes(tmp_path: Path, two_replicas: list[str]) -> None:
     upload(client_of(two_replicas[0], "b-key"), 60_000)
     one.files.delete(first.id)
     upload(one, 60_000)
-    with http_server(app_of(kept_in(tmp_path, LIMITS), StandIn(), KEYS)) as restarted:
+    with served(app_of(kept_in(tmp_path, LIMITS), StandIn(), KEYS), lifespan="on") as restarted:
         refused(client_of(restarted, "a-key"), 1)
 
 
@@ -127,7 +131,7 @@ def bytes_of_partial(folder: Path) -> int:
 
 def test_open_batches(tmp_path: Path) -> None:
     model = StandIn(may_answer=asyncio.Semaphore(0))
-    with http_server(app_of(kept_in(tmp_path, LIMITS), model, KEYS)) as url:
+    with served(app_of(kept_in(tmp_path, LIMITS), model, KEYS), lifespan="on") as url:
         client, other = client_of(url, "a-key"), client_of(url, "b-key")
         opened = [begin(client, lines("x")) for _ in range(2)]
         with pytest.raises(openai.RateLimitError, match="2 batches of this key have not ended, of at most 2") as caught:
@@ -143,7 +147,7 @@ def test_open_batches(tmp_path: Path) -> None:
 def test_what_is_older_than_it_may_be_is_deleted(tmp_path: Path) -> None:
     """But not an open batch, nor its input. The official client lists what is left."""
     store = kept_in(tmp_path, replace(LIMITS, keep_s=3600))
-    with http_server(app_of(store, StandIn(may_answer=asyncio.Semaphore(0)), KEYS)) as url:
+    with served(app_of(store, StandIn(may_answer=asyncio.Semaphore(0)), KEYS), lifespan="on") as url:
         client = client_of(url, "a-key")
         kept = begin(client, lines("waits"))
         old = upload(client, 10)

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from apps.llm.http.app import http_app
 from ray_configs.llm import DEMO_MODEL
+from tests.http_servers import served
 from tests.llm.engine.adapters import making
-from tests.llm.serve.serving import MODEL, LocalServer, local_server, served
+from tests.llm.serve.serving import MODEL, LocalServer, local_server
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +18,8 @@ from apps.llm.api import SamplingParams
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
 from apps.llm.tracing import Tracing, tracing
-from tests.llm.serve.serving import MODEL, held, served, wait_until
+from tests.http_servers import StandInHandler, StandInServer, served
+from tests.llm.serve.serving import MODEL, held, wait_until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -64,25 +63,14 @@ def collector() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
     """The URL of an OTLP collector over HTTP, and what it received."""
     received: list[ExportTraceServiceRequest] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Collector(StandInHandler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces" and self.headers["Content-Type"] == "application/x-protobuf"
-            received.append(ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
+            received.append(ExportTraceServiceRequest.FromString(self.body()))
+            self.answer()
 
-        def log_message(self, *arguments: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", received
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with StandInServer(Collector) as server:
+        yield server.url, received
 
 
 def test_spans_reach_a_collector(model, monkeypatch):

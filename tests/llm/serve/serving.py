@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
+from tests.http_servers import served
 
 REPOSITORY = Path(__file__).parents[3]
 SMALL = {"max_batch_size": 4, "max_step_tokens": 64}  # few programs to compile, the same in all tests
@@ -31,21 +31,6 @@ class LocalServer:
     url: str
     engine: Any
     model: Any
-
-
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    """The URL of an ASGI application, served from a thread of this process."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import pytest
 
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
-from tests.llm.serve.serving import MODEL, LocalServer, held, local_server, served, wait_until
+from tests.http_servers import served
+from tests.llm.serve.serving import MODEL, LocalServer, held, local_server, wait_until
 
 CHAT = {"model": MODEL, "max_tokens": 200, "messages": [{"role": "user", "content": "Tell me of ants."}]}
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {

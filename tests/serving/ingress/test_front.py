@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from apps.serving.ingress import bodies, front
 from apps.serving.ingress.api_keys import RELAY, digest
 from apps.serving.ingress.front import ProxyFront, ReplicaFront, Route
-from tests.llm.serve.serving import served
+from tests.http_servers import served
 
 KEYS = {digest("secret"): "alice"}
 BEARER = {"Authorization": "Bearer secret"}

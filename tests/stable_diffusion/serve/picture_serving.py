@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import uvicorn
 from PIL import Image
+
+from tests.http_servers import served
 
 MODEL = "tiny-shapes"
 
@@ -37,18 +37,11 @@ def local_server(backend: Any, **config: Any) -> Iterator[LocalServer]:
     config = StableDiffusionConfig(**{"model": MODEL, **config})
     engine = Engine(backend, config.max_waiting)
     model = PictureModel(config, engine)
-    server = uvicorn.Server(uvicorn.Config(http_app(model), port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield LocalServer(f"http://127.0.0.1:{port}", engine, model)
-    finally:
-        engine.shutdown()
-        server.should_exit = True
-        thread.join(10)
+    with served(http_app(model)) as url:
+        try:
+            yield LocalServer(url, engine, model)
+        finally:
+            engine.shutdown()
 
 
 def opened(png: bytes | str) -> Image.Image:

@@ -7,8 +7,9 @@ import pytest
 
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
+from tests.http_servers import served
 from tests.llm.serve.dialects.responses.asking import KEPT, client_of
-from tests.llm.serve.serving import LocalServer, served
+from tests.llm.serve.serving import LocalServer
 
 
 @pytest.fixture(scope="session")
