@@ -1,6 +1,7 @@
 """Manifests that nothing is wrong with, as plain dictionaries, and how tests spoil them."""
 
 import copy
+import re
 from typing import Any
 
 from kuberay.check import Finding, check
@@ -200,11 +201,29 @@ def grave(objects: list[Any]) -> list[Finding]:
     return [finding for finding in check(objects) if finding.severity != "note"]
 
 
-def expect(objects: list[Any], rule: str, severity: str, *words: str) -> Finding:
-    """Asserts that this rule alone complains, in these words, and returns its first complaint."""
+def expect(objects: list[Any], rule: str, severity: str, where: str, *facts: str) -> Finding:
+    """Asserts that this rule alone complains, and returns its first complaint.
+
+    Args:
+        where: how the complaint's place ends.
+        facts: what the complaint must mention: values that were found or are to be written, issues. No sentences.
+    """
     found = grave(objects)
     assert {finding.rule for finding in found} == {rule}, [f"{f.rule}: {f.where}: {f.why}" for f in found]
     assert found[0].severity == severity
-    said = f"{found[0].where} {found[0].why} {found[0].instead}"
-    assert [word for word in words if word not in said] == [], said
+    assert re.search(rf"(?<!\w){re.escape(where)}$", found[0].where), found[0].where
+    mentions(found[:1], *facts)
     return found[0]
+
+
+def mentions(findings: list[Finding], *facts: str) -> None:
+    """Asserts that the findings say what to write, and together name the facts."""
+    assert all(finding.instead for finding in findings)
+    said = " ".join(finding.said for finding in findings)
+    assert [fact for fact in facts if not re.search(rf"(?<![\w.]){re.escape(fact)}(?!\w)", said)] == [], said
+
+
+def place(path: str) -> str:
+    """The place of a finding about what is at a change's path, or below it."""
+    keys = path.split()
+    return "".join(f".{key}" if key.isidentifier() else f"[{key}]" for key in keys).removeprefix(".")

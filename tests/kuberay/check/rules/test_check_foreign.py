@@ -33,7 +33,7 @@ def env(name: str, value: str) -> dict[str, str]:
 def test_a_slice_formed_within_a_larger_one(changes: list[Change]) -> None:
     objects = changed(good.cluster(), (f"{GROUP} template metadata", SLICE_TOPOLOGY), *changes)
     assert [(f.rule, f.severity) for f in good.check(objects)] == [("tpu-formed-slice", "note")]
-    expect(changed(objects, (f"{GROUP} numOfHosts", 4)), "tpu-hosts", "error", "numOfHosts: 2")
+    expect(changed(objects, (f"{GROUP} numOfHosts", 4)), "tpu-hosts", "error", "numOfHosts", "2")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_slice_formed_within_a_larger_one(changes: list[Change]) -> None:
 )
 def test_an_accelerator_newer_than_the_tables(name: str, severity: str) -> None:
     objects = changed(good.deployment(), ("spec template spec nodeSelector cloud.google.com/gke-tpu-accelerator", name))
-    expect(objects, "tpu-accelerator", severity, name)
+    expect(objects, "tpu-accelerator", severity, "nodeSelector[cloud.google.com/gke-tpu-accelerator]", name)
 
 
 def pathways(**changes: Any) -> list[dict[str, Any]]:
@@ -81,8 +81,14 @@ def test_a_project_that_is_still_to_be_filled_in() -> None:
 # GKE's webhook looks for the annotation on the Pod; of a RayService, on each template.
 def test_a_bucket_without_its_sidecar() -> None:
     objects = changed(good.cluster(), (f"{POD} volumes", [CSI]))
-    expect(objects, "gcsfuse-annotation", "error", "gke-gcsfuse/volumes")
-    expect(changed(objects, ("metadata annotations", FUSE["annotations"])), "gcsfuse-annotation", "error", "RayCluster")
+    expect(objects, "gcsfuse-annotation", "error", "volumes[0]", "gke-gcsfuse/volumes")
+    expect(
+        changed(objects, ("metadata annotations", FUSE["annotations"])),
+        "gcsfuse-annotation",
+        "error",
+        "volumes[0]",
+        "RayCluster",
+    )
     assert good.grave(changed(objects, (f"{GROUP} template metadata", FUSE))) == []
 
 
@@ -130,7 +136,8 @@ def test_variables_in_variables(variables: list[dict[str, str]], fine: bool) -> 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "OPENAI_API_KEY", "PODSLICE_API_KEYS", "DB_PASSWORD", "aws_secret_key"])
 def test_a_secret_in_clear(name: str) -> None:
     box = "spec template spec containers 0"
-    expect(changed(good.deployment(), (f"{box} env 0", env(name, "hf_abcdefgh"))), "clear-secret", "warning", name)
+    objects = changed(good.deployment(), (f"{box} env 0", env(name, "hf_abcdefgh")))
+    expect(objects, "clear-secret", "warning", "env[0].value", name)
     harmless = ["", "true", "/etc/secrets/token", "<token>", "https://vault.example/v1"]
     for value in harmless:
         assert good.grave(changed(good.deployment(), (f"{box} env 0", env(name, value)))) == [], value

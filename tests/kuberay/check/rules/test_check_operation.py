@@ -28,14 +28,12 @@ def noted(objects: list[Any], rule: str) -> list[Finding]:
 
 def test_the_object_store_fits_into_shared_memory() -> None:
     finding = expect(
-        changed(good.service(), *shared_memory("2G")), "object-store", "warning", "2.5 GB", "/tmp, on disk"
+        changed(good.service(), *shared_memory("2G")), "object-store", "warning", "sizeLimit", "2.5", "/tmp"
     )
     assert finding.where.endswith("headGroupSpec.template.spec.volumes[0].emptyDir.sizeLimit")
     params = (f"{HEAD} rayStartParams", {"object-store-memory": "4000000000"})
-    expect(
-        changed(good.service(), *shared_memory("3Gi"), params), "object-store", "warning", "4 GB (object-store-memory)"
-    )
-    expect(changed(good.service(), *shared_memory("9G", GROUP)), "object-store", "warning", "10 GB")
+    expect(changed(good.service(), *shared_memory("3Gi"), params), "object-store", "warning", "sizeLimit", "4")
+    expect(changed(good.service(), *shared_memory("9G", GROUP)), "object-store", "warning", "sizeLimit", "10")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +57,8 @@ def account(name: str) -> dict[str, Any]:
 def test_a_service_account_that_nobody_makes() -> None:
     named = changed(good.service(), (f"{GROUP} template spec serviceAccountName", "trainer"))
     (note,) = noted(named, "service-account")
-    assert "there is no ServiceAccount trainer" in note.why
-    expect([account("trainr"), *named], "service-account", "warning", "write trainr")
+    assert "trainer" in note.why
+    expect([account("trainr"), *named], "service-account", "warning", "serviceAccountName", "trainr")
     assert noted([account("trainer"), *named], "service-account") == []
     elsewhere = account("trainer")
     elsewhere["metadata"]["namespace"] = "other"
@@ -70,7 +68,7 @@ def test_a_service_account_that_nobody_makes() -> None:
 def test_workers_do_not_share_the_rights_of_the_autoscaler() -> None:
     both = [(f"{place} template spec serviceAccountName", "ray") for place in (HEAD, GROUP)]
     (note,) = noted(changed(good.service(), *both), "shared-rights")
-    assert "delete Pods" in note.why and "workerGroupSpecs[0]" in note.where
+    assert "workerGroupSpecs[0]" in note.where
     assert noted(changed(good.service(), *both, (f"{CLUSTER} enableInTreeAutoscaling", False)), "shared-rights") == []
     apart = (f"{HEAD} template spec serviceAccountName", "head")
     assert noted(changed(good.service(), *both, apart), "shared-rights") == []
@@ -129,10 +127,10 @@ def autoscaler(**env: str) -> Change:
 
 def test_from_zero_something_must_ask_for_a_whole_slice() -> None:
     zero = changed(good.wide_service(), (f"{GROUP} minReplicas", 0), (f"{GROUP} replicas", 0))
-    finding = expect(zero, "autoscaler-multi-host", "warning", "rounds one host of several down to no slice")
+    finding = expect(zero, "autoscaler-multi-host", "warning", "minReplicas")
     assert "CPU worker group" in finding.instead and "all hosts of a slice at once" in finding.instead
     cpus = (f"{CLUSTER} workerGroupSpecs 1", CPUS)
-    expect(changed(zero, cpus), "autoscaler-multi-host", "warning")
+    expect(changed(zero, cpus), "autoscaler-multi-host", "warning", "minReplicas")
     ours = (f"{CLUSTER} workerGroupSpecs 1", {**CPUS, "labels": {"podslice/group": "cpu"}})
     assert good.grave(changed(zero, ours)) == []
 
@@ -141,7 +139,7 @@ def test_from_zero_something_must_ask_for_a_whole_slice() -> None:
 def test_the_autoscaler_waits_as_long_as_machines_take(key: str) -> None:
     group = f"{GROUP} template spec nodeSelector {key}"
     scarce = changed(good.service(), (group, "true"))
-    finding = expect(scarce, "autoscaler-patience", "warning", "after an hour")
+    finding = expect(scarce, "autoscaler-patience", "warning", "autoscalerOptions.env")
     patient = autoscaler(RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S="604800")
     assert "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S" in finding.instead
     assert good.grave(changed(scarce, patient)) == []
@@ -149,7 +147,12 @@ def test_the_autoscaler_waits_as_long_as_machines_take(key: str) -> None:
 
 def test_queued_machines_are_waited_for_too() -> None:
     queued = {"key": "cloud.google.com/gke-queued", "operator": "Exists", "effect": "NoSchedule"}
-    expect(changed(good.service(), (f"{GROUP} template spec tolerations 1", queued)), "autoscaler-patience", "warning")
+    expect(
+        changed(good.service(), (f"{GROUP} template spec tolerations 1", queued)),
+        "autoscaler-patience",
+        "warning",
+        "autoscalerOptions.env",
+    )
 
 
 def test_a_slice_of_more_than_ten_hosts_is_asked_for_at_once() -> None:
@@ -160,7 +163,7 @@ def test_a_slice_of_more_than_ten_hosts_is_asked_for_at_once() -> None:
     ]
     assert good.grave(changed(good.wide_service(), *wide)) == [], "a group that does not grow"
     grows = [*wide, (f"{GROUP} maxReplicas", 3)]
-    expect(changed(good.wide_service(), *grows), "autoscaler-launches", "warning", "16 hosts", "10 at a time")
+    expect(changed(good.wide_service(), *grows), "autoscaler-launches", "warning", "autoscalerOptions.env", "16", "10")
     assert good.grave(changed(good.wide_service(), *grows, autoscaler(AUTOSCALER_MAX_CONCURRENT_LAUNCHES="1000"))) == []
 
 
@@ -172,10 +175,10 @@ def drain(seconds: int) -> Change:
 def test_a_pod_lives_until_its_requests_end() -> None:
     assert good.grave(changed(good.service(), drain(120))) == []
     late = changed(good.service(), drain(120), (f"{GROUP} template spec terminationGracePeriodSeconds", 60))
-    finding = expect(late, "drain", "warning", "120 s", "kills the Pod after 60")
+    finding = expect(late, "drain", "warning", "terminationGracePeriodSeconds", "120", "60")
     assert finding.instead == "write terminationGracePeriodSeconds: 150"
     late = changed(good.service(), drain(120), (f"{GROUP} template spec containers 0 env 1 value", "100"))
-    expect(late, "drain", "warning", "Ray stops its node 100 s after", 'the value "125"')
+    expect(late, "drain", "warning", "env[1].value", "100", '"125"')
     unsaid = [
         (f"{GROUP} template spec terminationGracePeriodSeconds", REMOVED),
         (f"{GROUP} template spec containers 0 env 1", REMOVED),
@@ -189,6 +192,12 @@ def test_our_own_builders_say_how_long_they_drain() -> None:
         "applications:\n- name: llm\n  import_path: apps.llm:build\n  args: {model: /models/a, slice: 'v5e:2x4:8t'}\n"
     )
     short = (f"{GROUP} template spec terminationGracePeriodSeconds", 100)
-    expect(changed(good.service(), ("spec serveConfigV2", args), short), "drain", "warning", "120 s")
+    expect(
+        changed(good.service(), ("spec serveConfigV2", args), short),
+        "drain",
+        "warning",
+        "terminationGracePeriodSeconds",
+        "120",
+    )
     told = args.replace("}", ", drain_timeout_s: 20}")
     assert good.grave(changed(good.service(), ("spec serveConfigV2", told), short)) == []

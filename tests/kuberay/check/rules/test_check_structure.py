@@ -27,46 +27,46 @@ def test_good_manifests(manifest: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "rule", "words"),
+    ("change", "rule", "facts"),
     [
         (("spec workerGroupSpec", []), "unknown-field", ["workerGroupSpecs"]),
         (("spec serveConfigV2", "a"), "unknown-field", ["RayServiceSpec"]),
-        ((f"{GROUP} numOfHost", 4), "unknown-field", ["write numOfHosts"]),
-        ((f"{GROUP} nodeSelector", {"a": "b"}), "unknown-field", ["move it", "PodSpec"]),
-        ((f"{GROUP} template specs", {}), "unknown-field", ["write spec"]),
-        ((f"{POD} nodeSelectors", {"a": "b"}), "unknown-field", ["write nodeSelector"]),
-        ((f"{POD} toleration", []), "unknown-field", ["write tolerations"]),
-        ((f"{BOX} resource", {}), "unknown-field", ["write resources"]),
-        ((f"{BOX} resources limit", {}), "unknown-field", ["write limits"]),
-        ((f"{BOX} volumeMount", []), "unknown-field", ["write volumeMounts"]),
-        ((f"{BOX} env 0", {"name": "A", "values": "b"}), "unknown-field", ["write value"]),
-        ((f"{BOX} readinessProbe", {"httpget": {}}), "unknown-field", ["write httpGet"]),
-        (("spec headGroupSpec template spec tolerations", [{"keys": "a"}]), "unknown-field", ["write key"]),
-        ((f"{BOX} env 0", {"name": "A", "value": 8265}), "wrong-type", ['"8265"', "quotes"]),
+        ((f"{GROUP} numOfHost", 4), "unknown-field", ["numOfHosts"]),
+        ((f"{GROUP} nodeSelector", {"a": "b"}), "unknown-field", ["PodSpec"]),
+        ((f"{GROUP} template specs", {}), "unknown-field", ["spec"]),
+        ((f"{POD} nodeSelectors", {"a": "b"}), "unknown-field", ["nodeSelector"]),
+        ((f"{POD} toleration", []), "unknown-field", ["tolerations"]),
+        ((f"{BOX} resource", {}), "unknown-field", ["resources"]),
+        ((f"{BOX} resources limit", {}), "unknown-field", ["limits"]),
+        ((f"{BOX} volumeMount", []), "unknown-field", ["volumeMounts"]),
+        ((f"{BOX} env 0", {"name": "A", "values": "b"}), "unknown-field", ["value"]),
+        ((f"{BOX} readinessProbe", {"httpget": {}}), "unknown-field", ["httpGet"]),
+        (("spec headGroupSpec template spec tolerations", [{"keys": "a"}]), "unknown-field", ["key"]),
+        ((f"{BOX} env 0", {"name": "A", "value": 8265}), "wrong-type", ['"8265"']),
         ((f"{POD} nodeSelector cloud.google.com/gke-spot", True), "wrong-type", ['"true"']),
         ((f"{GROUP} rayStartParams", {"num-cpus": 4}), "wrong-type", ['"4"']),
         ((f"{GROUP} labels", {"tier": 1}), "wrong-type", ['"1"']),
-        ((f"{GROUP} replicas", "2"), "wrong-type", ["remove the quotes"]),
-        (("spec enableInTreeAutoscaling", "true"), "wrong-type", ["true or false", "remove the quotes"]),
+        ((f"{GROUP} replicas", "2"), "wrong-type", []),
+        (("spec enableInTreeAutoscaling", "true"), "wrong-type", ["true", "false"]),
         (("spec rayVersion", 2.6), "wrong-type", ['"2.6"']),
-        ((f"{BOX} resources limits memory", "40 GB"), "wrong-type", ["quantity"]),
-        ((f"{BOX} args", "python"), "wrong-type", ["a list is expected"]),
-        ((f"{BOX} ports 0 containerPort", "8265"), "wrong-type", ["an integer"]),
-        ((f"{BOX} name", REMOVED), "missing-field", ["name is required"]),
-        ((f"{GROUP} template", REMOVED), "missing-field", ["template is required"]),
+        ((f"{BOX} resources limits memory", "40 GB"), "wrong-type", []),
+        ((f"{BOX} args", "python"), "wrong-type", []),
+        ((f"{BOX} ports 0 containerPort", "8265"), "wrong-type", []),
+        ((f"{BOX} name", REMOVED), "missing-field", ["name"]),
+        ((f"{GROUP} template", REMOVED), "missing-field", ["template"]),
         ((f"{GROUP} groupName", REMOVED), "missing-field", ["groupName"]),
         (("spec headGroupSpec", REMOVED), "missing-field", ["headGroupSpec"]),
-        (("spec upgradeStrategy type", "Recreated"), "wrong-value", ["write Recreate"]),
-        (("spec authOptions mode", "tokens"), "wrong-value", ["write token"]),
-        (("spec autoscalerOptions version", "V2"), "wrong-value", ["write v2"]),
+        (("spec upgradeStrategy type", "Recreated"), "wrong-value", ["Recreate"]),
+        (("spec authOptions mode", "tokens"), "wrong-value", ["token"]),
+        (("spec autoscalerOptions version", "V2"), "wrong-value", ["v2"]),
     ],
 )
-def test_a_spoilt_structure(change: Change, rule: str, words: list[str]) -> None:
+def test_a_spoilt_structure(change: Change, rule: str, facts: list[str]) -> None:
     structural = ("unknown-field", "wrong-type", "missing-field", "wrong-value")
     found = [f for f in check(changed(good.cluster(), change)) if f.rule in structural]
     assert [f.rule for f in found] == [rule], [f"{f.rule} {f.where}: {f.why}" for f in found]
-    said = f"{found[0].why} {found[0].instead}"
-    assert [word for word in words if word not in said] == [], said
+    assert good.place(change[0]) in found[0].where, found[0].where
+    good.mentions(found, *facts)
 
 
 def test_fields_beyond_the_everyday_ones() -> None:
