@@ -5,7 +5,7 @@
 dies. `dashboard` deploys the rendered serveConfigV2. `running` is the main loop, until Ctrl-C.
 
     plan = plan_of(rayservice, address="127.31.64.1")   # pure: nothing is started
-    run(service, Wishes(port=8000))                     # blocks; leaves nothing behind
+    run(service, LocalOptions(port=8000))                     # blocks; leaves nothing behind
 """
 
 from kuberay import Refusal

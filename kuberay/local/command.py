@@ -52,7 +52,7 @@ def local(
     if not isinstance(service, Service):
         assert service is not None  # read_config has refused YAML
         raise Refusal(rehearsal(config, service))
-    running.run(service, running.Wishes(port, tiny, hosts_per_slice, slices, insist))
+    running.run(service, running.LocalOptions(port, tiny, hosts_per_slice, slices, insist))
 
 
 def rehearsal(source: str, job: "Job") -> str:

@@ -37,7 +37,7 @@ HEAD_GB, HOST_GB = 1.5, 0.6
 
 
 @dataclass(frozen=True)
-class Wishes:
+class LocalOptions:
     """The options of the command line."""
 
     port: int = 8000
@@ -47,7 +47,7 @@ class Wishes:
     insist: bool = False
 
 
-def run(service: Service, wishes: Wishes) -> None:
+def run(service: Service, options: LocalOptions) -> None:
     """Block until SIGINT, SIGTERM or SIGHUP.
 
     Raises:
@@ -57,16 +57,16 @@ def run(service: Service, wishes: Wishes) -> None:
     """
     if not sys.platform.startswith("linux"):
         raise LocalError("needs Linux, whose kernel tracks and ends each host's processes; use a container")
-    folder = RunFolder(wishes.port)
+    folder = RunFolder(options.port)
     if not folder.acquire():
         raise LocalError(
-            f"a service runs on port {wishes.port} already; choose another --port, or add --kill-host SLICE:HOST "
+            f"a service runs on port {options.port} already; choose another --port, or add --kill-host SLICE:HOST "
             "to kill one of its hosts"
         )
     outlive_readers()
     with _on(signal.default_int_handler):
         try:
-            _run(service, wishes, folder)
+            _run(service, options, folder)
         finally:
             folder.release()
 
@@ -84,26 +84,26 @@ def kill_host(host: str, port: int) -> None:
     _say(f"asked the run on port {port}; its terminal shows the result")
 
 
-def _run(service: Service, wishes: Wishes, folder: RunFolder) -> None:
-    if not is_free(wishes.port):
-        raise LocalError(f"port {wishes.port} is in use by another program; choose one with --port")
-    scaled = scale_down(service, tiny=wishes.tiny, hosts_per_slice=wishes.hosts_per_slice)
+def _run(service: Service, options: LocalOptions, folder: RunFolder) -> None:
+    if not is_free(options.port):
+        raise LocalError(f"port {options.port} is in use by another program; choose one with --port")
+    scaled = scale_down(service, tiny=options.tiny, hosts_per_slice=options.hosts_per_slice)
     manifest = next(item for item in render(scaled.service) if item["kind"] == "RayService")
-    address = address_of(wishes.port)
-    plan = plan_of(manifest, address=address, environment=os.environ, replicas=wishes.slices)
-    _refuse_too_large(plan, wishes.insist)
+    address = address_of(options.port)
+    plan = plan_of(manifest, address=address, environment=os.environ, replicas=options.slices)
+    _refuse_too_large(plan, options.insist)
     for sentence in (*scaled.notes, *_differences_of(plan, scaled.service)):
         _say(sentence)
     token = secrets.token_hex(32) if plan.token else None
-    ports = free_ports(wishes.port)
-    site = Site(address, folder.path, next(ports), next(ports), next(ports), token, wishes.tiny)
+    ports = free_ports(options.port)
+    site = Site(address, folder.path, next(ports), next(ports), next(ports), token, options.tiny)
     if token:
         (token_file := folder.path / "token").touch(mode=0o600)
         token_file.write_text(token)
     cluster = EmulatedCluster(plan, site, ports, _say)
     dashboard = Dashboard(site.dashboard_port, token)
     try:
-        _Run(plan, wishes, folder, cluster, dashboard, scaled.service.drain_s).forever()
+        _Run(plan, options, folder, cluster, dashboard, scaled.service.drain_s).forever()
     finally:
         dashboard.close()
         with _on(signal.SIG_IGN):  # a second Ctrl-C must not interrupt the cleanup
@@ -120,7 +120,7 @@ class _Run:
     """The loop and its state."""
 
     _plan: HostsPlan
-    _wishes: Wishes
+    _options: LocalOptions
     _folder: RunFolder
     _cluster: EmulatedCluster
     _dashboard: Dashboard
@@ -157,7 +157,7 @@ class _Run:
                 _say(str(error))
         if self._cluster.ready and not self._deployed_to and self._checked():
             head = self._cluster.head
-            if self._dashboard.deploy(self._plan.serve_config, self._wishes.port, head.look):
+            if self._dashboard.deploy(self._plan.serve_config, self._options.port, head.look):
                 self._deployed_to = self._cluster.heads
         if self._deployed_to and time.monotonic() - self._asked > 1:
             self._look_at_apps()
@@ -187,7 +187,7 @@ class _Run:
         if not self._ready and declared and all(app.status == "RUNNING" for app in declared):
             self._ready = True
             self._cluster.note_ready()
-            _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._wishes.port}  (Ctrl-C stops it)")
+            _say(f"ready after {self._seconds()}: http://127.0.0.1:{self._options.port}  (Ctrl-C stops it)")
 
     def _alive(self) -> set[str]:
         try:
@@ -199,7 +199,7 @@ class _Run:
         return f"{time.monotonic() - self._began:.0f} s"
 
     def _status(self) -> list[str]:
-        lines = [f"{self._plan.name} on http://127.0.0.1:{self._wishes.port}, dashboard {self._dashboard.url}"]
+        lines = [f"{self._plan.name} on http://127.0.0.1:{self._options.port}, dashboard {self._dashboard.url}"]
         if not self._cluster.head.up:
             lines.append("head: starting")
         for place, running in enumerate(self._cluster.slices):
