@@ -12,7 +12,7 @@ import numpy as np
 from apps.serving.errors import RequestError
 from apps.serving.stuck import StuckWatch
 from apps.stable_diffusion.engine.engine import Engine, EngineStats
-from apps.stable_diffusion.engine.job import Finished, ImageJob, Preview, QueuePosition, Step
+from apps.stable_diffusion.engine.job import Finished, PictureJob, Preview, QueuePosition, Step
 from apps.stable_diffusion.engine.request import MAX_SEED, PictureRequest, Size, check_size
 from apps.stable_diffusion.metrics import PictureMetrics
 from apps.stable_diffusion.png import encode_png, parameters_of
@@ -33,8 +33,8 @@ def check_length(field: str, prompt: str) -> None:
 
 
 @dataclass(frozen=True)
-class ImageRequest:
-    """A request, independent of any dialect. None: the model's default."""
+class PicturesRequest:
+    """A request for n pictures, independent of any dialect. None: the model's default."""
 
     prompt: str
     size: Size
@@ -58,8 +58,8 @@ class ImageRequest:
 
 
 @dataclass(frozen=True)
-class PreviewImage:
-    """A preview of an unfinished picture."""
+class PreviewPng:
+    """A preview of an unfinished picture, as PNG."""
 
     picture: int
     number: int
@@ -69,8 +69,8 @@ class PreviewImage:
 
 
 @dataclass(frozen=True)
-class FinishedImage:
-    """A finished picture of a job."""
+class FinishedPng:
+    """A finished picture of a job, as PNG."""
 
     picture: int
     png: bytes
@@ -88,7 +88,7 @@ class FinishedImage:
         return (*self.warnings, *(note for field, text in texts.items() for note in marks(field, text)))
 
 
-News = QueuePosition | Step | PreviewImage | FinishedImage
+News = QueuePosition | Step | PreviewPng | FinishedPng
 
 
 class PictureModel:
@@ -123,7 +123,7 @@ class PictureModel:
             return self.size(int(parts[0]), int(parts[1]))
         raise RequestError("size", f"size must be WIDTHxHEIGHT, such as {self.sizes[0][0]}x{self.sizes[0][1]}, or auto")
 
-    def requests(self, wanted: ImageRequest) -> list[PictureRequest]:
+    def requests(self, wanted: PicturesRequest) -> list[PictureRequest]:
         """One request for each picture, with consecutive seeds. Raises RequestError if a limit is exceeded."""
         config = self.config
         if not 1 <= wanted.n <= config.max_images_per_request:
@@ -160,7 +160,7 @@ class PictureModel:
         """What `decode` makes of a client's pictures, in threads of their own: it takes up to a second."""
         return await asyncio.get_running_loop().run_in_executor(self._decoders, decode)
 
-    def submit(self, wanted: ImageRequest) -> ImageJob:
+    def submit(self, wanted: PicturesRequest) -> PictureJob:
         """Queue a job whose events this event loop reads. A caller that stops before its end must `abort()` it.
 
         Raises:
@@ -172,7 +172,7 @@ class PictureModel:
         self._watch.look()
         return job
 
-    async def news(self, job: ImageJob, finish: Finish | None = None) -> AsyncIterator[News]:
+    async def news(self, job: PictureJob, finish: Finish | None = None) -> AsyncIterator[News]:
         """The job's events, with pictures as PNG.
 
         Args:
@@ -186,19 +186,19 @@ class PictureModel:
             match event:
                 case Preview(picture, number, step, steps, pixels):
                     png = await loop.run_in_executor(self._encoders, encode_png, pixels, {})
-                    yield PreviewImage(picture, number, step, steps, png)
+                    yield PreviewPng(picture, number, step, steps, png)
                 case Finished():
                     self._metrics.observe("picture", event.seconds)
                     yield await loop.run_in_executor(self._encoders, self._drawn, event, finish)
                 case _:
                     yield event
 
-    async def draw(self, job: ImageJob) -> list[FinishedImage]:
+    async def draw(self, job: PictureJob) -> list[FinishedPng]:
         """All pictures of a job, in the order of their seeds."""
-        pictures = [news async for news in self.news(job) if isinstance(news, FinishedImage)]
+        pictures = [news async for news in self.news(job) if isinstance(news, FinishedPng)]
         return sorted(pictures, key=lambda drawn: drawn.picture)
 
-    def _drawn(self, finished: Finished, finish: Finish | None) -> FinishedImage:
+    def _drawn(self, finished: Finished, finish: Finish | None) -> FinishedPng:
         request = finished.request
         parameters = parameters_of(request, self.name)
         texts = {
@@ -209,7 +209,7 @@ class PictureModel:
             "model": self.name,
         }
         png = encode_png(finish(finished.pixels) if finish else finished.pixels, texts)
-        return FinishedImage(finished.picture, png, request, parameters, finished.warnings, finished.seconds)
+        return FinishedPng(finished.picture, png, request, parameters, finished.warnings, finished.seconds)
 
     def stats(self) -> EngineStats:
         return self.engine.stats()

@@ -25,7 +25,7 @@ from apps.serving.errors import AnswerFailed, EngineStopped, QueueFull, RequestE
 from apps.serving.event_loops import wake
 from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
-from apps.stable_diffusion.engine.job import Finished, ImageJob, PictureFailed, Preview, QueuePosition, Step
+from apps.stable_diffusion.engine.job import Finished, PictureFailed, PictureJob, Preview, QueuePosition, Step
 from apps.stable_diffusion.engine.picture_queue import PictureQueue, PictureTask
 from apps.stable_diffusion.engine.request import PictureRequest, check_size
 from apps.stable_diffusion.engine.step_times import StepTimes
@@ -66,7 +66,7 @@ class Engine:
         self._queue = PictureQueue(backend.batch_sizes[-1])
         self._lock = threading.Condition()
         self._incoming: deque[list[PictureTask]] = deque()
-        self._leaving: deque[ImageJob] = deque()
+        self._leaving: deque[PictureJob] = deque()
         self._waiting = 0  # submitted and not yet started: what max_waiting bounds
         self._numbers = 0
         self._stopping = False
@@ -101,7 +101,7 @@ class Engine:
 
     # -- the callers' side --------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[PictureRequest], previews: int = 0, loop: Any = None) -> ImageJob:
+    def submit(self, requests: Sequence[PictureRequest], previews: int = 0, loop: Any = None) -> PictureJob:
         """Queue pictures and return at once. Read the job by iterating it (with `loop`, by `async for`).
 
         Args:
@@ -118,7 +118,7 @@ class Engine:
             raise RequestError("previews", f"previews is {previews}; it must be from 0 to {MAX_PREVIEWS}")
         for request in requests:
             check_size((request.width, request.height), self.backend.sizes)
-        job, now = ImageJob(requests, previews, self, loop), time.monotonic()
+        job, now = PictureJob(requests, previews, self, loop), time.monotonic()
         with self._lock:
             if self._stopping or self._failure:
                 raise EngineStopped(self._failure or "the engine is shutting down")
@@ -133,7 +133,7 @@ class Engine:
             self._lock.notify()
         return job
 
-    def abort(self, job: ImageJob) -> None:
+    def abort(self, job: PictureJob) -> None:
         with self._lock:
             self._leaving.append(job)
             self._lock.notify()
@@ -268,7 +268,7 @@ class Engine:
             started += 1
         return started
 
-    def _refuse(self, job: ImageJob, error: Exception) -> None:
+    def _refuse(self, job: PictureJob, error: Exception) -> None:
         """End a job of which a picture cannot be started. After too many in a row, raise: the engine is broken."""
         if isinstance(error, RequestError):
             self._failed_starts = 0
@@ -280,7 +280,7 @@ class Engine:
             error = PictureFailed(f"the picture could not be started: {type(error).__name__}: {error}")
         self._fail_job(job, error)
 
-    def _fail_job(self, job: ImageJob, error: Exception) -> None:
+    def _fail_job(self, job: PictureJob, error: Exception) -> None:
         self._failed += self._drop(job)
         job.close("failed", error)
         wake([job])
@@ -318,7 +318,7 @@ class Engine:
         if job.pictures_done == len(job.requests):
             job.close("finished")
 
-    def _drop(self, job: ImageJob) -> int:
+    def _drop(self, job: PictureJob) -> int:
         """Remove a job's pictures, waiting or running; returns how many there were."""
         tasks = [task for task in self._queue.tasks() if task.job is job]
         for task in tasks:

@@ -72,7 +72,7 @@ class _Ended:
     error: Exception | None = None
 
 
-class ImageJob:
+class PictureJob:
     """Submitted pictures: iterate it (`for` in a thread, `async for` in an event loop) to read its events.
 
     The iteration ends when all pictures are finished; it raises RequestError, PictureFailed or EngineStopped if the

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from apps.stable_diffusion.engine.backends.backend import Picture
-from apps.stable_diffusion.engine.job import ImageJob
+from apps.stable_diffusion.engine.job import PictureJob
 from apps.stable_diffusion.engine.request import PictureRequest, Size
 
 LAUNCH_S = 0.05
@@ -21,7 +21,7 @@ LAUNCH_S = 0.05
 class PictureTask:
     """One picture of a job, from the queue to its end."""
 
-    job: ImageJob
+    job: PictureJob
     index: int  # which of the job's pictures
     number: int  # tasks submitted before it
     submitted: float  # time.monotonic()

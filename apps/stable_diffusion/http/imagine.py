@@ -22,9 +22,9 @@ from apps.serving.errors import EngineError
 from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import from_body, from_engine, of_stream
 from apps.serving.ingress.openapi import query, schema_of
-from apps.stable_diffusion.engine.job import ImageJob, QueuePosition, Step
+from apps.stable_diffusion.engine.job import PictureJob, QueuePosition, Step
 from apps.stable_diffusion.engine.request import check_prompt
-from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, News, PictureModel, PreviewImage
+from apps.stable_diffusion.pictures import FinishedPng, News, PictureModel, PicturesRequest, PreviewPng
 from ray_configs.base import Strict
 
 
@@ -83,7 +83,7 @@ def imagine_router(model: PictureModel) -> APIRouter:
     return router
 
 
-def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequest:
+def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> PicturesRequest:
     check_prompt(query.prompt)
     if query.size is not None:
         size = model.size_named(query.size)
@@ -91,7 +91,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequ
         width, height = model.default_size
         width, height = query.width or query.img_size or width, query.height or query.img_size or height
         size = model.size(width, height)
-    return ImageRequest(
+    return PicturesRequest(
         query.prompt,
         size,
         negative_prompt=query.negative_prompt,
@@ -103,7 +103,7 @@ def _wanted(model: PictureModel, query: ImagineQuery, stream: bool) -> ImageRequ
     )
 
 
-async def _events(model: PictureModel, job: ImageJob) -> AsyncGenerator[bytes]:
+async def _events(model: PictureModel, job: PictureJob) -> AsyncGenerator[bytes]:
     """The job as server-sent events. Closing the iterator aborts the job."""
     try:
         async for news in model.news(job):
@@ -118,10 +118,10 @@ async def _events(model: PictureModel, job: ImageJob) -> AsyncGenerator[bytes]:
 def _told(news: News) -> tuple[str, dict[str, Any]]:
     """Name and data of an event."""
     match news:
-        case PreviewImage(picture, number, step, steps, png):
+        case PreviewPng(picture, number, step, steps, png):
             where = {"picture": picture, "number": number, "step": step, "steps": steps}
             return "preview", where | {"b64_json": base64.b64encode(png).decode()}
-        case FinishedImage():
+        case FinishedPng():
             facts = {"picture": news.picture, "seed": news.request.seed, "parameters": news.parameters}
             return "picture", facts | {"warnings": news.notes, "b64_json": base64.b64encode(news.png).decode()}
         case QueuePosition():

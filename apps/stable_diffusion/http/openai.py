@@ -13,12 +13,12 @@ from apps.serving.ingress.application import check_name
 from apps.serving.ingress.bodies import EventStream
 from apps.serving.ingress.openai_errors import OpenAIError, from_engine, of_stream, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, form, json_body
-from apps.stable_diffusion.engine.job import ImageJob, Step
+from apps.stable_diffusion.engine.job import PictureJob, Step
 from apps.stable_diffusion.engine.request import Size, check_prompt
 from apps.stable_diffusion.http.imagine import event
 from apps.stable_diffusion.http.openai_requests import EditBody, GenerationBody, VariationBody, read_edit
 from apps.stable_diffusion.http.uploads import has_transparency, mask_from_alpha, pixels_of, read_image, read_mask
-from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel, PreviewImage
+from apps.stable_diffusion.pictures import FinishedPng, PictureModel, PicturesRequest, PreviewPng
 
 Kind = Literal["image_generation", "image_edit"]
 NAMES = {"previews": "partial_images"}
@@ -67,8 +67,8 @@ def openai_router(model: PictureModel) -> APIRouter:
     return router
 
 
-def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> ImageRequest:
-    return ImageRequest(
+def _wanted(size: Size, body: GenerationBody | EditBody, **more: Any) -> PicturesRequest:
+    return PicturesRequest(
         prompt=body.prompt,
         size=size,
         n=1 if body.n is None else body.n,
@@ -94,7 +94,7 @@ def _arrays(image: bytes, mask: bytes | None, size: Size) -> dict[str, Any]:
     return {"image": pixels_of(opened, size, "crop")}
 
 
-async def _answer(model: PictureModel, wanted: ImageRequest, body: GenerationBody, kind: Kind) -> Response:
+async def _answer(model: PictureModel, wanted: PicturesRequest, body: GenerationBody, kind: Kind) -> Response:
     """Submit the pictures; answer as JSON or as a stream."""
     try:
         job = model.submit(wanted)
@@ -115,7 +115,7 @@ async def _answer(model: PictureModel, wanted: ImageRequest, body: GenerationBod
     return JSONResponse(facts | {"data": [_image(drawn, as_url) for drawn in pictures]})
 
 
-def _image(drawn: FinishedImage, as_url: bool = False) -> dict[str, Any]:
+def _image(drawn: FinishedPng, as_url: bool = False) -> dict[str, Any]:
     data = base64.b64encode(drawn.png).decode()
     image: dict[str, Any] = {"url": f"data:image/png;base64,{data}"} if as_url else {"b64_json": data}
     image["seed"] = drawn.request.seed
@@ -126,18 +126,20 @@ def _text(size: Size) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-async def _events(model: PictureModel, job: ImageJob, size: Size, kind: Kind, progress: bool) -> AsyncGenerator[bytes]:
+async def _events(
+    model: PictureModel, job: PictureJob, size: Size, kind: Kind, progress: bool
+) -> AsyncGenerator[bytes]:
     """OpenAI's events, plus `.step` ones if `progress`. Closing the iterator aborts the job."""
     try:
         async for news in model.news(job):
             facts = {"created_at": int(time.time()), "background": "opaque", "output_format": "png"}
             facts |= {"size": _text(size), "quality": "auto"}
             match news:
-                case PreviewImage():
+                case PreviewPng():
                     name = f"{kind}.partial_image"
                     facts |= {"partial_image_index": news.number, "image_index": news.picture}
                     facts["b64_json"] = base64.b64encode(news.png).decode()
-                case FinishedImage():
+                case FinishedPng():
                     name = f"{kind}.completed"
                     facts |= {"image_index": news.picture} | _image(news)
                 case Step(picture, step, steps) if progress:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apps.stable_diffusion.engine.job import ImageJob
+from apps.stable_diffusion.engine.job import PictureJob
 from apps.stable_diffusion.engine.request import PictureRequest
 
 
@@ -70,7 +70,7 @@ def asked(prompt: str, steps: int = 3, size: tuple[int, int] = (16, 16), seed: i
     return PictureRequest(prompt, *size, steps, 7.5, "ddim", seed=seed)
 
 
-def read(job: ImageJob) -> list:
+def read(job: PictureJob) -> list:
     """All events of a job, by their names."""
     return [type(event).__name__ for event in job]
 

@@ -22,19 +22,19 @@ from apps.serving.ingress.bodies import BodyRefused, BodyTooLarge
 from apps.serving.ingress.json_body import BadJSON, parsed_object, read_json
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, from_unread, parsed, refusing
 from apps.serving.ingress.openapi import json_body, json_object
-from apps.stable_diffusion.engine.job import Aborted, ImageJob
+from apps.stable_diffusion.engine.job import Aborted, PictureJob
 from apps.stable_diffusion.engine.request import Size
 from apps.stable_diffusion.http.sdapi.inpainting import Start, from_image, from_mask
 from apps.stable_diffusion.http.sdapi.lists import add_lists
 from apps.stable_diffusion.http.sdapi.neutral import SETTINGS, check_fields, check_sampler_fields, check_settings
 from apps.stable_diffusion.http.sdapi.requests import NAMES, Image2ImageBody, Text2ImageBody
 from apps.stable_diffusion.http.uploads import Fit, from_base64, read_image
-from apps.stable_diffusion.pictures import FinishedImage, ImageRequest, PictureModel, check_length
+from apps.stable_diffusion.pictures import FinishedPng, PictureModel, PicturesRequest, check_length
 from apps.stable_diffusion.prompt_syntax import bare_parentheses, check_syntax, unescaped
 from apps.stable_diffusion.samplers import ALIASES, SAMPLER_NAMES, sampler_named
 from ray_configs.cluster.release import PODSLICE_VERSION
 
-Jobs = dict[ImageJob, float]
+Jobs = dict[PictureJob, float]
 """Open jobs and their start times, oldest first."""
 
 
@@ -188,7 +188,7 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
     if start is not None and isinstance(body, Image2ImageBody):
         given = {"image": start.image, "mask": start.mask, "strength": body.denoising_strength, "min_steps": 1}
     with refusing(NAMES):
-        wanted = ImageRequest(
+        wanted = PicturesRequest(
             prompt=unescaped(body.prompt),
             size=_size(model, body),
             n=body.pictures,
@@ -202,10 +202,10 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
         )
         job = model.submit(wanted)
     jobs[job] = time.monotonic()
-    pictures: list[FinishedImage] = []
+    pictures: list[FinishedPng] = []
     try:
         async for news in model.news(job, start.finish if start else None):
-            if isinstance(news, FinishedImage):
+            if isinstance(news, FinishedPng):
                 pictures.append(news)
     except Aborted:
         pass  # interrupted: answer with the pictures so far
@@ -224,7 +224,7 @@ async def _answer(model: PictureModel, jobs: Jobs, body: Text2ImageBody, start: 
     return JSONResponse({"images": images, "parameters": body.sent, "info": json.dumps(info)})
 
 
-def _info(model: PictureModel, job: ImageJob, pictures: list[FinishedImage]) -> dict[str, Any]:
+def _info(model: PictureModel, job: PictureJob, pictures: list[FinishedPng]) -> dict[str, Any]:
     """AUTOMATIC1111's description of a job; the `all_` lists cover the finished pictures."""
     first = job.requests[0]
     return {
