@@ -70,14 +70,9 @@ class TorchPicture(StartedPicture):
 
 
 class TorchBackend:
-    """Loads a checkpoint through diffusers; `compile` makes it ready.
+    """Loads a checkpoint through diffusers; `compile` makes it ready. Its arguments are JaxBackend's, and:
 
     Args:
-        checkpoint: opened, or its location: see `Checkpoint`.
-        sizes: (width, height) in pixels.
-        max_batch_size: pictures in one pass.
-        guided: False for models without guidance: half the work, and requests for guidance are refused.
-        dtype: of weights and activations, bfloat16 or float32.
         device: cpu, cuda, cuda:1, or xla (one chip of a slice); default: a GPU if there is one.
 
     Raises:
