@@ -1,12 +1,138 @@
-"""How many programs XLA compiles, so that none is compiled once an engine is ready."""
+"""The programs of an engine: one list of them, which it compiles before its first request.
 
+An engine makes the list from its config and its model's sizes alone, as `ProgramSpec`s. Its `ProgramSet` compiles them;
+`apps.plan` compiles the same list for chips that are not there. Nothing else in what serves requests calls `jax.jit`
+(but for a function inside a program, to trace it once), so no request can need a program that is not in the list. What
+runs once while an engine starts, such as reading weights, is compiled where it is met, by `ProgramSpec.compiled`.
+"""
+
+import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+Key = tuple[Any, ...]
+"""A program's name in its list: its kind, and then what tells it from others of this kind."""
+CPUS_A_PROGRAM = 4
+"""XLA has several threads for each program that it compiles."""
+MOST_AT_ONCE = 8
 
 _this_thread = threading.local()
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramSpec:
+    """A program to compile. The function closes over no arrays: it gets them all as arguments.
+
+    Args:
+        function: pure, of the arguments alone.
+        arguments: their shapes, types and shardings, as trees of `jax.ShapeDtypeStruct`.
+        donate: which arguments' memory the results take over.
+        out_shardings: as `jax.jit` has it; None: the compiler chooses.
+        options: the compiler's.
+    """
+
+    key: Key
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    donate: tuple[int, ...] = ()
+    out_shardings: Any = None
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+    def traced(self) -> jax.stages.Traced:
+        options = dict(self.options) or None
+        jitted = jax.jit(
+            self.function, donate_argnums=self.donate, out_shardings=self.out_shardings, compiler_options=options
+        )
+        return jitted.trace(*self.arguments)
+
+    def lowered(self) -> jax.stages.Lowered:
+        return self.traced().lower()
+
+    def compiled(self) -> jax.stages.Compiled:
+        return self.lowered().compile()
+
+
+class ProgramSet:
+    """Programs by key, compiled.
+
+    Raises:
+        KeyError: there is no such program in the list.
+    """
+
+    def __init__(self, specs: Iterable[ProgramSpec] = ()):
+        self._count = CompileCount()
+        self._when_ready: int | None = None
+        self._compiled: dict[Key, jax.stages.Compiled] = {}
+        self.specs: dict[Key, ProgramSpec] = {}
+        for spec in specs:
+            if spec.key in self.specs:
+                raise ValueError(f"two programs have the key {spec.key}")
+            self.specs[spec.key] = spec
+
+    def __getitem__(self, key: Key) -> jax.stages.Compiled:
+        """The compiled program; without `compile`, it is compiled at its first use."""
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compiled[key] = self.specs[key].compiled()
+        return found
+
+    def once(self, key: Key) -> jax.stages.Compiled:
+        """A program that runs only while the engine starts: compiled, and not kept."""
+        spec = self.specs.pop(key)
+        return self._compiled.pop(key, None) or spec.compiled()
+
+    def missing(self) -> list[ProgramSpec]:
+        """What is still to be compiled."""
+        return [spec for key, spec in self.specs.items() if key not in self._compiled]
+
+    def compile(self, progress: Callable[[Key, float], None] = lambda key, seconds: None) -> None:
+        """Compile what has not been, several at a time if there are CPUs for it.
+
+        Args:
+            progress: called in this thread after each, with its key and how many seconds it took.
+        """
+
+        def run(spec: ProgramSpec) -> tuple[Key, jax.stages.Compiled, float]:
+            began = time.monotonic()
+            with warming_up():
+                return spec.key, spec.compiled(), time.monotonic() - began
+
+        at_once = max(1, min(MOST_AT_ONCE, (os.cpu_count() or 1) // CPUS_A_PROGRAM))
+        pool = ThreadPoolExecutor(at_once, "compiling")
+        try:
+            for done in as_completed([pool.submit(run, spec) for spec in self.missing()]):
+                key, program, seconds = done.result()
+                self._compiled[key] = program
+                progress(key, seconds)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def ready(self) -> None:
+        """From now on compiling is a defect: see `compiles_after_ready`."""
+        self._when_ready = self._count.programs
+
+    @property
+    def compiles_after_ready(self) -> int:
+        """Programs that this process has compiled since `ready`, in this list or not: a defect if not 0."""
+        return 0 if self._when_ready is None else self._count.programs - self._when_ready
+
+
+def zeros(forms: Any) -> Any:
+    """Arrays of these forms, a tree of `jax.ShapeDtypeStruct`, inside a program."""
+    return jax.tree.map(lambda form: jnp.zeros(form.shape, form.dtype), forms)
+
+
+def shardings(forms: Any) -> Any:
+    """Those of a tree of `jax.ShapeDtypeStruct`."""
+    return jax.tree.map(lambda form: form.sharding, forms)
 
 
 class CompileCount:

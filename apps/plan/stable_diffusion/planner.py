@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from apps.arrays.model_folder import CheckpointError
+from apps.arrays.programs import Key, ProgramSpec
 from apps.plan import topology, traffic
 from apps.plan.hlo import Module
 from apps.plan.measured import KernelCost, Measured, compiled, run_time
@@ -89,12 +90,11 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
     weights = _nbytes(arrays)
     peaks = Peaks.of(slice, len(devices))
     batches = tuple(count * slice.chips for count in workload.pictures)
-    jobs = {key: rest for key, *rest in programs.jobs(arrays, lengths, ((width, height),), batches)}
+    specs = {spec.key: spec for spec in programs.listed(arrays, lengths, ((width, height),), batches)}
 
-    def program(key: tuple[Any, ...], name: str, pictures: float) -> Program:
+    def program(key: Key, name: str, pictures: float) -> Program:
         tell(f"compiling {name}")
-        jitted, shapes = jobs[key]
-        return _measured(jitted, shapes, name, pictures, peaks)  # the weights come first among the shapes
+        return _measured(specs[key], name, pictures, peaks)
 
     size = width, height
     text = program(("text",), "text encoder", 1)
@@ -128,9 +128,10 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
     )
 
 
-def _measured(jitted: jax.stages.Wrapped, shapes: tuple[Any, ...], name: str, pictures: float, peaks: Peaks) -> Program:
-    program, module, seconds = compiled(jitted.lower(*shapes))
-    measured, kernel, weights = Measured.of(program, module, seconds), attention_kernels(module), _nbytes(shapes[0])
+def _measured(spec: ProgramSpec, name: str, pictures: float, peaks: Peaks) -> Program:
+    program, module, seconds = compiled(spec.lowered())
+    measured, kernel = Measured.of(program, module, seconds), attention_kernels(module)
+    weights = _nbytes(spec.arguments[0])  # they come first
     return Program(
         **run_fields(measured, [kernel], run_time(measured, [kernel], peaks)),
         name=name,

@@ -5,10 +5,8 @@ picture's text and latents are small, so they are replicated too.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from apps.arrays.program_cache import use_compile_cache
-from apps.arrays.programs import CompileCount
+from apps.arrays.programs import Key, ProgramSet
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.programs import DenoisingState, EncodedPrompt, PictureInputs, Programs
 from apps.stable_diffusion.engine.backends.prompts import Prompts
@@ -69,7 +67,6 @@ class JaxBackend:
         attention: str | None = None,
         compile_cache: str | None = None,
     ) -> None:
-        self._compiles = CompileCount()
         use_compile_cache(compile_cache)
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         devices = list(devices or jax.local_devices())
@@ -96,10 +93,9 @@ class JaxBackend:
         self.device = f"{kind} x{len(devices)}" if len(devices) > 1 else kind
         self.prompts = Prompts(checkpoint, guided, self._encode_text, self._zeros_like)
         self._weights = self._load(checkpoint)
-        self._compiled: dict[Any, Any] = {}
+        self._compiled = self._programs()
         self._constants: dict[Any, Any] = {}
         self._spare: dict[tuple[int, int], list[DenoisingState]] = {}
-        self._programs_when_ready: int | None = None
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -113,28 +109,27 @@ class JaxBackend:
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile every program that a request may need, several at a time if there are CPUs for it."""
-        started, p = time.monotonic(), self.programs
+        started, done = time.monotonic(), 0
+
+        def compiled(key: Key, seconds: float) -> None:
+            nonlocal done
+            done += 1
+            if progress is not None:
+                progress(_describe(key), done, len(self._compiled.specs), seconds)
+
+        self._compiled.compile(compiled)
+        log.info("compiled %d programs in %.1f s", done, time.monotonic() - started)
+        self._compiled.ready()
+
+    def _programs(self) -> ProgramSet:
+        p = self.programs
         arrays = jax.tree.map(lambda array: p.shape(array.shape, array.dtype), self._weights)
-        jobs = p.jobs(arrays, self.prompts.lengths, self.sizes, self.batch_sizes)
-        lowered = {key: jitted.lower(*shapes) for key, jitted, shapes in jobs}
-
-        def run(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any, float]:
-            began = time.monotonic()
-            return key, lowered[key].compile(), time.monotonic() - began
-
-        with ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 4))) as pool:
-            for done, future in enumerate(as_completed([pool.submit(run, key) for key in lowered]), start=1):
-                key, program, seconds = future.result()
-                self._compiled[key] = program
-                if progress is not None:
-                    progress(_describe(key), done, len(lowered), seconds)
-        log.info("compiled %d programs in %.1f s", len(lowered), time.monotonic() - started)
-        self._programs_when_ready = self._compiles.programs
+        return ProgramSet(p.listed(arrays, self.prompts.lengths, self.sizes, self.batch_sizes))
 
     @property
     def compiles_after_ready(self) -> int:
         """Programs compiled since `compile`: a defect if not 0."""
-        return self._compiles.programs - self._programs_when_ready if self._programs_when_ready is not None else 0
+        return self._compiled.compiles_after_ready
 
     # -- pictures -----------------------------------------------------------------------------------------------
 
@@ -235,7 +230,7 @@ def _nhwc(noise: Any) -> np.ndarray:
     return np.ascontiguousarray(noise[0].permute(1, 2, 0).numpy())
 
 
-def _describe(key: tuple[Any, ...]) -> str:
+def _describe(key: Key) -> str:
     kind, *rest = key
     if kind == "text":
         return "text encoder"

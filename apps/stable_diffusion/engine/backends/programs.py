@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.arrays.programs import Key, ProgramSpec
 from apps.stable_diffusion.engine.backends.schedules import COLUMNS, StepCoefficients
 from apps.stable_diffusion.engine.backends.trajectory import LATENT_CHANNELS
 from apps.stable_diffusion.engine.model import text_encoder, unet, vae
@@ -26,8 +27,6 @@ log = logging.getLogger("podslice")
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
 OFF = ("xla_tpu_run_space_to_batch", "xla_tpu_run_space_to_batch_on_new_platforms")
 """Passes that split a picture's width into batches where a chip has few pictures: twice the time of the convolution."""
-Key = tuple[Any, ...]
-"""Name of a program: its kind, then what it was compiled for."""
 AllWeights = Mapping[str, Mapping[str, jax.Array]]
 """Component -> tensor's name -> array."""
 
@@ -201,14 +200,16 @@ class Programs:
         }
         return encoders | {"unet": predict, "vae": both_ways}
 
-    def jobs(
+    def listed(
         self,
         arrays: Mapping[str, Any],
         lengths: tuple[int, ...],
         sizes: tuple[tuple[int, int], ...],
         batch_sizes: tuple[int, ...],
-    ) -> Iterator[tuple[Key, Any, tuple[Any, ...]]]:
-        """(key, jitted function, shapes of its arguments, the weights first) of each program.
+    ) -> Iterator[ProgramSpec]:
+        """Every program that requests need. The weights come first among its arguments.
+
+        Keys: `("text",)`, and for each size `("denoise", size, pictures)`, `("decode", size)` and `("image", size)`.
 
         Args:
             arrays: shapes of the weights, component -> tensor's name -> shape.
@@ -216,15 +217,14 @@ class Programs:
             sizes: (width, height) in pixels.
         """
 
-        def jit(function: Callable[..., Any], **options: Any) -> Any:
-            return jax.jit(self._precise(function), out_shardings=self.everywhere, **options)
+        def spec(key: Key, function: Callable[..., Any], *arguments: Any, **options: Any) -> ProgramSpec:
+            return ProgramSpec(key, self._precise(function), arguments, out_shardings=self.everywhere, **options)
 
         texts = {name: arrays[name] for name in arrays if name in TEXT_ENCODERS}
-        ids = tuple(self.shape((1, length), np.int32) for length in lengths)
-        yield ("text",), jit(self.encode_text), (texts, ids)
+        yield spec(("text",), self.encode_text, texts, tuple(self.shape((1, length), np.int32) for length in lengths))
         text = self.texts(lengths[0])
         # Not for the others: the decoder would compile for over ten minutes of CPU, not three and a half.
-        options = {"donate_argnums": 2, "compiler_options": _compiler_options(self.mesh.devices.flat[0])}
+        options = {"donate": (2,), "options": _compiler_options(self.mesh.devices.flat[0])}
         for size in sizes:
             latents = self.shape(self.latents(size))
             mask = self.shape((*latents.shape[:2], 1))
@@ -232,12 +232,11 @@ class Programs:
             fixed = PictureInputs(text, text if self.guided else None, mask, latents, latents)
             for b in batch_sizes:
                 coefficients = self.shape((b, COLUMNS + 1))
-                shapes = arrays["unet"], coefficients, (state,) * b, (fixed,) * b, (latents,) * b
-                yield ("denoise", size, b), jit(self.denoise, **options), shapes
-            yield ("decode", size), jit(self.decode), (arrays["vae"], (latents,) * self.mesh.size)
+                arguments = arrays["unet"], coefficients, (state,) * b, (fixed,) * b, (latents,) * b
+                yield spec(("denoise", size, b), self.denoise, *arguments, **options)
+            yield spec(("decode", size), self.decode, arrays["vae"], (latents,) * self.mesh.size)
             image = self.shape((size[1], size[0], 3), np.uint8)
-            shapes = arrays["vae"], image, latents, latents, self.shape((2,))
-            yield ("image", size), jit(self.encode_image), shapes
+            yield spec(("image", size), self.encode_image, arrays["vae"], image, latents, latents, self.shape((2,)))
 
     def _precise(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """With float32, make a TPU multiply in float32 too, not in bfloat16."""
@@ -251,7 +250,7 @@ def _compiler_options(device: jax.Device) -> dict[str, bool]:
     for name in OFF if device.platform == "tpu" else ():
         one = jax.ShapeDtypeStruct((), np.float32, sharding=jax.sharding.SingleDeviceSharding(device))
         try:
-            jax.jit(jnp.negative).lower(one).compile({name: False})
+            ProgramSpec((name,), jnp.negative, (one,), options={name: False}).compiled()
             options[name] = False
         except jax.errors.JaxRuntimeError as error:
             log.warning("pictures may take longer, with few of them on a chip: %s", error)

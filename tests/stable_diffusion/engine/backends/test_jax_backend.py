@@ -28,7 +28,7 @@ def environment(**changes: str) -> dict[str, str]:
 @pytest.mark.slow
 def test_nothing_compiles_after_ready(backend: Callable[..., JaxBackend]) -> None:
     made = backend("jax", "sd1")
-    before = made._compiles.programs
+    before = made.compiles_after_ready
     for scheduler in SCHEDULERS:
         for mask in (None, MASK):
             make(made, ask(scheduler, 4, image=PICTURE, mask=mask, prompt=f"a {scheduler}"))
@@ -37,9 +37,9 @@ def test_nothing_compiles_after_ready(backend: Callable[..., JaxBackend]) -> Non
     picture = made.start(ask(prompt="never seen", negative_prompt="nor this"))
     made.denoise([picture], 1)
     made.decode([picture], estimate=True)
-    assert made._compiles.programs == before
+    assert made.compiles_after_ready == before
     jax.jit(lambda x: x * 3.25)(np.ones(7))
-    assert made._compiles.programs == before + 1, "the count hears of compilations"
+    assert made.compiles_after_ready == before + 1, "the count hears of compilations"
 
 
 @pytest.mark.slow
@@ -61,9 +61,9 @@ def test_programs_lower_for_tpu_with_the_flash_kernel(checkpoint: Callable[[str]
     p, (length,) = made.programs, made.prompts.lengths
     arrays = {part: declared(function, p.dtype) for part, function in p.functions((length,), (64, 64)).items()}
     arrays = jax.tree.map(lambda shape: p.shape(shape.shape, shape.dtype), arrays)
-    for key, jitted, shapes in p.jobs(arrays, (length,), made.sizes, made.batch_sizes):
-        text = jitted.trace(*shapes).lower(lowering_platforms=("tpu",)).as_text()
-        assert ("tpu_custom_call" in text) == (key[0] != "text"), key
+    for spec in p.listed(arrays, (length,), made.sizes, made.batch_sizes):
+        text = spec.traced().lower(lowering_platforms=("tpu",)).as_text()
+        assert ("tpu_custom_call" in text) == (spec.key[0] != "text"), spec.key
 
 
 @pytest.mark.slow
