@@ -1,5 +1,8 @@
 """The list of an engine's programs: compiled once, answered by key, and nothing compiled later goes unseen."""
 
+import ast
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,3 +66,29 @@ def test_the_first_error_ends_the_compiling() -> None:
     with pytest.raises(ArithmeticError, match="no such sum"):
         programs.compile(lambda key, seconds: done.append(key))
     assert len(done) < 50
+
+
+ROOT = Path(__file__).parents[2]
+ALLOWED = {
+    "apps/arrays/programs.py": "compiles the lists",
+    "apps/llm/engine/model/decoder.py": "a function inside a program, traced once for all layers",
+    "apps/batch/smoke.py": "a job, which serves nobody",
+    "apps/plan/topology.py": "asks the compiler how much memory there is",
+}
+COMPILES = {"jit", "pjit", "pmap"}
+
+
+def compiling(path: Path) -> bool:
+    """Whether a file asks JAX to compile, or to trace for compiling."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jax" and node.attr in COMPILES:
+            return True
+        names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+        if names & COMPILES and (node.module or "").split(".")[0] == "jax":
+            return True
+    return False
+
+
+def test_nothing_else_compiles() -> None:
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "apps").rglob("*.py") if compiling(path)}
+    assert found == ALLOWED.keys()

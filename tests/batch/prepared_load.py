@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from apps.batch.preparation import PrepareArguments, prepare
-from apps.llm.engine.executor import LocalExecutor
+from apps.llm.engine.execute.local import LocalExecutor
 from apps.llm.engine.model import architecture, params
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.params import HeadLayout

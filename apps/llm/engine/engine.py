@@ -47,7 +47,7 @@ from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.loaded import LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
 from apps.llm.engine.answer import Answer
-from apps.llm.engine.executor import ThisProcess
+from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
 from apps.llm.engine.fairness.admission import Admission
 from apps.llm.engine.loop import Loop, Member

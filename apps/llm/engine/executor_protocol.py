@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from apps.llm.engine.adapters.stack import Adapted
+from apps.llm.engine.execute.readout import Readout
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.parallel.products import splits_by_token
-from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.weights.model import Model
@@ -121,7 +121,7 @@ def step_shapes(config: EngineConfig, max_len: int, skips_padding: bool = False)
     return [StepShape(tokens, min(tokens, config.max_batch_size), pages) for tokens in sizes]
 
 
-def readable(shapes: list[StepShape]) -> list[StepShape]:
+def readable(shapes: Sequence[StepShape]) -> list[StepShape]:
     """The shapes whose hidden states can be read out: powers of two, and the largest.
 
     Not all, because each needs two more compiled programs. These take a twelfth of the demo's first start, and no
@@ -131,5 +131,5 @@ def readable(shapes: list[StepShape]) -> list[StepShape]:
     return [shape for shape in shapes if shape.tokens == most or shape.tokens in powers]
 
 
-def fitting(shapes: list[StepShape], tokens: int, seqs: int) -> StepShape:
+def fitting(shapes: Sequence[StepShape], tokens: int, seqs: int) -> StepShape:
     return next(shape for shape in shapes if shape.tokens >= tokens and shape.seqs >= seqs)

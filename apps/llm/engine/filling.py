@@ -6,8 +6,8 @@ import numpy as np
 
 from apps.llm.api import MAX_BIAS
 from apps.llm.engine.answer import Answer
+from apps.llm.engine.execute.readout import Readout
 from apps.llm.engine.pooling import PromptTask
-from apps.llm.engine.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduler import Sequence, Work, with_rows
 from apps.llm.engine.step import HostStep, StepShape

@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from apps.llm.api import Generation, Output, Pool, TokenScore
+from apps.llm.engine.execute.readout import SCORE_ROWS, Readout
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.readout import SCORE_ROWS, Readout
 from apps.llm.engine.scheduler import Sequence, Work
 from apps.llm.engine.step import StepShape
 

@@ -24,9 +24,11 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.arrays.programs import ProgramSpec
 from apps.llm.engine.attention.pallas import PallasAttention
 from apps.llm.engine.attention.sharded import attend
 from apps.llm.engine.attention.spec import QKV, AttentionSpec, LayerCache
+from apps.llm.engine.execute.programs import EnginePrograms
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.experts import kernel as experts_kernel
@@ -172,7 +174,8 @@ class AttentionKernel:
             lambda part: abstract(part.shape, part.dtype, impl.partition()), impl.cache(spec, PAGES, self.kv_dtype)
         )
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # see StepPrograms.lowered
-            return jax.jit(run).lower(q, kv, cache, abstract((self.shape.size,), jnp.dtype(jnp.int32), P())).compile()
+            packed = abstract((self.shape.size,), jnp.dtype(jnp.int32), P())
+            return ProgramSpec(("attention",), run, (q, kv, cache, packed)).compiled()
 
 
 @dataclass(frozen=True)
@@ -189,9 +192,9 @@ class ExpertsKernel:
 
     def compiled(self) -> jax.stages.Compiled:
         mesh = topology.mesh(self.slice, "tensor", self.devices)
-        programs, mixture = StepPrograms(self.config, self.arch, mesh, PAGES), self.arch.experts
+        programs, mixture = EnginePrograms(self.config, self.arch, mesh, shapes=()), self.arch.experts
         assert mixture is not None
-        decoder, layer = programs.decoder, programs.weights()["layers"][mixture.layers.index(True)]
+        decoder, layer = programs.decoder, programs.weights["layers"][mixture.layers.index(True)]
         weights = ExpertWeights(*map(layer.get, ("experts_in", "experts_out", "experts_in_bias", "experts_out_bias")))
 
         def abstract(width: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
@@ -202,7 +205,8 @@ class ExpertsKernel:
 
         picks = (abstract(mixture.per_token, jnp.dtype(dtype)) for dtype in (jnp.float32, jnp.int32))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return jax.jit(run).lower(abstract(self.arch.hidden_size, decoder.dtype), *picks, weights).compile()
+            arguments = abstract(self.arch.hidden_size, decoder.dtype), *picks, weights
+            return ProgramSpec(("experts",), run, arguments).compiled()
 
 
 if __name__ == "__main__":

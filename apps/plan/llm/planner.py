@@ -76,7 +76,7 @@ class Sized:
         each = -(-max_len // config.page_size)
         most = config.pages or config.max_batch_size * each + 1
         usable = topology.usable_hbm(workload.slice)
-        programs = StepPrograms(config, arch, mesh, most)
+        programs = StepPrograms(config, arch, mesh, tuple(step_shapes(config, max_len)), most)
         room = (usable - programs.weight_bytes()) * config.memory_fraction
         fit = max(int(room // programs.page_bytes()), each + 1)
         return cls(
@@ -84,8 +84,8 @@ class Sized:
         )
 
     @property
-    def shapes(self) -> list[StepShape]:
-        return step_shapes(self.config, self.max_len)
+    def shapes(self) -> tuple[StepShape, ...]:
+        return self.programs.shapes
 
     @property
     def decode_shape(self) -> StepShape:
@@ -101,7 +101,7 @@ class Sized:
             return bundles.of_attention(decoder, spec, programs.kv_dtype, slice, shape)
 
         return [
-            kernel.attention(decoder, programs.layer_caches(), sequences, shape.max_pages, loops),
+            kernel.attention(decoder, programs.caches, sequences, shape.max_pages, loops),
             experts.kernel(decoder, int8, shape.tokens, bundles.of_experts(programs, slice, shape.tokens)),
         ]
 

@@ -8,29 +8,17 @@ widths, vocabulary, batch, cache and sharding are the config's own.
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import cached_property
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from apps.llm.api import MAX_BIAS
-from apps.llm.engine.adapters import stack
-from apps.llm.engine.attention import choice
-from apps.llm.engine.attention.spec import AttentionSpec, KVScales, LayerCache, cache_dtype
-from apps.llm.engine.executor import compiled_step
-from apps.llm.engine.model import params
+from apps.arrays.programs import Key, ProgramSpec
+from apps.llm.engine.execute.programs import EnginePrograms
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.declaration import declare
-from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.params import HeadLayout, Params
-from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
 from apps.plan import hlo, traffic
 from apps.plan.llm import experts
 from apps.plan.measured import Measured, compiled
-from ray_configs.llm import EngineConfig
 
 FEW_LAYERS, MORE_LAYERS = 2, 2
 """Layers compiled for extrapolation, and those more; even, since the windows of some models alternate."""
@@ -54,28 +42,8 @@ class MeasuredStep(Measured):
         return self.arguments - self.weights - self.kv_cache
 
 
-@dataclass(frozen=True)
-class StepPrograms:
-    """Step programs of one engine config on one mesh."""
-
-    config: EngineConfig
-    arch: Architecture
-    mesh: Mesh
-    pages: int
-
-    @property
-    def decoder(self) -> Decoder:
-        return self._decoder(self.arch)
-
-    def _decoder(self, arch: Architecture) -> Decoder:
-        size, page = self.mesh.shape["tensor"], self.config.page_size
-        heads = HeadLayout.of(arch, size, self.config.expert_parallel)
-        impl = choice.implementation(self.config.attention, self.mesh, arch.head_dims, page, arch.sinks, self.kv_dtype)
-        return Decoder(arch, heads, page, jnp.dtype(self.config.dtype), impl, self.mesh)
-
-    @property
-    def kv_dtype(self) -> jnp.dtype:
-        return cache_dtype(self.config)
+class StepPrograms(EnginePrograms):
+    """An engine's programs, on a slice that need not exist: the compiler's figures of its steps."""
 
     def samples(self, whole: bool = False) -> list[list[int]]:
         """The layers of the programs to compile: of the first program, and of those with more layers of each kind."""
@@ -87,74 +55,27 @@ class StepPrograms:
         longer = [sorted(few + added) for added in more if added]
         return [every] if whole or any(layers == every for layers in longer) else [few, *longer]
 
-    def layer_caches(self) -> list[LayerCache]:
-        """Global shapes of each layer's KV cache; None: it attends to another layer's."""
-        impl, pages, dtype = self.decoder.impl, self.pages, self.kv_dtype
-        return [spec and impl.cache(spec, pages, dtype) for spec in self.decoder.cache_specs()]
-
     def page_bytes(self) -> float:
         """Bytes of a page, all layers together, on each device; layouts may pad it."""
-        every = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.layer_caches()))
+        every = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.caches))
         return every / self.pages / self.mesh.size
 
     def weight_bytes(self) -> int:
         """Bytes of the weights on each device; layouts may pad them."""
         return sum(
             math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(self.weights())
-        )
-
-    def weights(self) -> Params:
-        """Shapes, dtypes and shardings of the weights, and of the adapters' places beside them."""
-        heads, dtype, config = self.decoder.heads, self.decoder.dtype, self.config
-        tree = params.abstract(declare(self.arch, heads), self.mesh, dtype, config.quantize_weights == "int8")
-        if config.adapter_places:
-            sizes = config.adapter_places, config.max_adapter_rank
-            for layer, form in zip(tree["layers"], stack.abstract(self.arch, heads, self.mesh, dtype, *sizes)):
-                layer["adapters"] = form
-        return tree
-
-    def arguments(self, shape: StepShape) -> tuple[Any, ...]:
-        """Shapes, dtypes and shardings of a step's arguments."""
-        decoder, rows = self.decoder, self.config.max_batch_size + 1
-
-        def abstract(shape: tuple[int, ...], dtype: jnp.dtype, spec: P = P()) -> jax.ShapeDtypeStruct:  # noqa: B008
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
-
-        caches = [
-            cache
-            and jax.tree.map(  # a partition may stand for all arrays below it
-                lambda spec, parts: jax.tree.map(lambda part: abstract(part.shape, part.dtype, spec), parts),
-                decoder.impl.partition(),
-                cache,
-            )
-            for cache in self.layer_caches()
-        ]
-
-        def scales(spec: AttentionSpec) -> KVScales:
-            scale = abstract((spec.kv_heads, spec.head_dim), jnp.float32, P("tensor", None))
-            return KVScales(scale, scale)
-
-        int8_kv, vocab = self.kv_dtype == jnp.int8, self.arch.vocab_size
-        return (
-            self.weights(),
-            caches,
-            SamplingState(abstract((rows,), jnp.int32), abstract((rows, vocab), jnp.int16)),
-            [spec and scales(spec) for spec in decoder.cache_specs()] if int8_kv else None,
-            abstract((shape.size,), jnp.int32),
-            Extras(
-                abstract((shape.seqs, -(-vocab // 32)), jnp.uint32),
-                abstract((shape.seqs, MAX_BIAS), jnp.int32),
-                abstract((shape.seqs, MAX_BIAS), jnp.float32),
-                abstract((2,), jnp.int32),
-            ),
+            for leaf in jax.tree.leaves(self.weights)
         )
 
     def lowered(self, shape: StepShape) -> jax.stages.Lowered:
         """Lowers the step as the engine would on those devices."""
         # Kernels ask the mesh in use what kind of chip they are for; on one chip no shard_map sets it.
         with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-            return compiled_step(self.decoder).lower(*self.arguments(shape), shape)
+            return self._specs["step", shape.tokens].lowered()
+
+    @cached_property
+    def _specs(self) -> dict[Key, ProgramSpec]:
+        return {spec.key: spec for spec in self.listed()}
 
     def measure(self, shape: StepShape, whole: bool = False) -> MeasuredStep:
         """Figures for the whole model: compiled (`whole`, or few layers), or extrapolated from two smaller ones.

@@ -58,7 +58,7 @@ def memory(arch: Architecture, mesh: Mesh, attention: str, kv_cache: str, shape:
     weights = "none" if kv_cache == "none" else "int8"
     sizes = {"page_size": PAGE, "max_batch_size": BATCH, "attention": attention}
     config = EngineConfig(quantize_weights=weights, quantize_kv_cache=kv_cache, **sizes)
-    programs = StepPrograms(config, arch, mesh, PAGES)
+    programs = StepPrograms(config, arch, mesh, (shape,), PAGES)
     found = programs.lowered(shape).compile().memory_analysis()
     return {
         "cache": int(programs.page_bytes() * PAGES),

@@ -9,7 +9,7 @@ from collections import Counter
 
 def main() -> None:
     orders = json.loads(sys.stdin.readline())
-    from apps.llm.engine import executor
+    from apps.llm.engine.execute import local
     from apps.llm.engine.parallel import worker
     from apps.llm.engine.weights.checkpoint import Checkpoint
     from ray_configs.llm import EngineConfig
@@ -25,8 +25,8 @@ def main() -> None:
 
     Checkpoint.stored = counting
     if "free_memory" in orders:
-        executor._free_host_memory = lambda: orders["free_memory"][rank]
-    launch = executor.LocalExecutor.launch
+        local._free_host_memory = lambda: orders["free_memory"][rank]
+    launch = local.LocalExecutor.launch
     steps = 0
 
     def launched(self, *arguments, **named):
@@ -40,7 +40,7 @@ def main() -> None:
             os._exit(1)
         return launch(self, *arguments, **named)
 
-    executor.LocalExecutor.launch = launched
+    local.LocalExecutor.launch = launched
     leader = worker.Leader(tuple(orders["leader"]), bytes.fromhex(orders["secret"]))
     connection = leader.connect(rank)
     worker.exit_with(connection)

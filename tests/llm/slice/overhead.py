@@ -21,12 +21,12 @@ import numpy as np
 os.environ["RAY_AUTH_MODE"] = "disabled"
 sys.path.append(str(Path(__file__).parents[3]))
 
-from apps.llm.engine.executor import ThisProcess
+from apps.llm.engine.execute.local import ThisProcess
+from apps.llm.engine.execute.readout import Launched
 from apps.llm.engine.executor_protocol import DevicePlace, Executor, step_shapes
 from apps.llm.engine.parallel.layout import choose
 from apps.llm.engine.parallel.lockstep import RankWorkers
 from apps.llm.engine.parallel.wire import NO_DP_RANK, Listener, MessageKind, message
-from apps.llm.engine.readout import Launched
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.weights.model import Model
 from ray_configs.llm import EngineConfig

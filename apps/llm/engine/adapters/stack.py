@@ -1,8 +1,7 @@
 """The places for adapters on the devices: a stack of matrices for each layer, written while the engine runs."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,25 +65,28 @@ def empty(form: Adapted) -> Adapted:
     return jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype, device=part.sharding), form)
 
 
-def written(form: Adapted, stack: Adapted, values: Adapted, place: int) -> Adapted:
-    """A layer's stack with one adapter's matrices, arrays of the host, in a place. The old stack is donated."""
-    return _writing(tuple(form.items()))(stack, jax.tree.map(_on_devices, form, values), np.int32(place))
+def written(stack: Adapted, values: Adapted, place: jax.Array) -> Adapted:
+    """A layer's stack with one adapter's matrices in a place, from 0; a program, which is given the stack's memory."""
+    return jax.tree.map(lambda old, new: old.at[:, place].set(new), stack, values)
 
 
-@cache
-def _writing(form: tuple[tuple[str, LowRank], ...]) -> Callable[[Adapted, Adapted, np.int32], Adapted]:
-    """The program that writes to such a stack; most layers share it."""
+def of_one(form: Adapted) -> Adapted:
+    """The form of one adapter's matrices, for a layer whose stack has this form."""
 
-    def write(stack: Adapted, values: Adapted, place: jax.Array) -> Adapted:
-        return jax.tree.map(lambda old, new: old.at[:, place].set(new), stack, values)
+    def one(part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(part.sharding.mesh, P(None, None, *part.sharding.spec[3:]))
+        return jax.ShapeDtypeStruct((part.shape[0], *part.shape[2:]), part.dtype, sharding=sharding)
 
-    shardings = jax.tree.map(lambda part: part.sharding, dict(form))
-    return jax.jit(write, donate_argnums=0, out_shardings=shardings)
+    return jax.tree.map(one, form)
 
 
-def _on_devices(part: jax.ShapeDtypeStruct, value: np.ndarray) -> jax.Array:
-    sharding = NamedSharding(part.sharding.mesh, P(None, None, *part.sharding.spec[3:]))
-    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+def on_devices(form: Adapted, values: Adapted) -> Adapted:
+    """One adapter's matrices, arrays of the host, on the devices, for a layer whose stack has this form."""
+
+    def place(part: jax.ShapeDtypeStruct, value: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(value.shape, part.sharding, lambda index: value[index])
+
+    return jax.tree.map(place, of_one(form), values)
 
 
 def packed(values: Adapted) -> bytes:

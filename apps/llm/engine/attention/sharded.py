@@ -1,8 +1,7 @@
 """Attention and its KV cache with the heads split over a mesh."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import jax
@@ -16,22 +15,16 @@ from apps.llm.engine.step import Batch
 FP8_MOST = float(jnp.finfo(FP8).max)
 
 
-def make_cache(
+def abstract(
     impl: Implementation, specs: Iterable[AttentionSpec | None], pages: int, dtype: jnp.dtype, mesh: Mesh
 ) -> list[LayerCache]:
-    """Empty pages of the layers with these specs, on their devices; None where there is no spec."""
-    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), impl.partition())
+    """Shapes, types and shardings of the KV caches of layers with these specs; None where there is no spec."""
 
-    @cache
-    def maker(spec: AttentionSpec) -> Callable[[], LayerCache]:
-        shapes = impl.cache(spec, pages, dtype)
+    def split(spec: P, parts: Any) -> Any:  # a partition may stand for all arrays below it
+        sharding = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=sharding), parts)
 
-        def zeros() -> LayerCache:
-            return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-
-        return jax.jit(zeros, out_shardings=shardings)
-
-    return [spec and maker(replace(spec, window=None))() for spec in specs]
+    return [spec and jax.tree.map(split, impl.partition(), impl.cache(spec, pages, dtype)) for spec in specs]
 
 
 def attend(

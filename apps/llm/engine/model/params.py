@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from apps.arrays.programs import ProgramSpec, shardings
 from apps.llm.engine.model.heads import HeadLayout as HeadLayout
 from apps.llm.engine.model.param import Param
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, quantize_rows
@@ -94,7 +95,7 @@ def random(tree: Params, mesh: Mesh, dtype: jnp.dtype, int8: bool, seed: int = 0
 
 
 @cache
-def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) -> Callable[[int, int], Weight]:
+def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) -> jax.stages.Compiled:
     """A program that draws a parameter of this form. The parameter's place is an input, so all layers share it."""
     values = jax.tree.leaves(form)[0]
 
@@ -104,7 +105,8 @@ def _drawing(form: jax.ShapeDtypeStruct | QuantArray, constant: float | None) ->
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(seed), place), values.shape, jnp.float32) * 0.02
         return quantize(noise) if isinstance(form, QuantArray) else noise.astype(values.dtype)
 
-    return jax.jit(draw, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, form))
+    number = jax.ShapeDtypeStruct((), jnp.uint32)
+    return ProgramSpec(("draw",), draw, (number, number), out_shardings=shardings(form)).compiled()
 
 
 def nbytes(params: Params) -> int:

@@ -1,7 +1,6 @@
 """int8 weights with one scale per output channel, as a type that `product` accepts."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -26,9 +25,8 @@ LANES = 128
 """Columns of a tile of a TPU's memory."""
 
 
-@partial(jax.jit, donate_argnums=0)
 def quantize(weight: jax.Array) -> QuantArray:
-    """Quantize `[out, in]` to 255 levels spanning each output channel. The weight's buffer is donated."""
+    """Quantize `[out, in]` to 255 levels spanning each output channel, inside a program."""
     wide = weight.astype(jnp.float32)
     scale = jnp.maximum(jnp.max(jnp.abs(wide), axis=1), LEAST_MAXIMUM) / 127
     return QuantArray(jnp.round(wide / scale[:, None]).astype(jnp.int8), scale)

@@ -10,6 +10,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from apps.arrays.programs import ProgramSpec
 from apps.llm.engine.parallel.layout import Devices, Layout
 
 START_TIMEOUT_S = 300
@@ -74,9 +75,10 @@ def least_over_hosts(value: int, mesh: Mesh) -> int:
     if not spans_hosts(mesh):
         return value
     own = np.array([min(value, 2**31 - 1)], np.int32)
-    values = jax.make_array_from_callback((mesh.size,), NamedSharding(mesh, P("tensor")), lambda _: own)
-    least = jax.jit(jnp.min, out_shardings=NamedSharding(mesh, P()))(values)
-    return int(least.addressable_data(0))
+    form = jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=NamedSharding(mesh, P("tensor")))
+    values = jax.make_array_from_callback(form.shape, form.sharding, lambda _: own)
+    least = ProgramSpec(("least",), jnp.min, (form,), out_shardings=NamedSharding(mesh, P())).compiled()
+    return int(least(values).addressable_data(0))
 
 
 def takes_part(mesh: Mesh) -> bool:

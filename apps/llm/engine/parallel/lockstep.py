@@ -24,10 +24,10 @@ import numpy as np
 
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
+from apps.llm.engine.execute.readout import SCORE_ROWS, Readout
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
 from apps.llm.engine.parallel.layout import Devices, Layout
 from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, Listener, MessageKind, message
-from apps.llm.engine.readout import SCORE_ROWS, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.weights.model import Model

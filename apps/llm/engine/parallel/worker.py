@@ -20,11 +20,11 @@ from jax.sharding import Mesh
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.llm.engine.adapters import stack
-from apps.llm.engine.executor import LocalExecutor
+from apps.llm.engine.execute.local import LocalExecutor
+from apps.llm.engine.execute.readout import Launched, Readout
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.parallel.wire import NO_DP_RANK, Connection, MessageKind, message
-from apps.llm.engine.readout import Launched, Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.step import HostStep, StepShape
 from apps.llm.engine.weights.model import Model

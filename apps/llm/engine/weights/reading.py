@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from apps.arrays.programs import ProgramSpec
 from apps.llm.engine.model.quantization import QuantArray, Weight
 
 Index = tuple[slice, ...]
@@ -96,10 +97,10 @@ class Reading:
             return np.ascontiguousarray(block[number][(slice(None), *columns)])
 
         array = jax.make_array_from_callback(leaf.shape, self._read_sharding(leaf), shard)
-        return _exchanged(leaf.sharding)(array) if self._by_rows else array
+        return _exchange(leaf)(array) if self._by_rows else array
 
     def _read_sharding(self, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        return NamedSharding(leaf.sharding.mesh, PartitionSpec("tensor")) if self._by_rows else leaf.sharding
+        return _by_rows(leaf) if self._by_rows else leaf.sharding
 
     def _bounds(self, index: Index) -> Bounds:
         shape = self._leaves[0].shape
@@ -115,9 +116,15 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return room[start : start + size].view(dtype).reshape(shape)
 
 
+def _by_rows(form: jax.ShapeDtypeStruct) -> NamedSharding:
+    return NamedSharding(form.sharding.mesh, PartitionSpec("tensor"))
+
+
 @cache
-def _exchanged(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda array: array, out_shardings=sharding)
+def _exchange(form: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+    """The program that makes an array of this form from one that is split by rows."""
+    rows = jax.ShapeDtypeStruct(form.shape, form.dtype, sharding=_by_rows(form))
+    return ProgramSpec(("exchange",), lambda array: array, (rows,), out_shardings=form.sharding).compiled()
 
 
 def read_ahead(readings: Iterable[Reading], local: bool) -> Iterator[Reading]:

@@ -36,7 +36,7 @@ def drawn(kind: str, rows: int, out: int, width: int):
     dtype, int8 = KINDS[kind]
     random = np.random.default_rng(rows * out + width)
     x, w = (jnp.asarray(random.standard_normal(shape), dtype) for shape in ((rows, width), (out, width)))
-    return x, quantization.quantize(w) if int8 else w
+    return x, jax.jit(quantization.quantize)(w) if int8 else w
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_the_same_as_all_experts_on_all_tokens(form: str, tokens: int, load: str
 @pytest.mark.parametrize("tokens", [50, pytest.param(130, marks=SLOW)])
 def test_int8_with_biases(tokens: int, form: str) -> None:
     biases = [RANDOM.normal(size=COUNT * size).astype(np.float32) for size in (2 * WIDTH, HIDDEN)]
-    into, down = quantize(jnp.array(INTO)), quantize(jnp.array(DOWN))
+    into, down = jax.jit(quantize)(jnp.array(INTO)), jax.jit(quantize)(jnp.array(DOWN))
     x, shares = RANDOM.normal(size=(tokens, HIDDEN)).astype(np.float32), RANDOM.random((tokens, 2), np.float32)
     picked = picked_at_random(tokens, 2)
     widened = [np.asarray(weight.values * weight.scale[:, None]) for weight in (into, down)]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.batch.preparation import PrepareArguments, prepare
-from apps.llm.engine.executor import LocalExecutor
+from apps.llm.engine.execute.local import LocalExecutor
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.model.tiny import HEAD_DIM, tiny
 from apps.llm.engine.parallel import distributed

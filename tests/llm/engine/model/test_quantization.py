@@ -18,7 +18,7 @@ from tests.llm.engine.model.test_models import Stepper
 def test_rounding() -> None:
     weight = np.random.default_rng(0).normal(size=(24, 40)).astype(np.float32)
     weight[3] = 0
-    quantized = quantize(jnp.array(weight))
+    quantized = jax.jit(quantize)(jnp.array(weight))
     assert quantized.values.dtype == jnp.int8 and quantized.scale.shape == (24,)
     back = np.asarray(quantized.values * quantized.scale[:, None])
     assert (np.abs(back - weight) <= np.abs(weight).max(axis=1, keepdims=True) / 254 + 1e-7).all()

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from apps.llm.engine.executor import LocalExecutor
+from apps.llm.engine.execute.local import LocalExecutor
 from apps.llm.engine.model import architecture, params
 from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights.checkpoint import Checkpoint

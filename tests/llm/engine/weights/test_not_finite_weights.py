@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from apps.arrays.model_folder import CheckpointError
 from apps.batch.preparation import PrepareArguments, prepare
-from apps.llm.engine.executor import ThisProcess
+from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.weights.model import Model
 from apps.serving.numbers.finite import all_finite

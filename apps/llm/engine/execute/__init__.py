@@ -1,0 +1,1 @@
+"""Runs a model's programs on the devices of this process."""

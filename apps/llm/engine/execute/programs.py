@@ -1,0 +1,267 @@
+"""The programs of a language model on the devices of one DP rank: what each computes, and the list of them all."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from apps.arrays.programs import ProgramSpec, shardings, zeros
+from apps.llm.api import MAX_BIAS
+from apps.llm.engine import sampling
+from apps.llm.engine.adapters import stack
+from apps.llm.engine.adapters.stack import Adapted
+from apps.llm.engine.attention import choice, sharded
+from apps.llm.engine.attention.spec import AttentionSpec, KVScales, LayerCache, cache_dtype
+from apps.llm.engine.execute import readout
+from apps.llm.engine.executor_protocol import readable
+from apps.llm.engine.model import params
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.declaration import declare
+from apps.llm.engine.model.decoder import Decoder
+from apps.llm.engine.model.params import HeadLayout, Params
+from apps.llm.engine.sampling import Extras, SamplingState
+from apps.llm.engine.step import StepShape
+from ray_configs.llm import EngineConfig
+
+CLEANED = 64
+"""Pages that one call of the program fills with zeros."""
+
+
+@dataclass(frozen=True)
+class EnginePrograms:
+    """The programs of one config and model on a mesh, whose devices need not exist.
+
+    Args:
+        config: of the DP rank.
+        shapes: of the steps, smallest first.
+        pages: of the KV cache, page 0 included.
+        calibration: tokens of the text that the scales of an int8 cache are measured over; 0: they are not measured.
+    """
+
+    config: EngineConfig
+    arch: Architecture
+    mesh: Mesh
+    shapes: tuple[StepShape, ...]
+    pages: int = 0
+    calibration: int = 0
+
+    # -- what they work on --------------------------------------------------------------------------------------
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        config, arch = self.config, self.arch
+        heads = HeadLayout.of(arch, self.mesh.shape["tensor"], config.expert_parallel)
+        impl = choice.implementation(
+            config.attention, self.mesh, arch.head_dims, config.page_size, arch.sinks, self.kv_dtype
+        )
+        return Decoder(arch, heads, config.page_size, jnp.dtype(config.dtype), impl, self.mesh)
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        return cache_dtype(self.config)
+
+    @cached_property
+    def declared(self) -> Params:
+        """The weights as `declare` describes them."""
+        return declare(self.arch, self.decoder.heads)
+
+    @cached_property
+    def weights(self) -> Params:
+        """Shapes, types and shardings of the weights, and of the adapters' places beside them."""
+        int8 = self.config.quantize_weights == "int8"
+        tree = params.abstract(self.declared, self.mesh, self.decoder.dtype, int8)
+        for layer, form in zip(tree["layers"], self.adapters):
+            layer["adapters"] = form
+        return tree
+
+    @cached_property
+    def adapters(self) -> list[Adapted]:
+        """The form of each layer's stack of adapters; none without places for them."""
+        config, decoder = self.config, self.decoder
+        if not config.adapter_places:
+            return []
+        sizes = config.adapter_places, config.max_adapter_rank
+        return stack.abstract(self.arch, decoder.heads, self.mesh, decoder.dtype, *sizes)
+
+    @cached_property
+    def caches(self) -> list[LayerCache]:
+        """The form of each layer's KV cache; None: it attends to another layer's."""
+        return self._caches(self.pages, self.kv_dtype)
+
+    @property
+    def calibration_shape(self) -> StepShape:
+        return StepShape(self.calibration, 1, -(-self.calibration // self.config.page_size))
+
+    @property
+    def calibration_caches(self) -> list[LayerCache]:
+        """Those of the step that measures the scales, which are not quantized themselves."""
+        return self._caches(self.calibration_shape.max_pages + 1, self.decoder.dtype)
+
+    def _caches(self, pages: int, dtype: jnp.dtype) -> list[LayerCache]:
+        return sharded.abstract(self.decoder.impl, self.decoder.cache_specs(), pages, dtype, self.mesh)
+
+    @property
+    def state(self) -> SamplingState:
+        rows = self.config.max_batch_size + 1
+        return SamplingState(self._whole((rows,)), self._whole((rows, self.arch.vocab_size), jnp.int16))
+
+    def _extras(self, seqs: int) -> Extras:
+        bias = (seqs, MAX_BIAS)
+        words = self._whole((seqs, -(-self.arch.vocab_size // 32)), jnp.uint32)
+        return Extras(words, self._whole(bias), self._whole(bias, jnp.float32), self._whole((2,)))
+
+    @property
+    def _scales(self) -> list[KVScales | None] | None:
+        """Of an int8 cache, for each layer that has its own."""
+        if self.kv_dtype != jnp.int8:
+            return None
+
+        def of(spec: AttentionSpec) -> KVScales:
+            where = NamedSharding(self.mesh, P("tensor", None))
+            scale: Any = jax.ShapeDtypeStruct((spec.kv_heads, spec.head_dim), jnp.float32, sharding=where)
+            return KVScales(scale, scale)
+
+        return [None if spec is None else of(spec) for spec in self.decoder.cache_specs()]
+
+    def _whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
+        """The form of an array that every device has the whole of."""
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=self.everywhere)
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        return NamedSharding(self.mesh, P())
+
+    # -- the list -----------------------------------------------------------------------------------------------
+
+    def listed(self) -> Iterator[ProgramSpec]:
+        """Every program that requests need, and those that make the cache.
+
+        Keys: `("step", tokens)`; `("scores", tokens)` and `("pooled", tokens)` of the steps that can be read out;
+        `("start slot",)` and `("state",)`; `("cache", layer)`, `("clean", layer)` and `("adapter", layer)` of the first
+        of the layers that are alike; for an int8 cache `("calibrate",)` and `("calibration cache", layer)`.
+        """
+        yield from map(self._step, self.shapes)
+        yield from self._readouts()
+        yield from self._sampling_state()
+        yield from self._empty("cache", self.caches)
+        yield from self._cleaning()
+        yield from self._adapter_writes()
+        if self.calibration:
+            yield from self._calibration()
+
+    def _step(self, shape: StepShape) -> ProgramSpec:
+        packed, extras = self._whole((shape.size,)), self._extras(shape.seqs)
+        arguments = self.weights, self.caches, self.state, self._scales, packed, extras
+        return ProgramSpec(("step", shape.tokens), partial(step, self.decoder, shape), arguments, donate=(1, 2))
+
+    def _readouts(self) -> Iterator[ProgramSpec]:
+        head = readout.head(self.weights)
+        for shape in readable(self.shapes):
+            hidden = self._whole((shape.tokens, self.arch.hidden_size), self.decoder.dtype)
+            arguments = head, hidden, self._whole((shape.tokens,))
+            scores, pooled = partial(readout.scores, self.decoder), partial(readout.pooled, self.decoder, shape.seqs)
+            for name, function in (("scores", scores), ("pooled", pooled)):
+                yield ProgramSpec((name, shape.tokens), function, arguments, out_shardings=self.everywhere)
+
+    def _sampling_state(self) -> Iterator[ProgramSpec]:
+        state, ids = self.state, self._whole((self.shapes[0].max_pages * self.config.page_size,))
+        yield ProgramSpec(("state",), partial(zeros, state), (), out_shardings=self.everywhere)
+        arguments = state, self._whole(()), ids, ids
+        yield ProgramSpec(("start slot",), sampling.start_slot, arguments, donate=(0,), out_shardings=self.everywhere)
+
+    def _empty(self, name: str, caches: list[LayerCache]) -> Iterator[ProgramSpec]:
+        for layer, form in unlike(caches):
+            yield ProgramSpec((name, layer), partial(zeros, form), (), out_shardings=shardings(form))
+
+    def _cleaning(self) -> Iterator[ProgramSpec]:
+        for layer, form in unlike(self.caches):
+            arguments = form, self._whole((CLEANED,))
+            yield ProgramSpec(("clean", layer), clean, arguments, donate=(0,), out_shardings=shardings(form))
+
+    def _adapter_writes(self) -> Iterator[ProgramSpec]:
+        for layer, form in unlike(self.adapters):
+            arguments = form, stack.of_one(form), self._whole(())
+            yield ProgramSpec(("adapter", layer), stack.written, arguments, donate=(0,), out_shardings=shardings(form))
+
+    def _calibration(self) -> Iterator[ProgramSpec]:
+        shape, caches = self.calibration_shape, self.calibration_caches
+        yield from self._empty("calibration cache", caches)
+        yield ProgramSpec(
+            ("calibrate",),
+            partial(calibrate, self.decoder, shape),
+            (self.weights, caches, self._whole((shape.size,))),
+            out_shardings=NamedSharding(self.mesh, P("tensor", None)),
+        )
+
+
+def alike(forms: Sequence[Any]) -> list[int | None]:
+    """For each layer, the first whose arrays have the same form; None where it has none."""
+    first: dict[Any, int] = {}
+    trees = [(jax.tree.structure(form), *jax.tree.leaves(form)) for form in forms]
+    return [first.setdefault(tree, layer) if tree[1:] else None for layer, tree in enumerate(trees)]
+
+
+def unlike(forms: Sequence[Any]) -> list[tuple[int, Any]]:
+    """One layer of each kind, the first, and its form."""
+    return [(layer, forms[layer]) for layer in dict.fromkeys(alike(forms)) if layer is not None]
+
+
+def step(
+    decoder: Decoder,
+    shape: StepShape,
+    weights: Params,
+    caches: list[LayerCache],
+    state: SamplingState,
+    kv_scales: list[KVScales | None] | None,
+    packed: jax.Array,
+    extras: Extras,
+) -> tuple[jax.Array, jax.Array, list[LayerCache], SamplingState]:
+    """One step: samples, the last layer's hidden states `[T, hidden]` (see `readout`), caches and state."""
+    batch = shape.unpack(packed)
+    first = batch.q_starts[:-1]
+    tokens = batch.tokens.at[jnp.where(batch.decoding > 0, first, shape.tokens)].set(
+        state.last_token[batch.rows], mode="drop"
+    )
+    hidden, caches = decoder.hidden(weights, batch, tokens, caches, kv_scales)
+    last = hidden[jnp.maximum(batch.q_starts[1:] - 1, 0)]
+    logits = decoder.logits(weights, last, batch.num_seqs)
+    finite = None
+    if kv_scales is not None:  # an int8 cache does not keep NaN: the last token need not see that of another
+        bad = ~sampling.all_finite(hidden) & (jnp.arange(shape.tokens) < batch.q_starts[-1])
+        of_seq = batch.sequence_of_token() == jnp.arange(shape.seqs)[:, None]
+        finite = ~jnp.any(of_seq & bad, axis=1)
+    samples, state = sampling.sample(logits, batch, state, extras, decoder.mesh, finite)
+    if decoder.mesh.size > 1:  # replicated: each host reads its own copy and feeds its own state back
+        everywhere = NamedSharding(decoder.mesh, P())
+        hidden, state = jax.lax.with_sharding_constraint((hidden, state), everywhere)
+    return samples, hidden, caches, state
+
+
+def clean(cache: LayerCache, pages: jax.Array) -> LayerCache:
+    """A layer's cache with zeros in these pages, `[CLEANED]`."""
+    return jax.tree.map(lambda part: part.at[pages].set(0), cache)
+
+
+def calibrate(
+    decoder: Decoder, shape: StepShape, weights: Params, caches: list[LayerCache], packed: jax.Array
+) -> list[KVScales | None]:
+    """Scales of an int8 KV cache, from the largest keys and values over a sample text, with a margin of a tenth."""
+    batch, rotated = shape.unpack(packed), decoder.arch.rope is not None
+    seen: list[tuple[jax.Array, jax.Array] | None] = []
+    decoder.hidden(weights, batch, batch.tokens, caches, observe=seen)
+    return [kv and KVScales(_channel_scale(kv[0], rotated), _channel_scale(kv[1], False)) for kv in seen]
+
+
+def _channel_scale(x: jax.Array, rotated: bool) -> jax.Array:
+    """`[T, kv_heads, head_dim]` -> `[kv_heads, head_dim]`: int8 scales that cover the largest value seen."""
+    largest = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=0)
+    if rotated:
+        # Rotary embedding rotates pairs of channels into each other, so both take the larger scale.
+        pair = jnp.maximum(*jnp.split(largest, 2, axis=-1))
+        largest = jnp.concatenate([pair, pair], axis=-1)
+    return jnp.maximum(largest, 1e-6) * 1.1 / 127
