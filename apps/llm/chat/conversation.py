@@ -102,15 +102,17 @@ def with_system_first(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping
     if all(message["role"] != "system" for message in messages[1:]):
         return messages
     moved: list[dict[str, Any]] = []
+    texts: list[list[str]] = []  # of each, its paragraphs
     for message in messages:
         role, before = message["role"], moved[-1]["role"] if moved else None
         if role == "system" and before == "assistant":
             role = "user"
         if (role == "system" and before is not None) or (role == before == "user"):
-            moved[-1]["content"] = PARAGRAPH.join((moved[-1]["content"], message["content"]))
+            texts[-1].append(message["content"])
         else:
             moved.append({**message, "role": role})
-    return moved
+            texts.append([message["content"]])
+    return [message | {"content": PARAGRAPH.join(text)} for message, text in zip(moved, texts)]
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,14 @@ def grammar_rule(lark: str) -> str:
     return f"%lark {{\n{lark}\n}}"
 
 
-def schema_text(schema: Schema) -> str:
-    """A JSON schema as text, as llguidance reads it. Overrides llguidance options in the client's schema."""
+def schema_text(schema: Schema, rewritten: Schema | None = None) -> str:
+    """A JSON schema as text, as llguidance reads it. Overrides llguidance options in the client's schema.
+
+    Args:
+        rewritten: what `enforceable` makes of it, where that is known.
+    """
     lenient = {"lenient": True} if is_loosened(schema) else {}
-    return json.dumps({**enforceable(schema), "x-guidance": JSON_OPTIONS | lenient})
+    return json.dumps({**(rewritten or enforceable(schema)), "x-guidance": JSON_OPTIONS | lenient})
 
 
 def loaded_schema(schema: str | Schema) -> Schema:
@@ -122,7 +126,7 @@ def check_schemas(schemas: Iterable[tuple[str, Schema]]) -> None:
         if level:
             raise RequestError(field, f"{field}: the JSON schema is nested more than {MAX_DEPTH} deep")
         try:
-            schema_text(schema)
+            json.dumps(schema)
         except (TypeError, ValueError) as error:
             raise RequestError(field, f"{field}: the JSON schema cannot be written as JSON: {error}") from error
 

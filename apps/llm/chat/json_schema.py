@@ -142,7 +142,7 @@ class _Rewriter:
             left = [kind for kind in before if kind not in out]
             return rest | {"type": left[0] if len(left) == 1 else left} if left else False
         if meant.keys() <= {"const", "enum"} and (listed := values(rest)) is not None:
-            barred_values = list(map(comparable, values(meant) or []))
+            barred_values = set(map(comparable, values(meant) or []))
             kept = [value for value in listed if comparable(value) not in barred_values]
             rest.pop("const", None)
             return rest | {"enum": kept} if kept else False
@@ -210,7 +210,7 @@ class _Rewriter:
         meant = values(wanted) if isinstance(wanted, dict) and wanted.keys() <= VALUES | NOTES else None
         if listed is None or meant is None or required not in ([], [name]) or base.get("type") != "object":
             return schema
-        chosen = list(map(comparable, meant))
+        chosen = set(map(comparable, meant))
         is_so = _one_of([value for value in listed if comparable(value) in chosen])
         is_not = _one_of([value for value in listed if comparable(value) not in chosen])
         # Without `required`, an object without the property meets the condition.

@@ -192,15 +192,16 @@ class Turn:
         schema = None if tools.mode == "required" or pattern is not None else content
         if not tools.is_constrained and schema is None and pattern is None:
             return params
-        rule = pattern.rule if pattern is not None else None if schema is None else schema_rule(schema)
-        wanted = Constraint(tools.constrained_calls(), tools.mode == "required", tools.one_call, rule)
-        enforced = [(f"{tool.field}.{tool.schema_field}", c.schema) for tool, c in zip(tools.offered, wanted.calls)]
+        allowed = tools.constrained_calls()
+        enforced = [(f"{tool.field}.{tool.schema_field}", c.schema) for tool, c in zip(tools.offered, allowed)]
         if schema is not None:
             enforced.append(("response_format", schema))
         if pattern is not None and pattern.like is not None:
             enforced.append((pattern.field, pattern.like))
         written = (pattern.field,) if pattern is not None and pattern.like is None else ()
         check_schemas(enforced)
+        rule = pattern.rule if pattern is not None else None if schema is None else schema_rule(schema)
+        wanted = Constraint(allowed, tools.mode == "required", tools.one_call, rule)
         text = lark(wanted, calls, model.tokens, self.reasoning, self.opened)
         return replace(params, json_schema=None, pattern=None, grammar=Grammar(text, tuple(enforced), written))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 NOTES = frozenset({"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"})
-MOST_COMPARED = 20_000
-"""Pairs of schemas of one schema that are compared."""
+MOST_WORK = 400_000
+"""Names that are compared within one schema; a pair of schemas counts as ten, a value as a hundredth."""
 
 Schema = Mapping[str, Any]
 
@@ -17,7 +17,9 @@ class SchemaParts:
     """The parts of one schema, `root`, to which their references lead."""
 
     def __init__(self, root: Schema):
-        self._root, self._compared = root, 0
+        self._root, self._work = root, 0
+        self._seen: dict[tuple[int, int], tuple[Any, set[str]]] = {}  # the kinds of each schema, by its id and `left`
+        self._listed: dict[int, tuple[Any, frozenset[tuple[str, str]] | None]] = {}  # the values of each, by its id
 
     def resolved(self, schema: Any, left: int = 4) -> Any:
         """The schema that a local reference stands for."""
@@ -35,40 +37,55 @@ class SchemaParts:
         return all(self._disjoint(a, b) for i, a in enumerate(resolved) for b in resolved[:i])
 
     def _disjoint(self, a: Any, b: Any, left: int = 3) -> bool:
-        self._compared += 1
+        self._work += 10
         if a is False or b is False:
             return True
-        if not left or self._compared > MOST_COMPARED or not isinstance(a, Mapping) or not isinstance(b, Mapping):
+        if not left or self._work > MOST_WORK or not isinstance(a, Mapping) or not isinstance(b, Mapping):
             return False
         kinds = self._kinds_of(a) & self._kinds_of(b)
         if not kinds:
             return True
-        one, other = values(a), values(b)
+        one, other = self._values(a), self._values(b)
         if one is not None and other is not None:
-            return not set(map(comparable, one)) & set(map(comparable, other))
+            self._work += min(len(one), len(other)) // 100
+            return one.isdisjoint(other)
         return kinds == {"object"} and (self._tells(a, b, left) or self._tells(b, a, left))
 
     def _tells(self, a: Schema, b: Schema, left: int) -> bool:
         """Whether a property that `a` requires tells its objects from those of `b`."""
         mine, theirs = a.get("properties", {}), b.get("properties", {})
+        needed = set(b.get("required", []))
+        self._work += len(needed) + len(a.get("required", []))
         for name in a.get("required", []):
             if name not in theirs:
                 if b.get("additionalProperties") is False and "patternProperties" not in b:
                     return True
             elif (
-                name in b.get("required", [])
+                name in needed
                 and name in mine
                 and self._disjoint(self.resolved(mine[name]), self.resolved(theirs[name]), left - 1)
             ):
                 return True
         return False
 
+    def _values(self, schema: Any) -> frozenset[tuple[str, str]] | None:
+        """As `values`, so that they can be compared."""
+        if id(schema) not in self._listed:
+            listed = values(schema)
+            self._listed[id(schema)] = schema, None if listed is None else frozenset(map(comparable, listed))
+        return self._listed[id(schema)][1]
+
     def _kinds_of(self, schema: Any, left: int = 3) -> set[str]:
         """The types that a schema allows; an integer is a number."""
+        if (id(schema), left) not in self._seen:
+            self._seen[id(schema), left] = schema, self._kinds_found(schema, left)  # held, so that its id stays its own
+        return self._seen[id(schema), left][1]
+
+    def _kinds_found(self, schema: Any, left: int) -> set[str]:
         if not isinstance(schema, Mapping):
             return set(TYPES) if schema else set()
-        if (listed := values(schema)) is not None:
-            found = {comparable(value)[0] for value in listed}
+        if (listed := self._values(schema)) is not None:
+            found = {kind for kind, _ in listed}
         else:
             found = set(kinds(schema.get("type")) or TYPES)
         if "integer" in found:

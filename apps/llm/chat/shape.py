@@ -177,20 +177,22 @@ def _in_text(function: Mapping[str, Any]) -> Mapping[str, Any]:
 def _merged(messages: Sequence[Message], only_calls: bool = False) -> list[Message]:
     """With one message for consecutive ones of a user, or of an assistant that has not called yet. `only_calls`: only
     where the second one calls, for the text before calls is of the same answer."""
-    merged: list[Message] = []
+    merged: list[list[Message]] = []  # those that become one message
     for message in messages:
-        before = merged[-1] if merged else {"role": None}
+        before = merged[-1][-1] if merged else {"role": None}
         same = message["role"] == before["role"] in ("user", "assistant") and "tool_calls" not in before
         if same and ("tool_calls" in message or not only_calls):
-            texts = {
-                name: PARAGRAPH.join(filter(None, (before.get(name), message.get(name))))
-                for name in ("content", "reasoning_content")
-                if name in before or name in message
-            }
-            merged[-1] = {**before, **message, **texts}
+            merged[-1].append(message)
         else:
-            merged.append(message)
-    return merged
+            merged.append([message])
+    return [_one(each) if len(each) > 1 else each[0] for each in merged]
+
+
+def _one(messages: Sequence[Message]) -> Message:
+    """Messages of one role as one."""
+    fields = {name: value for message in messages for name, value in message.items()}
+    texts = {name: [message.get(name) for message in messages] for name in ("content", "reasoning_content")}
+    return fields | {name: PARAGRAPH.join(filter(None, each)) for name, each in texts.items() if name in fields}
 
 
 def _followed(messages: Sequence[Message], joined: bool) -> list[Message]:

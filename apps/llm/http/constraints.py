@@ -14,10 +14,11 @@ from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError
 
 MAX_CHOICES = 1000
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
-JsonSchemaOrText = dict[str, Any] | str
 MOST_GRAMMAR = 100_000
 """Characters."""
+Written = Annotated[str, Field(max_length=MOST_GRAMMAR)]
+Choices = Annotated[list[Annotated[Written, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+JsonSchemaOrText = dict[str, Any] | str
 NOT_DONE = "is not supported"
 
 
@@ -26,11 +27,11 @@ class StructuredOutputs(Body):
 
     json_: JsonSchemaOrText | None = Field(None, alias="json")
     """A JSON schema, as an object or as JSON text."""
-    regex: str | None = None
+    regex: Written | None = None
     """A regular expression for the whole answer."""
     choice: Choices | None = None
     """The answer is one of these texts."""
-    grammar: Annotated[str, Field(max_length=MOST_GRAMMAR)] | None = None
+    grammar: Written | None = None
     """A grammar in llguidance's dialect of Lark, whose first rule is `start`."""
     json_object: bool | None = None
     """true: any JSON object."""
@@ -58,11 +59,11 @@ class ConstrainedBody(Body):
     """vLLM's: what the answer must be, in place of `response_format`."""
     guided_json: JsonSchemaOrText | None = None
     """An older name of `structured_outputs.json`."""
-    guided_regex: str | None = None
+    guided_regex: Written | None = None
     """An older name of `structured_outputs.regex`."""
     guided_choice: Choices | None = None
     """An older name of `structured_outputs.choice`."""
-    guided_grammar: Annotated[str, Field(max_length=MOST_GRAMMAR)] | None = None
+    guided_grammar: Written | None = None
     """An older name of `structured_outputs.grammar`."""
     bad_words: Annotated[list[str], Field(max_length=MAX_WORDS)] | None = None
     """vLLM's: words that the answer does not have, by their tokens."""

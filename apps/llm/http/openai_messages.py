@@ -1,8 +1,10 @@
 """Messages and tools in bodies of OpenAI's chat completions."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from apps.llm.api import RequestError
+from pydantic import Field
+
+from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, RequestError
 from apps.llm.chat.conversation import Conversation, PastCall
 from apps.llm.chat.tools import Tool, ToolUse
 from apps.serving.ingress.bodies import Body
@@ -30,10 +32,10 @@ class MessageCall(Body):
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)] | None = None
     reasoning_content: str | None = None
     """The assistant's reasoning; the chat template decides how much of it the model sees again."""
-    tool_calls: list[MessageCall] | None = None
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     """Of a tool message: the id of the call that it answers."""
 

@@ -38,9 +38,11 @@ class ExtraInputs(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
-        unknown = sorted(map(str, value.keys() - cls.model_fields.keys())) if isinstance(value, dict) else []
-        if unknown:
-            raise ValueError(f"unknown: {', '.join(unknown)}; allowed are {', '.join(cls.model_fields)}")
+        unknown = (
+            next((name for name in value if name not in cls.model_fields), None) if isinstance(value, dict) else None
+        )
+        if unknown is not None:
+            raise ValueError(f"unknown: {unknown}; allowed are {', '.join(cls.model_fields)}")
         return value
 
 

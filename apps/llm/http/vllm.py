@@ -26,6 +26,8 @@ UNIONS = {
     "text_1": "text_1 must be a string or a list of strings",
     "text_2": "text_2 must be a string or a list of strings",
 }
+MOST_JUDGED = 2**26
+"""Characters of the pairs of one request: a reranker reads a query once for each document."""
 Place = tuple[str, str]
 """A text, and its field in the request."""
 
@@ -220,6 +222,10 @@ async def _relevance(
     Raises:
         OpenAIError: a text is empty, or too long for the context.
     """
+    instruction = len(body.instruction or "")
+    if (length := sum(len(first) + len(second) + instruction for (first, _), (second, _) in pairs)) > MOST_JUDGED:
+        message = f"the pairs of texts have {length} characters together; one request can have {MOST_JUDGED}"
+        raise OpenAIError(400, message, pairs[0][0][1], "invalid_value")
     judged = [served.judgement(first, second, body.instruction) for (first, _), (second, _) in pairs]
     if judged[0] is not None:
         texts = [(prompt or "", field) for prompt, (_, (_, field)) in zip(judged, pairs, strict=True)]

@@ -193,3 +193,35 @@ def test_conditions_that_nest_do_not_grow_without_bound() -> None:
     assert len(schema_text(schema)) < 100_000
     many = {"oneOf": [obj(f"a{i}", closed=False, **{f"a{i}": INT}) for i in range(1000)]}
     assert "oneOf" in enforceable(many)
+
+
+def test_large_schemas_are_rewritten_with_work_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value is made comparable once or twice, however many others it is compared with."""
+    from apps.llm.chat import json_schema, schema_parts
+
+    counted, comparable = [0], schema_parts.comparable
+
+    class Counted(tuple[str, str]):
+        """What `comparable` makes, counting how often it is compared."""
+
+        __hash__ = tuple.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            counted[0] += 1
+            return tuple.__eq__(self, other)  # type: ignore[arg-type]
+
+    def counting(value: Any) -> Any:
+        counted[0] += 1
+        return Counted(comparable(value))
+
+    monkeypatch.setattr(schema_parts, "comparable", counting)
+    monkeypatch.setattr(json_schema, "comparable", counting)
+    values = [f"v{i}" for i in range(4000)]
+    barred = {"enum": values, "not": {"enum": [f"w{i}" for i in range(4000)]}}
+    assert enforceable(barred) == {"enum": values}
+    chosen = {"type": "object", "properties": {"a": {"enum": values}}, "if": {"properties": {"a": {"enum": values}}}}
+    assert "anyOf" in enforceable({**chosen, "properties": {"a": {"enum": values[:20]}}, "then": {"required": ["b"]}})
+    enforceable({**chosen, "then": {"required": ["b"]}})
+    many = {"oneOf": [{"enum": [f"{i}.{j}" for j in range(100)]} for i in range(100)]}
+    assert enforceable(many) == {"anyOf": many["oneOf"]}
+    assert counted[0] < 200_000, "a few for each value"

@@ -124,3 +124,40 @@ def lost(name: str, talk: Talk) -> Iterator[str]:
 @given(turns=TURNS, name=st.sampled_from(list(RELEASED)), first=st.sampled_from(["user", "system", "assistant"]))
 def test_any_conversation_is_shown(turns: list[Any], name: str, first: str) -> None:
     assert not list(lost(name, talks(turns, name not in WITHOUT_TOOLS, first)))
+
+
+def test_messages_of_one_role_are_joined_as_one_after_the_other() -> None:
+    """The oracle joins two at a time, which for many long messages takes the square of the time."""
+    import random
+
+    from apps.llm.chat.shape import _merged
+
+    def oracle(messages: list[dict[str, Any]], only_calls: bool) -> list[dict[str, Any]]:
+        merged: list[dict[str, Any]] = []
+        for message in messages:
+            before = merged[-1] if merged else {"role": None}
+            same = message["role"] == before["role"] in ("user", "assistant") and "tool_calls" not in before
+            if same and ("tool_calls" in message or not only_calls):
+                texts = {
+                    name: "\n\n".join(filter(None, (before.get(name), message.get(name))))
+                    for name in ("content", "reasoning_content")
+                    if name in before or name in message
+                }
+                merged[-1] = {**before, **message, **texts}
+            else:
+                merged.append(message)
+        return merged
+
+    draw = random.Random(3)
+    for _ in range(500):
+        chat: list[dict[str, Any]] = []
+        for number in range(draw.randrange(8)):
+            message = {
+                "role": draw.choice(("system", "user", "assistant", "tool")),
+                "content": draw.choice(("", f"{number}")),
+            }
+            if message["role"] == "assistant":
+                message |= draw.choice(({}, {"reasoning_content": "why"}, {"tool_calls": [number]}))
+            chat.append(message)
+        for only_calls in (False, True):
+            assert _merged(chat, only_calls) == oracle(chat, only_calls)

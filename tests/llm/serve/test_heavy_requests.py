@@ -79,6 +79,40 @@ HEAVY: dict[str, Callable[[], tuple[str, bytes]]] = {
     "what is ignored": lambda: ("/v1/completions", body(COMPLETION + '"other": [', "{}", "]}", 5_000_000)),
     "tokens": lambda: ("/detokenize", body('{"tokens": [', "5", "]}", 1_000_000)),
     "answers": lambda: ("/v1/completions", body('{"n": 128, "prompt": [', '"a"', "]}", 256)),
+    "a long expression": lambda: ("/v1/completions", b'{"prompt": "a", "guided_regex": "%s"}' % (b"/" * SIZE)),
+    "a long choice": lambda: ("/v1/completions", b'{"prompt": "a", "guided_choice": ["%s"]}' % (b"a" * SIZE)),
+    "parts of a message": lambda: (
+        "/v1/chat/completions",
+        body('{"messages": [{"role": "user", "content": [', '{"type": "text", "text": "a"}', "]}]}", 100_000),
+    ),
+    "calls of a message": lambda: (
+        "/v1/chat/completions",
+        body(
+            '{"messages": [{"role": "assistant", "tool_calls": [',
+            '{"id": "a", "function": {"name": "f", "arguments": "{}"}}',
+            "]}]}",
+            40_000,
+        ),
+    ),
+    "blocks of a system prompt": lambda: (
+        "/v1/messages",
+        body(NAMED + '"messages": [' + HELLO + '], "system": [', '{"type": "text", "text": "a"}', "]}", 100_000),
+    ),
+    "functions in namespaces": lambda: (
+        "/v1/responses",
+        body(
+            '{"input": "a", "tools": [',
+            '{"type": "namespace", "name": "n", "tools": ['
+            + ", ".join(['{"type": "function", "name": "f"}'] * 60)
+            + "]}",
+            "]}",
+            900,
+        ),
+    ),
+    "unknown inputs": lambda: (
+        "/generate",
+        json.dumps({"query": "a", "extra_inputs": dict.fromkeys(map(str, range(300_000)), 1)}).encode(),
+    ),
     "half a character": lambda: ("/v1/completions", b'{"prompt": "%s\\ud83d"}' % (b"a" * SIZE)),
 }
 

@@ -146,20 +146,21 @@ class Harmony(CallFormat):
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Messages with one call each, as the model writes them, and reasoning where the template looks for it."""
-        taken: list[Mapping[str, Any]] = []
+        taken: list[list[Mapping[str, Any]]] = []  # each message, with the results of its call
+        called: dict[str, list[Mapping[str, Any]]] = {}
         for message in messages:
             if message["role"] == "tool":
-                called = (call["id"] for one in reversed(taken) for call in one.get("tool_calls", [{"id": None}]))
-                taken.insert(len(taken) - list(called).index(message["tool_call_id"]), message)
+                called[message["tool_call_id"]].insert(1, message)
                 continue
             thinking, calls = message.get("reasoning_content", ""), message.get("tool_calls", ())
             for call in calls:  # the template refuses text beside both reasoning and a call
                 thinking = PARAGRAPH.join(part for part in (thinking, message["content"]) if part)
-                taken.append({**message, "content": "", "thinking": thinking, "tool_calls": [call]})
+                taken.append([{**message, "content": "", "thinking": thinking, "tool_calls": [call]}])
+                called[call["id"]] = taken[-1]
                 message, thinking = {**message, "content": ""}, ""
             if not calls:
-                taken.append({**message, "thinking": thinking} if thinking else message)
-        return taken
+                taken.append([{**message, "thinking": thinking} if thinking else message])
+        return [message for one in taken for message in one]
 
     def card(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         """With a description, which the template needs."""

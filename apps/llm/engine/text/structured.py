@@ -73,7 +73,8 @@ class Grammars:
         """
         schemas = held.schemas if isinstance(held, Grammar) else (("response_format", loaded_schema(held)),)
         check_schemas(schemas)
-        texts = [schema_text(schema) for _, schema in schemas]
+        rewritten = [enforceable(schema) for _, schema in schemas]
+        texts = [schema_text(schema, whole) for (_, schema), whole in zip(schemas, rewritten)]
         grammar = held.lark if isinstance(held, Grammar) else _of_schema(texts[0])
         if count == 1 and (kept := self._known(grammar)):
             ready: Future[Sequence[Matcher]] = Future()
@@ -82,7 +83,7 @@ class Grammars:
         cheap = Cheapness()
         fields = [field for field, _ in schemas]
         own = held.written if isinstance(held, Grammar) else ()
-        suspects = (field for field, schema in schemas if not cheap.of(enforceable(schema)))
+        suspects = (field for field, schema in zip(fields, rewritten) if not cheap.of(schema))
         suspect = next(suspects, own[0] if own else None)
         whole = held.field if isinstance(held, Grammar) else fields[0]
         task = Task(grammar, list(map(_of_schema, texts)), [*fields, whole], suspect or whole, LIMITS)

@@ -64,7 +64,7 @@ def _tag(block: Any) -> str:
 class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
     is_error: bool | None = None
 
     def as_text(self) -> str:
@@ -93,7 +93,7 @@ Placed = tuple[str, TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock |
 
 class TurnBody(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
 
     def blocks(self, field: str) -> Iterator[Placed]:
         if isinstance(self.content, str):
@@ -155,7 +155,7 @@ class PromptBody(Body):
     model: str
     messages: Annotated[list[TurnBody], Field(min_length=1, max_length=MAX_MESSAGES)]
     """Consecutive messages of one role are one turn; the last turn must be the user's."""
-    system: str | list[TextBlock] | None = None
+    system: str | Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[OfferedTool], Field(max_length=MAX_TOOLS)] | None = None
     """Tools that the model may call."""
     tool_choice: ToolChoiceBody | None = None

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag, TypeAdapter, field_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, field_validator
 
+from apps.llm.api import MAX_MESSAGES
 from apps.llm.chat.conversation import PARAGRAPH, Conversation, PastCall
 from apps.serving.ingress.bodies import Body
 
@@ -33,7 +34,7 @@ class ReasoningPart(Body):
     text: str
 
 
-Texts = str | list[ItemTextPart]
+Texts = str | Annotated[list[ItemTextPart], Field(max_length=MAX_MESSAGES)]
 
 
 def joined(texts: Texts) -> str:
@@ -76,11 +77,14 @@ class ResultItem(Body):
         return self.model_dump() | {"id": self.id or new_id("fco"), "status": "completed"}
 
 
+Thoughts = Annotated[list[ReasoningPart], Field(max_length=MAX_MESSAGES)]
+
+
 class ReasoningItem(Body):
     type: Literal["reasoning"]
     id: str | None = None
-    content: list[ReasoningPart] | None = None
-    summary: list[ReasoningPart] | None = None
+    content: Thoughts | None = None
+    summary: Thoughts | None = None
 
     def stored(self) -> dict[str, Any]:
         return self.model_dump() | {"id": self.id or new_id("rs"), "summary": self.model_dump()["summary"] or []}

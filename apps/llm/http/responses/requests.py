@@ -254,6 +254,8 @@ class ResponseBody(Body):
             Tool(shown_name(namespace, tool.name), field, tool.description, tool.parameters, bool(tool.strict))
             for field, namespace, tool in self._functions()
         ]
+        if len(offered) > MAX_TOOLS:
+            raise RequestError("tools", f"tools: there are {len(offered)} functions; the most are {MAX_TOOLS}")
         if not offered and choice not in (None, "none", "auto"):
             raise RequestError("tool_choice", "tool_choice may only be given with functions in tools")
         only: str | None = None

@@ -134,3 +134,27 @@ def test_an_instruction_says_what_is_relevant(served: Any) -> None:
 def test_a_bad_body_names_the_field(served: Any, path: str, body: dict[str, Any], param: str) -> None:
     reply = httpx.post(f"{served[0].url}{path}", json={"model": MODEL} | body, timeout=60)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+def test_a_long_query_is_not_written_once_for_each_of_many_documents(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte for each of 2,000 documents would be 2 GB."""
+    server, _ = served
+    written: list[int] = []
+    prompt = Reranker.prompt
+
+    def counting(self: Reranker, query: str, document: str, instruction: str | None) -> str:
+        written.append(len(query) + len(document))
+        return prompt(self, query, document, instruction)
+
+    monkeypatch.setattr(Reranker, "prompt", counting)
+    long, texts = "a " * 500_000, ["b"] * 1000
+    for path, body, field in (
+        ("/v1/rerank", {"query": long, "documents": texts}, "query"),
+        ("/v1/score", {"text_1": long, "text_2": texts}, "text_1"),
+        ("/v1/rerank", {"query": "a", "documents": texts, "instruction": long}, "query"),
+    ):
+        reply = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+        assert reply.status_code == 400 and reply.json()["error"]["param"] == field
+    assert not written
