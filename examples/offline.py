@@ -5,7 +5,7 @@ MODEL is a folder, a hub id or a gs:// prefix; without one, the demo model answe
 
 import sys
 
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
+from apps.llm.text import Engine, EngineConfig, SamplingParams
 
 QUESTIONS = ["How many days are in a week?", "How many days are in two weeks?", "Which day follows Monday?"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.llm import engine
+from apps.llm import text
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = sorted(path.stem for path in (ROOT / "clients").glob("*.py"))
@@ -32,16 +32,17 @@ ABSENT = {
     "apps.arrays.programs, apps.arrays.program_cache": ("ray", "torch", "fastapi", "transformers", "apps.serving"),
     "ray_configs.llm": ("jax", "ray", "torch", "kubernetes", "numpy"),
     "apps.llm.api": ("jax", "ray", "torch", "fastapi", "transformers"),
-    "apps.llm.batches.runner": ("jax", "ray", "torch", "transformers", "apps.llm.engine"),
+    "apps.llm.batches.runner": ("jax", "ray", "torch", "transformers", "apps.llm.engine.engine"),
     "apps.llm.chat.model_format": ("jax", "ray", "torch", "fastapi", "transformers", "tokenizers", "apps.llm.engine"),
     "apps.llm.engine": ("jax", "ray", "torch", "fastapi", "transformers"),
-    "apps.llm.engine.validation": ("jax", "ray", "torch", "fastapi", "transformers"),
+    "apps.llm.engine.interface": ("jax", "ray", "torch", "fastapi", "transformers", "apps.llm.text", "apps.llm.chat"),
+    "apps.llm.text": ("jax", "ray", "torch", "fastapi", "transformers", "tokenizers"),
     "apps.llm.engine.engine": ("ray", "torch", "fastapi"),
     "apps.llm.engine.parallel.worker": ("ray", "torch", "fastapi"),
-    "apps.llm.http.app": ("jax", "ray", "torch", "transformers", "apps.llm.engine", "opentelemetry.sdk"),
-    "apps.llm.engine_model": ("jax", "ray", "torch", "transformers", "apps.llm.engine", "opentelemetry"),
+    "apps.llm.http.app": ("jax", "ray", "torch", "transformers", "apps.llm.engine.engine", "opentelemetry.sdk"),
+    "apps.llm.engine_model": ("jax", "ray", "torch", "transformers", "apps.llm.engine.engine", "opentelemetry"),
     "apps.llm.slice": ("jax", "torch", "transformers"),
-    "apps.llm.server": ("jax", "torch", "transformers", "apps.llm.engine"),
+    "apps.llm.server": ("jax", "torch", "transformers", "apps.llm.engine.engine"),
     "apps.serving.replica": ("jax", "torch", "transformers", "apps.llm", "apps.stable_diffusion"),
     "apps.serving.files": ("jax", "ray", "torch", "fastapi", "numpy"),
     "apps.serving.errors": ("jax", "ray", "torch", "fastapi", "numpy"),
@@ -55,7 +56,7 @@ ABSENT = {
     "apps.llm": ("jax", "ray", "torch", "transformers"),
     "apps.cell": ("jax", "ray", "torch"),
     "apps.cell.admin": ("jax", "ray", "torch", "fastapi", "numpy"),
-    "apps.cell.server": ("jax", "torch", "transformers", "apps.llm.engine"),
+    "apps.cell.server": ("jax", "torch", "transformers", "apps.llm.engine.engine"),
     "apps.cell.http.app": ("jax", "ray", "torch", "apps.llm"),
     "apps.batch.smoke": ("jax", "ray", "torch", "numpy"),
     "apps.batch.prepare": ("jax", "ray", "torch", "numpy"),
@@ -85,9 +86,9 @@ def test_a_room_does_not_pull_in_another(module: str, pulled_in: dict[str, Futur
 
 
 def test_the_engine_is_there_when_asked_for() -> None:
-    assert "Engine" in engine.__all__ and all(hasattr(engine, name) for name in engine.__all__)
+    assert "Engine" in text.__all__ and all(hasattr(text, name) for name in text.__all__)
     with pytest.raises(AttributeError, match="Motor"):
-        _ = engine.Motor
+        _ = text.Motor
 
 
 def test_clients_need_nothing_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:

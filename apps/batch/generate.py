@@ -57,7 +57,7 @@ from apps.batch.generation.source import language_model
 from apps.llm.api import RequestError
 from apps.llm.batches.input_file import InputFile, missing, scan
 from apps.llm.batches.parts import PartDamaged
-from apps.llm.engine.validation import check_params
+from apps.llm.text.validation import check_params
 from apps.serving.files import Busy
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import ConfigError

@@ -7,25 +7,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apps.llm.api import (
-    CALLER,
-    EngineStats,
-    Generation,
-    Output,
-    Pool,
-    PromptToken,
-    QueueFull,
-    SamplingParams,
-)
+from apps.llm.api import CALLER, EngineStats, Pool, QueueFull
 from apps.llm.engine_stream import EngineStream
 from apps.llm.limits import check_copies, check_suffixes
 from apps.llm.metrics import LanguageMetrics, exposition
+from apps.llm.text.generation import Generation
+from apps.llm.text.requests import Output, PromptToken, SamplingParams
 from apps.llm.texts import RequestTexts
 from apps.llm.tracing import tracing
 from apps.serving.model_roots import HUB, is_hub_id, permitted
@@ -33,7 +25,7 @@ from apps.serving.stuck import StuckWatch
 from ray_configs.llm import AdapterSource
 
 if TYPE_CHECKING:
-    from apps.llm.engine import Engine
+    from apps.llm.text import Engine
 
 log = logging.getLogger("podslice")
 
@@ -48,11 +40,11 @@ class EngineModel:
         self.name, self.created = name, int(time.time())
         self.max_model_len = engine.max_model_len
         """Tokens of prompt and answer together."""
-        self.embedding_size = engine.embedding_size
+        self.embedding_size = engine.capabilities.embedding_size
         """Numbers in an embedding."""
         self.sampling_defaults = engine.sampling_defaults
         """The model's own, for what a request does not name."""
-        self.places = engine.config.max_batch_size
+        self.places = engine.capabilities.max_batch_size
         """Sequences that are computed at the same time."""
         self._engine, self._step_deadline_s = engine, step_deadline_s
         self._watch = StuckWatch(
@@ -77,7 +69,7 @@ class EngineModel:
     def adapter_named(self, name: str) -> str | None:
         """The adapter that `name` or `model:name` stands for; None if there is none."""
         own = self._own(name)
-        return own if any(adapter.name == own for adapter in self._engine.adapters.all()) else None
+        return own if any(adapter.name == own for adapter in self._engine.adapters()) else None
 
     def _own(self, name: str) -> str:
         return name.removeprefix(f"{self.name}:")
@@ -160,14 +152,12 @@ class EngineModel:
 
     async def _submit(self, prompt: Sequence[int], params: SamplingParams) -> Generation:
         loop = asyncio.get_running_loop()
-        if not params.constrained:
-            return self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter)
-        began = time.monotonic_ns()
-        compiling: Future[Any] = self._engine.compile(prompt, params, CALLER.get())
+        submitted, queued = self._engine.begin(prompt, params, loop, CALLER.get(), self._adapter)
         # Compiling a schema can take long. If the client leaves, that cancels it.
-        matchers = compiling.result() if compiling.done() else await asyncio.wrap_future(compiling)
-        submitted = self._engine.submit(prompt, params, loop, CALLER.get(), self._adapter, matchers)
-        submitted.times.grammar = began, time.monotonic_ns()
+        if queued.done():
+            queued.result()
+        else:
+            await asyncio.wrap_future(queued)
         return submitted
 
     async def score(self, prefix: str | Sequence[int], suffixes: Sequence[str | Sequence[int]]) -> list[list[float]]:
@@ -280,7 +270,7 @@ class EngineModel:
 
     def exposition(self) -> bytes:
         """The load in Prometheus' text format, under vLLM's names."""
-        config, adapters = self._engine.config, [adapter.name for adapter in self._engine.adapters.all()]
+        config, adapters = self._engine.config, [adapter.name for adapter in self._engine.adapters()]
         return exposition(self.name, self.stats(), config.page_size, adapters, config.adapter_places)
 
     def tokenizer_info(self) -> dict[str, Any]:
@@ -297,7 +287,7 @@ class EngineModel:
             facts = {"id": name, "object": "model", "created": created, "owned_by": "podslice"}
             return facts | {"max_model_len": self.max_model_len}
 
-        adapters = self._engine.adapters.all()
+        adapters = self._engine.adapters()
         return [card(self.name, self.created)] + [
             card(adapter.name, adapter.created) | {"root": adapter.name, "parent": self.name} for adapter in adapters
         ]

@@ -29,8 +29,8 @@ from ray_configs.llm import LLMConfig
 from ray_configs.tpu import TpuSlice
 
 if TYPE_CHECKING:
-    from apps.llm.engine import Engine
     from apps.llm.engine.parallel.lockstep import SliceWorkers
+    from apps.llm.text import Engine
 
 log = logging.getLogger("podslice")
 
@@ -47,7 +47,7 @@ def load_engine(config: LLMConfig) -> "tuple[Engine, SliceHosts | None]":
 
     Call it through `apps.serving.replica.host`, because it imports JAX.
     """
-    from apps.llm.engine import Engine
+    from apps.llm.text import Engine
 
     hosts = SliceHosts.start(config) if config.spans_hosts else None
     try:

@@ -6,14 +6,15 @@ All texts of a request count together. Before a long one is tokenized, its calle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from apps.llm.api import CALLER, PromptToken, RequestError, TokenScore
+from apps.llm.api import CALLER, RequestError, TokenScore
 from apps.llm.aside import FairThreads, Going
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.limits import TokenLimit
+from apps.llm.text.requests import PromptToken
 
 if TYPE_CHECKING:
     from apps.llm.chat.model_format import Turn
-    from apps.llm.engine import Engine
+    from apps.llm.text import Engine
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]

@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from apps.llm.api import Generation, SamplingParams
+from apps.llm.text.generation import Generation
+from apps.llm.text.requests import SamplingParams
 from apps.serving.ingress.api_keys import Asgi
 
 if TYPE_CHECKING:

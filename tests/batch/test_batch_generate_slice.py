@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.llm.engine import Engine, SamplingParams
+from apps.llm.text import Engine, SamplingParams
 from ray_configs.llm import LLMConfig
 from tests.llm.slice.emulated import Emulated
 

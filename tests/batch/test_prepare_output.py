@@ -12,10 +12,11 @@ from safetensors import safe_open
 from typer.testing import CliRunner, Result
 
 from apps.batch.prepare import app
-from apps.llm.engine import EngineConfig
 from apps.llm.engine.weights.checkpoint import CheckpointError
 from apps.llm.engine.weights.model import Model
 from apps.llm.engine.weights.prepared import MANIFEST, UNFINISHED, open_checkpoint
+from apps.llm.text import EngineConfig
+from apps.llm.text.model_files import tokenizer_of
 from apps.plan.llm import architectures
 from apps.serving.files import locked
 from tests.llm.engine import tiny_models
@@ -73,7 +74,7 @@ def test_the_output_settles_the_quantization(prepared: Path) -> None:
     config = EngineConfig(model=str(prepared))
     model = Model.open(config)
     assert model.settle(config).quantize_weights == "int8"
-    assert model.tokenizer().encode("the quick") == model.tokenizer().encode("the quick")
+    assert tokenizer_of(model).encode("the quick") == tokenizer_of(model).encode("the quick")
     with pytest.raises(ValueError, match=r"dtype is float32, but .* was prepared with dtype bfloat16: set dtype to"):
         model.settle(EngineConfig(model=str(prepared), dtype="float32"))
     random = EngineConfig(model=str(prepared), random_weights=True, dtype="float32")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from apps.batch.preparation import PrepareArguments, prepare
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.weights.prepared import open_checkpoint
+from apps.llm.text import Engine, EngineConfig, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.slice.processes import Processes
 

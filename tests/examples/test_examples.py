@@ -43,9 +43,9 @@ def test_a_config_of_ones_own() -> None:
 
 @pytest.fixture(scope="module")
 def language_model() -> Iterator[str]:
-    from apps.llm.engine import Engine, EngineConfig
     from apps.llm.engine_model import EngineModel
     from apps.llm.http.app import http_app
+    from apps.llm.text import Engine, EngineConfig
 
     engine = Engine.load(EngineConfig(**SMALL))
     try:

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from apps.llm.api import AnswerFailed, Generation, RequestError, SamplingParams
+from apps.llm.api import AnswerFailed, RequestError
 from apps.llm.batches.lines import answered, check_model, check_not_streamed, dump, json_object, request_body
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, PromptCounts, choices
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
+from apps.llm.text.generation import Generation
+from apps.llm.text.requests import SamplingParams
 from apps.serving.ingress.json_body import BadJSON, validated
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine
 
 if TYPE_CHECKING:
-    from apps.llm.engine import Engine
+    from apps.llm.text import Engine
 
 URLS: dict[str, type[CompletionBody] | type[ChatBody]] = {
     "/v1/completions": CompletionBody,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apps.llm.api import RequestError
+from apps.llm.api import Grammar, RequestError
 from apps.llm.chat.call_format import CallFormat, literal, mark
 from apps.llm.chat.json_schema import enforceable, is_loosened
 from apps.llm.chat.reader import ReasoningMarks
@@ -80,6 +80,18 @@ def schema_text(schema: Schema, rewritten: Schema | None = None) -> str:
     """
     lenient = {"lenient": True} if is_loosened(schema) else {}
     return json.dumps({**(rewritten or enforceable(schema)), "x-guidance": JSON_OPTIONS | lenient})
+
+
+def whole_schema(text: str) -> str:
+    """The grammar of an answer that follows a JSON schema and is nothing else, from `schema_text`."""
+    return f'{{"grammars": [{{"json_schema": {text}}}]}}'
+
+
+def schema_grammar(schema: str | Schema) -> Grammar:
+    """The grammar of an answer that follows a JSON schema; see `loaded_schema` and `check_schemas`."""
+    schemas = (("response_format", loaded_schema(schema)),)
+    check_schemas(schemas)
+    return Grammar(whole_schema(schema_text(schemas[0][1])), schemas)
 
 
 def loaded_schema(schema: str | Schema) -> Schema:

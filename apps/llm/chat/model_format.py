@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from apps.llm.api import Grammar, RequestError, SamplingParams
+from apps.llm.api import Grammar, RequestError
 from apps.llm.chat.call_format import CallFormat
 from apps.llm.chat.conversation import ChatRequest, with_system_first
 from apps.llm.chat.formats.deepseek import FENCE, DeepSeek
@@ -24,6 +24,7 @@ from apps.llm.chat.grammar import Constraint, check_schemas, lark, loaded_schema
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.chat.shape import OFFERED, Message, Shape
 from apps.llm.chat.tools import ToolUse
+from apps.llm.text.requests import SamplingParams
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None, Mapping[str, Any]], str]
@@ -68,8 +69,8 @@ class ModelFormat:
             takes_tools,
         )
 
-    def on(self, tokens: Callable[[Sequence[str]], Mapping[str, int]], render: Render) -> "ModelFormat":
-        """With what a tokenizer knows of it: `tokens` finds the marks that are a token, `render` is its template's."""
+    def on(self, special_tokens: Mapping[str, int], render: Render) -> "ModelFormat":
+        """With what a tokenizer knows of it: its special tokens, by their text, and its chat template's `render`."""
         probe = ChatRequest([], ToolUse([OFFERED]))
 
         def tried(shape: Shape, messages: Sequence[Message]) -> str:
@@ -79,7 +80,11 @@ class ModelFormat:
         found = replace(self, late_system=shows_late_system(render), shape=shape)
         if shape.tools == "nowhere":
             found = replace(found, takes_tools=False, calls=self.calls if self.framed else None)
-        return replace(found, tokens=tokens(found.marks))
+        return found.with_tokens(special_tokens)
+
+    def with_tokens(self, special_tokens: Mapping[str, int]) -> "ModelFormat":
+        """With the marks that are one of these tokens."""
+        return replace(self, tokens={mark: special_tokens[mark] for mark in self.marks if mark in special_tokens})
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -136,6 +141,10 @@ class ModelFormat:
         marks, end = self.reasoning, prompt.rstrip()
         if not self.shape.parallel and not self.framed:  # the template would refuse the conversation with its answer
             request = replace(request, tools=replace(request.tools, parallel=False))
+        if marks is not None and request.ending == "message":  # what it has written tells whether it still reasons
+            written = str(request.messages[-1].get("content") or "")
+            opened = written.rfind(marks.opens) > written.rfind(marks.closes)
+            return Turn(self, request, marks if opened else None, opened)
         if marks is None or end.endswith(marks.closes):  # the prompt ends with (usually empty) reasoning
             return Turn(self, request, None)
         return Turn(self, request, marks, opened=end.endswith(marks.opens))

@@ -29,7 +29,7 @@ def filled(shape: StepShape, work: list[Work], answers: Answers, scratch: int) -
         # of a draft is the last accepted one. The device keeps such samples in the scratch slot.
         assert seq.slot is not None  # whatever is planned has one
         slot = seq.slot if item.samples and not item.draft else scratch
-        rows = {"seed": seq.seed, "adapter": seq.place} | answer.rows
+        rows = {"adapter": seq.adapter} | answer.rows
         start = step.add(known, item.stop, seq.pages, item.decoding, row=slot, **rows)
         for i, token in enumerate(item.draft, 1):
             step.add((token,), item.stop + i, seq.pages, False, row=scratch, **rows)

@@ -1,8 +1,8 @@
 """The loop of one DP rank: schedule, launch, read the previous step. Runs in its own thread.
 
 1. The scheduler plans the next step and the executor launches it.
-2. While the device computes, the loop reads the previous step: it turns tokens into text, checks stop conditions and
-   hands outputs to their readers, waking each event loop once.
+2. While the device computes, the loop reads the previous step: it checks which tokens end their answers, and hands the
+   outputs to their sinks, those of one sink together.
 3. A finished, aborted or failed sequence gives its pages back at once. A step already launched for it is wasted; that
    is the price of never waiting for the device.
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic
 
-from apps.llm.api import EngineStats, EngineStopped, Generation, Output
+from apps.llm.api import EngineStats, EngineStopped, Sink, TokenOutput
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.answer import Answer, failed
+from apps.llm.engine.answer import Answer, failed, last_output
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
 from apps.llm.engine.filling import extras, filled
 from apps.llm.engine.pages import PagePool
@@ -29,7 +29,6 @@ from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
 from apps.llm.engine.speculation.choice import TurnTimes, draft_lengths
 from apps.llm.engine.text.remote_matcher import RemoteMatcher
-from apps.serving.event_loops import wake
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
@@ -39,8 +38,9 @@ UNSOUND = (
     "or damaged"
 )
 
-Member = tuple[Sequence, Answer | PromptTask]
-"""One sequence of a request: its scheduler state, and the answer or prompt task that consumes its tokens."""
+Member = tuple[Sequence, Answer | PromptTask, Sink]
+"""A request: its scheduler state, the answer or prompt task that consumes its tokens, and who takes its outputs."""
+Outputs = list[tuple[Sink, TokenOutput]]
 
 
 @dataclass(eq=False)
@@ -71,9 +71,12 @@ class Loop(Generic[LaunchedT]):
             {name: caller.weight for name, caller in config.callers.items()},
         )
         self._answers: dict[Sequence, Answer | PromptTask] = {}
+        self._sinks: dict[Sequence, Sink] = {}
+        self._by_id: dict[int, Sequence] = {}
+        self._news: Outputs = []  # not handed on yet
         self._lock = threading.Condition()
         self._incoming: deque[list[Member]] = deque()
-        self._aborted: deque[Generation] = deque()
+        self._aborted: deque[int] = deque()  # ids of requests
         self._told: deque[Sequence] = deque()  # their matchers, in other processes, have said what follows
         self._changes: list[AdapterChange] = []
         self._changing: list[AdapterChange] = []  # those of them that this turn looks at
@@ -91,7 +94,7 @@ class Loop(Generic[LaunchedT]):
     # -- the callers' side --------------------------------------------------------------------------------------
 
     def submit(self, answers: list[Member]) -> None:
-        """Queue a request's sequences.
+        """Queue requests.
 
         Raises:
             EngineStopped: the loop has ended.
@@ -102,9 +105,10 @@ class Loop(Generic[LaunchedT]):
             self._incoming.append(answers)
             self._lock.notify()
 
-    def abort(self, generation: Generation) -> None:
+    def abort(self, ids: Iterable[int]) -> None:
+        """End requests; those that this loop does not have are not its concern."""
         with self._lock:
-            self._aborted.append(generation)
+            self._aborted.extend(ids)
             self._lock.notify()
 
     def change_adapter(self, place: int, layers: Iterable[Adapted | None]) -> Future[None]:
@@ -165,13 +169,11 @@ class Loop(Generic[LaunchedT]):
             raise EngineStopped(f"the engine has been in one step for {stuck:.0f} s (deadline {step_deadline_s:.0f} s)")
 
     def lose(self, reason: str) -> None:
-        """End all open requests for their readers, because the loop is stuck: see `Generation.lose`."""
+        """End all open requests for their readers, because the loop is stuck. It ends them itself when it goes on."""
         with self._lock:
-            queued = [seq for members in self._incoming for seq, _ in members]
-        lost = {seq.generation for seq in (*list(self._answers), *queued)}
-        for generation in lost:
-            generation.lose(reason)
-        wake(lost)
+            queued = [(seq, sink) for members in self._incoming for seq, _, sink in members]
+        lost = [*list(self._sinks.items()), *queued]
+        deliver([(sink, last_output(seq, "error", reason)) for seq, sink in lost])
 
     def shutdown(self) -> None:
         """Stop the loop. Open requests fail with an error that says so."""
@@ -192,6 +194,7 @@ class Loop(Generic[LaunchedT]):
                 reads_first = pending is not None and self._reads_first(running)
                 if pending is not None and reads_first:
                     self._read(*pending)
+                    self._deliver()
                     pending = None
                 work = self._scheduler.schedule(self._drafts() if pending is None else {})
                 self._clean()
@@ -199,6 +202,7 @@ class Loop(Generic[LaunchedT]):
                 launched = self._launch(work) if work else None
                 if pending is not None:
                     self._read(*pending)
+                self._deliver()
                 pending = launched
                 if self.turn_times and work and running and all(item.stop - item.start == 1 for item in running):
                     rows, turn_s = sum(1 + len(item.draft) for item in running), time.monotonic() - began
@@ -229,28 +233,27 @@ class Loop(Generic[LaunchedT]):
             told, self._told = self._told, deque()
             self._changing = list(self._changes)  # with the sequences that were queued before them
         for answers in incoming:
-            for seq, answer in answers:
-                self._answers[seq] = answer
+            for seq, answer, sink in answers:
+                self._answers[seq], self._sinks[seq], self._by_id[seq.request.id] = answer, sink, seq
                 if isinstance(answer, Answer) and isinstance(answer.matcher, RemoteMatcher):
                     seq.masked = answer.matcher.answered
                     answer.matcher.told = partial(self._tell, seq)
                     told.append(seq)  # it may have ended before
                 self._scheduler.add(seq)
-        outputs = []
         for seq in told:
             held = self._answers.get(seq)
             if isinstance(held, Answer) and held.matcher is not None and held.matcher.ended:
-                outputs.append(self._close(seq, held.verdict()))
-        for generation in aborted:
-            for seq in [seq for seq in self._answers if seq.generation is generation]:
-                outputs.append(self._close(seq, Output(seq.index, "", (), finish_reason="abort")))
-        self._deliver(outputs)
+                self._close(seq, held.verdict())
+        for id in aborted:
+            if (gone := self._by_id.get(id)) is not None:
+                self._close(gone, last_output(gone, "abort"))
+        self._deliver()
         return not self._stopping
 
     def _change_adapters(self) -> None:
         """Write one layer of an adapter: more would hold up the answers in progress."""
         for change in self._changing:
-            if any(seq.place == change.place for seq in self._answers):
+            if any(seq.adapter == change.place for seq in self._answers):
                 continue
             if change.layers:
                 self.executor.write_adapter(change.place, *change.layers.popleft())
@@ -280,12 +283,16 @@ class Loop(Generic[LaunchedT]):
     def _launch(self, work: list[Work]) -> tuple[list[Work], LaunchedT]:
         executor = self.executor
         for seq in self._scheduler.entered:
-            self._leave_queue(seq, self._answers[seq])
-            seq.generation.times.left_queue = seq.generation.times.left_queue or time.monotonic_ns()
+            if not seq.entered_ns:
+                seq.entered_ns = time.monotonic_ns()
+                self._leave_queue(self._answers[seq])
+                entry = TokenOutput(request=seq.request.id, cached_tokens=seq.cached_tokens, entered_ns=seq.entered_ns)
+                self._news.append((self._sinks[seq], entry))
             if self._answers[seq].penalized and seq.slot is not None:
                 known = [token for token in seq.tokens if token >= 0]
                 executor.start_slot(seq.slot, known[: seq.prompt_len], known[seq.prompt_len :])
         self._scheduler.entered.clear()
+        self._deliver()  # now: the step may take long
         drafted = sum(len(item.draft) for item in work)
         tokens = sum(item.stop - item.start for item in work) + drafted
         reads = any(isinstance(self._answers[item.seq], PromptTask) for item in work if not item.decoding)
@@ -300,41 +307,40 @@ class Loop(Generic[LaunchedT]):
         began = time.monotonic()
         result: Tokens = self.executor.read(launched)
         self._waited_s += time.monotonic() - began
-        outputs: list[tuple[Generation, Output]] = []
         ids = result.ids.tolist()
         unsound = min(ids) < 0
         for row, item in with_rows(work):
             seq = item.seq
             if unsound and min(ids[row : row + 1 + len(item.draft)]) < 0:  # of a draft that is not taken, too
-                others = self._scheduler.spoil(seq, item.start)
-                outputs += [self._fail_answer(other) for other in others if ids[row] < 0]
+                for other in self._scheduler.spoil(seq, item.start):
+                    if ids[row] < 0:
+                        self._fail_answer(other)
             if seq.done:
                 continue
             if not item.decoding:
                 self._prompt_tokens += min(item.stop, seq.prompt_len) - min(item.start, seq.prompt_len)
             answer = self._answers[seq]
             if ids[row] < 0:
-                outputs.append(self._fail_answer(seq))
+                self._fail_answer(seq)
                 continue
             if isinstance(answer, PromptTask):
                 answer.note(result)
             if not item.samples:
                 continue
             self._scheduler.fill_in(seq, ids[row])
-            outputs.append(self._taken(seq, answer, result, row))
+            self._take(seq, answer, result, row)
             for i, drafted in enumerate(item.draft, row):
                 if seq.done or ids[i] != drafted:
                     break
                 self._accepted_tokens += 1
                 if ids[i + 1] < 0:
-                    outputs.append(self._fail_answer(seq))
+                    self._fail_answer(seq)
                     break
                 self._scheduler.accept(seq, ids[i + 1])
-                outputs.append(self._taken(seq, answer, result, i + 1))
+                self._take(seq, answer, result, i + 1)
         self._clean()
-        self._deliver(outputs)
 
-    def _taken(self, seq: Sequence, answer: Answer | PromptTask, result: Tokens, row: int) -> tuple[Generation, Output]:
+    def _take(self, seq: Sequence, answer: Answer | PromptTask, result: Tokens, row: int) -> None:
         """Take a sequence's next token from a row of its step, and finish the sequence if it is the last one."""
         token = int(result.ids[row])
         try:
@@ -342,39 +348,37 @@ class Loop(Generic[LaunchedT]):
         except BaseException as error:
             output = failed(seq, error)
         self._generated_tokens += len(output.token_ids)
-        if output.token_ids and seq.generation.usage is not None:
-            seq.generation.usage.generated(len(output.token_ids))
         self._scored_tokens += len(output.scores)
         self._embeddings += output.embedding is not None
+        self._news.append((self._sinks[seq], output))
         if output.finish_reason is not None:
-            self._scheduler.finish(seq)
-            del self._answers[seq]
-        return seq.generation, output
+            self._forget(seq)
 
-    def _fail_answer(self, seq: Sequence) -> tuple[Generation, Output]:
+    def _fail_answer(self, seq: Sequence) -> None:
         """End a sequence whose numbers are not finite."""
         self._scheduler.spoil(seq, seq.computed)
-        return self._close(seq, Output(seq.index, "", (), finish_reason="error", error=UNSOUND, of_answer=True))
+        self._close(seq, last_output(seq, "error", UNSOUND, of_answer=True))
 
-    def _close(self, seq: Sequence, last: Output) -> tuple[Generation, Output]:
+    def _close(self, seq: Sequence, last: TokenOutput) -> None:
         """End a sequence between two steps, with its last output."""
-        answer = self._answers.pop(seq)
-        self._leave_queue(seq, answer)
-        self._scheduler.finish(seq)
-        return seq.generation, last
+        self._leave_queue(self._answers[seq])
+        self._news.append((self._sinks[seq], last))
+        self._forget(seq)
 
-    def _leave_queue(self, seq: Sequence, answer: Answer | PromptTask) -> None:
+    def _forget(self, seq: Sequence) -> None:
+        self._scheduler.finish(seq)
+        del self._answers[seq], self._sinks[seq], self._by_id[seq.request.id]
+
+    def _leave_queue(self, answer: Answer | PromptTask) -> None:
         if not answer.entered:
             answer.entered = True
-            if seq.generation.usage is not None:
-                seq.generation.usage.left_queue()
             with self._lock:  # submitting threads increment it
                 self._queued -= 1
 
-    def _deliver(self, outputs: list[tuple[Generation, Output]]) -> None:
-        for generation, output in outputs:
-            generation.put(output)
-        wake(generation for generation, _ in outputs)
+    def _deliver(self) -> None:
+        if self._news:
+            news, self._news = self._news, []
+            deliver(news)
 
     def _fail(self, reason: str) -> None:
         """Fail every open request with `reason`, so that no reader waits forever."""
@@ -384,10 +388,17 @@ class Loop(Generic[LaunchedT]):
             changes, self._changes = self._changes, []
         for change in changes:
             change.done.set_exception(EngineStopped(reason))
-        outputs = [
-            (seq.generation, Output(seq.index, "", (), finish_reason="error", error=reason))
-            for seq in [*self._answers, *(seq for answers in incoming for seq, _ in answers)]
-        ]
-        self._answers.clear()
+        queued = [(seq, sink) for answers in incoming for seq, _, sink in answers]
+        ended = [(sink, last_output(seq, "error", reason)) for seq, sink in [*self._sinks.items(), *queued]]
+        self._answers, self._sinks, self._by_id = {}, {}, {}
         self._turn_began = None
-        self._deliver(outputs)
+        deliver([*self._news, *ended])
+
+
+def deliver(outputs: Outputs) -> None:
+    """Hand outputs on, those of one sink together, in their order."""
+    by_sink: dict[Sink, list[TokenOutput]] = {}
+    for sink, output in outputs:
+        by_sink.setdefault(sink, []).append(output)
+    for sink, theirs in by_sink.items():
+        sink(theirs)

@@ -19,6 +19,22 @@ def page_hash(parent: PageHash, tokens: Sequence[int]) -> PageHash:
     return digest.digest()
 
 
+def page_root(adapter: bytes, salts: Iterable[str]) -> PageHash:
+    """What the names of a sequence's pages begin with: they match those of the same adapter and salts alone.
+
+    Equal on every replica. Empty for the model itself without salts.
+
+    Args:
+        adapter: its key; empty for the model itself.
+    """
+    parts = [adapter, *(salt.encode("utf-8", "surrogatepass") for salt in salts)]
+    if not any(parts):
+        return b""
+    # Each with its length, so that no two lists of parts look alike.
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hashlib.blake2b(framed, digest_size=16).digest()
+
+
 @dataclass
 class PagePool:
     """Pages 1..total-1. Page 0 takes the writes of padding and is never allocated."""

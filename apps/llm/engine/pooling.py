@@ -7,11 +7,11 @@ prefixes like any other, and ends with the step that computes its last token. Th
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence as Ids
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from apps.llm.api import Generation, Output, Pool, TokenScore
+from apps.llm.api import TokenOutput, TokenRequest, TokenScore
 from apps.llm.engine.execute.readout import SCORE_ROWS, Readout
 from apps.llm.engine.executor_protocol import Tokens
 from apps.llm.engine.scheduler import Sequence, Work
@@ -45,18 +45,29 @@ class PromptTask(ABC):
     def note(self, step: Tokens) -> None:
         """Keep a step's readout; called once for each `want`, in the same order."""
 
+    def _output(self, **results: Any) -> TokenOutput:
+        seq = self.seq
+        return TokenOutput(
+            request=seq.request.id,
+            finish_reason="stop",
+            cached_tokens=seq.cached_tokens,
+            entered_ns=seq.entered_ns,
+            **results,
+        )
+
     @abstractmethod
-    def take(self, token: int, step: Tokens, i: int) -> Output:
+    def take(self, token: int, step: Tokens, i: int) -> TokenOutput:
         """The sequence's only output, after the readouts of all its steps."""
 
 
 class Scoring(PromptTask):
     """Scores each token of a suffix after a prefix."""
 
-    def __init__(self, generation: Generation, index: int, prefix: list[int], suffix: list[int]):
-        """The prefix has at least one token. Without a suffix there are no scores."""
-        tokens = prefix + suffix[:-1]  # the last one need not be computed: nothing follows it
-        super().__init__(_sequence(generation, index, tokens))
+    def __init__(self, seq: Sequence):
+        """The request's prompt has at least one token. Without a suffix there are no scores."""
+        super().__init__(seq)
+        prefix, suffix = seq.request.prompt_ids, seq.request.suffix
+        assert suffix is not None
         self.seq.reusable = len(prefix) - 1  # the last prefix token's hidden state scores the first suffix token
         self._suffix, self._first = suffix, len(prefix) - 1
         self._scores = np.zeros((SCORE_ROWS, len(suffix)), np.int32)
@@ -76,19 +87,19 @@ class Scoring(PromptTask):
             assert step.scores is not None  # `want` asked for them
             self._scores[:, part] = step.scores[:, start : start + part.stop - part.start]
 
-    def take(self, token: int, step: Tokens, i: int) -> Output:
+    def take(self, token: int, step: Tokens, i: int) -> TokenOutput:
         own, rank, likeliest, top = self._scores
         columns = own.view(np.float32), rank, likeliest, top.view(np.float32)
         scores = tuple(map(TokenScore, *(column.tolist() for column in columns)))
-        return Output(self.seq.index, "", (), finish_reason="stop", scores=scores)
+        return self._output(scores=scores)
 
 
 class Pooling(PromptTask):
     """Embeds a prompt: the mean of its tokens' hidden states, or the last one's, normalized to length 1."""
 
-    def __init__(self, generation: Generation, prompt: list[int], how: Pool):
-        super().__init__(_sequence(generation, 0, prompt))
-        self._all = how == "mean"
+    def __init__(self, seq: Sequence):
+        super().__init__(seq)
+        self._all = seq.request.pooling == "mean"
         if self._all:
             self.seq.reusable = 0
         self._sum: np.ndarray | float = 0.0  # [hidden], once there is one
@@ -108,11 +119,18 @@ class Pooling(PromptTask):
             assert step.pooled is not None  # `want` asked for them
             self._sum = before + step.pooled[row]
 
-    def take(self, token: int, step: Tokens, i: int) -> Output:
+    def take(self, token: int, step: Tokens, i: int) -> TokenOutput:
         # Normalized, the sum equals the mean.
         vector = np.asarray(self._sum) / max(float(np.linalg.norm(self._sum)), 1e-12)
-        return Output(self.seq.index, "", (), finish_reason="stop", embedding=vector.astype(np.float32))
+        return self._output(embedding=vector.astype(np.float32).tobytes())
 
 
-def _sequence(generation: Generation, index: int, tokens: list[int]) -> Sequence:
-    return Sequence(generation, index, len(tokens) + 1, 0, list(tokens), len(tokens))
+def tokens_of(request: TokenRequest) -> list[int]:
+    """What is computed of a request without an answer: its prompt, and all of its suffix but the last token, which
+    nothing follows."""
+    return [*request.prompt_ids, *(request.suffix or ())[:-1]]
+
+
+def prompt_task(seq: Sequence) -> PromptTask:
+    """The task of a request without an answer."""
+    return Pooling(seq) if seq.request.suffix is None else Scoring(seq)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
-from apps.llm.api import Generation
+from apps.llm.api import TokenRequest
 from apps.llm.engine.fairness.accounts import Account, Accounts, insert, least_served
 from apps.llm.engine.fairness.backlog import Backlog
 from apps.llm.engine.pages import PageHash, PagePool, page_hash
@@ -26,14 +26,15 @@ UNREAD = -1  # a token that is sampled on the device but not yet read
 
 @dataclass(eq=False)
 class Sequence:
-    """One answer in progress. A request for n answers has n of them."""
+    """One request in progress."""
 
-    generation: Generation
-    index: int  # which of the request's answers
+    request: TokenRequest
+    arrival: int  # its number in the order of arrival
     limit: int  # ends at this many tokens, prompt and answer together
-    seed: int
     tokens: list[int]  # the prompt, then the answer; UNREAD where still on the device
     prompt_len: int
+    adapter: int = 0  # index of its LoRA adapter on the devices, from 1; 0: it has none
+    page_root: bytes = b""  # what the names of its pages begin with
     reusable: int = sys.maxsize  # leading tokens that may come from the prefix cache; later ones must be computed
     computed: int = 0
     pages: list[int] = field(default_factory=list)
@@ -44,17 +45,18 @@ class Sequence:
     lockstep: bool = False  # the tokens allowed next depend on the previous token (structured output)
     masked: Callable[[], bool] = lambda: True  # whether the tokens that are allowed next are known
     drafter: Drafter | None = None  # guesses its next tokens; None: no drafts
+    cached_tokens: int = 0  # prompt tokens whose KV pages were found in the prefix cache
+    entered_ns: int = 0  # when it first had a slot, by `time.monotonic_ns`; 0: not yet
     done: bool = False
-    rank: tuple[int, int, int] = field(init=False)  # order among its caller's sequences, lowest first
+    rank: tuple[int, int] = field(init=False)  # order among its caller's sequences, lowest first
     account: Account["Sequence"] = field(init=False, repr=False)  # its caller's, set by `Scheduler.add`
 
     def __post_init__(self) -> None:
-        params = self.generation.params
-        self.rank = (0 if params is None else params.priority), self.generation.id, self.index
+        self.rank = self.request.priority, self.arrival
 
     @property
     def background(self) -> bool:
-        return self.generation.caller.background
+        return self.request.caller.background
 
     def follow(self) -> Drafter | None:
         """Its drafter, which has seen every token that is read."""
@@ -65,12 +67,6 @@ class Sequence:
     def drafted(self, count: int) -> list[int]:
         """A guess of its next tokens, `count` at most."""
         return [] if self.drafter is None else self.drafter.draft(count)
-
-    @property
-    def place(self) -> int:
-        """Of its adapter on the devices; 0: it has none."""
-        adapter = self.generation.adapter
-        return 0 if adapter is None else adapter.place
 
     @property
     def one_left(self) -> bool:
@@ -145,7 +141,7 @@ class Scheduler:
         return list(self._accounts.waiting)
 
     def add(self, seq: Sequence) -> None:
-        seq.account = self._accounts.of(seq.generation.caller)
+        seq.account = self._accounts.of(seq.request.caller)
         insert(seq.account.waiting, seq)
 
     def schedule(self, drafts: Mapping[Sequence, Ids[int]] | None = None) -> list[Work]:
@@ -373,7 +369,7 @@ class Scheduler:
         insert(seq.account.running, seq)
         self.entered.append(seq)
         self.prefix_hit_tokens += seq.computed
-        seq.generation.cached_tokens = max(seq.generation.cached_tokens, min(seq.computed, seq.prompt_len))
+        seq.cached_tokens = max(seq.cached_tokens, min(seq.computed, seq.prompt_len))
         return True
 
     def _publish(self, seq: Sequence) -> None:
@@ -386,6 +382,6 @@ class Scheduler:
 
     def _names(self, seq: Sequence, full: int) -> list[PageHash]:
         for i in range(len(seq.hashes), full):
-            parent = seq.hashes[-1] if seq.hashes else seq.generation.page_root
+            parent = seq.hashes[-1] if seq.hashes else seq.page_root
             seq.hashes.append(page_hash(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
         return seq.hashes[:full]

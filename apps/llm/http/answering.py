@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from starlette.responses import JSONResponse, Response
 
-from apps.llm.api import Output
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import PARAGRAPH, AnswerReader
 from apps.llm.engine_stream import EngineStream
+from apps.llm.text.requests import Output
 from apps.serving.ingress.bodies import EventStream
 
 

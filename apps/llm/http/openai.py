@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from apps.llm.api import PromptToken
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import PromptsAlone, Source, answered
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, choices, embeddings
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
+from apps.llm.text.requests import PromptToken
 from apps.llm.texts import Prompt
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body

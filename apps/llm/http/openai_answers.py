@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic_core import to_json
 
-from apps.llm.api import Output, PromptToken, TokenLogprob
 from apps.llm.chat.events import ArgumentsPiece, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.answering import Source, Writer
+from apps.llm.text.requests import Output, PromptToken, TokenLogprob
 from apps.serving.ingress.openai_errors import of_stream
 
 DONE = b"data: [DONE]\n\n"

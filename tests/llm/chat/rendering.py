@@ -33,7 +33,7 @@ def renderer(template: str) -> Callable[..., str]:
 
 @cache
 def model(name: str) -> ModelFormat:
-    return ModelFormat.of(RELEASED[name]).on(lambda marks: {}, renderer(RELEASED[name]))
+    return ModelFormat.of(RELEASED[name]).on({}, renderer(RELEASED[name]))
 
 
 def asked(conversation: Conversation, name: str, **fields: Any) -> ChatRequest:

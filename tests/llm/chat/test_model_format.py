@@ -8,7 +8,7 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from apps.llm.api import RequestError, SamplingParams
+from apps.llm.api import RequestError
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
 from apps.llm.chat.events import ReasoningPiece, TextPiece
 from apps.llm.chat.formats.deepseek import DeepSeek
@@ -16,6 +16,7 @@ from apps.llm.chat.formats.gemma import GEMMA4, Gemma
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.model_format import ModelFormat, shows_late_system
 from apps.llm.chat.tools import Tool, ToolUse
+from apps.llm.text.requests import SamplingParams
 from tests.llm.chat.written import pieces_of
 from tests.llm.engine.text import chat_models
 

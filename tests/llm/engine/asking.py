@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from apps.llm.api import Generation
-from apps.llm.engine import Engine, Output, SamplingParams
+from apps.llm.text import Engine, Output, SamplingParams
+from apps.llm.text.generation import Generation
 
 
 def read(generation: Generation) -> list[list[Output]]:

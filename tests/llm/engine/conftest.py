@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jax.experimental import pallas as pl
 
-from apps.llm.engine import Engine, EngineConfig
+from apps.llm.text import Engine, EngineConfig
 from tests.llm.engine import tiny_models
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from apps.llm.api import Generation
-from apps.llm.engine import Engine, SamplingParams
+from apps.llm.text import Engine, SamplingParams
+from apps.llm.text.generation import Generation
 from tests.llm.engine.asking import ask, ids, read, settled, text
 
 Load = Callable[..., Engine]

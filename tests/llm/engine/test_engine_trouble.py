@@ -8,15 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.llm.engine import (
-    Engine,
-    EngineConfig,
-    EngineStopped,
-    PromptTooLong,
-    QueueFull,
-    RequestError,
-    SamplingParams,
-)
+from apps.llm.text import Engine, EngineConfig, EngineStopped, PromptTooLong, QueueFull, RequestError, SamplingParams
 from tests.llm.engine.asking import ask, ids, read, settled
 
 Load = Callable[..., Engine]
@@ -25,17 +17,17 @@ Load = Callable[..., Engine]
 @contextmanager
 def held(engine: Engine) -> Iterator[None]:
     """The device takes its time: no step's tokens can be read while inside."""
-    gate, read_tokens = threading.Event(), engine.loops[0].executor.read
+    gate, read_tokens = threading.Event(), engine.tokens.loops[0].executor.read
 
     def slow(samples):
         gate.wait(60)
         return read_tokens(samples)
 
-    engine.loops[0].executor.read = slow
+    engine.tokens.loops[0].executor.read = slow
     try:
         yield
     finally:
-        engine.loops[0].executor.read = read_tokens
+        engine.tokens.loops[0].executor.read = read_tokens
         gate.set()
 
 
@@ -128,7 +120,7 @@ def test_queue_is_bounded(load: Load) -> None:
     engine = load(max_batch_size=2, max_waiting=3)
     with held(engine):
         running = [engine.submit("the", SamplingParams(max_tokens=4)) for _ in range(2)]
-        while engine.stats().waiting:
+        while engine.callers()["anonymous"].waiting:
             pass
         waiting = [engine.submit("the", SamplingParams(max_tokens=4)) for _ in range(3)]
         with pytest.raises(QueueFull, match="max_waiting 3") as caught:
@@ -190,7 +182,7 @@ def test_a_failing_step_fails_every_request_with_its_reason(load: Load, method: 
         submitted.wait(60)
         raise RuntimeError("the device fell over")
 
-    setattr(engine.loops[0].executor, method, broken)
+    setattr(engine.tokens.loops[0].executor, method, broken)
     open_ = [engine.submit("the", SamplingParams(max_tokens=120, ignore_eos=True)) for _ in range(12)]
     submitted.set()
     for generation in open_:

@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from apps.llm.api import AnswerFailed, Generation
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
+from apps.llm.api import AnswerFailed
 from apps.llm.engine.adapters import stack
+from apps.llm.text import Engine, EngineConfig, SamplingParams
+from apps.llm.text.generation import Generation
 from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 from tests.llm.engine.asking import ids, read, settled
@@ -48,7 +49,7 @@ def engine(request: pytest.FixtureRequest, llama: Path, compile_cache: str) -> I
 @contextmanager
 def poisoned(engine: Engine, bad: float = np.nan) -> Iterator[None]:
     """The model has a token whose embedding is not finite."""
-    params = engine.loops[0].executor.params
+    params = engine.tokens.loops[0].executor.params
     sound = params["embed"]
     table = np.array(sound)  # by NumPy: what JAX computes here would count as compiled by a request
     table[BAD_TOKEN] = bad
@@ -74,7 +75,7 @@ def assert_failed(generation: Generation) -> None:
 def assert_clean(engine: Engine) -> None:
     """Nothing that is not finite is left on the device, nothing is held, and nothing was compiled."""
     settled(engine)
-    executor = engine.loops[0].executor
+    executor = engine.tokens.loops[0].executor
     for part in jax.tree.leaves(executor.caches):
         pages = np.asarray(part)[1:]  # without that of padding, which nobody reads
         pages = pages.view(ml_dtypes.bfloat16) if pages.dtype == np.uint16 else pages
@@ -103,7 +104,7 @@ def test_one_request_fails_and_its_neighbours_answer_as_alone(engine: Engine, ba
 def test_its_pages_are_not_in_the_prefix_cache(engine: Engine) -> None:
     (sound,) = answers(engine, POISONED[:30] + [10, 9] + [6, 7] * 10)
     wanted = answers(engine, POISONED, params=GREEDY)  # BAD_TOKEN is like any other here
-    engine.loops[0]._scheduler.pool.spoil(list(engine.loops[0]._scheduler.pool._hash_of))
+    engine.tokens.loops[0]._scheduler.pool.spoil(list(engine.tokens.loops[0]._scheduler.pool._hash_of))
     with poisoned(engine):
         assert_failed(engine.submit(POISONED, GREEDY))
     again = engine.submit(POISONED, GREEDY)
@@ -172,7 +173,7 @@ def test_scores_and_embeddings(engine: Engine) -> None:
 
 def test_an_abandoned_request_leaves_nothing_to_find(engine: Engine) -> None:
     wanted = answers(engine, POISONED)
-    engine.loops[0]._scheduler.pool.spoil(list(engine.loops[0]._scheduler.pool._hash_of))
+    engine.tokens.loops[0]._scheduler.pool.spoil(list(engine.tokens.loops[0]._scheduler.pool._hash_of))
     with poisoned(engine):
         for _ in range(5):
             engine.submit(POISONED, GREEDY).abort()
@@ -199,7 +200,9 @@ def test_an_adapter_whose_products_overflow_fails_its_own_requests(engine: Engin
     wanted = answers(engine, *prompts)
     (of_good,) = [ids(read(engine.submit(PROMPTS[0], GREEDY, adapter="good"))[0])]
     engine.load_adapter("bad", str(adapter))
-    place, executor = engine.adapters.get("bad").place, engine.loops[0].executor
+    bad_one, executor = engine.tokens._adapters.get("bad"), engine.tokens.loops[0].executor
+    bad_one.key = b"other weights"
+    place = bad_one.place
     for layer, form in enumerate(executor.adapter_forms):
         values = stack.unpacked(form, bytes(stack.nbytes(form)))
         for name, low in values.items():

@@ -9,16 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from apps.llm.engine import (
-    Engine,
-    EngineConfig,
-    EngineStopped,
-    Generation,
-    PromptTooLong,
-    QueueFull,
-    RequestError,
-    SamplingParams,
-)
+from apps.llm.text import Engine, EngineConfig, EngineStopped, PromptTooLong, QueueFull, RequestError, SamplingParams
+from apps.llm.text.generation import Generation
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import read, settled
 from tests.processor import HAS_AVX512
@@ -181,7 +173,7 @@ def test_others_never_notice(load: Load, pages: int) -> None:
 def test_the_context_may_be_filled(load: Load) -> None:
     text = tokens(128, 9)
     assert len(load().score(text[:100], [text[100:]])[0]) == 28
-    assert load().embed([text]).shape == (1, load().embedding_size)
+    assert load().embed([text]).shape == (1, load().capabilities.embedding_size)
     for refused in (lambda: load().score(text, [[5]]), lambda: load().embed([[*text, 5]])):
         with pytest.raises(PromptTooLong, match=r"context holds 128"):
             refused()
@@ -237,7 +229,7 @@ def test_an_engine_that_fails_says_so(load: Load) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("the device fell over")
 
-    engine.loops[0].executor.read = broken
+    engine.tokens.loops[0].executor.read = broken
     with pytest.raises(EngineStopped, match="fell over"):
         engine.score([5], [[5]])
     with pytest.raises(EngineStopped, match="fell over"):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from apps.llm.api import PromptTooLong, RequestError, SamplingParams
-from apps.llm.engine.validation import answer_limit
+from apps.llm.api import PromptTooLong, RequestError
+from apps.llm.text.requests import SamplingParams
+from apps.llm.text.validation import answer_limit
 
 CONTEXT, CACHE = 100, 80
 

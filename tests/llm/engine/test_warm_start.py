@@ -13,7 +13,7 @@ SCRIPT = """
 import json, sys
 from collections import Counter
 import jax
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
+from apps.llm.text import Engine, EngineConfig, SamplingParams
 
 events = Counter()
 jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rsplit("/", 1)[-1]]))

@@ -14,10 +14,10 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from apps.llm.engine import EngineConfig
 from apps.llm.engine.model.architecture import Architecture, from_hf_config
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.step import StepShape
+from apps.llm.text import EngineConfig
 from apps.plan.llm import known
 from apps.plan.llm.program import StepPrograms
 

@@ -9,12 +9,13 @@ from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.llm.api import Generation, Output, SamplingParams
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.engine_stream import EngineStream
 from apps.llm.http.anthropic import answers as anthropic_answers
 from apps.llm.http.anthropic.answers import MessageWriter
+from apps.llm.text.generation import Generation
+from apps.llm.text.requests import Output, SamplingParams
 
 CALL = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
 

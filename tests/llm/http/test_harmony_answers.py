@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from apps.llm.api import Generation, SamplingParams
 from apps.llm.chat.formats.harmony import Harmony
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_stream import EngineStream
@@ -12,6 +11,8 @@ from apps.llm.http.anthropic.answers import MessageWriter
 from apps.llm.http.openai_answers import ChatWriter, choices
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
+from apps.llm.text.generation import Generation
+from apps.llm.text.requests import SamplingParams
 from tests.llm.http import test_anthropic_answers as messages
 from tests.llm.http import test_responses_answers as responses
 

@@ -12,12 +12,14 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from apps.llm.api import EngineStopped, Generation, Output, SamplingParams
+from apps.llm.api import EngineStopped
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.engine_stream import EngineStream
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
+from apps.llm.text.generation import Generation
+from apps.llm.text.requests import Output, SamplingParams
 
 CALL = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

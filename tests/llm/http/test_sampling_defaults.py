@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from apps.llm.engine.weights.model import Model
+from apps.llm.text.model_files import sampling_defaults_of
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
 from tests.llm.serve.serving import local_server
@@ -66,6 +67,6 @@ def test_requests_sample_as_the_model_says(tmp_path: Path) -> None:
 )
 def test_what_no_request_may_say_is_left_out(said: dict[str, Any], found: dict[str, Any], tmp_path: Path) -> None:
     config = EngineConfig(model=str(published(tmp_path / "model", **said)))
-    assert Model.open(config).sampling_defaults(config) == found
+    assert sampling_defaults_of(Model.open(config), config) == found
     neutral = config.model_copy(update={"sampling_defaults": "neutral"})
-    assert Model.open(neutral).sampling_defaults(neutral) == {}
+    assert sampling_defaults_of(Model.open(neutral), neutral) == {}

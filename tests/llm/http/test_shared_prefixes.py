@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apps.llm.api import Adapter, Generation
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.low_rank import LowRank
+from apps.llm.engine.pages import page_root
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
 from tests.llm.serve.serving import MODEL, LocalServer, local_server
@@ -98,11 +98,7 @@ def test_without_keys_all_share(server: LocalServer) -> None:
 
 
 def rooted(adapter: bytes = b"", *salts: str) -> bytes:
-    generation = Generation((1,), None)
-    generation.cache_salts = salts
-    if adapter:
-        generation.adapter = Adapter("sql", "/adapters/sql", 1, key=adapter)
-    return generation.page_root
+    return page_root(adapter, salts)
 
 
 def test_roots_differ_and_are_the_same_everywhere() -> None:

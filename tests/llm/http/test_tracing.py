@@ -14,9 +14,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from apps.llm.api import SamplingParams
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
+from apps.llm.text.requests import SamplingParams
 from apps.llm.tracing import Tracing, tracing
 from tests.http_servers import StandInHandler, StandInServer, served
 from tests.llm.serve.serving import MODEL, held, wait_until

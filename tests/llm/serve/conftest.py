@@ -7,9 +7,9 @@ import httpx
 import openai
 import pytest
 
-from apps.llm.api import Output
 from apps.llm.chat.model_format import ModelFormat
 from apps.llm.engine_stream import EngineStream
+from apps.llm.text.requests import Output
 from tests.llm.engine.text import chat_models
 from tests.llm.serve.serving import MODEL, SMALL, LocalServer, local_server, serve_cli
 
@@ -50,7 +50,9 @@ def change_template(chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch) -
     def change(name: str) -> None:
         template = chat_models.TEMPLATES[name]
         monkeypatch.setattr(chat_server.engine.tokenizer._hf, "chat_template", template)
-        format_ = ModelFormat.of(template).on(chat_server.engine._grammars.tokens, chat_server.engine.tokenizer.render)
+        format_ = ModelFormat.of(template).on(
+            chat_server.engine.capabilities.special_tokens, chat_server.engine.tokenizer.render
+        )
         monkeypatch.setattr(chat_server.engine, "format", format_)
 
     return change

@@ -36,9 +36,9 @@ class LocalServer:
 @contextmanager
 def local_server(**config: Any) -> Iterator[LocalServer]:
     """The application without Ray, for tests that need access to the engine."""
-    from apps.llm.engine import Engine
     from apps.llm.engine_model import EngineModel
     from apps.llm.http.app import http_app
+    from apps.llm.text import Engine
     from ray_configs.llm import EngineConfig
 
     engine = Engine.load(EngineConfig(**SMALL, **config))
@@ -54,7 +54,7 @@ def local_server(**config: Any) -> Iterator[LocalServer]:
 def held(engine: Any, after: int = 0) -> Iterator[None]:
     """Holds the engine's steps within the block, all but the first `after`: running requests do not end, waiting ones
     keep waiting."""
-    executor, go = engine.loops[0].executor, threading.Event()
+    executor, go = engine.tokens.loops[0].executor, threading.Event()
     launch, steps = executor.launch, itertools.count()
 
     def launch_later(*arguments: Any) -> Any:

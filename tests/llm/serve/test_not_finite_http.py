@@ -43,7 +43,7 @@ def server() -> Iterator[LocalServer]:
 @contextmanager
 def poisoned(server: LocalServer) -> Iterator[None]:
     """Every token's embedding is NaN: what is asked now must fail, what was answered before must not have changed."""
-    params = server.engine.loops[0].executor.params
+    params = server.engine.tokens.loops[0].executor.params
     sound = params["embed"]
     params["embed"] = jax.device_put(np.full(sound.shape, np.nan, sound.dtype), sound.sharding)
     try:

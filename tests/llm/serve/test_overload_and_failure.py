@@ -7,9 +7,10 @@ import httpx
 import openai
 import pytest
 
-from apps.llm.api import CALLER, Caller, SamplingParams
-from apps.llm.engine import EngineStopped
+from apps.llm.api import CALLER, Caller
 from apps.llm.http.app import http_app
+from apps.llm.text import EngineStopped
+from apps.llm.text.requests import SamplingParams
 from apps.serving.ingress.api_keys import principals
 from tests.llm.serve.serving import MODEL, LocalServer, held, local_server, wait_until
 
@@ -132,7 +133,7 @@ def test_an_engine_that_fails_says_so_to_everyone():
         with httpx.stream("POST", f"{server.url}/v1/messages", json=long) as messages:
             lines = messages.iter_lines()
             assert next(lines) == "event: message_start"
-            server.engine.loops[0].executor.launch = broken
+            server.engine.tokens.loops[0].executor.launch = broken
             last = list(lines)
         failed = json.loads(last[last.index("event: error") + 1].removeprefix("data: "))
         assert failed["type"] == "error" and failed["error"]["type"] == "api_error"

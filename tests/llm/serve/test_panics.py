@@ -76,7 +76,7 @@ def test_the_engine_goes_on(server, broken, kind, method):
     tokens = []
 
     def third(self, *_):
-        mine = getattr(self, "params", None) is None or self.params.min_p == 0.5
+        mine = getattr(self, "sampling", None) is None or self.sampling.min_p == 0.5
         tokens.append(mine)
         return mine and tokens.count(True) > 2
 

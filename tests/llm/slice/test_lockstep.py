@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
 from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.text import Engine, EngineConfig, EngineStopped, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 from tests.llm.slice.processes import Processes
@@ -219,7 +219,7 @@ def test_the_175b_model_at_its_96_layers_on_eight_hosts(slice_cache: str) -> Non
     config = EngineConfig(model="lm_cloud.LmCloudSpmd175B32Test", compile_cache=slice_cache, **settings)
     engine = Engine.load(config, place)
     try:
-        (loop,) = engine.loops
+        (loop,) = engine.tokens.loops
         assert loop.executor.arch.num_layers == 96
         wanted = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
         first = engine.generate(["How many days are in a week?"], wanted)

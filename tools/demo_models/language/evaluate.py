@@ -111,7 +111,7 @@ def evaluate(answer: Answer, asked: str = "held-out") -> Report:
 def answering(folder: Path, **options: str | int) -> Iterator[Answer]:
     """A function that answers greedily with the project's engine, which has `options` of `EngineConfig`."""
     from apps.llm.chat.conversation import ChatRequest
-    from apps.llm.engine import Engine, EngineConfig, SamplingParams  # scoring alone needs no JAX
+    from apps.llm.text import Engine, EngineConfig, SamplingParams
 
     engine = Engine.load(EngineConfig(model=str(folder), **options))
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)

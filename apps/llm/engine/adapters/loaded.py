@@ -1,8 +1,27 @@
 """Which adapters an engine has: their names and places."""
 
 import threading
+import time
+from dataclasses import dataclass, field
 
-from apps.llm.api import Adapter, RequestError, UnknownAdapter
+from apps.llm.api import AdapterInfo, RequestError, UnknownAdapter
+
+
+@dataclass(eq=False)
+class Adapter:
+    """A LoRA adapter on the devices."""
+
+    name: str
+    location: str
+    place: int  # among the adapters on the devices, from 1
+    created: int = field(default_factory=lambda: int(time.time()))
+    key: bytes = b""
+    """Digest of its weights: tells its KV pages from those of the model and of other adapters, also of an earlier one
+    with this name. The same on every replica that has loaded the same weights."""
+
+    @property
+    def info(self) -> AdapterInfo:
+        return AdapterInfo(self.name, self.key, self.created)
 
 
 class LoadedAdapters:
@@ -22,6 +41,13 @@ class LoadedAdapters:
     def all(self) -> list[Adapter]:
         """Those that requests can ask for, oldest first."""
         return sorted(self._ready.values(), key=lambda adapter: adapter.created)
+
+    def with_key(self, key: bytes) -> Adapter:
+        """One with these weights. Raises UnknownAdapter."""
+        for adapter in list(self._ready.values()):
+            if adapter.key == key:
+                return adapter
+        raise UnknownAdapter("with these weights any more")
 
     def get(self, name: str) -> Adapter:
         """Raises UnknownAdapter."""

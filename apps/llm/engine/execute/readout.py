@@ -5,6 +5,7 @@ only after steps where some sequence needs them. So requests that only decode pa
 results by a bit, and warm-up takes little longer: see `executor_protocol.readable`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ class Readout:
     def __init__(self, targets: np.ndarray | None = None, rows: np.ndarray | None = None):
         self.targets, self.rows = targets, rows
 
-    def score(self, shape: StepShape, start: int, targets: list[int]) -> None:
+    def score(self, shape: StepShape, start: int, targets: Sequence[int]) -> None:
         """Request the log probabilities of `targets`, each as the token after one of the step's, from `start` on."""
         if self.targets is None:
             self.targets = np.full(shape.tokens, -1, np.int32)

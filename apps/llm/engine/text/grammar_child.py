@@ -26,7 +26,7 @@ import llguidance
 
 LENGTH = struct.Struct("<I")
 TAKE = struct.Struct("<Ii")
-"""A matcher and the token that it takes; DROP: the matcher is no longer needed."""
+"""A matcher, and how many tokens it takes, which follow as int32; DROP: the matcher is no longer needed."""
 DROP = -1
 REPLY = struct.Struct("<IBI")
 """A matcher, what became of it, and the length of what follows."""
@@ -42,12 +42,13 @@ class Matchers:
         self._pristine, self._mask_bytes = pristine, 4 * -(-vocab_size // 32)
         self._open: dict[int, llguidance.LLMatcher] = {}
 
-    def take(self, number: int, token: int) -> tuple[int, bytes]:
-        """What follows after a matcher has taken a token: GOES_ON with a mask, COMPLETE, or FAILED with the reason."""
+    def take(self, number: int, tokens: list[int]) -> tuple[int, bytes]:
+        """What follows after a matcher has taken tokens: GOES_ON with a mask, COMPLETE, or FAILED with the reason."""
         matcher = self._open.get(number)
         if matcher is None:
             matcher = self._open[number] = self._pristine.deep_copy()
-        matcher.consume_token(token)
+        for token in tokens:
+            matcher.consume_token(token)
         mask = b"" if matcher.is_stopped() else matcher.compute_bitmask()
         if matcher.is_error():
             return FAILED, matcher.get_error().encode()
@@ -95,11 +96,12 @@ def serve_grammar(work: socket.socket, tokenizer: llguidance.LLTokenizer, vocab_
     grown = _bound_memory(task["memory"] // 4) - before
     _reply(work, grown >> 20, state, payload)
     while state == GOES_ON:
-        number, token = TAKE.unpack(_exactly(work, TAKE.size))
-        if token == DROP:
+        number, count = TAKE.unpack(_exactly(work, TAKE.size))
+        if count == DROP:
             matchers.drop(number)
         else:
-            _reply(work, number, *matchers.take(number, token))
+            tokens = struct.unpack(f"<{count}i", _exactly(work, 4 * count))
+            _reply(work, number, *matchers.take(number, list(tokens)))
 
 
 def serve_forks(control: socket.socket, tokenizer: llguidance.LLTokenizer, vocab_size: int) -> None:

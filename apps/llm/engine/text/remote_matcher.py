@@ -1,6 +1,7 @@
 """The matchers of a grammar that is followed in another process. The engine's thread uses them, and never waits."""
 
 import os
+import struct
 import threading
 import time
 import weakref
@@ -51,11 +52,15 @@ class RemoteMatcher:
         """The mask of the tokens that may come next, `[ceil(vocab / 32)]` uint32. There are no drafts."""
         return [self._mask]
 
-    def consume(self, token: int) -> bool:
-        """Advance by a token. Whether that completes the answer is known when `pending` ends."""
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Advance by an answer's tokens so far; as `consume`."""
         if not self.failure:
             self.pending = True
-            self._grammar.take(self, self._number, token)
+            self._grammar.take(self, self._number, tokens)
+
+    def consume(self, token: int) -> bool:
+        """Advance by a token. Whether that completes the answer is known when `pending` ends."""
+        self.replay((token,))
         return True
 
     def heard(self, state: int, payload: bytes) -> None:
@@ -97,10 +102,10 @@ class RemoteGrammar:
             matcher = self._open[self._numbers] = RemoteMatcher(self, self._numbers)
         return matcher
 
-    def take(self, matcher: RemoteMatcher, number: int, token: int) -> None:
+    def take(self, matcher: RemoteMatcher, number: int, tokens: Sequence[int]) -> None:
         with self._lock:
             self._due[number] = time.monotonic() + MASK_S
-            self._send(number, token)
+            self._send(number, len(tokens), *tokens)
             failure = self.failure
         if failure:
             matcher.heard(child.FAILED, failure.encode())
@@ -136,9 +141,11 @@ class RemoteGrammar:
         for matcher in open_:
             matcher.heard(child.FAILED, reason.encode())
 
-    def _send(self, number: int, token: int) -> None:
+    def _send(self, number: int, count: int, *tokens: int) -> None:
         with suppress(OSError):  # it has ended, as the reader of its answers finds; or it reads nothing, and is late
-            os.write(self._sender, child.TAKE.pack(number, token))
+            message = memoryview(child.TAKE.pack(number, count) + struct.pack(f"<{len(tokens)}i", *tokens))
+            while message:
+                message = message[os.write(self._sender, message) :]
 
 
 def one_line(problem: str) -> str:

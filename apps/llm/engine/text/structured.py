@@ -4,23 +4,22 @@ Grammars whose schemas are surely cheap are compiled and followed in this proces
 ended: see `schema_cost` and `grammar_pool`.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
 
 import llguidance
 import llguidance.numpy
 import numpy as np
+from tokenizers import Tokenizer
 
 from apps.llm.api import Grammar
-from apps.llm.chat.grammar import check_schemas, loaded_schema, schema_text
+from apps.llm.chat.grammar import check_schemas, schema_grammar, schema_text, whole_schema
 from apps.llm.chat.json_schema import enforceable
 from apps.llm.engine.text.grammar_pool import GrammarPool, Task
 from apps.llm.engine.text.grammar_processes import TokenizerFile
 from apps.llm.engine.text.remote_matcher import RemoteMatcher, one_line
 from apps.llm.engine.text.schema_cost import Cheapness
-from apps.llm.engine.text.tokenizer import ModelTokenizer
 
 LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
 """Of llguidance's parser, beside its own defaults. A state has 1 to 2 kB."""
@@ -32,14 +31,15 @@ class Grammars:
     """Makes matchers for one tokenizer.
 
     Args:
-        vocab_size: of the model. The tokenizer may have more tokens: the masks are of the model's.
+        tokenizer: may have more tokens than the model: the masks are of the model's.
+        vocab_size: of the model.
         eos_token_ids: the tokens that end an answer.
     """
 
-    def __init__(self, tokenizer: ModelTokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]):
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]):
         self._tokenizer, self._vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
-        self._tokens = max(vocab_size, tokenizer.size)
-        self._pool = GrammarPool(TokenizerFile(tokenizer.fast.to_str, vocab_size, self._tokens, eos_token_ids))
+        self._tokens = max(vocab_size, 1 + max(tokenizer.get_vocab().values(), default=0))
+        self._pool = GrammarPool(TokenizerFile(tokenizer.to_str, vocab_size, self._tokens, eos_token_ids))
         self._threads = ThreadPoolExecutor(2, "podslice-schemas")
         self._kept: dict[str, Matcher] = {}  # the least recently used first
         self._limits = llguidance.LLParserLimits(**LIMITS)
@@ -47,19 +47,19 @@ class Grammars:
     @cached_property
     def _ll_tokenizer(self) -> llguidance.LLTokenizer:
         return llguidance.LLTokenizer(
-            self._tokenizer.fast.to_str(), n_vocab=self._tokens, eos_token=list(self.eos_token_ids) or None
+            self._tokenizer.to_str(), n_vocab=self._tokens, eos_token=list(self.eos_token_ids) or None
         )
 
-    def tokens(self, marks: Iterable[str]) -> dict[str, int]:
-        """The marks that are a single special token, with their ids."""
-        ids = {mark: self._tokenizer.fast.token_to_id(mark) for mark in marks}
-        known = {mark: id for mark, id in ids.items() if id is not None and id < self._vocab_size}
-        return {mark: id for mark, id in known.items() if self._ll_tokenizer.is_special_token(id)}
+    def special_tokens(self) -> dict[str, int]:
+        """The model's special tokens by their text. A grammar can name them."""
+        special = self._ll_tokenizer.is_special_token
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: id for id, token in added.items() if id < self._vocab_size and special(id)}
 
     def matchers(
-        self, held: str | Mapping[str, Any] | Grammar, count: int = 1, caller: Hashable = None
+        self, grammar: Grammar, count: int = 1, caller: Hashable = None
     ) -> "Future[Sequence[Matcher]] | Future[Sequence[RemoteMatcher]]":
-        """Matchers for answers that follow a JSON schema (an empty one allows any JSON object) or a grammar.
+        """Matchers for answers that follow a grammar.
 
         Returns at once; compiling takes milliseconds to seconds. Cancel the future if its result is not needed.
 
@@ -71,22 +71,18 @@ class Grammars:
                 llguidance does not support, or is too complex.
             QueueFull: from the future: too many complex grammars are compiled or followed.
         """
-        schemas = held.schemas if isinstance(held, Grammar) else (("response_format", loaded_schema(held)),)
-        check_schemas(schemas)
-        rewritten = [enforceable(schema) for _, schema in schemas]
-        texts = [schema_text(schema, whole) for (_, schema), whole in zip(schemas, rewritten)]
-        grammar = held.lark if isinstance(held, Grammar) else _of_schema(texts[0])
-        if count == 1 and (kept := self._known(grammar)):
+        check_schemas(grammar.schemas)
+        if count == 1 and (kept := self._known(grammar.lark)):
             ready: Future[Sequence[Matcher]] = Future()
             ready.set_result([kept.copy()])
             return ready
         cheap = Cheapness()
-        fields = [field for field, _ in schemas]
-        own = held.written if isinstance(held, Grammar) else ()
+        fields, own = [field for field, _ in grammar.schemas], grammar.written
+        rewritten = [enforceable(schema) for _, schema in grammar.schemas]
         suspects = (field for field, schema in zip(fields, rewritten) if not cheap.of(schema))
         suspect = next(suspects, own[0] if own else None)
-        whole = held.field if isinstance(held, Grammar) else fields[0]
-        task = Task(grammar, list(map(_of_schema, texts)), [*fields, whole], suspect or whole, LIMITS)
+        parts = [whole_schema(schema_text(schema, whole)) for (_, schema), whole in zip(grammar.schemas, rewritten)]
+        task = Task(grammar.lark, parts, [*fields, grammar.field], suspect or grammar.field, LIMITS)
         if suspect is None:
             return self._threads.submit(self._compiled, task, count)
         return self._pool.matchers(task, caller, count)
@@ -115,7 +111,7 @@ class Grammars:
         return Matcher(matcher, self._vocab_size, self._tokens)
 
     def warm_up(self) -> None:
-        self.matchers({}).result()
+        self.matchers(schema_grammar({})).result()
 
     def close(self) -> None:
         """End what compiles, and all complex grammars."""
@@ -170,6 +166,11 @@ class Matcher:
         self._matcher.rollback(count)
         return masks
 
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Advance by an answer's tokens so far. If they do not follow the grammar, `failure` says so."""
+        for token in tokens:
+            self.consume(token)
+
     def consume(self, token: int) -> bool:
         """Advance by a token. False when the answer is complete."""
         self._matcher.consume_token(token)
@@ -177,8 +178,3 @@ class Matcher:
 
 
 AnyMatcher = Matcher | RemoteMatcher
-
-
-def _of_schema(text: str) -> str:
-    """The grammar of a JSON schema."""
-    return f'{{"grammars": [{{"json_schema": {text}}}]}}'

@@ -1,4 +1,4 @@
-"""Masks of the tokens that a request allows: `allowed_token_ids` and `bad_words`, as vLLM has them.
+"""Masks of the tokens that a request allows: `allowed_token_ids`, and runs that are `banned`, vLLM's `bad_words`.
 
 A mask is `[ceil(vocab / 32)]` uint32, with a bit for each token.
 """
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from apps.llm.api import SamplingParams
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.api import Sampling
 
 Mask = np.ndarray | None
 """None allows every token."""
@@ -42,18 +41,17 @@ class AllowedTokens:
         """Tokens of an answer that the next one depends on."""
 
     @classmethod
-    def of(cls, params: SamplingParams, tokenizer: ModelTokenizer, vocab_size: int) -> "AllowedTokens | None":
+    def of(cls, sampling: Sampling, vocab_size: int) -> "AllowedTokens | None":
         """Those of a request; None if it allows all."""
-        if params.allowed_token_ids is None and not params.bad_words:
+        if sampling.allowed_token_ids is None and not sampling.banned:
             return None
         always: Mask = None
-        if params.allowed_token_ids is not None:
-            always = ~without(vocab_size, params.allowed_token_ids)
-        phrases = [phrase for word in params.bad_words for phrase in _phrases(word, tokenizer)]
-        single = [phrase[0] for phrase in phrases if len(phrase) == 1]
+        if sampling.allowed_token_ids is not None:
+            always = ~without(vocab_size, sampling.allowed_token_ids)
+        single = [phrase[0] for phrase in sampling.banned if len(phrase) == 1]
         if single:
             always = both(always, without(vocab_size, single))
-        return cls(vocab_size, always, [phrase for phrase in phrases if len(phrase) > 1])
+        return cls(vocab_size, always, [phrase for phrase in sampling.banned if len(phrase) > 1])
 
     def within(self, masks: list[Mask], answer: Sequence[int], draft: Sequence[int]) -> list[Mask]:
         """The masks, and of them what may follow an answer, whose last `memory` tokens are enough, and each token of
@@ -65,10 +63,3 @@ class AllowedTokens:
             mask = both(mask, self._always)
             found.append(both(mask, without(self._vocab_size, ends)) if ends else mask)
         return found
-
-
-def _phrases(word: str, tokenizer: ModelTokenizer) -> list[tuple[int, ...]]:
-    """The tokens of a word at the beginning of a text, and after a space where that is another token."""
-    first = tuple(tokenizer.encode_suffix(word))
-    spaced = tuple(tokenizer.encode_suffix(" " + word.lstrip()))
-    return [first, spaced] if len(spaced) == len(first) and spaced[0] != first[0] else [first]

@@ -59,6 +59,8 @@ class ModelTokenizer:
     def __init__(self, hf: "PreTrainedTokenizerBase", vocab_size: int | None = None):
         self._hf = hf
         self.fast = hf.backend_tokenizer
+        self.eos_token_ids: tuple[int, ...] = ()
+        """The tokens that end the model's answers."""
         self._last = max(self.fast.get_vocab().values(), default=0)
         self._vocab_size = vocab_size if vocab_size is not None and vocab_size <= self._last else None
         if self._vocab_size is not None:

@@ -2,28 +2,16 @@
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
 
-from apps.llm.api import Pool, RequestError, SamplingParams
 from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.tiny import generic, tiny
-from apps.llm.engine.text.tokenizer import ModelTokenizer
-from apps.llm.engine.validation import check_params
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.prepared import open_checkpoint
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")
-
-GENERATION = "generation_config.json"
-SAMPLING = {
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
-    "max_new_tokens": "max_tokens",
-}
-"""Its fields that are defaults of requests, as vLLM has it -> their names in SamplingParams."""
-WHOLE = {"top_k", "max_tokens"}
 
 
 @dataclass(frozen=True)
@@ -84,39 +72,6 @@ class Model:
             ValueError: the model cannot be split over that many devices.
         """
         return replace(self, arch=tiny(self.arch, shards, config.tiny_layers)) if config.tiny else self
-
-    def tokenizer(self) -> ModelTokenizer:
-        if self.checkpoint is None:
-            return ModelTokenizer.of_bytes(self.arch.vocab_size)
-        with self.checkpoint.tokenizer_folder() as folder:
-            return ModelTokenizer.of_folder(folder, self.arch.vocab_size)
-
-    def pooling(self) -> Pool:
-        """How a model for embeddings says, in sentence-transformers' file, that it is pooled; mean for any other."""
-        said = self.checkpoint.json("1_Pooling/config.json", required=False) if self.checkpoint else None
-        return "last" if said and said.get("pooling_mode_lasttoken") else "mean"
-
-    def sampling_defaults(self, config: EngineConfig) -> dict[str, Any]:
-        """What its generation_config.json says of sampling, by the names of SamplingParams; none with another
-        `sampling_defaults`. What is out of range is left out, and logged."""
-        if config.sampling_defaults != "model" or self.checkpoint is None:
-            return {}
-        said, found = self.checkpoint.json(GENERATION, required=False) or {}, dict[str, Any]()
-        for theirs, name in SAMPLING.items():
-            value = said.get(theirs)
-            if value is None:
-                continue
-            try:
-                if isinstance(value, bool) or not isinstance(value, int if name in WHOLE else int | float):
-                    raise RequestError(name, f"{name} must be a number")
-                check_params(SamplingParams(**{name: value}), self.arch.vocab_size)
-            except RequestError as error:
-                log.warning("%s: %s %.100r is not used: %s", GENERATION, theirs, value, error)
-            else:
-                found[name] = value
-        if found:
-            log.info("requests sample by %s, where they do not say otherwise: %s", GENERATION, found)
-        return found
 
     def max_len(self, config: EngineConfig) -> int:
         """The longest sequence, in tokens: the config's, or the model's context where it sets none.

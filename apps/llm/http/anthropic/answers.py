@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from apps.llm.api import Output
 from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_stream import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
+from apps.llm.text.requests import Output
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.openai_errors import of_stream
 

@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, RequestError, SamplingParams
+from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, RequestError
 from apps.llm.chat.conversation import ChatRequest, effort_fields
 from apps.llm.chat.json_schema import loosened
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
 from apps.llm.limits import NO_DEFAULTS
+from apps.llm.text.requests import SamplingParams
 from apps.serving.ingress.bodies import Body, CacheSalt, Metadata
 
 UNIONS = {

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError, UnknownAdapter
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
+from apps.llm.text import Engine, EngineConfig, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.engine.adapters import making
 from tests.llm.engine.asking import ids, read, settled
@@ -45,7 +45,7 @@ def engine(llama: Path, compile_cache: str) -> Iterator[Engine]:
 @pytest.fixture
 def unloads(engine: Engine) -> Iterator[None]:
     yield
-    for adapter in engine.adapters.all():
+    for adapter in engine.adapters():
         engine.unload_adapter(adapter.name)
     settled(engine)
     assert engine.stats().compiles_after_ready == 0
@@ -105,7 +105,7 @@ def test_unloading_waits_for_its_requests(engine: Engine, adapters: dict[str, tu
     next(iter(running))
     unloading = threading.Thread(target=engine.unload_adapter, args=("x",))
     unloading.start()
-    while engine.adapters.all():
+    while engine.adapters():
         pass
     with pytest.raises(UnknownAdapter, match="x"):
         engine.submit(prompt_ids, GREEDY, adapter="x")
@@ -143,7 +143,7 @@ def test_a_refused_adapter_takes_no_place(engine: Engine, tmp_path: Path, unload
     for _ in range(COUNT + 1):
         with pytest.raises(CheckpointError, match="adapter_config"):
             engine.load_adapter("x", str(tmp_path))
-    assert not engine.adapters.all()
+    assert not engine.adapters()
 
 
 def test_scores_and_embeddings_under_an_adapter(

@@ -11,10 +11,10 @@ import pytest
 import transformers
 
 from apps.arrays.model_folder import CheckpointError
-from apps.llm.engine import Engine, EngineConfig
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
 from apps.llm.engine.model.config_fields import FIELDS, ROPE
 from apps.llm.engine.weights.formats import format_of
+from apps.llm.text import Engine, EngineConfig
 from apps.plan.llm import known
 from tests.llm.engine import tiny_models
 

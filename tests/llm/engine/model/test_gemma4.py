@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers
 
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
 from apps.llm.engine.model.params import HeadLayout
+from apps.llm.text import Engine, EngineConfig, SamplingParams
 from apps.plan.llm import known
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ids, read

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh
 
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import UnsupportedModel
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families import lm_cloud
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.weights.model import Model
+from apps.llm.text import Engine, EngineConfig, SamplingParams
 from ray_configs.catalog import spmd_175b
 from tests.llm.engine import tiny_models
 from tests.llm.engine.model import lm_cloud_reference as reference

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from apps.llm.engine import Engine, EngineConfig
 from apps.llm.engine.model.architecture import Architecture, UnsupportedModel, from_hf_config
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families import lm_cloud
@@ -16,6 +15,8 @@ from apps.llm.engine.model.heads import HeadLayout
 from apps.llm.engine.model.param import Param
 from apps.llm.engine.model.tiny import generic, tiny
 from apps.llm.engine.weights.model import Model
+from apps.llm.text import Engine, EngineConfig
+from apps.llm.text.model_files import tokenizer_of
 from apps.plan.llm import known
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ask, text
@@ -91,7 +92,7 @@ def test_what_cannot_be_read_becomes_a_toy_llama(location: str, caplog: pytest.L
         model = Model.open(config).at_size(config, 8)
     assert "using a tiny Llama with a byte tokenizer" in caplog.text and location in caplog.text
     assert model.arch == tiny(generic(300), 8) and model.random_weights
-    tokenizer = model.tokenizer()
+    tokenizer = tokenizer_of(model)
     ids = tokenizer.encode_suffix(tokenizer.render([{"role": "user", "content": "é"}]))
     assert tokenizer.decode(ids) == "user: é\nassistant:"
     assert all(token < model.arch.vocab_size for token in ids)

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from apps.llm.engine import Engine, EngineConfig, EngineStopped, SamplingParams
+from apps.llm.text import Engine, EngineConfig, EngineStopped, SamplingParams
 
 folder, cache = sys.argv[1:]
 PROMPTS = ["the quick brown fox", "x", "days of the week jump over the lazy dog", "a b c"] * 2

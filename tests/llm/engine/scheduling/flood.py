@@ -12,8 +12,9 @@ import statistics
 import threading
 import time
 
-from apps.llm.api import Caller, SamplingParams
-from apps.llm.engine import Engine
+from apps.llm.api import Caller
+from apps.llm.text import Engine
+from apps.llm.text.requests import SamplingParams
 from ray_configs.llm import DEMO_MODEL, EngineConfig
 
 FLOOD, OTHER = Caller("flood"), Caller("other")

@@ -6,8 +6,8 @@ import pytest
 
 from apps.llm.api import Caller, LimitReached, QueueFull
 from apps.llm.engine.fairness import backlog
-from apps.llm.engine.fairness.admission import Admission, CallerState
 from apps.llm.engine.scheduler import Sequence
+from apps.llm.text.admission import Admission, CallerState
 from ray_configs.applications.callers import CallerConfig
 from tests.llm.engine.scheduling.test_scheduler import Serving
 
@@ -35,7 +35,7 @@ def tokens(machine: Serving, steps: int) -> Counter[str]:
         computed.update({item.seq: item.stop - item.start for item, _ in machine.pending})
     by_name: Counter[str] = Counter()
     for seq, count in computed.items():
-        by_name[seq.generation.caller.name] += count
+        by_name[seq.request.caller.name] += count
     return by_name
 
 
@@ -103,7 +103,7 @@ def test_places_are_shared_and_the_flood_gets_its_own_back() -> None:
     asked = flood(machine, BOB, 10, answer=20)
     for _ in range(10):
         machine.step()
-    running = Counter(seq.generation.caller.name for seq in machine.scheduler.running)
+    running = Counter(seq.request.caller.name for seq in machine.scheduler.running)
     assert running == {"alice": 3, "bob": 3}
     assert machine.scheduler.preemptions == 3, "no place goes back and forth"
     while set(asked) & set(machine.open):
@@ -120,7 +120,7 @@ def test_pages_come_from_the_one_that_holds_most() -> None:
     lost = set()
     while asked in machine.open:
         machine.step()
-        lost |= {seq.generation.caller.name for seq in machine.scheduler.waiting if seq.hashes}
+        lost |= {seq.request.caller.name for seq in machine.scheduler.waiting if seq.hashes}
     assert lost == {"alice"}
     machine.teardown()
 

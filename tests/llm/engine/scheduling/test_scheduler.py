@@ -4,6 +4,7 @@ The device keeps, in each slot of each page, the whole prefix that the key there
 a page written by two, a position computed too late or a prefix wrongly shared shows at once as a wrong prefix.
 """
 
+import itertools
 import random
 from collections import Counter, deque
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from apps.llm.api import Caller, Generation, SamplingParams
+from apps.llm.api import Caller, TokenRequest
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.scheduler import UNREAD, Scheduler, Sequence, Work
 
@@ -65,6 +66,7 @@ class Serving(RuleBasedStateMachine):
         self.scheduler = Scheduler(PagePool(pages, reuse), PAGE, batch, max(budget, batch))
         self.longest = (pages - 1) * PAGE
         self.device = Device()
+        self.arrivals = itertools.count()
         self.open: list[Sequence] = []
         self.pending: list[tuple[Work, int]] = []
         self.stops: dict[Sequence, int] = {}  # where the sequence's computed tokens end, since it last entered
@@ -94,8 +96,9 @@ class Serving(RuleBasedStateMachine):
     ) -> Sequence:
         prompt = prompt[: self.longest - 1]
         limit = min(len(prompt) + answer, self.longest)
-        generation = Generation(prompt, SamplingParams(priority=priority), caller=caller)
-        seq = Sequence(generation, 0, limit, 0, list(prompt), len(prompt), lockstep=lockstep)
+        arrival = next(self.arrivals)
+        request = TokenRequest(id=arrival, prompt_ids=tuple(prompt), limit=limit, priority=priority, caller=caller)
+        seq = Sequence(request, arrival, limit, list(prompt), len(prompt), lockstep=lockstep)
         seq.reusable = reusable
         self.device.truth[seq] = list(prompt)
         self.open.append(seq)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apps.llm.engine import Engine, SamplingParams
 from apps.llm.engine.speculation.choice import TurnTimes
+from apps.llm.text import Engine, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ask, ids, read, settled, text
 from tests.llm.engine.text.test_structured import PERSON
@@ -28,7 +28,7 @@ class Free(TurnTimes):
 def eager(load: Load, **settings: Any) -> Engine:
     """An engine that drafts whenever it can."""
     engine = load(speculation="ngram", **settings)
-    engine.loops[0].turn_times = Free({8: 1.0, 32: 1.0})
+    engine.tokens.loops[0].turn_times = Free({8: 1.0, 32: 1.0})
     return engine
 
 

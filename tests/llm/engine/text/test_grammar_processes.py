@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 from apps.llm.api import QueueFull, RequestError
-from apps.llm.engine import Engine, SamplingParams
+from apps.llm.chat.grammar import schema_grammar
 from apps.llm.engine.text import grammar_pool, remote_matcher
 from apps.llm.engine.text.remote_matcher import RemoteMatcher
 from apps.llm.engine.text.schema_cost import Cheapness
 from apps.llm.engine.text.structured import Grammars, Matcher
 from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.text import Engine, SamplingParams
 from tests.llm.engine.asking import ask, ids, read, settled, text
 from tests.llm.engine.text import schema_fuzz, schemas
 
@@ -43,7 +44,7 @@ MERGED = {"allOf": [PLAIN, {"type": "object", "properties": {"a": {"maximum": 99
 
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
-    made = Grammars(ModelTokenizer.of_folder(str(DEMO)), VOCABULARY, EOS)
+    made = Grammars(ModelTokenizer.of_folder(str(DEMO)).fast, VOCABULARY, EOS)
     made.warm_up()
     yield made
     made.close()
@@ -91,10 +92,10 @@ def test_a_schema_without_end_is_refused(grammars: Grammars, name: str) -> None:
     """Oracle: this process, whose threads go on meanwhile."""
     counted = beats()
     with pytest.raises(RequestError, match=r"^response_format: the JSON schema is too complex") as error:
-        grammars.matchers(BOMBS[name]).result(120)
+        grammars.matchers(schema_grammar(BOMBS[name])).result(120)
     assert error.value.field == "response_format"
     assert counted() > 50
-    assert isinstance(grammars.matchers(PLAIN).result(60)[0], Matcher)
+    assert isinstance(grammars.matchers(schema_grammar(PLAIN)).result(60)[0], Matcher)
 
 
 def test_the_schema_at_fault_is_named(grammars: Grammars) -> None:
@@ -113,7 +114,7 @@ def test_the_schema_at_fault_is_named(grammars: Grammars) -> None:
 def test_masks_are_the_librarys_own(grammars: Grammars, nothing_is_cheap: None, seed: int) -> None:
     """Oracle: llguidance in this process, without any limit of ours."""
     schema = schemas.drawn(seed)
-    remote = grammars.matchers(schema).result(60)[0]
+    remote = grammars.matchers(schema_grammar(schema)).result(60)[0]
     assert isinstance(remote, RemoteMatcher)
     from apps.llm.chat.grammar import schema_text
 
@@ -141,7 +142,7 @@ def test_answers_are_the_same_in_either_process(load: Load, monkeypatch: pytest.
     monkeypatch.setattr(Cheapness, "of", lambda self, schema: True)
     here = read(load().submit("a pet:", params))
     monkeypatch.setattr(Cheapness, "of", lambda self, schema: False)
-    load()._grammars._kept.clear()
+    load().tokens._grammars._kept.clear()
     there = read(load().submit("a pet:", params))
     assert list(map(ids, there)) == list(map(ids, here)) and list(map(text, there)) == list(map(text, here))
     assert [answer[-1].finish_reason for answer in there] == [answer[-1].finish_reason for answer in here]
@@ -189,9 +190,9 @@ def command(pid: int) -> str:
 
 def test_a_client_that_leaves_ends_the_compiling(grammars: Grammars) -> None:
     """Oracle: the kernel's list of processes."""
-    grammars.matchers(MERGED, caller="before").result(60)
+    grammars.matchers(schema_grammar(MERGED), caller="before").result(60)
     before = below(os.getpid())
-    compiling = grammars.matchers(BOMBS["a long multipleOf"], caller="leaves")
+    compiling = grammars.matchers(schema_grammar(BOMBS["a long multipleOf"]), caller="leaves")
     until(lambda: bool(below(os.getpid()) - before))
     its = below(os.getpid()) - before
     compiling.cancel()
@@ -200,11 +201,13 @@ def test_a_client_that_leaves_ends_the_compiling(grammars: Grammars) -> None:
 
 @pytest.mark.slow
 def test_one_callers_bombs_keep_no_other_caller_waiting(grammars: Grammars) -> None:
-    bombs = [grammars.matchers({"type": "integer", "multipleOf": 3000017 + 2 * i}, caller="one") for i in range(3)]
+    schemas = [{"type": "integer", "multipleOf": 3000017 + 2 * i} for i in range(3)]
+    bombs = [grammars.matchers(schema_grammar(schema), caller="one") for schema in schemas]
     for i in range(3):
         schema = MERGED | {"title": str(i)}
-        assert isinstance(grammars.matchers(schema, caller="other").result(60)[0], RemoteMatcher)
-        assert isinstance(grammars.matchers(PLAIN | {"title": str(i)}, caller="one").result(60)[0], Matcher)
+        assert isinstance(grammars.matchers(schema_grammar(schema), caller="other").result(60)[0], RemoteMatcher)
+        plain = schema_grammar(PLAIN | {"title": str(i)})
+        assert isinstance(grammars.matchers(plain, caller="one").result(60)[0], Matcher)
     assert not all(bomb.done() for bomb in bombs)  # of one caller, one is compiled at a time
     wait(bombs, timeout=120)
     assert all(isinstance(bomb.exception(0), RequestError | QueueFull) for bomb in bombs)
@@ -215,25 +218,26 @@ def test_more_grammars_than_places(grammars: Grammars, monkeypatch: pytest.Monke
     monkeypatch.setattr(grammar_pool, "WAITING_S", 0.5)
     own = [MERGED | {"title": str(i)} for i in range(grammar_pool.PLACES // 2 + 1)]
     for schema in own:  # one after the other, all find a place
-        grammars.matchers(schema, caller="many").result(60)
-    in_use = [grammars.matchers(schema, caller="many").result(60) for schema in own[:-1]]
+        grammars.matchers(schema_grammar(schema), caller="many").result(60)
+    in_use = [grammars.matchers(schema_grammar(schema), caller="many").result(60) for schema in own[:-1]]
     with pytest.raises(QueueFull, match="your other requests"):
-        grammars.matchers(own[-1], caller="many").result(60)
-    assert grammars.matchers(own[0], caller="many").result(60)
-    assert grammars.matchers(own[-1], caller="somebody else").result(60)
+        grammars.matchers(schema_grammar(own[-1]), caller="many").result(60)
+    assert grammars.matchers(schema_grammar(own[0]), caller="many").result(60)
+    assert grammars.matchers(schema_grammar(own[-1]), caller="somebody else").result(60)
     in_use.pop()
-    assert grammars.matchers(own[-1], caller="many").result(60)
+    assert grammars.matchers(schema_grammar(own[-1]), caller="many").result(60)
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Also where that is killed while a schema compiles. Oracle: the kernel's list of processes."""
     program = f"""
 import sys, time
+from apps.llm.chat.grammar import schema_grammar
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
-grammars = Grammars(ModelTokenizer.of_folder({str(DEMO)!r}), {VOCABULARY}, {EOS})
-held = grammars.matchers({MERGED!r}).result(60)
-compiling = grammars.matchers({BOMBS["a long multipleOf"]!r})
+grammars = Grammars(ModelTokenizer.of_folder({str(DEMO)!r}).fast, {VOCABULARY}, {EOS})
+held = grammars.matchers(schema_grammar({MERGED!r})).result(60)
+compiling = grammars.matchers(schema_grammar({BOMBS["a long multipleOf"]!r}))
 time.sleep(600)
 """
     started = subprocess.Popen([sys.executable, "-c", program])
@@ -246,14 +250,14 @@ time.sleep(600)
 
 def test_a_process_that_dies_is_replaced() -> None:
     before = below(os.getpid())  # an engine's, of the tests above
-    grammars = Grammars(ModelTokenizer.of_folder(str(DEMO)), VOCABULARY, EOS)
+    grammars = Grammars(ModelTokenizer.of_folder(str(DEMO)).fast, VOCABULARY, EOS)
     try:
-        matcher = grammars.matchers(MERGED).result(60)[0]
+        matcher = grammars.matchers(schema_grammar(MERGED)).result(60)[0]
         assert isinstance(matcher, RemoteMatcher)
         first = next(child for child in below(os.getpid()) - before if below(child))
         os.kill(first, signal.SIGKILL)
         until(lambda: bool(matcher.failure))
-        assert isinstance(grammars.matchers(MERGED).result(60)[0], RemoteMatcher)
+        assert isinstance(grammars.matchers(schema_grammar(MERGED)).result(60)[0], RemoteMatcher)
     finally:
         grammars.close()
 
@@ -284,7 +288,7 @@ def fuzz(grammars: Grammars, seeds: range) -> None:
     for seed in seeds:
         schema = schema_fuzz.drawn(seed, most=(5, 15, 40, 150)[seed % 4])
         try:
-            future = grammars.matchers(schema, caller=seed % 3)
+            future = grammars.matchers(schema_grammar(schema), caller=seed % 3)
         except RequestError as error:
             assert "response_format" in str(error)
             continue
@@ -313,7 +317,7 @@ def test_what_is_surely_cheap_is(grammars: Grammars) -> None:
         patch.setattr(Cheapness, "of", lambda self, schema: False)
         for schema in cheap:
             try:
-                walk(grammars.matchers(schema).result(60)[0], 0)
+                walk(grammars.matchers(schema_grammar(schema)).result(60)[0], 0)
             except RequestError as error:
                 assert "too complex" not in str(error)
 
@@ -330,7 +334,7 @@ def test_what_is_surely_cheap_is(grammars: Grammars) -> None:
     ],
 )
 def test_ordinary_schemas_stay_in_this_process(grammars: Grammars, schema: dict[str, Any]) -> None:
-    assert isinstance(grammars.matchers(schema).result(60)[0], Matcher)
+    assert isinstance(grammars.matchers(schema_grammar(schema)).result(60)[0], Matcher)
 
 
 @pytest.mark.parametrize(
@@ -349,5 +353,5 @@ def test_ordinary_schemas_stay_in_this_process(grammars: Grammars, schema: dict[
 )
 def test_schemas_that_are_refused(grammars: Grammars, schema: Any, says: str) -> None:
     with pytest.raises(RequestError, match=says) as error:
-        grammars.matchers(schema).result(60)
+        grammars.matchers(schema_grammar(schema)).result(60)
     assert error.value.field == "response_format" and "\n" not in str(error.value) and len(str(error.value)) < 1000

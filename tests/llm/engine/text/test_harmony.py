@@ -15,9 +15,9 @@ from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
 from apps.llm.chat.formats.harmony import CALL, CHANNEL, END, RETURN
 from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.chat.tools import Tool, ToolUse
-from apps.llm.engine import SamplingParams
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.text import SamplingParams
 from tests.llm.chat.written import Understood, pieces_of, understood
 from tests.llm.engine import tiny_models
 from tests.llm.engine.text import chat_models
@@ -36,9 +36,9 @@ class Model:
     """A tokenizer with its chat template and grammars."""
 
     def __init__(self, tokenizer: ModelTokenizer):
-        self.tokenizer, self.grammars = tokenizer, Grammars(tokenizer, tiny_models.VOCAB, (EOS,))
+        self.tokenizer, self.grammars = tokenizer, Grammars(tokenizer.fast, tiny_models.VOCAB, (EOS,))
         found = ModelFormat.of(tokenizer.chat_template)
-        self.format = replace(found, tokens=self.grammars.tokens(found.marks))
+        self.format = found.with_tokens(self.grammars.special_tokens())
 
     def turn(self, tools: Sequence[Tool] = (), mode: str = "auto") -> Turn:
         return self.format.turn(ChatRequest([{"role": "user", "content": "hi"}], ToolUse(tools, mode)), "")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from apps.llm.engine import Engine, SamplingParams
+from apps.llm.text import Engine, SamplingParams
 from tests.llm.engine.asking import ask, ids, read, settled, text
 
 Load = Callable[..., Engine]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from apps.llm.chat.grammar import schema_grammar
 from apps.llm.engine.text.detokenizer import Detokenizer
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
@@ -47,9 +48,8 @@ def test_chat() -> None:
 @pytest.mark.parametrize("answer", ['{"a": 7}', '{"a":12}'])
 def test_a_schema_is_followed_byte_by_byte(answer: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    matcher = (
-        Grammars(TOKENIZER, VOCAB, (1,)).matchers(json.dumps(schema | {"additionalProperties": False})).result()[0]
-    )
+    strict = schema_grammar(json.dumps(schema | {"additionalProperties": False}))
+    matcher = Grammars(TOKENIZER.fast, VOCAB, (1,)).matchers(strict).result()[0]
 
     def allowed() -> list[int]:
         bits = matcher.allowed()

@@ -14,13 +14,14 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from apps.batch.generation import requests as batch
-from apps.llm.api import Generation, Grammar, RequestError
+from apps.llm.api import Grammar, RequestError
 from apps.llm.chat.call_format import mark
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
 from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.chat.tools import Tool, ToolUse
-from apps.llm.engine import Engine, EngineConfig, SamplingParams
 from apps.llm.engine.text.structured import Matcher
+from apps.llm.text import Engine, EngineConfig, SamplingParams
+from apps.llm.text.generation import Generation
 from tests.llm.chat.written import Understood, pieces_of, understood
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import read
@@ -51,7 +52,7 @@ def engine(
 def turn_of(engine: Engine, template: str, request: ChatRequest) -> Turn:
     """A turn of a model with that template."""
     format_ = ModelFormat.of(chat_models.TEMPLATES[template])
-    format_ = replace(format_, tokens=engine._grammars.tokens(format_.marks))
+    format_ = format_.with_tokens(engine.capabilities.special_tokens)
     format_.check(request)
     return format_.turn(request, "")
 
@@ -124,9 +125,9 @@ def test_a_strict_tool_is_held_from_where_its_call_begins(engine: Engine, templa
     format_, grammar = turn.model.calls, turn.constrained(SamplingParams()).grammar
     assert format_ is not None and grammar is not None
     begun = BEGUN.get(template) or (f"fox {format_.mark}" if format_.mark else format_.first_chars[0])
-    end = engine._arch.eos_token_ids[0]
+    end = engine.capabilities.eos_token_ids[0]
     for seed in range(6):
-        dice, matcher = random.Random(seed), engine._grammars.matchers(grammar).result()[0]
+        dice, matcher = random.Random(seed), engine.tokens._grammars.matchers(grammar).result()[0]
         ids = engine.tokenizer.encode_suffix(begun)
         for token in ids:
             assert matcher.consume(token)
@@ -227,11 +228,11 @@ def test_an_answer_whose_grammar_cannot_go_on_fails(engine: Engine, monkeypatch:
     """Past llguidance's limits, made low here, what there is does not pass for the whole. Oracle: llguidance."""
     grammar = llguidance.LLMatcher.grammar_from_json_schema({"type": "array", "items": ASK.parameters})
     low = llguidance.LLMatcher(
-        engine._grammars._ll_tokenizer, grammar, limits=llguidance.LLParserLimits(step_max_items=3)
+        engine.tokens._grammars._ll_tokenizer, grammar, limits=llguidance.LLParserLimits(step_max_items=3)
     )
     made: Future[list[Matcher]] = Future()
     made.set_result([Matcher(low.deep_copy(), tiny_models.VOCAB) for _ in range(2)])
-    monkeypatch.setattr(engine._grammars, "matchers", lambda held, count, caller: made)
+    monkeypatch.setattr(engine.tokens._grammars, "matchers", lambda held, count, caller: made)
     outputs = read(engine.submit("x", SamplingParams(json_schema={}, max_tokens=50, n=2)))
     assert all(len(answer) < 50 for answer in outputs)
     for answer in outputs:
@@ -249,10 +250,10 @@ def test_an_answer_fails_before_a_token_that_nothing_has_allowed(
         def allowed_along(self, draft: Sequence[int]) -> Any:
             return [np.zeros(-(-tiny_models.VOCAB // 32), np.uint32)] * (1 + len(draft))
 
-    held = llguidance.LLMatcher(engine._grammars._ll_tokenizer, 'start: "x"')
+    held = llguidance.LLMatcher(engine.tokens._grammars._ll_tokenizer, 'start: "x"')
     made: Future[list[Matcher]] = Future()
     made.set_result([Lost(held, tiny_models.VOCAB)])
-    monkeypatch.setattr(engine._grammars, "matchers", lambda held, count, caller: made)
+    monkeypatch.setattr(engine.tokens._grammars, "matchers", lambda held, count, caller: made)
     outputs = read(engine.submit("x", SamplingParams(json_schema={}, max_tokens=size)))[0]
     assert [(o.finish_reason, o.at_fault, o.token_ids) for o in outputs] == [("error", "response_format", ())]
 

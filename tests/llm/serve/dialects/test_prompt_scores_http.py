@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from apps.llm.chat.conversation import ChatRequest
-from apps.llm.engine import SamplingParams
+from apps.llm.text import SamplingParams
 from tests.llm.serve.serving import MODEL, LocalServer
 
 TEXT = "Rain in Lyon, and sun in Nice."

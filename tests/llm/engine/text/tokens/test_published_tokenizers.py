@@ -11,12 +11,14 @@ import pytest
 import transformers
 
 from apps.arrays.model_folder import CheckpointError
-from apps.llm.api import RequestError, SamplingParams
-from apps.llm.engine import Engine, EngineConfig
+from apps.llm.api import RequestError
+from apps.llm.chat.grammar import schema_grammar
 from apps.llm.engine.text import grammar_child
 from apps.llm.engine.text.structured import Grammars
 from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.text import Engine, EngineConfig
+from apps.llm.text.requests import SamplingParams
 from tests.llm.engine import tiny_models
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -68,7 +70,7 @@ def test_masks_are_those_of_the_tokenizer_without_it(published: Path, llama: Pat
     masks = []
     for folder in (llama, published):
         tokenizer = ModelTokenizer.of_folder(str(folder), VOCAB)
-        (matcher,) = Grammars(tokenizer, VOCAB, (1,)).matchers(SCHEMA).result()
+        (matcher,) = Grammars(tokenizer.fast, VOCAB, (1,)).matchers(schema_grammar(SCHEMA)).result()
         found = [np.array(matcher.allowed())]
         for token in tokenizer.encode_suffix('{"a": 7}'):
             matcher.consume(token)

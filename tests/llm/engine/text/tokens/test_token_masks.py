@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from apps.llm.api import SamplingParams
-from apps.llm.engine import Engine
+from apps.llm.api import Sampling
 from apps.llm.engine.text.token_masks import AllowedTokens
+from apps.llm.text import Engine
+from apps.llm.text.requests import SamplingParams
 from tests.llm.engine.asking import read
 
 Load = Callable[..., Engine]
@@ -71,9 +72,9 @@ def test_nothing_is_left(load: Load) -> None:
 
 
 def test_masks_end_with_the_vocabulary(load: Load) -> None:
-    tokenizer = load().tokenizer
+    banned = load().banned(SamplingParams(bad_words=["the quick"]))
     for vocab in (300, 320):
-        words = AllowedTokens.of(SamplingParams(bad_words=["the quick"]), tokenizer, vocab)
+        words = AllowedTokens.of(Sampling(seed=0, banned=banned), vocab)
         assert words is not None and words.phrases
         *before, last = words.phrases[0]
         (mask,) = words.within([None], [5, *before], [])

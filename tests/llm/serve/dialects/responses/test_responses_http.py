@@ -9,8 +9,9 @@ import pydantic
 import pytest
 from jsonschema import Draft202012Validator
 
-from apps.llm.api import EngineStopped, Output
+from apps.llm.api import EngineStopped
 from apps.llm.engine_stream import EngineStream
+from apps.llm.text.requests import Output
 from tests.llm.serve.dialects.responses.asking import ONE_CALL, QUESTION, TOOL, WEATHER, ask
 from tests.llm.serve.serving import MODEL
 

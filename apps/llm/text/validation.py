@@ -12,8 +12,8 @@ from apps.llm.api import (
     TOP_LOGPROBS,
     PromptTooLong,
     RequestError,
-    SamplingParams,
 )
+from apps.llm.text.requests import SamplingParams
 from apps.serving.errors import shortened
 
 
