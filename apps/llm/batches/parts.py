@@ -8,6 +8,7 @@ line. At the end, the parts are merged in the input's order. Appending to one ou
 one long answer would hold all later ones in memory, lost if the process dies; and buckets cannot append.
 """
 
+import io
 import json
 import re
 import threading
@@ -189,7 +190,7 @@ class Parts:
         """Reads a part whole. Raises PartDamaged and what BROKEN lists."""
         if self._fs.info(path)["type"] != "file":
             raise PartDamaged(path)
-        with self._fs.open(path, "rb") as file:
+        with self._opened(path) as file:
             head = json.loads(file.readline(MAX_LINE_BYTES))
             runs = tuple((int(start), int(stop)) for start, stop in head["runs"])
             part = AnswersPart(path, runs, int(head["errors"]), head.get("crc32"))
@@ -255,10 +256,14 @@ class Parts:
         self._fs.invalidate_cache()
         return sorted(self._fs.glob(f"{self._folder}/{pattern}"))
 
+    def _opened(self, path: str) -> io.BufferedReader:
+        """A part, whose lines can be read up to a size: the file of a bucket itself cannot."""
+        return io.BufferedReader(self._fs.open(path, "rb"), READ_BYTES)
+
     def _read(self, part: AnswersPart) -> Iterator[tuple[int, bytes]]:
         checksum = 0
         try:
-            with self._fs.open(part.path, "rb") as file:
+            with self._opened(part.path) as file:
                 file.readline(MAX_LINE_BYTES)
                 for start, stop in part.runs:
                     for index in range(start, stop):
