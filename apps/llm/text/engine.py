@@ -341,12 +341,11 @@ class Engine:
         return generation, queued
 
     def _delivery(self, loop: asyncio.AbstractEventLoop | None) -> Delivery:
-        found = self._deliveries.get(loop)
-        if found is None:
-            open_ = {other: delivery for other, delivery in self._deliveries.items() if not delivery.closed}
-            found = open_[loop] = Delivery(loop)
-            self._deliveries = open_
-        return found
+        for other, delivery in list(self._deliveries.items()):
+            if delivery.closed:
+                delivery.abandon()  # its last outputs may have reached nobody
+                self._deliveries.pop(other, None)
+        return self._deliveries.setdefault(loop, Delivery(loop))
 
     def _owned(self, caller: Caller, adapter: str | None, cache_salt: str = "") -> dict[str, Any]:
         """Whose request it is, and what it shares."""

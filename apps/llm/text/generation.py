@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -222,11 +223,16 @@ class Delivery:
     def _post(self, loop: asyncio.AbstractEventLoop, outputs: list[TokenOutput]) -> None:
         try:
             loop.call_soon_threadsafe(self._take, outputs)
-        except RuntimeError:  # it is closed, so nothing more will be read
-            for generation in {id(open_[0]): open_[0] for open_ in list(self._open.values())}.values():
+        except RuntimeError:  # it is closed
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End what is open: the event loop is closed, so nothing more will be read. Thread-safe."""
+        with suppress(KeyError):  # there are no more
+            while True:
+                id, (generation, index) = self._open.popitem()
                 generation.abort()
-                generation.refuse()
-            self._open.clear()
+                generation.take(index, TokenOutput(request=id, finish_reason="abort"))
 
     def _take(self, outputs: list[TokenOutput]) -> None:
         woken: dict[Generation, int] = {}

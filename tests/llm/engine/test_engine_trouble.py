@@ -212,3 +212,19 @@ def test_check_sees_a_stuck_step(load: Load) -> None:
 def test_context_beyond_the_model(load: Load) -> None:
     with pytest.raises(ValueError, match="max_model_len is 1000, but this model's context is 512"):
         Engine.load(EngineConfig(**load().config.model_dump() | {"max_model_len": 1000}))
+
+
+def test_event_loops_that_close_leave_nothing_open(load: Load) -> None:
+    """What was in progress counts no more as its caller's, wherever it was when its reader's loop closed."""
+    engine = load()
+
+    async def begin(wait_s: float) -> None:
+        engine.submit("the", SamplingParams(max_tokens=60, ignore_eos=True), asyncio.get_running_loop())
+        await asyncio.sleep(wait_s)
+
+    for wait_s in (0, 0.005, 0.01, 0.02, 0.04):
+        asyncio.run(begin(wait_s))
+    settled(engine)
+    assert ids(ask(engine, "the", temperature=0.0))
+    counted = engine.callers()["anonymous"]
+    assert (counted.requests, counted.waiting) == (0, 0)
