@@ -5,6 +5,7 @@ Beside each, in the same event loop, a heartbeat beats and another caller's answ
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from ray_configs.applications.callers import CallerConfig
 from tests.llm.serve.serving import LocalServer, wait_until
 
 SIZE = 31_000_000
-BEAT_S = 0.01
+BEAT_S = 0.001
 ANSWER = {"prompt": "Once", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 HELLO = '{"role": "user", "content": "Hello"}'
 
@@ -185,6 +186,31 @@ def test_what_takes_long_is_done_aside(chat_server: LocalServer) -> None:
     tokens, beats = asyncio.run(run())
     assert tokens == chat_server.engine.tokenizer.fast.encode(text).ids
     assert beats > 10
+
+
+def test_a_variable_of_the_chat_template_counts_as_text(
+    chat_server: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Templates write some into the prompt, as Llama 3's does with `date_string`."""
+    names: list[str] = []
+    render = ModelTokenizer.render
+
+    def seen(self: ModelTokenizer, *arguments: Any, **named: Any) -> str:
+        names.append(threading.current_thread().name)
+        return render(self, *arguments, **named)
+
+    monkeypatch.setattr(ModelTokenizer, "render", seen)
+    hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+
+    async def run() -> None:
+        async with client_of(chat_server) as client:
+            for size in (10, 20_000):
+                fields = {"date_string": "a " * size}
+                reply = await client.post("/v1/chat/completions", json=hello | {"chat_template_kwargs": fields})
+                assert reply.status_code == 200, reply.text
+
+    asyncio.run(run())
+    assert [name == "podslice-texts" for name in names] == [False, True]
 
 
 def test_limits_are_checked_before_the_work(
