@@ -130,7 +130,10 @@ def test_each_door_takes_what_it_took(url: str, door: int) -> None:
     """A schema that is not surely cheap, though ordinary, is followed. Oracle: the number that it leaves."""
     path, body, _ = DOORS[door]
     schema = {"allOf": [{"type": "integer", "minimum": 7}, {"maximum": 7}]}
-    reply = httpx.post(url + path, json=body(within(schema) if "parameters" not in path else schema), timeout=120)
+    asked = body(within(schema) if "parameters" not in path else schema)
+    if "max_tokens" in asked:
+        asked["max_tokens"] = 90  # the grammar allows some spaces, which the random model may write
+    reply = httpx.post(url + path, json=asked, timeout=120)
     assert reply.status_code == 200, reply.text
     assert "7" in reply.text
 
