@@ -4,10 +4,9 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -67,7 +66,7 @@ class Generation:
     def take(self, index: int, output: TokenOutput) -> int:
         """Take an output of the engine. Returns the new tokens.
 
-        Called in the reader's event loop, or by the engine's thread where it is read in a thread.
+        Called by the engine's thread.
         """
         answer, usage = self._answers[index], self._usage
         if answer is None or usage is None:  # its text has ended it before
@@ -199,14 +198,14 @@ def _result(index: int, output: TokenOutput) -> Output:
 class Delivery:
     """Brings the engine's outputs to those who read in one event loop, or to all who read in threads.
 
-    Text is made on the way: in the event loop, once a step for all its readers; without one, in the engine's thread, so
-    that a stop string ends an answer also while nobody reads it.
+    Text is made on the way, by the engine's thread while the device computes: a stop string ends an answer also while
+    nobody reads it. An event loop is woken once a step for all its readers.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None):
         self._loop = loop
         self._open: dict[int, tuple[Generation, int]] = {}  # by the id of a request; and which of its answers it is
-        self.sink = self._take if loop is None else partial(self._post, loop)
+        self.sink = self._take
 
     @property
     def closed(self) -> bool:
@@ -219,12 +218,6 @@ class Delivery:
     def forget(self, ids: Sequence[int]) -> None:
         for id in ids:
             self._open.pop(id, None)
-
-    def _post(self, loop: asyncio.AbstractEventLoop, outputs: list[TokenOutput]) -> None:
-        try:
-            loop.call_soon_threadsafe(self._take, outputs)
-        except RuntimeError:  # it is closed
-            self.abandon()
 
     def abandon(self) -> None:
         """End what is open: the event loop is closed, so nothing more will be read. Thread-safe."""
@@ -246,5 +239,13 @@ class Delivery:
                 self._open.pop(output.request, None)
         for generation, tokens in woken.items():
             generation.count(tokens)
-            if self._loop is not None:
-                generation.wake()
+        if self._loop is not None and woken:
+            try:
+                self._loop.call_soon_threadsafe(_wake, woken)
+            except RuntimeError:  # it is closed
+                self.abandon()
+
+
+def _wake(generations: Iterable[Generation]) -> None:
+    for generation in generations:
+        generation.wake()
