@@ -162,7 +162,8 @@ class JaxEngine:
 
     def _queue(self, requests: Ids[TokenRequest], matchers: Ids[AnyMatcher | None], sink: Sink) -> None:
         """Queue requests on the least busy DP rank."""
-        known = grams(requests[0].prompt_ids) if self.config.speculation == "ngram" else None
+        drafts = self.config.speculation == "ngram" and requests[0].sampling is not None
+        known = grams(requests[0].prompt_ids) if drafts else None
         with self._submit_lock:
             for rank in self.loops:  # once one has failed, the others only finish their requests
                 rank.check_open()

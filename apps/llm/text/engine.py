@@ -88,7 +88,7 @@ class Engine:
         self.admission = Admission(config.callers, config.max_waiting)
         """Limits and usage of each caller, over all DP ranks."""
         self._ids = itertools.count()
-        self._deliveries: dict[asyncio.AbstractEventLoop | None, Delivery] = {}
+        self._delivery = Delivery()
 
     @classmethod
     def load(
@@ -318,8 +318,8 @@ class Engine:
         prompt = len(requests[0].prompt_ids)
         usage = self.admission.admit(generation.caller, len(requests), prompt + suffixes)
         ids = [request.id for request in requests]
-        generation.start(self.tokens, usage, ids, texts)
-        delivery = self._delivery(loop)
+        generation.start(self.tokens, usage, ids, texts, loop)
+        delivery = self._delivery
         delivery.expect(ids, generation)
         began = time.monotonic_ns()
 
@@ -339,13 +339,6 @@ class Engine:
             raise
         queued.add_done_callback(settled)
         return generation, queued
-
-    def _delivery(self, loop: asyncio.AbstractEventLoop | None) -> Delivery:
-        for other, delivery in list(self._deliveries.items()):
-            if delivery.closed:
-                delivery.abandon()  # its last outputs may have reached nobody
-                self._deliveries.pop(other, None)
-        return self._deliveries.setdefault(loop, Delivery(loop))
 
     def _owned(self, caller: Caller, adapter: str | None, cache_salt: str = "") -> dict[str, Any]:
         """Whose request it is, and what it shares."""

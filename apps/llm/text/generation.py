@@ -4,8 +4,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from apps.llm.engine.interface import TokenEngine
 from apps.llm.text.admission import CallerState
 from apps.llm.text.answer import AnswerText, failed
 from apps.llm.text.requests import Output, SamplingParams
+from apps.serving.event_loops import wake
 
 
 @dataclass(slots=True)
@@ -50,16 +50,22 @@ class Generation:
         self._ended = threading.Event()
         self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
         self._wake = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None  # where it is read; None: in a thread
 
     @property
     def finished(self) -> bool:
         return self._open == 0
 
     def start(
-        self, engine: TokenEngine, usage: CallerState, ids: Sequence[int], texts: Sequence[AnswerText | None]
+        self,
+        engine: TokenEngine,
+        usage: CallerState,
+        ids: Sequence[int],
+        texts: Sequence[AnswerText | None],
+        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         """Take what was admitted; `ids` and `texts` are of its sequences."""
-        self._engine, self._usage = engine, usage
+        self._engine, self._usage, self.loop = engine, usage, loop
         self._answers = [_Open(id, text) for id, text in zip(ids, texts, strict=True)]
         self.times.queued = time.monotonic_ns()
 
@@ -196,20 +202,14 @@ def _result(index: int, output: TokenOutput) -> Output:
 
 
 class Delivery:
-    """Brings the engine's outputs to those who read in one event loop, or to all who read in threads.
+    """Brings the engine's outputs to the answers that they are of.
 
     Text is made on the way, by the engine's thread while the device computes: a stop string ends an answer also while
-    nobody reads it. An event loop is woken once a step for all its readers.
+    nobody reads it.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None):
-        self._loop = loop
+    def __init__(self) -> None:
         self._open: dict[int, tuple[Generation, int]] = {}  # by the id of a request; and which of its answers it is
-        self.sink = self._take
-
-    @property
-    def closed(self) -> bool:
-        return self._loop is not None and self._loop.is_closed()
 
     def expect(self, ids: Sequence[int], generation: Generation) -> None:
         for index, id in enumerate(ids):
@@ -219,33 +219,17 @@ class Delivery:
         for id in ids:
             self._open.pop(id, None)
 
-    def abandon(self) -> None:
-        """End what is open: the event loop is closed, so nothing more will be read. Thread-safe."""
-        with suppress(KeyError):  # there are no more
-            while True:
-                id, (generation, index) = self._open.popitem()
-                generation.abort()
-                generation.take(index, TokenOutput(request=id, finish_reason="abort"))
-
-    def _take(self, outputs: list[TokenOutput]) -> None:
-        woken: dict[Generation, int] = {}
+    def sink(self, outputs: list[TokenOutput]) -> None:
+        """Take the outputs of one step; see `Sink`."""
+        tokens: dict[Generation, int] = {}
         for output in outputs:
             found = self._open.get(output.request)
-            if found is None:  # ended in its text, or by `lose_stuck`
+            if found is None:  # ended by `lose_stuck`
                 continue
             generation, index = found
-            woken[generation] = woken.get(generation, 0) + generation.take(index, output)
+            tokens[generation] = tokens.get(generation, 0) + generation.take(index, output)
             if output.finish_reason is not None:
                 self._open.pop(output.request, None)
-        for generation, tokens in woken.items():
-            generation.count(tokens)
-        if self._loop is not None and woken:
-            try:
-                self._loop.call_soon_threadsafe(_wake, woken)
-            except RuntimeError:  # it is closed
-                self.abandon()
-
-
-def _wake(generations: Iterable[Generation]) -> None:
-    for generation in generations:
-        generation.wake()
+        for generation, count in tokens.items():
+            generation.count(count)
+        wake(tokens)

@@ -76,18 +76,6 @@ class SamplingParams:
     priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
     cache_salt: str = ""  # shares cached prefixes only with requests of the same salt
 
-    @property
-    def constrained(self) -> bool:
-        """Whether the answer must follow a schema, a pattern or a grammar."""
-        return self.constraint is not None
-
-    @property
-    def constraint(self) -> str | dict[str, Any] | Grammar | None:
-        """What it must follow."""
-        if self.grammar is not None:
-            return self.grammar
-        return self.json_schema if self.pattern is None else self.pattern.grammar
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -170,11 +170,6 @@ class ModelTokenizer:
             return self.fast.decode_batch([list(ids)], skip_special_tokens=not special)[0]
 
     @property
-    def size(self) -> int:
-        """The tokens that it may have: the highest id, and one more."""
-        return self._last + 1
-
-    @property
     def eos_token_id(self) -> int | None:
         """The token that its own settings name as the end of a text; None if they name none that it has."""
         return None if self._hf.eos_token is None else self.fast.token_to_id(str(self._hf.eos_token))

@@ -81,7 +81,8 @@ def test_masks_are_those_of_the_tokenizer_without_it(published: Path, llama: Pat
 
 def test_masks_of_other_processes_too(published: Path) -> None:
     tokenizer = ModelTokenizer.of_folder(str(published), VOCAB)
-    held = llguidance.LLTokenizer(tokenizer.fast.to_str(), n_vocab=tokenizer.size, eos_token=[1])
+    size = 1 + max(tokenizer.fast.get_vocab().values())
+    held = llguidance.LLTokenizer(tokenizer.fast.to_str(), n_vocab=size, eos_token=[1])
     matcher = llguidance.LLMatcher(held, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA)))
     state, mask = grammar_child.Matchers(matcher, VOCAB).first()
     assert (state, len(mask)) == (grammar_child.GOES_ON, VOCAB // 8)
