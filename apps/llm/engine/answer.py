@@ -43,7 +43,9 @@ class Answer:
         self.words = AllowedTokens.of(sampling, vocab_size)
         self.bias = sampling.logit_bias
         self.penalized = sampling.penalized
-        self.rows = {  # sampling settings for `HostStep.add`
+        self.free = matcher is None and self.words is None and not sampling.min_tokens and not self.bias
+        """Whether every token may be next at every place, by the model's own logits."""
+        self.settings = {  # as `step.SETTINGS` has them
             "seed": sampling.seed,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,

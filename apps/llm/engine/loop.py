@@ -23,7 +23,7 @@ from apps.llm.api import EngineStats, EngineStopped, Sink, TokenOutput
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.answer import Answer, failed, last_output
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
-from apps.llm.engine.filling import extras, filled
+from apps.llm.engine.filling import SlotTable, extras, filled
 from apps.llm.engine.pages import PagePool
 from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
@@ -70,6 +70,7 @@ class Loop(Generic[LaunchedT]):
             config.max_step_tokens,
             {name: caller.weight for name, caller in config.callers.items()},
         )
+        self._table = SlotTable(config.max_batch_size, executor.shape_for(1, 1).max_pages)
         self._answers: dict[Sequence, Answer | PromptTask] = {}
         self._sinks: dict[Sequence, Sink] = {}
         self._by_id: dict[int, Sequence] = {}
@@ -288,7 +289,10 @@ class Loop(Generic[LaunchedT]):
                 self._leave_queue(self._answers[seq])
                 entry = TokenOutput(request=seq.request.id, cached_tokens=seq.cached_tokens, entered_ns=seq.entered_ns)
                 self._news.append((self._sinks[seq], entry))
-            if self._answers[seq].penalized and seq.slot is not None:
+            answer = self._answers[seq]
+            assert seq.slot is not None  # it has entered
+            self._table.enter(seq.slot, {**answer.settings, "adapter": seq.adapter})
+            if answer.penalized:
                 known = [token for token in seq.tokens if token >= 0]
                 executor.start_slot(seq.slot, known[: seq.prompt_len], known[seq.prompt_len :])
         self._scheduler.entered.clear()
@@ -297,7 +301,7 @@ class Loop(Generic[LaunchedT]):
         tokens = sum(item.stop - item.start for item in work) + drafted
         reads = any(isinstance(self._answers[item.seq], PromptTask) for item in work if not item.decoding)
         shape = executor.shape_for(tokens, len(work) + drafted, reads)
-        step, readout = filled(shape, work, self._answers, scratch=self.config.max_batch_size)
+        step, readout = filled(shape, work, self._answers, self._table)
         self._steps += 1
         self._drafted_tokens += drafted
         return work, executor.launch(step, extras(shape, work, self._answers, self._arch.vocab_size), readout)

@@ -6,7 +6,6 @@ prefixes like any other, and ends with the step that computes its last token. Th
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence as Ids
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,8 +21,7 @@ class PromptTask(ABC):
     """One such sequence, beside the scheduler's `Sequence`. The loop uses it like an `Answer`."""
 
     penalized = False
-    bias: ClassVar[dict[int, float]] = {}
-    rows: ClassVar = {"temperature": 0.0, "top_p": 1.0, "repetition": 1.0}
+    settings: ClassVar = {"temperature": 0.0, "top_p": 1.0, "repetition": 1.0}
 
     def __init__(self, seq: Sequence):
         self.seq = seq
@@ -32,10 +30,6 @@ class PromptTask(ABC):
     def plausible(self, draft: list[int]) -> list[int]:
         """Always empty: nothing is drafted."""
         return []
-
-    def allowed(self, length: int, draft: Ids[int] = ()) -> list[np.ndarray | None]:
-        """No token mask: the sample is ignored."""
-        return [None]
 
     @abstractmethod
     def want(self, readout: Readout, shape: StepShape, start: int, row: int, item: Work) -> None:

@@ -7,7 +7,7 @@ the same bytes to every host.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -54,8 +54,10 @@ class SamplingRows(NamedTuple):
     logprobs: jax.Array  # int32; 1: log probabilities are wanted
 
 
-INT_ROWS = ("kv_lens", "row", "decoding", "adapter", "top_k", "seed", "logprobs")
 FLOAT_ROWS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
+SETTINGS = ("adapter", "top_k", "seed", "logprobs", *FLOAT_ROWS)
+"""What stays the same for all steps of a sequence; float32 as their bits."""
+ROWS = ("kv_lens", "row", "decoding", *SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,18 @@ class StepShape:
     seqs: int  # S
     max_pages: int  # pages of the longest sequence
 
-    @cache  # noqa: B019 - there are a dozen shapes in the life of an engine
+    @cached_property
     def parts(self) -> dict[str, tuple[slice, tuple[int, ...]]]:
         """Where each part lies in the packed vector, and its shape."""
         shapes: dict[str, tuple[int, ...]] = {"tokens": (self.tokens,), "q_starts": (self.seqs + 1,)}
         shapes |= {"pages": (self.seqs, self.max_pages), "num_seqs": (1,)}
-        shapes |= dict.fromkeys(INT_ROWS + FLOAT_ROWS, (self.seqs,))
+        shapes |= dict.fromkeys(ROWS, (self.seqs,))
         ends = accumulate(map(math.prod, shapes.values()), initial=0)
         return {name: (slice(*where), shape) for where, (name, shape) in zip(pairwise(ends), shapes.items())}
 
-    @property
+    @cached_property
     def size(self) -> int:
-        return max(where.stop for where, _ in self.parts().values())
+        return max(where.stop for where, _ in self.parts.values())
 
     def host(self) -> "HostStep":
         return HostStep(self)
@@ -86,59 +88,114 @@ class StepShape:
         """The batch, inside a compiled step, from `[size]` int32."""
         given = {
             name: jax.lax.slice(packed, (where.start,), (where.stop,)).reshape(shape)
-            for name, (where, shape) in self.parts().items()
+            for name, (where, shape) in self.parts.items()
         }
         given |= {name: jax.lax.bitcast_convert_type(given[name], jnp.float32) for name in FLOAT_ROWS}
         sampling = SamplingRows(**{name: given.pop(name) for name in SamplingRows._fields})
         return Batch(rows=given.pop("row"), sampling=sampling, **given)
 
 
+class Rows:
+    """The rows of a step before they are in its vector: to append to lists costs less than to write to arrays."""
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []  # of the sequence
+        self.kv_lens: list[int] = []
+        self.kept: list[int] = []  # the slot that keeps the sample
+        self.decoding: list[bool] = []
+        self.starts = [0]  # first token of each, and the end
+        self.tokens: list[tuple[int, Sequence[int]]] = []  # those that the device does not have, by their first place
+
+    def add(self, slot: int, kv_len: int, kept: int, tokens: Sequence[int] | None) -> int:
+        """Append a row; without tokens it has one, which the device has. Returns the place of its first token."""
+        start = self.starts[-1]
+        self.slots.append(slot)
+        self.kv_lens.append(kv_len)
+        self.kept.append(kept)
+        self.decoding.append(tokens is None)
+        if tokens is None:
+            self.starts.append(start + 1)
+        else:
+            self.tokens.append((start, tokens))
+            self.starts.append(start + len(tokens))
+        return start
+
+
 class HostStep:
-    """The packed vector on the host, with a numpy view for each part; `add` appends a sequence."""
+    """The packed vector on the host: `fill` writes all of its rows at once, `add` appends one."""
 
     def __init__(self, shape: StepShape):
         self.shape = shape
         self.packed = np.zeros(shape.size, np.int32)
-        views = {name: self.packed[where].reshape(dims) for name, (where, dims) in shape.parts().items()}
-        self._tokens, self._q_starts, self._pages, self._num_seqs, *_ = views.values()
-        self._rows = views | {name: views[name].view(np.float32) for name in FLOAT_ROWS}
-        self._rows["repetition"][:] = 1.0  # no penalty for padding, or every step would compute them
-        self._filled = 0
+        self._part("repetition").view(np.float32)[:] = 1.0  # no penalty for padding, or every step would compute them
+        self._rows = self._filled = 0
         self._page_columns = 0
+
+    def _part(self, name: str) -> np.ndarray:
+        where, dims = self.shape.parts[name]
+        part = self.packed[where]
+        return part if len(dims) == 1 else part.reshape(dims)
+
+    @property
+    def _settings(self) -> np.ndarray:
+        """`[len(SETTINGS), S]`: they lie one after another."""
+        parts = self.shape.parts
+        first, last = parts[SETTINGS[0]][0], parts[SETTINGS[-1]][0]
+        return self.packed[first.start : last.stop].reshape(len(SETTINGS), self.shape.seqs)
 
     def trimmed(self) -> tuple[int, bytes]:
         """The number of page table columns in use, and the vector without the unused ones, to send over the network.
 
         The table is most of the vector (a megabyte for long contexts), and in a decode step nearly all of it is zeros.
         """
-        (table, _), used = self.shape.parts()["pages"], self._page_columns
-        pages = self._pages[:, :used]
+        (table, _), used = self.shape.parts["pages"], self._page_columns
+        pages = self._part("pages")[:, :used]
         return used, self.packed[: table.start].tobytes() + pages.tobytes() + self.packed[table.stop :].tobytes()
 
     @classmethod
     def whole(cls, shape: StepShape, used: int, trimmed: bytes | memoryview) -> "HostStep":
         """Rebuild the step from the result of `trimmed`; only for launching it."""
-        step, (table, _) = cls(shape), shape.parts()["pages"]
+        step, (table, _) = cls(shape), shape.parts["pages"]
         given = np.frombuffer(trimmed, np.int32)
         end = table.start + shape.seqs * used
         step.packed[: table.start] = given[: table.start]
-        step._pages[:, :used] = given[table.start : end].reshape(shape.seqs, used)
+        step._part("pages")[:, :used] = given[table.start : end].reshape(shape.seqs, used)
         step.packed[table.stop :] = given[end:]
         return step
+
+    def fill(self, rows: Rows, settings: np.ndarray, pages: np.ndarray) -> None:
+        """Write all rows of the step.
+
+        Args:
+            settings: `[len(SETTINGS), rows]` int32.
+            pages: `[rows, columns]`, of which those past a sequence's last one are 0.
+        """
+        count, self._page_columns = pages.shape
+        self._settings[:, :count] = settings
+        self._part("pages")[:count, : self._page_columns] = pages
+        self._part("kv_lens")[:count] = rows.kv_lens
+        self._part("row")[:count] = rows.kept
+        self._part("decoding")[:count] = rows.decoding
+        starts = self._part("q_starts")
+        starts[: count + 1] = rows.starts
+        starts[count + 1 :] = rows.starts[-1]
+        for start, tokens in rows.tokens:
+            self._part("tokens")[start : start + len(tokens)] = tokens
+        self._part("num_seqs")[0] = count
 
     def add(self, tokens: Sequence[int], kv_len: int, pages: Sequence[int], decoding: bool, **rows: float) -> int:
         """Append a sequence: the tokens to compute (a placeholder when decoding), its state row and sampling settings.
 
         Returns the index of its first token in the step.
         """
-        i, start, stop = int(self._num_seqs[0]), self._filled, self._filled + len(tokens)
-        self._tokens[start:stop] = tokens
-        self._q_starts[i + 1 :] = stop
-        self._pages[i, : len(pages)] = pages
+        i, start, stop = self._rows, self._filled, self._filled + len(tokens)
+        self._part("tokens")[start:stop] = tokens
+        self._part("q_starts")[i + 1 :] = stop
+        self._part("pages")[i, : len(pages)] = pages
         self._page_columns = max(self._page_columns, len(pages))
-        self._rows["kv_lens"][i] = kv_len
-        self._rows["decoding"][i] = decoding
-        for name, value in rows.items():
-            self._rows[name][i] = value
-        self._num_seqs[0], self._filled = i + 1, stop
+        for name, value in {"kv_lens": kv_len, "decoding": decoding, **rows}.items():
+            part = self._part(name)
+            (part.view(np.float32) if name in FLOAT_ROWS else part)[i] = value
+        self._rows, self._filled = i + 1, stop
+        self._part("num_seqs")[0] = i + 1
         return start

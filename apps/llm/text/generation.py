@@ -45,7 +45,7 @@ class Generation:
         self.cached_tokens = 0  # prompt tokens whose KV pages were found in the prefix cache
         self._answers: list[_Open | None] = [None] * self.n  # those that have not ended
         self._engine: TokenEngine | None = None
-        self._usage: CallerState | None = None
+        self.usage: CallerState | None = None  # of its caller; None: it is not admitted yet
         self._open = self._running = self.n
         self._ended = threading.Event()
         self._queue: queue.SimpleQueue[Output] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ class Generation:
         loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         """Take what was admitted; `ids` and `texts` are of its sequences."""
-        self._engine, self._usage, self.loop = engine, usage, loop
+        self._engine, self.usage, self.loop = engine, usage, loop
         self._answers = [_Open(id, text) for id, text in zip(ids, texts, strict=True)]
         self.times.queued = time.monotonic_ns()
 
@@ -74,7 +74,7 @@ class Generation:
 
         Called by the engine's thread.
         """
-        answer, usage = self._answers[index], self._usage
+        answer, usage = self._answers[index], self.usage
         if answer is None or usage is None:  # its text has ended it before
             return 0
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
@@ -103,14 +103,9 @@ class Generation:
             self._running -= 1
             if not self._running:
                 self.times.ended = time.monotonic_ns()
-                if self._usage is not None:
-                    self._usage.request_ended()
+                if self.usage is not None:
+                    self.usage.request_ended()
                 self._ended.set()
-
-    def count(self, tokens: int) -> None:
-        """Count new tokens as its caller's."""
-        if tokens and self._usage is not None:
-            self._usage.generated(tokens)
 
     def refuse(self) -> None:
         """End it unread: it was admitted, but could not be queued."""
@@ -221,15 +216,17 @@ class Delivery:
 
     def sink(self, outputs: list[TokenOutput]) -> None:
         """Take the outputs of one step; see `Sink`."""
-        tokens: dict[Generation, int] = {}
+        tokens, readers = dict[CallerState, int](), dict[Generation, None]()
         for output in outputs:
             found = self._open.get(output.request)
             if found is None:  # ended by `lose_stuck`
                 continue
             generation, index = found
-            tokens[generation] = tokens.get(generation, 0) + generation.take(index, output)
+            if (count := generation.take(index, output)) and (usage := generation.usage) is not None:
+                tokens[usage] = tokens.get(usage, 0) + count
+            readers[generation] = None
             if output.finish_reason is not None:
                 self._open.pop(output.request, None)
-        for generation, count in tokens.items():
-            generation.count(count)
-        wake(tokens)
+        for usage, count in tokens.items():
+            usage.generated(count)
+        wake(readers)
