@@ -31,15 +31,15 @@ from apps.llm.api import (
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.loaded import Adapter, LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
-from apps.llm.engine.answer import Answer
 from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
-from apps.llm.engine.loop import Loop
 from apps.llm.engine.model.params import HeadLayout
-from apps.llm.engine.pages import page_root
 from apps.llm.engine.parallel import layout
-from apps.llm.engine.pooling import prompt_task, tokens_of
-from apps.llm.engine.scheduler import Sequence
+from apps.llm.engine.scheduling.answer import Answer
+from apps.llm.engine.scheduling.loop import Loop
+from apps.llm.engine.scheduling.pages import page_root
+from apps.llm.engine.scheduling.pooling import prompt_task, tokens_of
+from apps.llm.engine.scheduling.scheduler import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.text.structured import AnyMatcher, Grammars

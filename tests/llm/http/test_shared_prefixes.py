@@ -16,7 +16,7 @@ import pytest
 
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.low_rank import LowRank
-from apps.llm.engine.pages import page_root
+from apps.llm.engine.scheduling.pages import page_root
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
 from tests.llm.serve.serving import MODEL, LocalServer, local_server

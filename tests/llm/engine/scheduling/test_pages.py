@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.llm.engine.pages import PagePool, page_hash
+from apps.llm.engine.scheduling.pages import PagePool, page_hash
 
 
 def test_a_name_stands_for_the_whole_prefix() -> None:

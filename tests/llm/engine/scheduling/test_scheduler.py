@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from apps.llm.api import Caller, TokenRequest
-from apps.llm.engine.pages import PagePool
-from apps.llm.engine.scheduler import UNREAD, Scheduler, Sequence, Work
+from apps.llm.engine.scheduling.pages import PagePool
+from apps.llm.engine.scheduling.scheduler import UNREAD, Scheduler, Sequence, Work
 
 PAGE = 4
 EOS = 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from apps.llm.api import FinishReason, RequestError, TokenLogprobs, TokenOutput
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.scheduler import Sequence
+from apps.llm.engine.scheduling.scheduler import Sequence
 from apps.llm.engine.text.structured import AnyMatcher
 from apps.llm.engine.text.token_masks import AllowedTokens, both, without
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from apps.llm.api import TokenRequest
 from apps.llm.engine.fairness.accounts import Account, Accounts, insert, least_served
 from apps.llm.engine.fairness.backlog import Backlog
-from apps.llm.engine.pages import PageHash, PagePool, page_hash
+from apps.llm.engine.scheduling.pages import PageHash, PagePool, page_hash
 from apps.llm.engine.speculation.drafter import Drafter
 
 UNREAD = -1  # a token that is sampled on the device but not yet read

@@ -21,12 +21,12 @@ from typing import Generic
 
 from apps.llm.api import EngineStats, EngineStopped, Sink, TokenOutput
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.answer import Answer, failed, last_output
 from apps.llm.engine.executor_protocol import Executor, LaunchedT, Tokens
-from apps.llm.engine.filling import SlotTable, extras, filled
-from apps.llm.engine.pages import PagePool
-from apps.llm.engine.pooling import PromptTask
-from apps.llm.engine.scheduler import Scheduler, Sequence, Work, with_rows
+from apps.llm.engine.scheduling.answer import Answer, failed, last_output
+from apps.llm.engine.scheduling.filling import SlotTable, extras, filled
+from apps.llm.engine.scheduling.pages import PagePool
+from apps.llm.engine.scheduling.pooling import PromptTask
+from apps.llm.engine.scheduling.scheduler import Scheduler, Sequence, Work, with_rows
 from apps.llm.engine.speculation.choice import TurnTimes, draft_lengths
 from apps.llm.engine.text.remote_matcher import RemoteMatcher
 from ray_configs.llm import EngineConfig

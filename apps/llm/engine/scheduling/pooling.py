@@ -13,7 +13,7 @@ import numpy as np
 from apps.llm.api import TokenOutput, TokenRequest, TokenScore
 from apps.llm.engine.execute.readout import SCORE_ROWS, Readout
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.scheduler import Sequence, Work
+from apps.llm.engine.scheduling.scheduler import Sequence, Work
 from apps.llm.engine.step import StepShape
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence as Ids
 import numpy as np
 
 from apps.llm.api import MAX_BIAS
-from apps.llm.engine.answer import Answer
 from apps.llm.engine.execute.readout import Readout
-from apps.llm.engine.pooling import PromptTask
 from apps.llm.engine.sampling import Extras
-from apps.llm.engine.scheduler import Sequence, Work, with_rows
+from apps.llm.engine.scheduling.answer import Answer
+from apps.llm.engine.scheduling.pooling import PromptTask
+from apps.llm.engine.scheduling.scheduler import Sequence, Work, with_rows
 from apps.llm.engine.step import FLOAT_ROWS, SETTINGS, HostStep, Rows, StepShape
 
 Answers = Mapping[Sequence, Answer | PromptTask]
