@@ -95,7 +95,7 @@ class StepShape:
         return Batch(rows=given.pop("row"), sampling=sampling, **given)
 
 
-class Rows:
+class StepRows:
     """The rows of a step before they are in its vector: to append to lists costs less than to write to arrays."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class HostStep:
         step.packed[table.stop :] = given[end:]
         return step
 
-    def fill(self, rows: Rows, settings: np.ndarray, pages: np.ndarray) -> None:
+    def fill(self, rows: StepRows, settings: np.ndarray, pages: np.ndarray) -> None:
         """Write all rows of the step.
 
         Args:

@@ -11,7 +11,7 @@ from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduling.answer import Answer
 from apps.llm.engine.scheduling.pooling import PromptTask
 from apps.llm.engine.scheduling.scheduler import Sequence, Work, with_rows
-from apps.llm.engine.step import FLOAT_ROWS, SETTINGS, HostStep, Rows, StepShape
+from apps.llm.engine.step import FLOAT_ROWS, SETTINGS, HostStep, StepRows, StepShape
 
 Answers = Mapping[Sequence, Answer | PromptTask]
 
@@ -46,7 +46,7 @@ class SlotTable:
             self._pages[slot, known:count] = pages[known:]
             self._known[slot] = count
 
-    def step(self, shape: StepShape, rows: Rows) -> HostStep:
+    def step(self, shape: StepShape, rows: StepRows) -> HostStep:
         """The step of these rows."""
         slots = np.array(rows.slots, np.intp)
         columns = max((self._known[slot] for slot in rows.slots), default=0)
@@ -57,7 +57,7 @@ class SlotTable:
 
 def filled(shape: StepShape, work: list[Work], answers: Answers, table: SlotTable) -> tuple[HostStep, Readout]:
     """The step that does this work, and what to read of it."""
-    rows, readout = Rows(), Readout()
+    rows, readout = StepRows(), Readout()
     for row, item in with_rows(work):
         seq = item.seq
         slot = seq.slot
