@@ -3,17 +3,23 @@
     python tools/install.py SIZE_MB PIP'S ARGUMENTS...
 
 Without a terminal it prints a line now and then. If pip fails, it prints the end of what pip said; the whole is in
-pip's log file, whose name it prints. Needs no packages.
+a file, whose name it prints. Ctrl-C reaches pip too; this program ends after it, so that the next one, on the same
+environment, does not meet it. Needs no packages.
 """
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from typing import IO
 
 EVERY_S = 20
 """Between two lines without a terminal."""
+PATIENCE_S = 20
+"""For pip to undo what it had begun, after Ctrl-C."""
+INTERRUPTED = 130
 TAIL = 15
 UNITS = {"kB": 1e-3, "MB": 1.0, "GB": 1e3}
 ITEM = re.compile(r"(?:Downloading|Using cached) (\S+)(?: \(([\d.]+) (kB|MB|GB)\))?")
@@ -27,32 +33,52 @@ def line(packages: int, megabytes: float, of: float, what: str) -> str:
 def main(size_mb: str, *arguments: str) -> int:
     """Returns pip's exit status."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, "--progress-bar", "off"]
-    terminal, shown = sys.stdout.isatty(), time.monotonic()
-    packages, megabytes = 0, 0.0
     with tempfile.NamedTemporaryFile("w+", prefix="podslice-pip-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
-        for said in process.stdout:
-            log.write(said)
-            if item := ITEM.search(said):
-                packages += not item[1].endswith(".metadata")
-                megabytes += float(item[2] or 0) * UNITS[item[3] or "MB"]
-            elif not said.startswith("Installing collected"):
-                continue
-            what = "installing" if item is None else item[1].partition("-")[0]
-            now = line(packages, megabytes, float(size_mb), what)
-            if terminal:
-                print(f"\r\033[K{now}", end="", flush=True)
-            elif time.monotonic() - shown > EVERY_S:
-                shown = time.monotonic()
-                print(now, flush=True)
-        status = process.wait()
-        if terminal:
+        try:
+            show(process.stdout, log, float(size_mb))
+            status = process.wait()
+        except KeyboardInterrupt:
+            interrupted(process)
+            status = INTERRUPTED
+        if sys.stdout.isatty():
             print("\r\033[K", end="")
-        if status:
+        if status not in (0, INTERRUPTED):
             log.seek(0)
             print("".join(log.readlines()[-TAIL:]) + f"pip's whole output is in {log.name}")
+            return status
+    os.unlink(log.name)
     return status
+
+
+def show(said: IO[str], log: IO[str], size_mb: float) -> None:
+    """Shows what pip does until it says no more, and writes all of it to the log."""
+    terminal, shown = sys.stdout.isatty(), time.monotonic()
+    packages, megabytes = 0, 0.0
+    for sentence in said:
+        log.write(sentence)
+        if item := ITEM.search(sentence):
+            packages += not item[1].endswith(".metadata")
+            megabytes += float(item[2] or 0) * UNITS[item[3] or "MB"]
+        elif not sentence.startswith("Installing collected"):
+            continue
+        what = "installing" if item is None else item[1].partition("-")[0]
+        now = line(packages, megabytes, size_mb, what)
+        if terminal:
+            print(f"\r\033[K{now}", end="", flush=True)
+        elif time.monotonic() - shown > EVERY_S:
+            shown = time.monotonic()
+            print(now, flush=True)
+
+
+def interrupted(process: subprocess.Popen[str]) -> None:
+    """Waits for pip, which a terminal has interrupted as well; ends it if it does not end by itself."""
+    try:
+        process.wait(PATIENCE_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
 
 
 if __name__ == "__main__":
