@@ -18,7 +18,11 @@ ReportFormat = Literal["text", "json", "sarif", "github"]
 def check(
     configs: Annotated[
         list[str] | None,
-        typer.Argument(help="Configs, YAML files, folders of them, or - for standard input.", show_default=False),
+        typer.Argument(
+            metavar="CONFIG",
+            help="Configs, YAML files, folders of them, or - for standard input.",
+            show_default=False,
+        ),
     ] = None,
     project: Project = None,
     bucket: Bucket = None,

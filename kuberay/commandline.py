@@ -41,7 +41,10 @@ def list_catalog(names: Annotated[bool, typer.Option("--names", help="Only the n
 
 @app.command()
 def render(
-    configs: Annotated[list[str], typer.Argument(help="Modules or files of configs; see above.", show_default=False)],
+    configs: Annotated[
+        list[str],
+        typer.Argument(metavar="CONFIG", help="Modules or files of configs; see above.", show_default=False),
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Folder for CONFIG.yaml instead of standard output.", show_default=False),

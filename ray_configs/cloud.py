@@ -3,12 +3,31 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ray_configs.base import Config, Name
 
 PROJECT_PLACEHOLDER = "PROJECT_ID"
 BUCKET_PLACEHOLDER = "BUCKET_NAME"
+
+
+def project_id(text: str) -> str:
+    """The id of a Google Cloud project, or the placeholder. Raises ValueError for what can be neither."""
+    if text != PROJECT_PLACEHOLDER and not re.fullmatch(r"([a-z0-9.-]+:)?[a-z]([-a-z0-9]*[a-z0-9])?", text):
+        raise ValueError(
+            f"{text!r} is no id of a project: write it as `gcloud projects list` does, in lowercase letters, digits "
+            "and hyphens, such as my-project"
+        )
+    return text
+
+
+def bucket_name(text: str) -> str:
+    """The name of a Cloud Storage bucket, or the placeholder. Raises ValueError for what can be neither."""
+    if text.startswith("gs://") or "/" in text:
+        raise ValueError(f"bucket name {text!r} must be the bare name: no gs://, no path")
+    if text != BUCKET_PLACEHOLDER and not re.fullmatch(r"[a-z0-9]([-_.a-z0-9]*[a-z0-9])?", text):
+        raise ValueError(f"{text!r} is no name of a bucket: lowercase letters, digits, hyphens, underscores and dots")
+    return text
 
 
 Day = Literal["MO", "TU", "WE", "TH", "FR", "SA", "SU"]
@@ -55,7 +74,7 @@ class MaintenanceWindow(Config):
 class GoogleCloud(Config):
     """The project and the GKE cluster. The commands of `node-pools` and the image's name are made from it."""
 
-    project: str = PROJECT_PLACEHOLDER
+    project: Annotated[str, AfterValidator(project_id)] = PROJECT_PLACEHOLDER
     """Project id. PROJECT_ID stays a placeholder in the manifests, to be replaced by --project or sed."""
     location: str = "us-central1"
     """Region of a regional cluster, or zone of a zonal one."""
@@ -108,7 +127,7 @@ class GoogleCloud(Config):
 class Bucket(Config):
     """A Cloud Storage bucket for checkpoints, compile caches and state."""
 
-    name: str = Field(BUCKET_PLACEHOLDER, min_length=3)
+    name: Annotated[str, AfterValidator(bucket_name)] = Field(BUCKET_PLACEHOLDER, min_length=3)
     """Name without gs://. BUCKET_NAME stays a placeholder in the manifests, to be replaced by --bucket or sed."""
     mount: str | None = "/gcs"
     """Folder where GCSFuse mounts it in each Pod; None: no mount, applications read gs:// paths themselves."""
@@ -119,9 +138,7 @@ class Bucket(Config):
     are set already; another value replaces them."""
 
     @model_validator(mode="after")
-    def _plain_name(self) -> "Bucket":
-        if self.name.startswith("gs://") or "/" in self.name:
-            raise ValueError(f"bucket name {self.name!r} must be the bare name: no gs://, no path")
+    def _mounted_as_a_folder(self) -> "Bucket":
         for option in self.mount_options:
             if not option or "," in option or option.isspace():
                 raise ValueError(f"mount option {option!r} must be one option, without commas")

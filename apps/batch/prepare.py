@@ -31,10 +31,12 @@ class Quantization(StrEnum):
 @app.command()
 def main(
     model: Annotated[
-        str | None, typer.Argument(help="A folder, a Hugging Face id or a URL (gs://...).", show_default=False)
+        str | None,
+        typer.Argument(metavar="MODEL", help="A folder, a Hugging Face id or a URL (gs://...).", show_default=False),
     ] = None,
     output: Annotated[
-        str | None, typer.Argument(help="Folder or URL that becomes the model.", show_default=False)
+        str | None,
+        typer.Argument(metavar="OUTPUT", help="Folder or URL that becomes the model.", show_default=False),
     ] = None,
     slice: Annotated[
         str | None, typer.Option(help="Lay it out for this slice, such as v5e:2x4:8t; others can read it too.")

@@ -46,7 +46,9 @@ def command(*kinds: type[Planned]) -> typer.Typer:
 
     @app.command()
     def main(
-        config: Annotated[str, typer.Argument(help="A module or file that defines a Service, as for kuberay.")],
+        config: Annotated[
+            str, typer.Argument(metavar="CONFIG", help="A module or file that defines a Service, as for kuberay.")
+        ],
         name: Annotated[str | None, option("Which application, where there are several.", name="--app")] = None,
         slice: Annotated[str | None, option("Another slice than the config's, such as v6e:2x4:8t.")] = None,
         set: Annotated[list[str] | None, option("Change a field: --set quantize_weights=int8")] = None,

@@ -13,17 +13,18 @@ NASTY = 'it\'s "a" $(touch pwned) `touch pwned` ${HOME} \\ ;&|<>\n# x'
 
 
 def nasty(**more) -> Service:
+    """Also where the config's own rules would refuse it, which are not what keeps a value from being code."""
     app = Application(
         config=LLMConfig(slice="v5e:4x4", min_replicas=1),
         capacity=Reservation(name=NASTY, project=NASTY),
         image=f"us-docker.pkg.dev/{NASTY}/podslice/$(touch pwned):0.1.0",
     )
-    cloud = GoogleCloud(project=NASTY, location=NASTY, zones=(NASTY,), cluster_version=NASTY, head_machine_type=NASTY)
+    cloud = GoogleCloud(location=NASTY, zones=(NASTY,), cluster_version=NASTY, head_machine_type=NASTY)
     fields = {
         "name": "chat",
         "applications": (app,),
-        "cloud": cloud,
-        "bucket": Bucket(name="b'\" $(touch pwned)", mount=None),
+        "cloud": cloud.model_copy(update={"project": NASTY}),
+        "bucket": Bucket(mount=None).model_copy(update={"name": "b'\" $(touch pwned)"}),
         "hugging_face_token": SecretKey(secret=NASTY, key="KEY $(touch pwned)"),
         "namespace": "models",
     }
