@@ -25,6 +25,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig, ProxyStatus
 
 from apps.serving import private_ray, shutdown
+from apps.serving.logs import last_words
 from apps.serving.progress import Event, reason, tell
 from podslice.own_folder import with_own_folder
 from podslice.served import Serving, read
@@ -59,7 +60,9 @@ def main(kind: str, port: str, *arguments: str) -> None:
         # No dashboard: it adds eleven processes. `serve run` starts it.
         ray.init(namespace="serve", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except Exception as error:
-        tell({"failure": reason(error)})
+        address = os.environ.get("RAY_ADDRESS")
+        unset = "; without RAY_ADDRESS, a Ray of its own is started" if address and address in str(error) else ""
+        tell({"failure": reason(error) + unset})
         raise
     stopping = threading.Event()
     threading.Thread(target=_watch_ray, args=[stopping], daemon=True).start()
@@ -157,7 +160,10 @@ def _trouble(apps: Sequence[ApplicationStatusOverview]) -> Event:
             _, failed, error = message.partition("Error:\n")
             if failed or app.status == ApplicationStatus.DEPLOY_FAILED:
                 # The traceback's last line is the error. Serve would try twice more and fail the same way.
-                return {"failure": (error or message).strip().splitlines()[-1]}
+                said = (error or message).strip().splitlines()[-1]
+                return {
+                    "failure": last_words.of_a_replica(Path(private_ray.logs())) if said == last_words.DIED else said
+                }
             if "to be scheduled" in message:
                 needed = message.partition("Resources required")[2]
                 return {"waiting": f"room for a replica: required{needed.partition('. Use')[0]}"}
