@@ -11,6 +11,8 @@ from ray_configs.base import nearest
 
 OTHERS = {"served_model_name": "model_id", "api_key": "api_keys", "max_num_seqs": "max_batch_size"}
 """vLLM's names of options, and the fields that mean the same."""
+OPTIONS = ("host", "port", "fields")
+"""Those of the command itself."""
 YES = "true"
 
 
@@ -36,7 +38,7 @@ def given(arguments: Sequence[str], kind: type[BaseModel]) -> Told:
             field = name.replace("-", "_")
             field = OTHERS.get(field, field)
             if field not in (*kind.model_fields, "host"):
-                near = nearest(field, kind.model_fields)
+                near = nearest(field, (*kind.model_fields, *OPTIONS))
                 instead = f"did you mean --{near.replace('_', '-')}?" if near else "see --fields"
                 raise Refusal(f"there is no option --{name}: {instead}")
             if not equals:

@@ -5,9 +5,7 @@ Serve shuts down; a second Ctrl-C does not wait. SIGTERM does the same, and so d
 command runs under nohup. A pipe or terminal that nobody reads any more ends nothing.
 """
 
-import errno
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -20,12 +18,12 @@ from types import FrameType
 
 from apps.serving.ingress.direct_ingress import temporary
 from kuberay import Refusal
-from kuberay.local.ports import hold
+from kuberay.local.ports import another, hold, refuse_unusable
 from kuberay.output import outlive_readers
 from podslice import own_folder
 from podslice.display import display
 from podslice.machine import refuse_impossible
-from podslice.served import ANY, Serving, joins_a_cluster
+from podslice.served import Serving, joins_a_cluster
 from podslice.server_process import Server
 from ray_configs.applications.ingress import haproxy_files
 
@@ -167,18 +165,9 @@ def _held(port: int, host: str) -> Iterator[None]:
     """Claims the port. Raises Refusal if something listens on it, or will when its start is done."""
     claim = hold(port)
     if claim is None:
-        raise Refusal(f"port {port} is another podslice server's: choose another one, --port {port + 1}")
-    with claim, socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host if ":" in host or host not in (ANY, "localhost") else "127.0.0.1", port))
-        except OSError as error:
-            if error.errno in (errno.EADDRNOTAVAIL, errno.ENOENT) or isinstance(error, socket.gaierror):
-                raise Refusal(f"--host {host} is no address of this machine ({error.strerror})") from error
-            raise Refusal(
-                f"port {port} cannot be used ({error.strerror}): choose another one, --port {port + 1}"
-            ) from error
-        probe.close()  # Serve will listen here
+        raise Refusal(f"port {port} is another podslice server's: {another(port)}")
+    with claim:
+        refuse_unusable(port, host)
         yield
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kuberay import Refusal
+from kuberay.local.ports import refuse_unusable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -27,6 +28,7 @@ def main(
     """
     from apps.playground.client import Client, ServiceProblem, applications
 
+    refuse_unusable(port, host)
     if importlib.util.find_spec("gradio") is None:
         raise Refusal("the playground needs Gradio: pip install 'podslice[playground]'")
     try:

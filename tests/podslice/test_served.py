@@ -58,6 +58,8 @@ def test_fields_are_the_configs_own_and_a_config_brings_its_options() -> None:
         (["ray_configs.catalog.local", "model=x"], "leave out the other arguments"),
         (["ray_configs.catalog.smoke_multi_host"], "only a service can be served"),
         (["no.such.module"], "there is no module"),
+        (["--max-model-lenn", "64"], "no option --max-model-lenn: did you mean --max-model-len"),
+        (["--prot", "8001"], "no option --prot: did you mean --port"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str) -> None:
@@ -65,18 +67,23 @@ def test_bad_arguments(arguments: list[str], message: str) -> None:
         read("llm", arguments, None)
 
 
-def test_what_cannot_start_is_refused_at_once(tmp_path: Path) -> None:
-    def serve(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "podslice", "serve", *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def test_what_cannot_start_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(*arguments: str, command: str = "serve") -> tuple[int, str]:
+        whole = [sys.executable, "-m", "podslice", command, *arguments]
+        done = subprocess.run(whole, cwd=ROOT, capture_output=True, text=True)
         return done.returncode, done.stderr
 
+    monkeypatch.delenv("MAKELEVEL", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert serve("--port", str(port)) == (
             2,
             f"podslice: port {port} cannot be used (Address already in use): choose another one, --port {port + 1}\n",
         )
+        monkeypatch.setenv("MAKELEVEL", "1")  # as make sets it
+        assert f"choose another one, make ... PORT={port + 1}\n" in serve("--port", str(port))[1]
+        code, said = serve("--port", str(port), command="playground")
+        assert code == 2 and f"port {port} cannot be used (Address already in use)" in said
     absent = tmp_path / "absent"
     assert serve(f"--port={free_port()}", f"model={absent}") == (2, f"podslice: {absent}: no such folder\n")
 
