@@ -1,6 +1,7 @@
 """The main loop of a local run: starts and deploys the service, monitors it, and cleans up when interrupted."""
 
 import os
+import re
 import secrets
 import signal
 import sys
@@ -73,6 +74,8 @@ def run(service: Service, options: LocalOptions) -> None:
 
 def kill_host(host: str, port: int) -> None:
     """Ask the run on a port to kill a host, `SLICE:HOST`. Raises LocalError if nothing runs there."""
+    if not re.fullmatch(r".+:\d+", host):
+        raise LocalError(f"--kill-host {host}: write SLICE:HOST, such as 0:0, with the numbers that the run shows")
     folder = RunFolder(port)
     if folder.acquire():
         folder.release()

@@ -76,6 +76,10 @@ def test_a_host_to_kill_where_nothing_runs_starts_nothing():
     assert RunFolder(port).acquire(), "the port is free for a run"
 
 
+def test_a_host_to_kill_is_a_slice_and_a_number():
+    assert "write SLICE:HOST, such as 0:0" in refused("ray_configs.catalog.spmd_175b", "--kill-host", "a")
+
+
 def test_a_port_that_another_command_has_claimed_and_does_not_listen_on_yet(monkeypatch, tmp_path):
     """A start takes minutes until something listens. Another user's, or one with another TMPDIR, counts too."""
     port = str(serving_port())
