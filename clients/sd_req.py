@@ -40,9 +40,13 @@ from http_command import (
     refusal,
     seconds,
 )
-from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+try:
+    from PIL import Image
+except ModuleNotFoundError:
+    sys.exit("error: this client needs Pillow: .venv/bin/pip install pillow, or `make serve-sd`, which installs it")
 
 PORT = 8000
 EMPTY_CELL = (128, 128, 128)

@@ -104,6 +104,15 @@ def test_as_in_the_tutorial(studio, run, tmp_path):
     assert 4 <= studio.most_running <= 8
 
 
+def test_without_pillow(run, tmp_path):
+    """As after `make serve`, which does not install it."""
+    (tmp_path / "PIL").mkdir()
+    (tmp_path / "PIL/__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'PIL'\")")
+    code, out, err = run(PROGRAM, env={"PYTHONPATH": str(tmp_path)})
+    assert (code, out) == (1, "")
+    assert err.startswith("error: this client needs Pillow") and "make serve-sd" in err and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("style", ["num_requests batch_size save_pictures", "num-requests batch-size save-pictures"])
 def test_flags_in_both_spellings(studio, call, tmp_path, style):
     requests, batch, save = (f"--{name}" for name in style.split())
