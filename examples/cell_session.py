@@ -22,8 +22,11 @@ def call(method: str, path: str, **body: object) -> dict:
 name = f"{call('GET', '/cell')['sax_cell']}/example"
 small = {"max_batch_size": 4, "max_step_tokens": 8, "max_model_len": 64}  # few programs to compile
 call("POST", "/publish", model=name, model_path="catalog.local", replicas=1, overrides=small)
+told = ""
 while (entry := call("GET", "/listcell", model=name))["active_replicas"] == 0:
-    print(f"{name} is {entry['state']}: {entry['reason'] or 'wait'}")
+    if (now := ": ".join(filter(None, (f"{name} is {entry['state']}", entry["reason"])))) != told:
+        print(now, flush=True)
+        told = now
     time.sleep(2)
 answer = call(
     "POST",
