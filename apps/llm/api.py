@@ -100,6 +100,7 @@ class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     caller: Caller = ANYONE
     priority: int = 0  # a caller's waiting requests go by priority, lowest first, then by arrival
     cache_salts: tuple[str, ...] = ()  # shares cached prefixes only with requests of the same salts
+    deadline_s: float | None = None  # it ends with an error so many seconds after its submission; None: never
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ from apps.llm.engine.scheduling.answer import Answer
 from apps.llm.engine.scheduling.loop import Loop
 from apps.llm.engine.scheduling.pages import page_root
 from apps.llm.engine.scheduling.pooling import prompt_task, tokens_of
-from apps.llm.engine.scheduling.scheduler import Sequence
+from apps.llm.engine.scheduling.sequence import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.text.structured import AnyMatcher, Grammars

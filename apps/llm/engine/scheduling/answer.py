@@ -8,7 +8,7 @@ import numpy as np
 
 from apps.llm.api import FinishReason, RequestError, TokenLogprobs, TokenOutput
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.scheduling.scheduler import Sequence
+from apps.llm.engine.scheduling.sequence import Sequence
 from apps.llm.engine.text.structured import AnyMatcher
 from apps.llm.engine.text.token_masks import AllowedTokens, both, without
 
@@ -32,7 +32,6 @@ class Answer:
         request, sampling = seq.request, seq.request.sampling
         assert sampling is not None  # something is sampled
         self.sampling = sampling
-        self.entered = False  # has left the queue at least once
         self._failure: BaseException | None = None  # of its grammar; the answer ends with it
         self._seq, self.matcher = seq, matcher
         self._stops = frozenset(sampling.stop_token_ids)

@@ -10,7 +10,7 @@ from apps.llm.engine.execute.readout import Readout
 from apps.llm.engine.sampling import Extras
 from apps.llm.engine.scheduling.answer import Answer
 from apps.llm.engine.scheduling.pooling import PromptTask
-from apps.llm.engine.scheduling.scheduler import Sequence, Work, with_rows
+from apps.llm.engine.scheduling.sequence import Sequence, Work, with_rows
 from apps.llm.engine.step import FLOAT_ROWS, SETTINGS, HostStep, StepRows, StepShape
 
 Answers = Mapping[Sequence, Answer | PromptTask]

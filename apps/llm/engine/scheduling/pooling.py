@@ -13,7 +13,7 @@ import numpy as np
 from apps.llm.api import TokenOutput, TokenRequest, TokenScore
 from apps.llm.engine.execute.readout import SCORE_ROWS, Readout
 from apps.llm.engine.executor_protocol import Tokens
-from apps.llm.engine.scheduling.scheduler import Sequence, Work
+from apps.llm.engine.scheduling.sequence import Sequence, Work
 from apps.llm.engine.step import StepShape
 
 
@@ -25,7 +25,6 @@ class PromptTask(ABC):
 
     def __init__(self, seq: Sequence):
         self.seq = seq
-        self.entered = False  # has left the queue at least once
 
     def plausible(self, draft: list[int]) -> list[int]:
         """Always empty: nothing is drafted."""

@@ -9,109 +9,15 @@ last sequence of the caller that holds the most slots is preempted. Background s
 step, and give up their slots to them.
 """
 
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from apps.llm.api import TokenRequest
 from apps.llm.engine.fairness.accounts import Account, Accounts, insert, least_served
 from apps.llm.engine.fairness.backlog import Backlog
 from apps.llm.engine.scheduling.pages import PageHash, PagePool, page_hash
-from apps.llm.engine.speculation.drafter import Drafter
-
-UNREAD = -1  # a token that is sampled on the device but not yet read
-
-
-@dataclass(eq=False)
-class Sequence:
-    """One request in progress."""
-
-    request: TokenRequest
-    arrival: int  # its number in the order of arrival
-    limit: int  # ends at this many tokens, prompt and answer together
-    tokens: list[int]  # the prompt, then the answer; UNREAD where still on the device
-    prompt_len: int
-    adapter: int = 0  # index of its LoRA adapter on the devices, from 1; 0: it has none
-    page_root: bytes = b""  # what the names of its pages begin with
-    reusable: int = sys.maxsize  # leading tokens that may come from the prefix cache; later ones must be computed
-    computed: int = 0
-    pages: list[int] = field(default_factory=list)
-    hashes: list[PageHash] = field(default_factory=list)  # names of its full pages, computed so far
-    published: int = 0  # full pages published to the prefix cache
-    slot: int | None = None  # its slot in the batch
-    on_device: bool = False  # its last token was sampled in `slot`: the device has it
-    lockstep: bool = False  # the tokens allowed next depend on the previous token (structured output)
-    masked: Callable[[], bool] = lambda: True  # whether the tokens that are allowed next are known
-    drafter: Drafter | None = None  # guesses its next tokens; None: no drafts
-    cached_tokens: int = 0  # prompt tokens whose KV pages were found in the prefix cache
-    entered_ns: int = 0  # when it first had a slot, by `time.monotonic_ns`; 0: not yet
-    done: bool = False
-    rank: tuple[int, int] = field(init=False)  # order among its caller's sequences, lowest first
-    account: Account["Sequence"] = field(init=False, repr=False)  # its caller's, set by `Scheduler.add`
-
-    def __post_init__(self) -> None:
-        self.rank = self.request.priority, self.arrival
-
-    @property
-    def background(self) -> bool:
-        return self.request.caller.background
-
-    def follow(self) -> Drafter | None:
-        """Its drafter, which has seen every token that is read."""
-        if self.drafter is not None:
-            self.drafter.follow(self.tokens, len(self.tokens) - self.tokens[-2:].count(UNREAD))
-        return self.drafter
-
-    def drafted(self, count: int) -> list[int]:
-        """A guess of its next tokens, `count` at most."""
-        return [] if self.drafter is None else self.drafter.draft(count)
-
-    @property
-    def one_left(self) -> bool:
-        """Whether its next step computes only its last token."""
-        return self.computed == len(self.tokens) - 1
-
-    @property
-    def decoding(self) -> bool:
-        """Whether its next step computes only the token sampled last, which the device has."""
-        return self.on_device and self.one_left
-
-    @property
-    def unread(self) -> bool:
-        return self.tokens[-1] == UNREAD
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can decode in the next step, which is launched before the previous one is read."""
-        waits = self.unread and (self.lockstep or not self.on_device)
-        return len(self.tokens) < self.limit and not waits and self.masked()
-
-    @property
-    def may_enter(self) -> bool:
-        """Whether it can have a slot: its tokens are all read, and the next one can be sampled."""
-        return not self.unread and self.masked()
-
-
-class Work(NamedTuple):  # made for every token: a frozen dataclass takes three times as long
-    """A sequence's part in a step."""
-
-    seq: Sequence
-    start: int  # computes tokens [start, stop)
-    stop: int
-    samples: bool  # the step reaches the sequence's end, so its sample is the next token
-    decoding: bool  # the token is on the device, not in the plan
-    draft: Ids[int] = ()  # guesses of the next tokens: each is computed in a row of its own, and sampled after
-
-
-def with_rows(work: list[Work]) -> Iterator[tuple[int, Work]]:
-    """Each sequence's work with its first row in the step; its drafted tokens have the rows after that."""
-    row = 0
-    for item in work:
-        yield row, item
-        row += 1 + len(item.draft)
+from apps.llm.engine.scheduling.sequence import UNREAD, Sequence, Work
 
 
 @dataclass

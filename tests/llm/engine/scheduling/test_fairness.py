@@ -6,7 +6,7 @@ import pytest
 
 from apps.llm.api import Caller, LimitReached, QueueFull
 from apps.llm.engine.fairness import backlog
-from apps.llm.engine.scheduling.scheduler import Sequence
+from apps.llm.engine.scheduling.sequence import Sequence
 from apps.llm.text.admission import Admission, CallerState
 from ray_configs.applications.callers import CallerConfig
 from tests.llm.engine.scheduling.test_scheduler import Serving

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from apps.llm.api import Caller, TokenRequest
 from apps.llm.engine.scheduling.pages import PagePool
-from apps.llm.engine.scheduling.scheduler import UNREAD, Scheduler, Sequence, Work
+from apps.llm.engine.scheduling.scheduler import Scheduler
+from apps.llm.engine.scheduling.sequence import UNREAD, Sequence, Work
 
 PAGE = 4
 EOS = 0
