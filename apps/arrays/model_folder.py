@@ -119,6 +119,12 @@ class ModelFolder:
         listed = self._fs.ls(path, detail=True)
         return {Path(info["name"]).name: info["size"] for info in listed if info["type"] == "file"}
 
+    def version(self, name: str) -> bytes:
+        """What tells this content of a remote file from others: the store's own checksum, or when it was changed."""
+        info = self._fs.info(self.path(name))
+        keys = ("md5Hash", "crc32c", "ETag", "etag", "content_md5", "LastModified", "mtime", "created")
+        return next((f"{key} {info[key]}".encode() for key in keys if info.get(key)), b"")
+
     def copy(self, name: str, to: Path) -> None:
         """Copy a file to a local path."""
         to.parent.mkdir(parents=True, exist_ok=True)

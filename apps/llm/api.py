@@ -182,6 +182,19 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]  # that end an answer
     special_tokens: dict[str, int]  # by their text
     adapters: int  # that fit at a time
+    page_root: bytes  # of the names of its cache's pages: see `page_names`
+    resumes_exactly: bool
+    """Whether an answer that is continued from its tokens is the undisturbed one, bit for bit. If not, rounding may
+    differ where steps of different sizes are computed by different kernels, and a near tie may fall the other way."""
+
+
+class CacheNews(msgspec.Struct, frozen=True, kw_only=True):
+    """Which full pages a DP rank's prefix cache has got or lost, by their names."""
+
+    number: int  # pass it to ask for what comes after
+    whole: bool = False  # `stored` is all that it has
+    stored: tuple[bytes, ...] = ()
+    forgotten: tuple[bytes, ...] = ()
 
 
 class UnknownAdapter(RequestError):

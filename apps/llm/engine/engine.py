@@ -15,13 +15,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from apps.arrays.program_cache import use_compile_cache
 from apps.llm.api import (
     AdapterInfo,
+    CacheNews,
     Capabilities,
     EngineStats,
     EngineStopped,
@@ -33,17 +34,19 @@ from apps.llm.engine.adapters.loaded import Adapter, LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
 from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
+from apps.llm.engine.interface import Vocabulary
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.parallel import layout
 from apps.llm.engine.scheduling.answer import Answer
 from apps.llm.engine.scheduling.loop import Loop
-from apps.llm.engine.scheduling.pages import page_root
 from apps.llm.engine.scheduling.pooling import prompt_task, tokens_of
 from apps.llm.engine.scheduling.sequence import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
 from apps.llm.engine.text.structured import AnyMatcher, Grammars
+from apps.llm.engine.weights.digest import model_digest
 from apps.llm.engine.weights.model import Model
+from apps.llm.page_names import model_root, page_root
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
@@ -54,20 +57,17 @@ CALIBRATION_TEXT = (
 )
 
 
-class Vocabulary(Protocol):
-    """What the engine needs of a tokenizer: the library's own object, for grammars, and one encoded text."""
-
-    fast: Any
-    eos_token_ids: tuple[int, ...]
-
-    def encode(self, text: str) -> list[int]: ...
-
-
 class JaxEngine:
     """A `TokenEngine`: a loaded model and its loops, one for each DP rank. Make one with `JaxEngine.load`."""
 
     def __init__(
-        self, config: EngineConfig, loops: list[Loop[Any]], grammars: Grammars, max_model_len: int, heads: HeadLayout
+        self,
+        config: EngineConfig,
+        loops: list[Loop[Any]],
+        grammars: Grammars,
+        max_model_len: int,
+        heads: HeadLayout,
+        digest: bytes = b"",
     ):
         self.config, self.loops = config, loops
         self._grammars, self._heads = grammars, heads  # heads: of each DP rank
@@ -85,6 +85,11 @@ class JaxEngine:
             eos_token_ids=grammars.eos_token_ids,
             special_tokens=grammars.special_tokens(),
             adapters=config.adapter_places,
+            page_root=model_root(
+                digest, config.page_size, (config.dtype, config.quantize_weights, config.quantize_kv_cache)
+            ),
+            # Where kernels are chosen by the number of rows, steps of other sizes round in other ways.
+            resumes_exactly=all(loop.executor.skips_padding for loop in loops),
         )
 
     @classmethod
@@ -131,7 +136,8 @@ class JaxEngine:
                     executor.close()
                 raise
         loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
-        return cls(config, loops, grammars, max_len, HeadLayout.of(model.arch, chosen.tensor, config.expert_parallel))
+        heads = HeadLayout.of(model.arch, chosen.tensor, config.expert_parallel)
+        return cls(config, loops, grammars, max_len, heads, model_digest(model))
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -169,7 +175,7 @@ class JaxEngine:
                 rank.check_open()
             key = requests[0].adapter
             adapter = None if key is None else self._adapters.with_key(key)
-            root = page_root(key or b"", requests[0].cache_salts)
+            root = page_root(self.capabilities.page_root, key or b"", requests[0].cache_salts)
             members = [
                 (*self._member(request, matcher, adapter, root, known), sink)
                 for request, matcher in zip(requests, matchers, strict=True)
@@ -247,6 +253,11 @@ class JaxEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats.together([loop.stats() for loop in self.loops])
+
+    def cache_news(self, since: Ids[int] = ()) -> list[CacheNews]:
+        """See `TokenEngine.cache_news`."""
+        numbers = since or [0] * len(self.loops)
+        return [loop.cache_news(number) for loop, number in zip(self.loops, numbers, strict=True)]
 
     @property
     def busy(self) -> bool:

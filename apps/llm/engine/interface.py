@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
-from apps.llm.api import AdapterInfo, Capabilities, EngineStats, Sink, TokenRequest
+from apps.llm.api import AdapterInfo, CacheNews, Capabilities, EngineStats, Sink, TokenRequest
 
 
 class TokenEngine(Protocol):
@@ -59,6 +59,13 @@ class TokenEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def cache_news(self, since: Sequence[int] = ()) -> Sequence[CacheNews]:
+        """What each DP rank's prefix cache has stored and forgotten.
+
+        Args:
+            since: the numbers of the last news, one for each rank; empty: all that they have.
+        """
+
     @property
     def busy(self) -> bool:
         """Whether requests are open."""
@@ -71,3 +78,12 @@ class TokenEngine(Protocol):
 
     def shutdown(self) -> None:
         """Stop. Open requests fail with an error that says so."""
+
+
+class Vocabulary(Protocol):
+    """What the engine needs of a tokenizer: the library's own object, for grammars, and one encoded text."""
+
+    fast: Any
+    eos_token_ids: tuple[int, ...]
+
+    def encode(self, text: str) -> list[int]: ...

@@ -104,7 +104,7 @@ def test_one_request_fails_and_its_neighbours_answer_as_alone(engine: Engine, ba
 def test_its_pages_are_not_in_the_prefix_cache(engine: Engine) -> None:
     (sound,) = answers(engine, POISONED[:30] + [10, 9] + [6, 7] * 10)
     wanted = answers(engine, POISONED, params=GREEDY)  # BAD_TOKEN is like any other here
-    pool = engine.tokens.loops[0]._stepper.scheduler.pool
+    pool = engine.tokens.loops[0].stepper.scheduler.pool
     pool.spoil(list(pool._hash_of))
     with poisoned(engine):
         assert_failed(engine.submit(POISONED, GREEDY))
@@ -174,7 +174,7 @@ def test_scores_and_embeddings(engine: Engine) -> None:
 
 def test_an_abandoned_request_leaves_nothing_to_find(engine: Engine) -> None:
     wanted = answers(engine, POISONED)
-    pool = engine.tokens.loops[0]._stepper.scheduler.pool
+    pool = engine.tokens.loops[0].stepper.scheduler.pool
     pool.spoil(list(pool._hash_of))
     with poisoned(engine):
         for _ in range(5):

@@ -5,7 +5,6 @@ what others ask.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.low_rank import LowRank
-from apps.llm.engine.scheduling.pages import page_root
 from apps.llm.http.app import http_app
 from apps.serving.ingress.api_keys import principals
 from tests.llm.serve.serving import MODEL, LocalServer, local_server
@@ -95,26 +93,6 @@ def test_without_keys_all_share(server: LocalServer) -> None:
     text = "nobody has a key, and everyone the same long instructions " * 4
     assert cached(server, None, "/v1/completions", text)[0] == 0
     assert cached(server, None, "/v1/completions", text)[0] > 32
-
-
-def rooted(adapter: bytes = b"", *salts: str) -> bytes:
-    return page_root(adapter, salts)
-
-
-def test_roots_differ_and_are_the_same_everywhere() -> None:
-    """Equal inputs give equal roots in every process: a router finds a prefix by its pages' names."""
-    roots = [
-        rooted(),
-        rooted(b"\1" * 16),
-        rooted(b"", "key a", ""),
-        rooted(b"", "", "key a"),
-        rooted(b"", "key ab", ""),
-        rooted(b"", "key a", "b"),
-        rooted(b"\1" * 16, "key a", "b"),
-    ]
-    assert len(set(roots)) == len(roots)
-    written = bytes(8) + b"\x05" + bytes(7) + b"key a" + b"\x01" + bytes(7) + b"b"
-    assert roots[0] == b"" and rooted(b"", "key a", "b") == hashlib.blake2b(written, digest_size=16).digest()
 
 
 def test_an_adapters_key_is_its_weights() -> None:

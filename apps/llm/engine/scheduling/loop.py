@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Generic
 
-from apps.llm.api import EngineStats, EngineStopped
+from apps.llm.api import CacheNews, EngineStats, EngineStopped
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.executor_protocol import Executor, LaunchedT
 from apps.llm.engine.scheduling.adapter_changes import AdapterChange
@@ -34,7 +34,7 @@ class Loop(Generic[LaunchedT]):
 
     def __init__(self, config: EngineConfig, executor: Executor[LaunchedT], turn_times: TurnTimes | None = None):
         self.executor = executor
-        self._stepper = Stepper(config, executor, turn_times)
+        self.stepper = Stepper(config, executor, turn_times)
         self._lock = threading.Condition()
         self._incoming: deque[list[Member]] = deque()
         self._aborted: deque[int] = deque()  # ids of requests
@@ -94,11 +94,15 @@ class Loop(Generic[LaunchedT]):
     @property
     def open(self) -> int:
         """Sequences waiting or running."""
-        return self._arriving + self._stepper.queued + len(self._stepper.scheduler.running)
+        return self._arriving + self.stepper.queued + len(self.stepper.scheduler.running)
 
     def stats(self) -> EngineStats:
         began = self._turn_began
-        return self._stepper.stats(self._arriving, 0.0 if began is None else time.monotonic() - began)
+        return self.stepper.stats(self._arriving, 0.0 if began is None else time.monotonic() - began)
+
+    def cache_news(self, since: int) -> CacheNews:
+        """What the prefix cache has stored and forgotten since the news of this number; 0: all that it has."""
+        return self.stepper.scheduler.pool.news.since(since)
 
     def check(self, step_deadline_s: float = 60.0) -> None:
         """Raises EngineStopped when the loop is dead or one step has taken longer than the deadline."""
@@ -112,7 +116,7 @@ class Loop(Generic[LaunchedT]):
         """End all open requests for their readers, because the loop is stuck. It ends them itself when it goes on."""
         with self._lock:
             arriving = [member for members in self._incoming for member in members]
-        lost = self._stepper.open(arriving)
+        lost = self.stepper.open(arriving)
         deliver([(sink, last_output(seq, "error", reason)) for seq, sink in lost])
 
     def shutdown(self) -> None:
@@ -127,7 +131,7 @@ class Loop(Generic[LaunchedT]):
     def _run(self) -> None:
         try:
             while self._take_commands():
-                self._stepper.step()
+                self.stepper.step()
         except BaseException as error:  # a panic of a library is no Exception
             log.exception("the engine loop failed")
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
@@ -138,7 +142,7 @@ class Loop(Generic[LaunchedT]):
 
     def _take_commands(self) -> bool:
         """Pass on what other threads have asked for; sleep while there is nothing to do. False: stop the loop."""
-        stepper = self._stepper
+        stepper = self.stepper
         with self._lock:
             if stepper.idle or stepper.must_wait:
                 self._turn_began = None
@@ -164,7 +168,7 @@ class Loop(Generic[LaunchedT]):
                 seq.masked = answer.matcher.answered
                 answer.matcher.told = partial(self._tell, seq)
                 told.append(seq)  # it may have ended before
-        self._stepper.add(members)
+        self.stepper.add(members)
         with self._lock:  # submitting threads increment it
             self._arriving -= len(members)
 
@@ -175,5 +179,5 @@ class Loop(Generic[LaunchedT]):
             incoming, self._incoming = self._incoming, deque()
             changes, self._changes = self._changes, deque()
         self._turn_began = None
-        self._stepper.adapter_changes.add(changes)
-        self._stepper.fail(reason, [member for members in incoming for member in members])
+        self.stepper.adapter_changes.add(changes)
+        self.stepper.fail(reason, [member for members in incoming for member in members])

@@ -1,38 +1,15 @@
 """Allocates the KV cache's pages and keeps the prefix cache.
 
-A full page is named by a hash of its tokens and of the previous page's name, so a name stands for a whole prefix.
-Released pages keep their contents and names until they are allocated again, least recently used first.
+A full page has a name that stands for a whole prefix: see `page_names`. Released pages keep their contents and names
+until they are allocated again, least recently used first.
 """
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-PageHash = bytes
-
-
-def page_hash(parent: PageHash, tokens: Sequence[int]) -> PageHash:
-    """Name of a full page: 16 bytes, enough to make a collision of two prefixes practically impossible."""
-    digest = hashlib.blake2b(parent, digest_size=16)
-    digest.update(b"".join(token.to_bytes(4, "little") for token in tokens))
-    return digest.digest()
-
-
-def page_root(adapter: bytes, salts: Iterable[str]) -> PageHash:
-    """What the names of a sequence's pages begin with: they match those of the same adapter and salts alone.
-
-    Equal on every replica. Empty for the model itself without salts.
-
-    Args:
-        adapter: its key; empty for the model itself.
-    """
-    parts = [adapter, *(salt.encode("utf-8", "surrogatepass") for salt in salts)]
-    if not any(parts):
-        return b""
-    # Each with its length, so that no two lists of parts look alike.
-    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    return hashlib.blake2b(framed, digest_size=16).digest()
+from apps.llm.engine.scheduling.cache_news import CacheLog
+from apps.llm.page_names import PageName
 
 
 @dataclass
@@ -41,10 +18,11 @@ class PagePool:
 
     total: int
     reuse: bool = True
+    news: CacheLog = field(default_factory=CacheLog)
     _free: OrderedDict[int, None] = field(init=False)  # oldest first
     _users: dict[int, int] = field(init=False, default_factory=dict)  # page -> sequences that hold it
-    _page_of: dict[PageHash, int] = field(init=False, default_factory=dict)
-    _hash_of: dict[int, PageHash] = field(init=False, default_factory=dict)
+    _page_of: dict[PageName, int] = field(init=False, default_factory=dict)
+    _hash_of: dict[int, PageName] = field(init=False, default_factory=dict)
     _spoiled: set[int] = field(init=False, default_factory=set)
     _unclean: list[int] = field(init=False, default_factory=list)  # were spoiled, and have a new user
 
@@ -82,13 +60,14 @@ class PagePool:
                 if page not in self._hash_of:
                     self._free.move_to_end(page, last=False)  # nothing to reuse: evict it first
 
-    def publish(self, page: int, name: PageHash) -> None:
+    def publish(self, page: int, name: PageName) -> None:
         """Make a full page available for reuse. If the name is taken, the earlier page keeps it."""
         if self.reuse and name not in self._page_of and page not in self._spoiled:
             self._page_of[name] = page
             self._hash_of[page] = name
+            self.news.stored(name)
 
-    def match(self, names: Iterable[PageHash]) -> list[int]:
+    def match(self, names: Iterable[PageName]) -> list[int]:
         """Pages of the longest cached prefix of `names`; the caller now holds them too."""
         pages = []
         for name in names:
@@ -100,7 +79,7 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def named(self, names: Iterable[PageHash]) -> list[int]:
+    def named(self, names: Iterable[PageName]) -> list[int]:
         """The pages that have these names, of those that any has."""
         return [self._page_of[name] for name in names if name in self._page_of]
 
@@ -123,6 +102,7 @@ class PagePool:
         name = self._hash_of.pop(page, None)
         if name is not None:
             del self._page_of[name]
+            self.news.forgot(name)
 
     def check(self, held: Iterable[int]) -> None:
         """Raises AssertionError unless every page is either free or held, and held as often as `held` lists it."""

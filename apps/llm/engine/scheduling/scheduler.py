@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from apps.llm.engine.fairness.accounts import Account, Accounts, insert, least_served
 from apps.llm.engine.fairness.backlog import Backlog
-from apps.llm.engine.scheduling.pages import PageHash, PagePool, page_hash
+from apps.llm.engine.scheduling.pages import PagePool
 from apps.llm.engine.scheduling.sequence import UNREAD, Sequence, Work
+from apps.llm.page_names import PageName, page_name
 
 
 @dataclass
@@ -290,8 +291,8 @@ class Scheduler:
                 self.pool.publish(seq.pages[i], name)
             seq.published = full
 
-    def _names(self, seq: Sequence, full: int) -> list[PageHash]:
+    def _names(self, seq: Sequence, full: int) -> list[PageName]:
         for i in range(len(seq.hashes), full):
             parent = seq.hashes[-1] if seq.hashes else seq.page_root
-            seq.hashes.append(page_hash(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
+            seq.hashes.append(page_name(parent, seq.tokens[i * self.page_size : (i + 1) * self.page_size]))
         return seq.hashes[:full]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from apps.llm.api import TokenRequest
 from apps.llm.engine.fairness.accounts import Account
-from apps.llm.engine.scheduling.pages import PageHash
 from apps.llm.engine.speculation.drafter import Drafter
+from apps.llm.page_names import PageName
 
 UNREAD = -1  # a token that is sampled on the device but not yet read
 
@@ -28,7 +28,7 @@ class Sequence:
     reusable: int = sys.maxsize  # leading tokens that may come from the prefix cache; later ones must be computed
     computed: int = 0
     pages: list[int] = field(default_factory=list)
-    hashes: list[PageHash] = field(default_factory=list)  # names of its full pages, computed so far
+    hashes: list[PageName] = field(default_factory=list)  # names of its full pages, computed so far
     published: int = 0  # full pages published to the prefix cache
     slot: int | None = None  # its slot in the batch
     on_device: bool = False  # its last token was sampled in `slot`: the device has it

@@ -28,7 +28,7 @@ class Free(TurnTimes):
 def eager(load: Load, **settings: Any) -> Engine:
     """An engine that drafts whenever it can."""
     engine = load(speculation="ngram", **settings)
-    engine.tokens.loops[0].turn_times = Free({8: 1.0, 32: 1.0})
+    engine.tokens.loops[0].stepper.turn_times = Free({8: 1.0, 32: 1.0})
     return engine
 
 

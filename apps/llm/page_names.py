@@ -1,0 +1,43 @@
+"""Names of full pages of a KV cache, equal on every replica: a prompt's tokens say which pages it needs.
+
+A page is named by a hash of its tokens and of the name of the page before it, so a name stands for a whole prefix. The
+first page follows a root, which says what else its numbers depend on.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+PageName = bytes
+
+
+def model_root(digest: bytes, page_size: int, types: Iterable[str]) -> PageName:
+    """The root of an engine: engines with equal ones compute the same pages for the same tokens, up to rounding.
+
+    Args:
+        digest: of the model's weights and config.
+        types: of the computation, of the weights and of the cache.
+    """
+    return _hashed([digest, page_size.to_bytes(4, "little"), *(name.encode() for name in types)])
+
+
+def page_root(model: PageName, adapter: bytes = b"", salts: Iterable[str] = ()) -> PageName:
+    """What the names of a request's pages begin with: they match those of the same model, adapter and salts alone.
+
+    Args:
+        model: the engine's root, see `Capabilities`.
+        adapter: its key; empty for the model itself.
+    """
+    return _hashed([model, adapter, *(salt.encode("utf-8", "surrogatepass") for salt in salts)])
+
+
+def page_name(parent: PageName, tokens: Sequence[int]) -> PageName:
+    """Name of a full page: 16 bytes, enough to make a collision of two prefixes practically impossible."""
+    digest = hashlib.blake2b(parent, digest_size=16)
+    digest.update(b"".join(token.to_bytes(4, "little") for token in tokens))
+    return digest.digest()
+
+
+def _hashed(parts: Iterable[bytes]) -> PageName:
+    # Each with its length, so that no two lists of parts look alike.
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hashlib.blake2b(framed, digest_size=16).digest()
