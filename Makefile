@@ -68,7 +68,7 @@ test-clients: $(TEST_STAMP) $(CLIENTS_STAMP) ## Run client libraries and agents 
 test-lowest: $(LOWEST_STAMP) ## Run quick tests with the lowest versions that pyproject.toml allows
 	@echo "== running tests with the lowest versions"
 	@. $(LOWEST_VENV)/bin/activate && python -m pytest tests/ray_configs tests/podslice tests/kuberay/render \
-		tests/llm/engine/text tests/llm/serve tests/llm/chat $(PYTEST_ARGS)
+		tests/llm/text tests/llm/engine/grammar tests/llm/serve tests/llm/chat $(PYTEST_ARGS)
 
 test-playground: $(PLAYGROUND_STAMP) ## Run the playground's tests in Chromium (install Debian's chromium first)
 	@echo "== running the playground's tests"

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.http_servers import StandInHandler, StandInServer
-from tests.llm.engine.text import chat_models
+from tests.llm.text import chat_models
 from tests.ports import free_port
 
 pytest.importorskip("gradio", reason="make test-playground installs it")

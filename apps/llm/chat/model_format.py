@@ -20,10 +20,11 @@ from apps.llm.chat.formats.mistral import ARGS, MARK, Mistral
 from apps.llm.chat.formats.plain import FUNCTOOLS, PHI_CALL, PHI_END, PHI_TOOL, Plain
 from apps.llm.chat.formats.pythonic import TAG as PYTHON_TAG
 from apps.llm.chat.formats.pythonic import Pythonic
-from apps.llm.chat.grammar import Constraint, check_schemas, lark, loaded_schema, schema_rule
+from apps.llm.chat.grammar import Constraint, lark, schema_rule
 from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.chat.shape import OFFERED, Message, Shape
 from apps.llm.chat.tools import ToolUse
+from apps.llm.schemas.written import check_schemas, loaded_schema
 from apps.llm.text.requests import SamplingParams
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from apps.llm.api import RequestError
 from apps.llm.chat.grammar import ConstrainedCall, arguments_schema
-from apps.llm.chat.json_schema import loosened
+from apps.llm.schemas.enforced import loosened
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}

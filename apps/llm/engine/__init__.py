@@ -7,7 +7,7 @@ model/      architecture, weights and forward pass
 attention/  over the paged KV cache, for each platform
 cpu/        native kernels for CPUs: attention and matrix products
 parallel/   layout over devices, and the processes of a slice of several hosts
-text/       tokenizers and grammars
+grammar/    what an answer must follow, compiled: masks of the tokens that may come next
 speculation/  guesses of an answer's next tokens, and when they pay
 fairness/   weighted fair queueing between callers
 """

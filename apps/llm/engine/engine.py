@@ -34,6 +34,7 @@ from apps.llm.engine.adapters.loaded import Adapter, LoadedAdapters
 from apps.llm.engine.adapters.peft import PeftAdapter
 from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
+from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
 from apps.llm.engine.interface import Vocabulary
 from apps.llm.engine.model.params import HeadLayout
 from apps.llm.engine.parallel import layout
@@ -43,7 +44,6 @@ from apps.llm.engine.scheduling.pooling import prompt_task, tokens_of
 from apps.llm.engine.scheduling.sequence import Sequence
 from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.engine.speculation.drafter import Drafter, grams
-from apps.llm.engine.text.structured import AnyMatcher, Grammars
 from apps.llm.engine.weights.digest import model_digest
 from apps.llm.engine.weights.model import Model
 from apps.llm.page_names import model_root, page_root

@@ -40,7 +40,6 @@ from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.engine.engine import JaxEngine
 from apps.llm.engine.executor_protocol import DevicePlace
 from apps.llm.engine.interface import TokenEngine
-from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.engine.weights.model import Model
 from apps.llm.limits import TokenLimit, check_suffixes
 from apps.llm.text.admission import Admission
@@ -50,6 +49,7 @@ from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenize
 from apps.llm.text.requests import Output, SamplingParams
 from apps.llm.text.reranker import Reranker
 from apps.llm.text.sampling import grammar_of, sampling_of
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from apps.llm.text.validation import answer_limit, check_params, check_room
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from ray_configs.llm import EngineConfig
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"

@@ -1,7 +1,7 @@
 """The sampling settings of a request in words, as a token engine takes them."""
 
 from apps.llm.api import Grammar, Sampling
-from apps.llm.chat.grammar import schema_grammar
+from apps.llm.schemas.written import schema_grammar
 from apps.llm.text.requests import SamplingParams
 
 GOLDEN = 0x9E3779B1

@@ -18,7 +18,7 @@ from apps.llm.chat.model_format import ModelFormat, shows_late_system
 from apps.llm.chat.tools import Tool, ToolUse
 from apps.llm.text.requests import SamplingParams
 from tests.llm.chat.written import pieces_of
-from tests.llm.engine.text import chat_models
+from tests.llm.text import chat_models
 
 ASK = Tool("ask", "tools[0].function")
 

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from tests.llm.engine import tiny_models
-from tests.llm.engine.text import chat_models
+from tests.llm.text import chat_models
 
 CONTEXT = 4096
 LIKED = {'"': 2.8, "}": 2.0, "</s>": 0.0, "<tool_call>": -9.0}

@@ -8,9 +8,9 @@ import numpy as np
 
 from apps.llm.api import FinishReason, RequestError, TokenLogprobs, TokenOutput
 from apps.llm.engine.executor_protocol import Tokens
+from apps.llm.engine.grammar.matchers import AnyMatcher
+from apps.llm.engine.grammar.token_masks import AllowedTokens, both, without
 from apps.llm.engine.scheduling.sequence import Sequence
-from apps.llm.engine.text.structured import AnyMatcher
-from apps.llm.engine.text.token_masks import AllowedTokens, both, without
 
 log = logging.getLogger("podslice")
 

@@ -12,13 +12,13 @@ from typing import Generic
 from apps.llm.api import CacheNews, EngineStats, EngineStopped
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.executor_protocol import Executor, LaunchedT
+from apps.llm.engine.grammar.remote_matcher import RemoteMatcher
 from apps.llm.engine.scheduling.adapter_changes import AdapterChange
 from apps.llm.engine.scheduling.answer import Answer, last_output
 from apps.llm.engine.scheduling.delivery import deliver
 from apps.llm.engine.scheduling.sequence import Sequence
 from apps.llm.engine.scheduling.stepper import Member, Stepper
 from apps.llm.engine.speculation.choice import TurnTimes
-from apps.llm.engine.text.remote_matcher import RemoteMatcher
 from ray_configs.llm import EngineConfig
 
 log = logging.getLogger("podslice")

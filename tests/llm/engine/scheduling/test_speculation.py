@@ -11,7 +11,7 @@ from apps.llm.engine.speculation.choice import TurnTimes
 from apps.llm.text import Engine, SamplingParams
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import ask, ids, read, settled, text
-from tests.llm.engine.text.test_structured import PERSON
+from tests.llm.engine.grammar.test_structured import PERSON
 
 Load = Callable[..., Engine]
 PROMPTS = ["the fox the fox the fox", "x", "days of the week, days of the week, the", "jumps over the " * 4]

@@ -11,8 +11,8 @@ import transformers
 from tokenizers import AddedToken
 
 from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
-from apps.llm.engine.text.tokenizer import ModelTokenizer
 from apps.llm.text.reranker import INSTRUCTION, PROMPT, Reranker
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from ray_configs.llm import EngineConfig
 from tests.llm.engine import tiny_models
 from tests.llm.serve.serving import MODEL, LocalServer, local_server

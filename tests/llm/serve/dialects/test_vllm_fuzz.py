@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.llm.engine.text import chat_models
 from tests.llm.serve.serving import MODEL, LocalServer, local_server
+from tests.llm.text import chat_models
 
 SEED = 20261123  # fixed, so that failures come only from changes; the command above draws new bodies
 CHAT = [{"role": "user", "content": "Rain in Lyon?"}]

@@ -15,8 +15,8 @@ import pytest
 
 from apps.llm.api import RequestError
 from apps.llm.chat.model_format import shows_late_system
-from apps.llm.engine.text.tokenizer import ModelTokenizer
-from tests.llm.engine.text import chat_models
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
+from tests.llm.text import chat_models
 
 GROWING = "{% set ns = namespace(x='aa', l=[1], n=7) %}{% for i in range(99) %}{% set ns"
 ENDLESS = {

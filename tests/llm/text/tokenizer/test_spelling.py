@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 
 TEXT = "The quick, brown fox 🦊 says: na\u00efve \u65e5\u672c."
 WORDS = [

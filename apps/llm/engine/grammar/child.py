@@ -1,6 +1,6 @@
 """A program that compiles grammars in processes that can be ended, and keeps their matchers.
 
-`grammar_pool` starts it, and speaks with it:
+`pool` starts it, and speaks with it:
 1. The first process loads the tokenizer, then only forks: a process for each grammar, which shares the tokenizer's
    memory. Standard input is a socket of packets: `fork` with the new process's own socket, answered by a number, and
    `kill NUMBER`.

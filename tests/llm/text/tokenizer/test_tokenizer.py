@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.llm.chat.grammar import schema_grammar
-from apps.llm.engine.text.detokenizer import Detokenizer
-from apps.llm.engine.text.structured import Grammars
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.engine.grammar.matchers import Grammars
+from apps.llm.schemas.written import schema_grammar
+from apps.llm.text.tokenizer.detokenizer import Detokenizer
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 
 VOCAB = 32000
 TOKENIZER = ModelTokenizer.of_bytes(VOCAB)

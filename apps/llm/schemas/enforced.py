@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from apps.llm.chat.schema_parts import NOTES, Schema, SchemaParts, comparable, kinds, values
+from apps.llm.schemas.parts import NOTES, Schema, SchemaParts, comparable, kinds, values
 
 FORMATS = frozenset(
     {*("date-time", "time", "date", "duration", "email", "hostname"), *("ipv4", "ipv6", "uuid", "uri", "unknown")}

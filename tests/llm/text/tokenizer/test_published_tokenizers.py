@@ -12,13 +12,13 @@ import transformers
 
 from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError
-from apps.llm.chat.grammar import schema_grammar
-from apps.llm.engine.text import grammar_child
-from apps.llm.engine.text.structured import Grammars
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.engine.grammar import child as grammar_child
+from apps.llm.engine.grammar.matchers import Grammars
 from apps.llm.engine.weights.checkpoint import Checkpoint
+from apps.llm.schemas.written import schema_grammar
 from apps.llm.text import Engine, EngineConfig
 from apps.llm.text.requests import SamplingParams
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from tests.llm.engine import tiny_models
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -112,7 +112,7 @@ def test_a_chat_template_of_a_file_of_its_own(llama: Path, tmp_path: Path, remot
 
 
 def test_a_tokenizer_model_alone_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.llm.engine.text.tokenizer.find_spec", lambda name: None)
+    monkeypatch.setattr("apps.llm.text.tokenizer.model_tokenizer.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
     with pytest.raises(CheckpointError, match=r"tokenizer\.model.*sentencepiece.*pip install"):

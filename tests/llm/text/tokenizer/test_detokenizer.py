@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from apps.llm.engine.text.detokenizer import Detokenizer
+from apps.llm.text.tokenizer.detokenizer import Detokenizer
 
 ALPHABET = "abthe dog.é€😀\n"
 

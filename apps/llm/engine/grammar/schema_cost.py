@@ -3,7 +3,7 @@
 llguidance's limits do not hold everywhere: a long `multipleOf`, or several patterns that must all match, keeps it busy
 for hours in one call that checks no limit. So a schema is compiled in this process only if nothing in it can do that:
 every keyword is one of those below, with a small value, and they are combined in ways that are compiled one by one.
-All others get a process of their own (see `grammar_pool`).
+All others get a process of their own (see `pool`).
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from apps.llm.chat.json_schema import FORMATS
+from apps.llm.schemas.enforced import FORMATS
 
 MAX_PARTS = 400
 """Most subschemas, names and values of schemas that are surely cheap."""

@@ -19,13 +19,14 @@ from apps.llm.chat.call_format import mark
 from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
 from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.chat.tools import Tool, ToolUse
-from apps.llm.engine.text.structured import Matcher
+from apps.llm.engine.grammar.matchers import Matcher
 from apps.llm.text import Engine, EngineConfig, SamplingParams
 from apps.llm.text.generation import Generation
 from tests.llm.chat.written import Understood, pieces_of, understood
 from tests.llm.engine import tiny_models
 from tests.llm.engine.asking import read
-from tests.llm.engine.text import chat_models, schemas
+from tests.llm.engine.grammar import schemas
+from tests.llm.text import chat_models
 
 HELLO = [{"role": "user", "content": "hi"}]
 FORMATS = [name for name in chat_models.TEMPLATES if name not in ("unknown", "none", "thinking", "qwen3", "harmony")]

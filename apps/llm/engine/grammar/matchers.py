@@ -1,7 +1,7 @@
 """Structured output: masks of the tokens that keep an answer within a JSON schema or a grammar, by llguidance.
 
 Grammars whose schemas are surely cheap are compiled and followed in this process, all others in processes that can be
-ended: see `schema_cost` and `grammar_pool`.
+ended: see `schema_cost` and `pool`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,12 +14,12 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from apps.llm.api import Grammar
-from apps.llm.chat.grammar import check_schemas, schema_grammar, schema_text, whole_schema
-from apps.llm.chat.json_schema import enforceable
-from apps.llm.engine.text.grammar_pool import GrammarPool, Task
-from apps.llm.engine.text.grammar_processes import TokenizerFile
-from apps.llm.engine.text.remote_matcher import RemoteMatcher, one_line
-from apps.llm.engine.text.schema_cost import Cheapness
+from apps.llm.engine.grammar.pool import GrammarPool, Task
+from apps.llm.engine.grammar.processes import TokenizerFile
+from apps.llm.engine.grammar.remote_matcher import RemoteMatcher, one_line
+from apps.llm.engine.grammar.schema_cost import Cheapness
+from apps.llm.schemas.enforced import enforceable
+from apps.llm.schemas.written import check_schemas, schema_grammar, schema_text, whole_schema
 
 LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
 """Of llguidance's parser, beside its own defaults. A state has 1 to 2 kB."""

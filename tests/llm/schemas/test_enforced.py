@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 import apps.llm
-from apps.llm.chat.grammar import schema_text
-from apps.llm.chat.json_schema import PATTERNS, enforceable, explained, is_loosened, loosened
+from apps.llm.schemas.enforced import PATTERNS, enforceable, explained, is_loosened, loosened
+from apps.llm.schemas.written import schema_text
 
 TOKENIZER = llguidance.LLTokenizer((Path(apps.llm.__file__).parent / "demo/model/tokenizer.json").read_text())
 
@@ -197,9 +197,9 @@ def test_conditions_that_nest_do_not_grow_without_bound() -> None:
 
 def test_large_schemas_are_rewritten_with_work_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each value is made comparable once or twice, however many others it is compared with."""
-    from apps.llm.chat import json_schema, schema_parts
+    from apps.llm.schemas import enforced, parts
 
-    counted, comparable = [0], schema_parts.comparable
+    counted, comparable = [0], parts.comparable
 
     class Counted(tuple[str, str]):
         """What `comparable` makes, counting how often it is compared."""
@@ -214,8 +214,8 @@ def test_large_schemas_are_rewritten_with_work_in_proportion(monkeypatch: pytest
         counted[0] += 1
         return Counted(comparable(value))
 
-    monkeypatch.setattr(schema_parts, "comparable", counting)
-    monkeypatch.setattr(json_schema, "comparable", counting)
+    monkeypatch.setattr(parts, "comparable", counting)
+    monkeypatch.setattr(enforced, "comparable", counting)
     values = [f"v{i}" for i in range(4000)]
     barred = {"enum": values, "not": {"enum": [f"w{i}" for i in range(4000)]}}
     assert enforceable(barred) == {"enum": values}

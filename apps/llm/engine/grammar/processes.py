@@ -1,4 +1,4 @@
-"""Starts and ends the processes of `grammar_child`."""
+"""Starts and ends the processes of `child`."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from apps.llm.engine.text import grammar_child as child
+from apps.llm.engine.grammar import child
 
 START_S = 120.0
 """Loading the tokenizer may take this long."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError
 from apps.llm.chat.conversation import PromptEnding
-from apps.llm.engine.text.bounded_templates import bound_templates, steps
-from apps.llm.engine.text.detokenizer import Detokenizer
-from apps.llm.engine.text.limit import longest_token
-from apps.llm.engine.text.spelling import Spelling, byte_letters
 from apps.llm.limits import TokenLimit
+from apps.llm.text.tokenizer.bounded_templates import bound_templates, steps
+from apps.llm.text.tokenizer.detokenizer import Detokenizer
+from apps.llm.text.tokenizer.longest_token import longest_token
+from apps.llm.text.tokenizer.spelling import Spelling, byte_letters
 from apps.serving.errors import panics_as, shortened
 
 if TYPE_CHECKING:

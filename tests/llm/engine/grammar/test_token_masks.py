@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from apps.llm.api import Sampling
-from apps.llm.engine.text.token_masks import AllowedTokens
+from apps.llm.engine.grammar.token_masks import AllowedTokens
 from apps.llm.text import Engine
 from apps.llm.text.requests import SamplingParams
 from tests.llm.engine.asking import read

@@ -1,4 +1,4 @@
-"""Processes for grammars that are not surely cheap: they are compiled and followed there; see `grammar_child`.
+"""Processes for grammars that are not surely cheap: they are compiled and followed there; see `child`.
 
 A grammar of a caller has one process, which serves all of the caller's answers that follow it. Of each caller one
 grammar is compiled at a time, so no caller's schemas keep those of another waiting. A request whose client leaves ends
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from apps.llm.api import QueueFull, RequestError
-from apps.llm.chat.json_schema import explained
-from apps.llm.engine.text import grammar_child as child
-from apps.llm.engine.text.grammar_processes import Process, Processes, TokenizerFile
-from apps.llm.engine.text.remote_matcher import MASK_S, RemoteGrammar, RemoteMatcher, one_line
+from apps.llm.engine.grammar import child
+from apps.llm.engine.grammar.processes import Process, Processes, TokenizerFile
+from apps.llm.engine.grammar.remote_matcher import MASK_S, RemoteGrammar, RemoteMatcher, one_line
+from apps.llm.schemas.enforced import explained
 
 PLACES = 32
 """For grammars that have a process; one caller may have half of them. A large grammar takes several places."""

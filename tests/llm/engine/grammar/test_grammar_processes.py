@@ -19,15 +19,15 @@ import numpy as np
 import pytest
 
 from apps.llm.api import QueueFull, RequestError
-from apps.llm.chat.grammar import schema_grammar
-from apps.llm.engine.text import grammar_pool, remote_matcher
-from apps.llm.engine.text.remote_matcher import RemoteMatcher
-from apps.llm.engine.text.schema_cost import Cheapness
-from apps.llm.engine.text.structured import Grammars, Matcher
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.engine.grammar import pool, remote_matcher
+from apps.llm.engine.grammar.matchers import Grammars, Matcher
+from apps.llm.engine.grammar.remote_matcher import RemoteMatcher
+from apps.llm.engine.grammar.schema_cost import Cheapness
+from apps.llm.schemas.written import schema_grammar
 from apps.llm.text import Engine, SamplingParams
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from tests.llm.engine.asking import ask, ids, read, settled, text
-from tests.llm.engine.text import schema_fuzz, schemas
+from tests.llm.engine.grammar import schema_fuzz, schemas
 
 Load = Callable[..., Engine]
 DEMO = Path(__file__).parents[4] / "apps" / "llm" / "demo" / "model"
@@ -100,7 +100,7 @@ def test_a_schema_without_end_is_refused(grammars: Grammars, name: str) -> None:
 
 def test_the_schema_at_fault_is_named(grammars: Grammars) -> None:
     from apps.llm.api import Grammar
-    from apps.llm.chat.grammar import schema_text
+    from apps.llm.schemas.written import schema_text
 
     held = [("tools[0].function.parameters", PLAIN), ("tools[1].function.parameters", BOMBS["a long multipleOf"])]
     rules = "".join(f"r{i}: %json {schema_text(schema)}\n" for i, (_, schema) in enumerate(held))
@@ -116,7 +116,7 @@ def test_masks_are_the_librarys_own(grammars: Grammars, nothing_is_cheap: None, 
     schema = schemas.drawn(seed)
     remote = grammars.matchers(schema_grammar(schema)).result(60)[0]
     assert isinstance(remote, RemoteMatcher)
-    from apps.llm.chat.grammar import schema_text
+    from apps.llm.schemas.written import schema_text
 
     grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema))
     own = llguidance.LLMatcher(grammars._ll_tokenizer, grammar)
@@ -168,7 +168,7 @@ def test_a_mask_that_never_comes_ends_its_answer_alone(load: Load, monkeypatch: 
     stuck = engine.submit("x", SamplingParams(json_schema=long, max_tokens=110))
     first = next(iter(stuck))
     processes = {
-        child for parent in below(os.getpid()) for child in below(parent) if "grammar_child" in command(parent)
+        child for parent in below(os.getpid()) for child in below(parent) if "grammar/child.py" in command(parent)
     }
     for process in processes:
         os.kill(process, signal.SIGSTOP)
@@ -196,7 +196,7 @@ def test_a_client_that_leaves_ends_the_compiling(grammars: Grammars) -> None:
     until(lambda: bool(below(os.getpid()) - before))
     its = below(os.getpid()) - before
     compiling.cancel()
-    until(lambda: not below(os.getpid()) & its, seconds=grammar_pool.COMPILE_S - 1)  # before it would be ended anyway
+    until(lambda: not below(os.getpid()) & its, seconds=pool.COMPILE_S - 1)  # before it would be ended anyway
 
 
 @pytest.mark.slow
@@ -215,8 +215,8 @@ def test_one_callers_bombs_keep_no_other_caller_waiting(grammars: Grammars) -> N
 
 def test_more_grammars_than_places(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller has half the places. What nobody uses makes room; else the caller is told to try again."""
-    monkeypatch.setattr(grammar_pool, "WAITING_S", 0.5)
-    own = [MERGED | {"title": str(i)} for i in range(grammar_pool.PLACES // 2 + 1)]
+    monkeypatch.setattr(pool, "WAITING_S", 0.5)
+    own = [MERGED | {"title": str(i)} for i in range(pool.PLACES // 2 + 1)]
     for schema in own:  # one after the other, all find a place
         grammars.matchers(schema_grammar(schema), caller="many").result(60)
     in_use = [grammars.matchers(schema_grammar(schema), caller="many").result(60) for schema in own[:-1]]
@@ -232,9 +232,9 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Also where that is killed while a schema compiles. Oracle: the kernel's list of processes."""
     program = f"""
 import sys, time
-from apps.llm.chat.grammar import schema_grammar
-from apps.llm.engine.text.structured import Grammars
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.schemas.written import schema_grammar
+from apps.llm.engine.grammar.matchers import Grammars
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 grammars = Grammars(ModelTokenizer.of_folder({str(DEMO)!r}).fast, {VOCABULARY}, {EOS})
 held = grammars.matchers(schema_grammar({MERGED!r})).result(60)
 compiling = grammars.matchers(schema_grammar({BOMBS["a long multipleOf"]!r}))
@@ -245,7 +245,7 @@ time.sleep(600)
     children = below(started.pid)
     started.kill()
     started.wait()
-    until(lambda: not any("grammar_child" in command(child) for child in children))
+    until(lambda: not any("grammar/child.py" in command(child) for child in children))
 
 
 def test_a_process_that_dies_is_replaced() -> None:

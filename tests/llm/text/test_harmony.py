@@ -15,12 +15,12 @@ from apps.llm.chat.conversation import ChatRequest, Conversation, PastCall
 from apps.llm.chat.formats.harmony import CALL, CHANNEL, END, RETURN
 from apps.llm.chat.model_format import ModelFormat, Turn
 from apps.llm.chat.tools import Tool, ToolUse
-from apps.llm.engine.text.structured import Grammars
-from apps.llm.engine.text.tokenizer import ModelTokenizer
+from apps.llm.engine.grammar.matchers import Grammars
 from apps.llm.text import SamplingParams
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from tests.llm.chat.written import Understood, pieces_of, understood
 from tests.llm.engine import tiny_models
-from tests.llm.engine.text import chat_models
+from tests.llm.text import chat_models
 
 SCHEMA = {
     "type": "object",

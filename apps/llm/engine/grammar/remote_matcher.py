@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from apps.llm.engine.text import grammar_child as child
+from apps.llm.engine.grammar import child
 
 MASK_S = 5.0
 """A process may owe a mask for this long."""
@@ -18,7 +18,7 @@ LONGEST_PROBLEM = 500
 
 
 class RemoteMatcher:
-    """Follows one answer through a grammar, as `structured.Matcher` does.
+    """Follows one answer through a grammar, as `matchers.Matcher` does.
 
     A mask comes some time after the token before it: while it is `pending`, its answer takes no part in steps.
     """

@@ -1,1 +1,0 @@
-"""Tokenizing, detokenizing, grammars that constrain answers, and the prompt of rerankers."""

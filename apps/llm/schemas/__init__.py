@@ -1,0 +1,1 @@
+"""JSON schemas of callers, as the grammar library takes them."""
