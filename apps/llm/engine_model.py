@@ -14,9 +14,9 @@ import numpy as np
 
 from apps.llm.api import CALLER, EngineStats, Pool, QueueFull
 from apps.llm.engine_stream import EngineStream
-from apps.llm.limits import check_copies, check_suffixes
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.text.generation import Generation
+from apps.llm.text.limits import check_copies, check_suffixes
 from apps.llm.text.requests import Output, PromptToken, SamplingParams
 from apps.llm.texts import RequestTexts
 from apps.llm.tracing import tracing

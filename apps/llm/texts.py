@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from apps.llm.api import CALLER, RequestError, TokenScore
-from apps.llm.aside import FairThreads, Going
 from apps.llm.chat.conversation import ChatRequest
-from apps.llm.limits import TokenLimit
+from apps.llm.text.aside import FairThreads, Going
+from apps.llm.text.limits import TokenLimit
 from apps.llm.text.requests import PromptToken
 
 if TYPE_CHECKING:

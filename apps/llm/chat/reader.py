@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.sendable_json import Sendable
-from apps.llm.stops import StopStrings
+from apps.llm.chat.stops import StopStrings
 
 if TYPE_CHECKING:
     from apps.llm.chat.call_format import CallFormat

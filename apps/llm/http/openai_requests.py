@@ -12,8 +12,8 @@ from apps.llm.api import MAX_MESSAGES, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOOLS, Re
 from apps.llm.chat.conversation import ChatRequest, Conversation, PromptEnding, effort_fields
 from apps.llm.http.constraints import ConstrainedBody, RefusedInChats
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
-from apps.llm.limits import NO_DEFAULTS, default_limit
 from apps.llm.schemas.enforced import loosened
+from apps.llm.text.limits import NO_DEFAULTS, default_limit
 from apps.llm.text.requests import SamplingParams
 from apps.serving.ingress.bodies import Body, CacheSalt
 from apps.serving.ingress.openai_errors import OpenAIError

@@ -41,10 +41,10 @@ from apps.llm.engine.engine import JaxEngine
 from apps.llm.engine.executor_protocol import DevicePlace
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.engine.weights.model import Model
-from apps.llm.limits import TokenLimit, check_suffixes
 from apps.llm.text.admission import Admission
 from apps.llm.text.answer import AnswerText
 from apps.llm.text.generation import Delivery, Generation
+from apps.llm.text.limits import TokenLimit, check_suffixes
 from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
 from apps.llm.text.requests import Output, SamplingParams
 from apps.llm.text.reranker import Reranker

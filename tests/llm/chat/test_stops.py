@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from apps.llm.chat.events import ArgumentsPiece, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.reader import AnswerReader
-from apps.llm.stops import StopStrings
+from apps.llm.chat.stops import StopStrings
 from tests.llm.chat.test_reader import NAMES, answers, cut, families, places
 from tests.llm.chat.written import FAMILIES
 

@@ -15,9 +15,9 @@ import pytest
 
 from apps.llm import aside
 from apps.llm.api import ANYONE, Caller, QueueFull
-from apps.llm.aside import FairThreads
 from apps.llm.http.app import http_app
 from apps.llm.text.admission import Admission
+from apps.llm.text.aside import FairThreads
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from ray_configs.applications.callers import CallerConfig
 from tests.llm.serve.serving import LocalServer, wait_until

@@ -10,8 +10,8 @@ from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, RequestError
 from apps.llm.chat.conversation import ChatRequest, effort_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
-from apps.llm.limits import NO_DEFAULTS
 from apps.llm.schemas.enforced import loosened
+from apps.llm.text.limits import NO_DEFAULTS
 from apps.llm.text.requests import SamplingParams
 from apps.serving.ingress.bodies import Body, CacheSalt, Metadata
 

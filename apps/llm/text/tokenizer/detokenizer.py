@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from apps.llm.stops import StopStrings
+from apps.llm.chat.stops import StopStrings
 
 CONTEXT = 8  # prompt tokens that the decoder needs as context (for spaces between words, mostly)
 

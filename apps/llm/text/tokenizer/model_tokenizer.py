@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError
 from apps.llm.chat.conversation import PromptEnding
-from apps.llm.limits import TokenLimit
+from apps.llm.text.limits import TokenLimit
 from apps.llm.text.tokenizer.bounded_templates import bound_templates, steps
 from apps.llm.text.tokenizer.detokenizer import Detokenizer
 from apps.llm.text.tokenizer.longest_token import longest_token
