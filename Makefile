@@ -75,7 +75,7 @@ test-playground: $(PLAYGROUND_STAMP) ## Run the playground's tests in Chromium (
 	@. $(PLAYGROUND_VENV)/bin/activate && python -m pytest -m 'slow or not slow' tests/playground $(PYTEST_ARGS)
 
 lint: $(TEST_STAMP) ## Check style and types
-	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && mypy
+	@. $(VENV)/bin/activate && ruff check . && ruff format --check . && lint-imports --no-cache && mypy
 
 ROOMS := apps/arrays apps/batch apps/cell apps/llm apps/plan apps/serving apps/stable_diffusion clients kuberay podslice ray_configs
 coverage: $(TEST_STAMP) ## Run the tests with coverage, and print it by folder (of the tests' own process)

@@ -17,7 +17,7 @@ from apps.llm.engine_stream import EngineStream
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.text.generation import Generation
 from apps.llm.text.limits import check_copies, check_suffixes
-from apps.llm.text.requests import Output, PromptToken, SamplingParams
+from apps.llm.text_api import Output, PromptToken, SamplingParams
 from apps.llm.texts import RequestTexts
 from apps.llm.tracing import tracing
 from apps.serving.model_roots import HUB, is_hub_id, permitted

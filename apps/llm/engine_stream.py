@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from apps.llm.api import EngineError
 from apps.llm.metrics import LanguageMetrics
 from apps.llm.text.generation import Generation
-from apps.llm.text.requests import Output
+from apps.llm.text_api import Output
 from apps.llm.tracing import Tracing
 
 

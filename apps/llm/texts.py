@@ -10,7 +10,7 @@ from apps.llm.api import CALLER, RequestError, TokenScore
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.text.aside import FairThreads, Going
 from apps.llm.text.limits import TokenLimit
-from apps.llm.text.requests import PromptToken
+from apps.llm.text_api import PromptToken
 
 if TYPE_CHECKING:
     from apps.llm.chat.model_format import Turn

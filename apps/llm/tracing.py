@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from apps.llm.text.generation import Generation
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.api_keys import Asgi
 
 if TYPE_CHECKING:

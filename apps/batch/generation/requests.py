@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from apps.llm.api import AnswerFailed, RequestError
 from apps.llm.batches.lines import answered, check_model, check_not_streamed, dump, json_object, request_body
-from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, PromptCounts, choices
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
 from apps.llm.text.generation import Generation
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import PieceReader, SamplingParams
 from apps.serving.ingress.json_body import BadJSON, validated
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine
 
@@ -118,7 +117,7 @@ class Open:
     model: str
     echoes: list[str] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
-    reader: Callable[[], AnswerReader | None] = lambda: None
+    reader: Callable[[], PieceReader | None] = lambda: None
     """Makes a reader of one answer; None if it is text alone."""
 
     def wait(self) -> None:

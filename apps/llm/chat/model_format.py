@@ -25,7 +25,7 @@ from apps.llm.chat.reader import AnswerReader, ReasoningMarks
 from apps.llm.chat.shape import OFFERED, Message, Shape
 from apps.llm.chat.tools import ToolUse
 from apps.llm.schemas.written import check_schemas, loaded_schema
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from ray_configs.llm import ReasoningFormat, ToolCallFormat
 
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None, Mapping[str, Any]], str]

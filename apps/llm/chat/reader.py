@@ -9,14 +9,11 @@ A possible call is buffered until it is certain; if it turns out not to be one, 
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.chat.sendable_json import Sendable
 from apps.llm.chat.stops import StopStrings
-
-if TYPE_CHECKING:
-    from apps.llm.chat.call_format import CallFormat
 
 END = ""
 PARAGRAPH = "\n\n"
@@ -48,6 +45,13 @@ class ReasoningMarks:
     """A line that may follow the opening mark, and is no part of the reasoning."""
 
 
+class CallSyntax(Protocol):
+    """What a reader needs of a format of calls."""
+
+    def read(self, reader: "AnswerReader", char: str) -> Machine:
+        """Reads text and calls up to the answer's end."""
+
+
 class AnswerReader:
     """Reads one answer, piece by piece.
 
@@ -63,7 +67,7 @@ class AnswerReader:
 
     def __init__(
         self,
-        calls: "CallFormat | None" = None,
+        calls: "CallSyntax | None" = None,
         names: Collection[str] = (),
         reasoning: ReasoningMarks | None = None,
         opened: bool = False,

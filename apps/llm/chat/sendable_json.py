@@ -36,10 +36,10 @@ class Sendable:
         return "".join(map(self._char, text))
 
     def rest(self) -> str:
-        """What is still held, at the text's end."""
+        """What is still held, at the text's end. Not the first half of a pair: an answer that is cut short there would
+        say what the whole one does not."""
         held, self._held = self._held, ""
-        half = REPLACEMENT + held[ESCAPE:] if len(held) >= ESCAPE else held
-        return half + self._ended()
+        return ("" if len(held) >= ESCAPE else held) + self._ended()
 
     def _char(self, char: str) -> str:
         if self._within:

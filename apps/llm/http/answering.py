@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from starlette.responses import JSONResponse, Response
 
 from apps.llm.chat.events import ArgumentsPiece, CallEnd, CallStart, ChatEvent, ReasoningPiece, TextPiece
-from apps.llm.chat.reader import PARAGRAPH, AnswerReader
+from apps.llm.chat.reader import PARAGRAPH
 from apps.llm.engine_stream import EngineStream
-from apps.llm.text.requests import Output
+from apps.llm.text_api import Output, PieceReader
 from apps.serving.ingress.bodies import EventStream
 
 
@@ -99,7 +99,7 @@ class BlockWriter(Writer):
         reader: splits the answer into reasoning, text and calls; None if it is only text.
     """
 
-    def __init__(self, stream: EngineStream, reader: AnswerReader | None):
+    def __init__(self, stream: EngineStream, reader: PieceReader | None):
         self.stream, self.reader = stream, reader
         self.blocks: list[Block] = []
         self.open: type[TextPiece | ReasoningPiece | CallStart] | None = None

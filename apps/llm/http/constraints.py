@@ -10,7 +10,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from apps.llm.api import MAX_WORDS
 from apps.llm.chat.grammar import choice_rule, grammar_rule, regex_rule
-from apps.llm.text.requests import Pattern
+from apps.llm.text_api import Pattern
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from apps.llm.api import EngineError, EngineStopped
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.answering import Writer, answered
-from apps.llm.text.requests import Output, SamplingParams
+from apps.llm.text_api import Output, SamplingParams
 from apps.serving.errors import shortened
 from apps.serving.ingress.json_body import BadJSON, validated
 from apps.serving.ingress.openai_errors import of_stream, retry_after

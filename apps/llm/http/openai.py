@@ -10,7 +10,7 @@ from apps.llm.http.adapters import named
 from apps.llm.http.answering import PromptsAlone, Source, answered
 from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, choices, embeddings
 from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
-from apps.llm.text.requests import PromptToken
+from apps.llm.text_api import PromptToken
 from apps.llm.texts import Prompt
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import STREAMED, json_body

@@ -14,9 +14,8 @@ import numpy as np
 from pydantic_core import to_json
 
 from apps.llm.chat.events import ArgumentsPiece, CallStart, ChatEvent, ReasoningPiece, TextPiece
-from apps.llm.chat.reader import AnswerReader
 from apps.llm.http.answering import Source, Writer
-from apps.llm.text.requests import Output, PromptToken, TokenLogprob
+from apps.llm.text_api import Output, PieceReader, PromptToken, TokenLogprob
 from apps.serving.ingress.openai_errors import of_stream
 
 DONE = b"data: [DONE]\n\n"
@@ -42,7 +41,7 @@ class Choice:
         self,
         index: int,
         echo: str = "",
-        reader: AnswerReader | None = None,
+        reader: PieceReader | None = None,
         prompt: Sequence[PromptToken] = (),
     ):
         self.index, self.echo, self.reader = index, echo, reader  # reader None: the answer is only text
@@ -72,7 +71,7 @@ def choices(
     prompts: int,
     n: int,
     echoes: Sequence[str] = (),
-    reader: Callable[[], AnswerReader | None] = lambda: None,
+    reader: Callable[[], PieceReader | None] = lambda: None,
     read: Sequence[Sequence[PromptToken]] = (),
 ) -> list[Choice]:
     """A request's choices: `n` for each prompt. `echoes`: the prompts' texts, if the answers repeat them."""

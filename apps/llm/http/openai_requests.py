@@ -14,7 +14,7 @@ from apps.llm.http.constraints import ConstrainedBody, RefusedInChats
 from apps.llm.http.openai_messages import Message, ToolBody, ToolChoice, tool_use
 from apps.llm.schemas.enforced import loosened
 from apps.llm.text.limits import NO_DEFAULTS, default_limit
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.bodies import Body, CacheSalt
 from apps.serving.ingress.openai_errors import OpenAIError
 

@@ -18,7 +18,7 @@ from apps.llm.api import EngineError
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import Writer, answered
-from apps.llm.text.requests import Output, SamplingParams
+from apps.llm.text_api import Output, SamplingParams
 from apps.serving.ingress.bodies import BodyTooLarge
 from apps.serving.ingress.json_body import BadJSON, read_json, validated
 from apps.serving.ingress.openai_errors import OpenAIError, from_body, from_engine, of_stream

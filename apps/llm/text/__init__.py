@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import EngineStats, EngineStopped, Pool, PromptTooLong, QueueFull, RequestError
-from apps.llm.text.requests import Output, SamplingParams, TokenLogprob
+from apps.llm.text_api import Output, SamplingParams, TokenLogprob
 from ray_configs.llm import EngineConfig
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 
 from apps.llm.api import FinishReason, TokenLogprobs, TokenOutput
-from apps.llm.text.requests import Output, SamplingParams, TokenLogprob
 from apps.llm.text.tokenizer.detokenizer import Detokenizer
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
+from apps.llm.text_api import Output, SamplingParams, TokenLogprob
 
 log = logging.getLogger("podslice")
 

@@ -46,11 +46,11 @@ from apps.llm.text.answer import AnswerText
 from apps.llm.text.generation import Delivery, Generation
 from apps.llm.text.limits import TokenLimit, check_suffixes
 from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
-from apps.llm.text.requests import Output, SamplingParams
 from apps.llm.text.reranker import Reranker
 from apps.llm.text.sampling import grammar_of, sampling_of
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from apps.llm.text.validation import answer_limit, check_params, check_room
+from apps.llm.text_api import Output, SamplingParams
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 

@@ -13,7 +13,7 @@ from apps.llm.api import ANYONE, Caller, TokenOutput
 from apps.llm.engine.interface import TokenEngine
 from apps.llm.text.admission import CallerState
 from apps.llm.text.answer import AnswerText, failed
-from apps.llm.text.requests import Output, SamplingParams
+from apps.llm.text_api import Output, SamplingParams
 from apps.serving.event_loops import wake
 
 

@@ -2,7 +2,7 @@
 
 from apps.llm.api import Grammar, Sampling
 from apps.llm.schemas.written import schema_grammar
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 
 GOLDEN = 0x9E3779B1
 

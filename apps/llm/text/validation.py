@@ -13,7 +13,7 @@ from apps.llm.api import (
     PromptTooLong,
     RequestError,
 )
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from apps.serving.errors import shortened
 
 

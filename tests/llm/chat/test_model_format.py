@@ -16,7 +16,7 @@ from apps.llm.chat.formats.gemma import GEMMA4, Gemma
 from apps.llm.chat.formats.mistral import Mistral
 from apps.llm.chat.model_format import ModelFormat, shows_late_system
 from apps.llm.chat.tools import Tool, ToolUse
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from tests.llm.chat.written import pieces_of
 from tests.llm.text import chat_models
 

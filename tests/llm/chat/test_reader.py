@@ -130,6 +130,13 @@ def holds_for(holds: Callable[..., None], examples: int) -> None:
     settings(deadline=None, max_examples=examples)(PROPERTIES[holds](holds))()
 
 
+def test_an_answer_cut_within_a_surrogate_pair() -> None:
+    called, family = [("f", {"a": "\U00010000"})], "deepseek, in code blocks"
+    pair = FAMILIES[family].write(called).index("\\ud800")
+    for length in range(pair, pair + 13):
+        what_was_told_stays_true_where_an_answer_is_cut_short(family, called, length)
+
+
 @properties
 def test_property(holds: Callable[..., None]) -> None:
     holds_for(holds, 100)

@@ -15,7 +15,7 @@ from apps.llm.engine_stream import EngineStream
 from apps.llm.http.anthropic import answers as anthropic_answers
 from apps.llm.http.anthropic.answers import MessageWriter
 from apps.llm.text.generation import Generation
-from apps.llm.text.requests import Output, SamplingParams
+from apps.llm.text_api import Output, SamplingParams
 
 CALL = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
 

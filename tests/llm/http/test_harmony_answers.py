@@ -12,7 +12,7 @@ from apps.llm.http.openai_answers import ChatWriter, choices
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
 from apps.llm.text.generation import Generation
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from tests.llm.http import test_anthropic_answers as messages
 from tests.llm.http import test_responses_answers as responses
 

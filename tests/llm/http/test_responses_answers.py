@@ -19,7 +19,7 @@ from apps.llm.engine_stream import EngineStream
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
 from apps.llm.text.generation import Generation
-from apps.llm.text.requests import Output, SamplingParams
+from apps.llm.text_api import Output, SamplingParams
 
 CALL = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

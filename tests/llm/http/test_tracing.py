@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.app import http_app
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from apps.llm.tracing import Tracing, tracing
 from tests.http_servers import StandInHandler, StandInServer, served
 from tests.llm.serve.serving import MODEL, held, wait_until

@@ -9,7 +9,7 @@ import pytest
 
 from apps.llm.chat.model_format import ModelFormat
 from apps.llm.engine_stream import EngineStream
-from apps.llm.text.requests import Output
+from apps.llm.text_api import Output
 from tests.llm.serve.serving import MODEL, SMALL, LocalServer, local_server, serve_cli
 from tests.llm.text import chat_models
 

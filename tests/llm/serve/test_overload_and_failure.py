@@ -10,7 +10,7 @@ import pytest
 from apps.llm.api import CALLER, Caller
 from apps.llm.http.app import http_app
 from apps.llm.text import EngineStopped
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.api_keys import principals
 from tests.llm.serve.serving import MODEL, LocalServer, held, local_server, wait_until
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from tests.llm.serve.serving import MODEL, LocalServer
 
 HELLO = [{"role": "user", "content": "Rain in Lyon?"}]

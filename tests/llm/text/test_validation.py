@@ -3,8 +3,8 @@
 import pytest
 
 from apps.llm.api import PromptTooLong, RequestError
-from apps.llm.text.requests import SamplingParams
 from apps.llm.text.validation import answer_limit
+from apps.llm.text_api import SamplingParams
 
 CONTEXT, CACHE = 100, 80
 

@@ -9,10 +9,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
-from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_stream import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
-from apps.llm.text.requests import Output
+from apps.llm.text_api import Output, PieceReader
 from apps.serving.ingress import anthropic_errors
 from apps.serving.ingress.openai_errors import of_stream
 
@@ -36,7 +35,7 @@ class MessageWriter(BlockWriter):
         context: maximum tokens of prompt and answer together.
     """
 
-    def __init__(self, model: str, stream: EngineStream, reader: AnswerReader | None, context: int):
+    def __init__(self, model: str, stream: EngineStream, reader: PieceReader | None, context: int):
         super().__init__(stream, reader)
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model, self._context = model, context

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apps.llm.chat.events import CallStart, ReasoningPiece, TextPiece
-from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_stream import EngineStream
 from apps.llm.http.answering import Block, BlockWriter, Event
 from apps.llm.http.responses.items import new_id
 from apps.llm.http.responses.requests import NAMES
-from apps.llm.text.requests import Output
+from apps.llm.text_api import Output, PieceReader
 from apps.serving.ingress.openai_errors import of_stream
 
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
@@ -33,7 +32,7 @@ class ResponseWriter(BlockWriter):
         model: str,
         about: Mapping[str, Any],
         stream: EngineStream,
-        reader: AnswerReader | None,
+        reader: PieceReader | None,
         functions: Mapping[str, tuple[str | None, str]],
         keep: Callable[["ResponseWriter"], None] = lambda _: None,
     ):

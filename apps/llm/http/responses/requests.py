@@ -12,7 +12,7 @@ from apps.llm.chat.tools import CallMode, Tool, ToolUse
 from apps.llm.http.responses.items import Item, MessageItem, Placed, conversation, placed, shown_name
 from apps.llm.schemas.enforced import loosened
 from apps.llm.text.limits import NO_DEFAULTS
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.bodies import Body, CacheSalt, Metadata
 
 UNIONS = {

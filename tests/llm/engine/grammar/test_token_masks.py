@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from apps.llm.api import Sampling
 from apps.llm.engine.grammar.token_masks import AllowedTokens
 from apps.llm.text import Engine
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from tests.llm.engine.asking import read
 
 Load = Callable[..., Engine]

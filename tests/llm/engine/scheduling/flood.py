@@ -14,7 +14,7 @@ import time
 
 from apps.llm.api import Caller
 from apps.llm.text import Engine
-from apps.llm.text.requests import SamplingParams
+from apps.llm.text_api import SamplingParams
 from ray_configs.llm import DEMO_MODEL, EngineConfig
 
 FLOOD, OTHER = Caller("flood"), Caller("other")

@@ -17,8 +17,8 @@ from apps.llm.engine.grammar.matchers import Grammars
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.schemas.written import schema_grammar
 from apps.llm.text import Engine, EngineConfig
-from apps.llm.text.requests import SamplingParams
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
+from apps.llm.text_api import SamplingParams
 from tests.llm.engine import tiny_models
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from apps.llm.api import EngineStopped
 from apps.llm.engine_stream import EngineStream
-from apps.llm.text.requests import Output
+from apps.llm.text_api import Output
 from tests.llm.serve.dialects.responses.asking import ONE_CALL, QUESTION, TOOL, WEATHER, ask
 from tests.llm.serve.serving import MODEL
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -17,8 +17,16 @@ from apps.llm.api import (
     TokenScore,
 )
 
-if TYPE_CHECKING:
-    from apps.llm.chat.reader import AnswerReader
+
+class PieceReader(Protocol):
+    """Reads an answer's text, piece by piece, as chat's readers do: into their events, up to a stop string."""
+
+    stopped: str | None
+    called: int  # tools, so far
+
+    def feed(self, text: str) -> list[Any]: ...
+
+    def finish(self) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,7 @@ class SamplingParams:
     grammar: Grammar | None = None  # instead of both: a grammar that the answer must follow
     bad_words: Sequence[str] = ()  # their tokens never come one after another
     allowed_token_ids: Sequence[int] | None = None  # no other token is sampled; None: all
-    reader: "Callable[[], AnswerReader | None] | None" = field(default=None, compare=False)
+    reader: Callable[[], PieceReader | None] | None = field(default=None, compare=False)
     """Makes readers of the answers; None if they are only text. With them, stop strings end an answer in its text, not
     in its reasoning nor in the arguments of a call."""
     shown_tokens: frozenset[int] = frozenset()  # special tokens whose text is included in the answer's
