@@ -34,9 +34,10 @@ def load(context: str | None, kubeconfig: str | None) -> tuple[Configuration, st
         plugin_failed = "exec" in user and not (configuration.api_key or configuration.cert_file)
     except MALFORMED as error:
         source = "This Pod's service account" if in_pod else f"The kubeconfig {paths}"
+        why = f"cannot be used: {' '.join(str(error).split()).removesuffix('.')}" if in_pod or there else "is not there"
         raise ClusterError(
-            f"{source} cannot be used: {' '.join(str(error).split())}. Choose another file or entry (--kubeconfig, "
-            f"--context), or fetch one: `{get_credentials(context)}`."
+            f"{source} {why}. Choose another file or entry (--kubeconfig, --context), or fetch one: "
+            f"`{get_credentials(context)}`."
         ) from error
     if plugin_failed:  # the client only logs its message, and would continue without credentials
         raise ClusterError(

@@ -44,7 +44,7 @@ def refusal(context: str | None = None, path: str | None = None) -> str:
 
 
 def test_no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "The kubeconfig ~/.kube/config cannot be used" in refusal()
+    assert "The kubeconfig ~/.kube/config is not there" in refusal()
     assert "gcloud container clusters get-credentials CLUSTER --location=LOCATION" in refusal()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     assert str(tmp_path / "nowhere") in refusal()
