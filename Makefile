@@ -96,10 +96,11 @@ clean: ## Remove the virtual environments
 	rm -rf $(VENV) $(TORCH_XLA_VENV) $(CLIENTS_VENV) $(PLAYGROUND_VENV) $(LOWEST_VENV)
 
 # A virtual environment that was interrupted while it was made, or made without pip, or by a Python that is gone, is made
-# anew: nothing could be installed into it.
+# anew: nothing could be installed into it. One that another make is about to make is not: each waits its turn, if the
+# system has flock, and so does tools/install.py.
 .PHONY: whole-venv
 whole-venv:
-	@{ $(VENV)/bin/python -m pip --version || $(VENV)/bin/python -m ensurepip; } >/dev/null 2>&1 || { \
+	@exec 9<.; flock 9 2>/dev/null; { $(VENV)/bin/python -m pip --version || $(VENV)/bin/python -m ensurepip; } >/dev/null 2>&1 || { \
 		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 			{ echo "Python 3.11 or newer is needed; $(PYTHON) is older or missing. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }; \
 		if [ -e $(VENV) ]; then echo "== $(VENV) is not whole: making it anew"; else echo "== creating $(VENV)"; fi; \
@@ -113,7 +114,7 @@ $(SERVE_STAMP): pyproject.toml | whole-venv
 
 $(TORCH_STAMP): pyproject.toml | whole-venv
 	@echo "== installing PyTorch into $(VENV): about 0.7 GB, once"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --timeout 20 --retries 1 \
+	@$(VENV)/bin/python tools/install.py 190 install --no-deps --timeout 20 --retries 1 \
 		--index-url $(TORCH_INDEX) torch==2.13.0 || \
 		echo "== no PyTorch from $(TORCH_INDEX): taking the build that PyPI has"
 	@touch $@
@@ -130,7 +131,7 @@ $(TEST_STAMP): $(TORCH_STAMP)
 
 $(DOCS_STAMP): $(SERVE_STAMP)
 	@echo "== installing what building the documentation needs into $(VENV)"
-	@$(VENV)/bin/python -m pip install --disable-pip-version-check -e '.[docs]'
+	@$(VENV)/bin/python tools/install.py 20 install -e '.[docs]'
 	@touch $@
 
 $(TORCH_XLA_STAMP): pyproject.toml

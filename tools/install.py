@@ -4,9 +4,10 @@
 
 Without a terminal it prints a line now and then. If pip fails, it prints the end of what pip said; the whole is in
 a file, whose name it prints. Ctrl-C reaches pip too; this program ends after it, so that the next one, on the same
-environment, does not meet it. Needs no packages.
+environment, does not meet it. Two at once wait for each other. Needs no packages.
 """
 
+import fcntl
 import os
 import re
 import subprocess
@@ -33,6 +34,10 @@ def line(packages: int, megabytes: float, of: float, what: str) -> str:
 def main(size_mb: str, *arguments: str) -> int:
     """Returns pip's exit status."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, "--progress-bar", "off"]
+    try:
+        alone = one_at_a_time()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     with tempfile.NamedTemporaryFile("w+", prefix="podslice-pip-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
@@ -49,7 +54,20 @@ def main(size_mb: str, *arguments: str) -> int:
             print("".join(log.readlines()[-TAIL:]) + f"pip's whole output is in {log.name}")
             return status
     os.unlink(log.name)
+    os.close(alone)
     return status
+
+
+def one_at_a_time() -> int:
+    """Waits for others that install, or make an environment (Makefile), in this folder: two pips break each other's
+    packages. Returns a descriptor that keeps others waiting until it is closed."""
+    folder = os.open(".", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("   another installation runs in this folder: waiting for it", flush=True)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+    return folder
 
 
 def show(said: IO[str], log: IO[str], size_mb: float) -> None:

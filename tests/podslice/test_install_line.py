@@ -1,5 +1,6 @@
 """The one line that an installation shows. Oracle: pip's own words, as it said them in a real installation."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -74,6 +75,18 @@ def test_ctrl_c_ends_it_after_pip(tmp_path: Path) -> None:
     assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 130 and (tmp_path / "undone").exists()
     assert not list(tmp_path.glob("*.log"))
+
+
+def test_two_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    """Also for what holds the folder otherwise, as the Makefile does while it makes an environment."""
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    process = start(tmp_path, "install", "no space")
+    assert process.stdout is not None
+    assert "waiting" in process.stdout.readline()
+    os.close(folder)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "ERROR: no space left" in out
 
 
 def test_packages_and_megabytes_are_counted() -> None:
