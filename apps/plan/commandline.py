@@ -102,7 +102,7 @@ def command(*kinds: type[Planned]) -> typer.Typer:
 def _plan_llm(config: LLMConfig, lengths: tuple[Any, ...], criteria: tuple[Any, ...] | None) -> tuple[BaseModel, Show]:
     _keep_off_tpus()
     from apps.arrays.model_folder import CheckpointError
-    from apps.llm.engine.model.architecture import UnsupportedModel
+    from apps.llm.engine.model.rope import UnsupportedModel
     from apps.plan.llm import planner, search, text
     from apps.plan.topology import NoCompiler
 

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.execute.local import LocalExecutor
-from apps.llm.engine.model import architecture, params
+from apps.llm.engine.model import params
 from apps.llm.engine.model.declaration import declare
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights import prepared
 from apps.llm.engine.weights.checkpoint import Checkpoint
@@ -84,7 +84,7 @@ def counting(self, name, rows=slice(None), shape=None):
 found = {"params": {}, "logits": {}, "more than once": {}}
 for folder in sys.argv[1:]:
     source = Checkpoint(folder)
-    arch = architecture.from_hf_config(source.json("config.json"))
+    arch = from_hf_config(source.json("config.json"))
     for kind, dtype, blocks in CASES:
         output = f"{folder}-{kind}-{dtype}-{blocks}"
         prepare(PrepareArguments(folder, output, dtype, kind, tensor_parallel=blocks))
@@ -93,7 +93,7 @@ for folder in sys.argv[1:]:
         for devices in DEVICES:
             case = f"{Path(output).name} on {devices}"
             mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
-            tree = declare(arch, HeadLayout.of(arch, devices))
+            tree = declare(arch, arch.split(devices))
             loads = partial(load, tree=tree, mesh=mesh, dtype=jnp.dtype(dtype))
             expected = loads(source, int8=kind == "int8")
             Checkpoint.stored = counting

@@ -11,7 +11,7 @@ import typer
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from apps.llm.engine.model.architecture import FAMILIES
+from apps.llm.engine.model.families.hugging_face import FAMILIES
 from podslice import commands
 from tools import architecture_picture, config_page, http_page
 

@@ -65,7 +65,9 @@ def test_a_decode_step_takes_fewer_than_a_prefill() -> None:
     def loops(tokens: int) -> Loops | None:
         shape = StepShape(tokens, 64, sized.shapes[0].max_pages)
         decoder = sized.programs.decoder
-        return bundles.of_attention(decoder, decoder.attention_spec(0), sized.programs.kv_dtype, slice, shape)
+        return bundles.of_attention(
+            decoder, decoder.mixers[0].of_kernel(decoder.page_size), sized.programs.kv_dtype, slice, shape
+        )
 
     decode, prefill = loops(64), loops(512)
     assert decode is not None and prefill is not None

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine.model.architecture import Experts
 from apps.llm.engine.model.experts.mixture import feed_forward
 from apps.llm.engine.model.experts.weights import ExpertWeights
+from apps.llm.engine.model.layers import Activation, Experts
 from apps.plan import hlo, traffic
 from apps.plan.traffic import Collective
 
@@ -187,7 +187,7 @@ def test_a_real_program_is_read_whole() -> None:
 
 
 def test_experts_are_read_once_for_each_block() -> None:
-    mixture = Experts(count=16, per_token=2, width=256, renormalized=True, layers=(True,))
+    mixture = Experts(count=16, per_token=2, width=256, renormalized=True, activation=Activation("silu"))
     mesh = Mesh(jax.devices()[:1], ("tensor",))
     into, down = jnp.ones((16 * 512, 128)), jnp.ones((16 * 128, 256))
     given = jnp.ones((8, 128)), jnp.ones((8, 2)), jnp.ones((8, 2), jnp.int32), ExpertWeights(into, down)

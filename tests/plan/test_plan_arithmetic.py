@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from apps.llm.engine.model.architecture import from_hf_config
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.plan.llm import capacity, experts, known
 from apps.plan.llm.kernel import _seen
 from apps.plan.llm.program import MeasuredStep, extrapolated
@@ -95,7 +95,7 @@ def test_popular_experts_make_a_device_busy() -> None:
 
 @pytest.mark.parametrize("name", known.MODELS)
 def test_every_known_model_is_one_that_the_decoder_has(name: str) -> None:
-    assert len(from_hf_config(known.MODELS[name]).windows) == known.MODELS[name]["num_hidden_layers"]
+    assert len(from_hf_config(known.MODELS[name]).layers) == known.MODELS[name]["num_hidden_layers"]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from apps.arrays.model_folder import CheckpointError
 from apps.batch.preparation.output import PreparationOutput, PreparationRefused
 from apps.batch.preparation.weights import StoredWeights
-from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.params import HeadLayout
-from apps.llm.engine.parallel.layout import Devices, possible
+from apps.llm.engine.model.rope import UnsupportedModel
+from apps.llm.engine.parallel.layout import Devices
+from apps.llm.engine.parallel.layout_choice import possible
 from apps.llm.engine.weights.checkpoint import TOKENIZER_FILES, Checkpoint
 from apps.llm.engine.weights.prepared import (
     FORMAT,
@@ -134,7 +134,7 @@ def _open(model: str) -> tuple[Checkpoint, Architecture]:
             raise PreparationRefused(f"MODEL: {model} is prepared already; give the model that it was made from")
         arch = source.architecture()
         _ = source.tensors, source.format
-    except (CheckpointError, architecture.UnsupportedModel) as error:
+    except (CheckpointError, UnsupportedModel) as error:
         raise PreparationRefused(f"MODEL: {error}") from error
     return source, arch
 
@@ -154,7 +154,7 @@ def _blocks(wanted: PrepareArguments, arch: Architecture) -> int:
     try:
         if wanted.slice is None:
             blocks = wanted.tensor_parallel or 1
-            HeadLayout.of(arch, blocks)
+            arch.split(blocks)
             return blocks
         per_chip = DEVICES_PER_CHIP.get(wanted.slice.generation, 1)
         devices = Devices(wanted.slice.chips * per_chip, wanted.slice.hosts)

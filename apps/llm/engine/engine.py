@@ -36,8 +36,8 @@ from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.executor_protocol import DevicePlace, Executor
 from apps.llm.engine.grammar.matchers import AnyMatcher, Grammars
 from apps.llm.engine.interface import Vocabulary
-from apps.llm.engine.model.params import HeadLayout
-from apps.llm.engine.parallel import layout
+from apps.llm.engine.model.split import Split
+from apps.llm.engine.parallel import layout_choice
 from apps.llm.engine.scheduling.answer import Answer
 from apps.llm.engine.scheduling.loop import Loop
 from apps.llm.engine.scheduling.pooling import prompt_task, tokens_of
@@ -66,11 +66,11 @@ class JaxEngine:
         loops: list[Loop[Any]],
         grammars: Grammars,
         max_model_len: int,
-        heads: HeadLayout,
+        split: Split,
         digest: bytes = b"",
     ):
         self.config, self.loops = config, loops
-        self._grammars, self._heads = grammars, heads  # heads: of each DP rank
+        self._grammars, self._split = grammars, split  # split: of each DP rank
         self._arch = replace(loops[0].executor.arch, eos_token_ids=grammars.eos_token_ids)
         self._adapters = LoadedAdapters(config.adapter_places)
         self._arrivals = itertools.count()
@@ -118,7 +118,7 @@ class JaxEngine:
         place = place or ThisProcess()
         config = model.settle(config)
         max_len = model.max_len(config)
-        chosen = layout.choose(config, model.arch, place.devices(config), slice)
+        chosen = layout_choice.choose(config, model.arch, place.devices(config), slice)
         model = model.at_size(config, chosen.tensor)
         # The tokenizer's imports and tables take as long as the weights: load both in parallel.
         with ThreadPoolExecutor(1) as pool:
@@ -136,8 +136,8 @@ class JaxEngine:
                     executor.close()
                 raise
         loops = [Loop(of_rank, executor, times) for executor, times in zip(executors, timings)]
-        heads = HeadLayout.of(model.arch, chosen.tensor, config.expert_parallel)
-        return cls(config, loops, grammars, max_len, heads, model_digest(model))
+        split = model.arch.split(chosen.tensor, config.expert_parallel)
+        return cls(config, loops, grammars, max_len, split, model_digest(model))
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -227,10 +227,10 @@ class JaxEngine:
         try:
             dtype = np.dtype(config.dtype)
             if config.tiny:
-                layers = stack.drawn(arch, self._heads, dtype, config.max_adapter_rank, zlib.crc32(name.encode()))
+                layers = stack.drawn(arch, self._split, dtype, config.max_adapter_rank, zlib.crc32(name.encode()))
             else:
                 found = PeftAdapter.open(location, arch, config.max_adapter_rank, config.model, config.model_roots)
-                layers = found.layers(self._heads, config.max_adapter_rank, dtype)
+                layers = found.layers(self._split, config.max_adapter_rank, dtype)
             adapter.key = stack.digest(layers)
             for done in [loop.change_adapter(adapter.place, layers) for loop in self.loops]:
                 done.result()

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apps.arrays.model_folder import CheckpointError
-from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.prepared import manifest_of
 from apps.plan.llm import known

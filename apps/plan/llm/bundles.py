@@ -34,6 +34,7 @@ from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.experts import kernel as experts_kernel
 from apps.llm.engine.model.experts.mixture import feed_forward
 from apps.llm.engine.model.experts.weights import ExpertWeights
+from apps.llm.engine.model.feed_forward.experts import expert_weights
 from apps.llm.engine.model.pointwise import gated
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
@@ -80,7 +81,7 @@ def of_experts(programs: StepPrograms, slice: TpuSlice, tokens: int) -> experts.
     mixture = experts.in_kernel(programs.decoder)
     if mixture is None:
         return None
-    arch = programs.arch.only([mixture.layers.index(True)])
+    arch = programs.arch.only(programs.arch.layers_of_experts[:1])
     text = _dumped(pickle.dumps(ExpertsKernel(slice, programs.mesh.size, programs.config, arch, tokens)))
     return None if text is None else experts_loops(text, gathers=tokens > experts_kernel.FEW_TOKENS)
 
@@ -194,14 +195,14 @@ class ExpertsKernel:
         mesh = topology.mesh(self.slice, "tensor", self.devices)
         programs, mixture = EnginePrograms(self.config, self.arch, mesh, shapes=()), self.arch.experts
         assert mixture is not None
-        decoder, layer = programs.decoder, programs.weights["layers"][mixture.layers.index(True)]
-        weights = ExpertWeights(*map(layer.get, ("experts_in", "experts_out", "experts_in_bias", "experts_out_bias")))
+        decoder, weights = programs.decoder, expert_weights(programs.weights["layers"][0])
 
         def abstract(width: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.tokens, width), dtype, sharding=NamedSharding(mesh, P()))
 
         def run(x: jax.Array, shares: jax.Array, picked: jax.Array, weights: ExpertWeights) -> jax.Array:
-            return feed_forward(x, shares, picked, weights, partial(gated, decoder.arch), mixture, mesh, by_token=False)
+            of_experts = partial(gated, mixture.activation)
+            return feed_forward(x, shares, picked, weights, of_experts, mixture, mesh, by_token=False)
 
         picks = (abstract(mixture.per_token, jnp.dtype(dtype)) for dtype in (jnp.float32, jnp.int32))
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

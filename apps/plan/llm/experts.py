@@ -11,10 +11,10 @@ from functools import cache
 import jax
 import numpy as np
 
-from apps.llm.engine.model.architecture import Architecture, Experts
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.decoder import Decoder
 from apps.llm.engine.model.experts.mixture import block_of, uses_kernel
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.layers import Experts
 from apps.plan.llm.report import ExpertsReport
 from apps.plan.measured import KernelCost
 
@@ -104,7 +104,7 @@ def block_flops(decoder: Decoder, experts: Experts, tokens: int) -> float:
 
 def weights(arch: Architecture, experts: Experts, devices: int, itemsize: int) -> float:
     """Bytes of all layers' experts on each device."""
-    return sum(experts.layers) * experts.count / devices * 3 * arch.hidden_size * experts.width * itemsize
+    return len(arch.layers_of_experts) * experts.count / devices * 3 * arch.hidden_size * experts.width * itemsize
 
 
 def report(decoder: Decoder, tokens: int) -> ExpertsReport | None:
@@ -112,13 +112,13 @@ def report(decoder: Decoder, tokens: int) -> ExpertsReport | None:
     arch, experts, devices = decoder.arch, decoder.arch.experts, decoder.mesh.size
     if experts is None:
         return None
-    even, uneven = (load(experts, tokens, groups(decoder.heads), skew=skew) for skew in (0.0, UNEVEN))
-    summed = sum(experts.layers) * tokens * arch.hidden_size * decoder.dtype.itemsize
+    even, uneven = (load(experts, tokens, decoder.split.expert_groups, skew=skew) for skew in (0.0, UNEVEN))
+    summed = len(arch.layers_of_experts) * tokens * arch.hidden_size * decoder.dtype.itemsize
     return ExpertsReport(
         tokens=tokens,
         count=experts.count,
         per_token=experts.per_token,
-        groups=groups(decoder.heads),
+        groups=decoder.split.expert_groups,
         read=even.read,
         busiest=even.uneven,
         uneven_read=uneven.read,
@@ -136,12 +136,7 @@ def in_kernel(decoder: Decoder) -> Experts | None:
 
 def width(decoder: Decoder) -> int:
     """What each device has of an expert's width."""
-    return decoder.arch.experts.width // decoder.heads.expert_parts if decoder.arch.experts else 0
-
-
-def groups(heads: HeadLayout) -> int:
-    """Groups of devices that have different experts."""
-    return heads.devices // heads.expert_parts
+    return decoder.arch.experts.width // decoder.split.expert_parts if decoder.arch.experts else 0
 
 
 def kernel(decoder: Decoder, int8: bool, tokens: int, loops: ExpertsLoops | None) -> KernelCost:
@@ -154,14 +149,14 @@ def kernel(decoder: Decoder, int8: bool, tokens: int, loops: ExpertsLoops | None
         return KernelCost(0, 0, 0, 0)
     from apps.llm.engine.model.experts import kernel as experts_kernel
 
-    itemsize, layers = 1 if int8 else decoder.dtype.itemsize, sum(experts.layers)
+    itemsize, layers = 1 if int8 else decoder.dtype.itemsize, len(decoder.arch.layers_of_experts)
     with jax.sharding.use_abstract_mesh(decoder.mesh.abstract_mesh):
         chip = experts_kernel.Chip.here()
     each = min(tokens, chip.most_tokens(hidden, decoder.dtype))
     parts = tokens / each
     tiles = -(-own // experts_kernel.tile_of(hidden, own, itemsize))
     block = experts_kernel.block_of(each, experts)
-    busy = load(experts, each, groups(decoder.heads), block)
+    busy = load(experts, each, decoder.split.expert_groups, block)
     read = busy.busiest * 3 * hidden * own * itemsize + 2 * each * hidden * decoder.dtype.itemsize
     moved = 4 * block * each * hidden if each > block else 0
     flops = busy.blocks * (6 * block * hidden * own + moved)

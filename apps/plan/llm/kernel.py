@@ -16,6 +16,7 @@ import jax
 from apps.llm.engine.attention.pallas import PallasAttention, blocks, padded
 from apps.llm.engine.attention.spec import AttentionSpec, LayerCache
 from apps.llm.engine.model.decoder import Decoder
+from apps.llm.engine.model.mixers.attention import AttentionMixer
 from apps.plan.measured import KernelCost
 
 
@@ -51,12 +52,14 @@ def attention(
         return KernelCost(0, 0, 0, 0)
     kinds: dict[AttentionSpec, tuple[AttentionSpec, LayerCache]] = {}
     counts, useful = Counter[AttentionSpec](), 0
-    for layer in range(decoder.arch.num_layers):
-        spec = decoder.attention_spec(layer)
+    for mixer, own in zip(decoder.mixers, decoder.arch.cache_of):
+        if not isinstance(mixer, AttentionMixer):
+            continue
+        spec = mixer.of_kernel(decoder.page_size)
         kind = replace(spec, window=None)
-        kinds.setdefault(kind, (spec, caches[decoder.arch.kv_layer(layer)]))
+        kinds.setdefault(kind, (spec, caches[own]))
         counts[kind] += 1
-        queries = spec.kv_heads // decoder.heads.devices * spec.group
+        queries = spec.kv_heads // decoder.split.devices * spec.group
         seen = sum(_seen(length - tokens, length, spec.window) for tokens, length in sequences)
         useful += 4 * queries * spec.head_dim * seen
     hbm = flops = cycles = 0
@@ -76,7 +79,7 @@ def _layer(
 ) -> tuple[int, int, int]:
     """Bytes, operations and cycles of one layer's kernels."""
     page, dim, item = parts[0].shape[1], parts[0].shape[3], parts[0].dtype.itemsize
-    rows = sum(part.shape[2] for part in parts) // decoder.heads.devices
+    rows = sum(part.shape[2] for part in parts) // decoder.split.devices
     executed_queries = rows // 2 * spec.group
     total = sum(tokens for tokens, _ in sequences)
     block = blocks(total, len(sequences), page, max_pages)

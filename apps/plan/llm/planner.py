@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from apps.llm.engine.attention.spec import AttentionSpec
 from apps.llm.engine.executor_protocol import fitting, step_shapes
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.parallel.layout import Devices, Layout, choose
+from apps.llm.engine.parallel.layout import Devices, Layout
+from apps.llm.engine.parallel.layout_choice import choose
 from apps.llm.engine.step import StepShape
 from apps.plan import topology
 from apps.plan.llm import architectures, bundles, capacity, experts, kernel
@@ -230,10 +231,9 @@ def _of_chip(memory: Memory, cores: int, fits: bool) -> MemoryOfChip:
 
 
 def _padding(sized: Sized, page_bytes: float) -> float:
-    arch, config = sized.arch, sized.config
-    layers = (arch.of_layer(layer) for layer in range(arch.num_layers) if arch.owns_kv(layer))
-    own = 2 * sum(each.num_kv_heads * each.head_dim for each in layers) * sized.programs.kv_dtype.itemsize
-    return page_bytes / config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
+    mixers = (spec.mixer for spec in sized.arch.layers if spec.mixer.owns_cache)
+    own = 2 * sum(each.num_kv_heads * each.head_dim for each in mixers) * sized.programs.kv_dtype.itemsize
+    return page_bytes / sized.config.page_size * math.prod(sized.programs.mesh.shape.values()) / own
 
 
 def _notes(

@@ -14,14 +14,14 @@ import jax
 
 from apps.arrays.programs import Key, ProgramSpec
 from apps.llm.engine.execute.programs import EnginePrograms
-from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.layers import LayerSpec
 from apps.llm.engine.step import StepShape
 from apps.plan import hlo, traffic
 from apps.plan.llm import experts
 from apps.plan.measured import Measured, compiled
 
 FEW_LAYERS, MORE_LAYERS = 2, 2
-"""Layers compiled for extrapolation, and those more; even, since the windows of some models alternate."""
+"""Layers compiled for extrapolation, and those more of a form; even, since the windows of some models alternate."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,17 @@ class StepPrograms(EnginePrograms):
 
     def samples(self, whole: bool = False) -> list[list[int]]:
         """The layers of the programs to compile: of the first program, and of those with more layers of each kind."""
-        every, kinds = list(range(self.arch.num_layers)), defaultdict[Architecture, list[int]](list)
-        for layer in every:
-            kinds[self.arch.of_layer(layer)].append(layer)
-        few = self.arch.few(max(FEW_LAYERS, len(kinds)))
-        more = [[layer for layer in of_kind if layer not in few][:MORE_LAYERS] for of_kind in kinds.values()]
+        every, forms = list(range(self.arch.num_layers)), defaultdict[LayerSpec, list[int]](list)
+        for layer, spec in enumerate(self.arch.layers):
+            forms[spec.form].append(layer)
+        few = self.arch.few(max(FEW_LAYERS, len(forms)))
+        more = [[layer for layer in of_form if layer not in few][:MORE_LAYERS] for of_form in forms.values()]
         longer = [sorted(few + added) for added in more if added]
         return [every] if whole or any(layers == every for layers in longer) else [few, *longer]
 
     def page_bytes(self) -> float:
         """Bytes of a page, all layers together, on each device; layouts may pad it."""
-        every = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.caches))
-        return every / self.pages / self.mesh.size
+        return self.bytes_held_by("pages") / self.pages / self.mesh.size
 
     def weight_bytes(self) -> int:
         """Bytes of the weights on each device; layouts may pad them."""
@@ -90,9 +89,9 @@ class StepPrograms(EnginePrograms):
     def _further(self, samples: list[list[int]]) -> list[float]:
         """How often what each longer program has more than the first is in the whole model beyond the first."""
         few, *longer = samples
-        rest = Counter(self.arch.of_layer(layer) for layer in range(self.arch.num_layers) if layer not in few)
+        rest = Counter(spec.form for layer, spec in enumerate(self.arch.layers) if layer not in few)
         return [
-            rest[self.arch.of_layer(added[0])] / len(added)
+            rest[self.arch.layers[added[0]].form] / len(added)
             for added in ([layer for layer in layers if layer not in few] for layers in longer)
         ]
 
@@ -101,9 +100,10 @@ class StepPrograms(EnginePrograms):
         mixture = self.arch.experts
         if mixture is None or experts.in_kernel(self.decoder):
             return measured_step(self.lowered(shape))
-        blocks = experts.load(mixture, shape.tokens, experts.groups(self.decoder.heads)).blocks
+        blocks = experts.load(mixture, shape.tokens, self.decoder.split.expert_groups).blocks
         step = measured_step(self.lowered(shape), blocks)
-        more = (blocks - 1) * sum(mixture.layers) * experts.block_flops(self.decoder, mixture, shape.tokens)
+        each = experts.block_flops(self.decoder, mixture, shape.tokens)
+        more = (blocks - 1) * len(self.arch.layers_of_experts) * each
         return replace(step, flops=step.flops + more)
 
 

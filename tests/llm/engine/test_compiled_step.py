@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine.model.architecture import from_hf_config
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.step import StepShape
 from tests.llm.engine import tiny_models, tpu_step
 

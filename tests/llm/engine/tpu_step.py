@@ -14,8 +14,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.step import StepShape
 from apps.llm.text import EngineConfig
 from apps.plan.llm import known
@@ -49,8 +50,8 @@ def few_layers(model: str) -> Architecture:
     if arch is not None:
         return arch.only([0, 1])
     arch = from_hf_config(known.MODELS[model])
-    kinds = {arch.of_layer(layer) for layer in range(arch.num_layers)}
-    return replace(arch.only(arch.few(2 * len(kinds))), vocab_size=LLAMA3["vocab_size"])
+    forms = {spec.form for spec in arch.layers}
+    return replace(arch.only(arch.few(2 * len(forms))), vocab_size=LLAMA3["vocab_size"])
 
 
 def memory(arch: Architecture, mesh: Mesh, attention: str, kv_cache: str, shape: StepShape) -> dict[str, int]:

@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[3]))
 from apps.llm.engine.execute.local import ThisProcess
 from apps.llm.engine.execute.readout import Launched
 from apps.llm.engine.executor_protocol import DevicePlace, Executor, step_shapes
-from apps.llm.engine.parallel.layout import choose
+from apps.llm.engine.parallel.layout_choice import choose
 from apps.llm.engine.parallel.lockstep import RankWorkers
 from apps.llm.engine.parallel.wire import NO_DP_RANK, Listener, MessageKind, message
 from apps.llm.engine.step import HostStep, StepShape

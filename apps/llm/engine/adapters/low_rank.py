@@ -10,7 +10,7 @@ Zeros are put, not multiplied by: another adapter's product may overflow, and in
 reason every number in B must be finite, whosever place it is in: `peft` refuses an adapter with others.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,17 @@ class LowRank(NamedTuple):
 
     a: Any  # [inputs, places, rank, in]
     b: Any  # [outputs, places, rank, out], times the adapter's scale
+
+
+class AdaptedProduct(NamedTuple):
+    """The sizes of a product that adapters can change: those of `LowRank`, but for the rank."""
+
+    inputs: int
+    width: int  # `in`
+    outputs: int
+    out: int
+    split: Literal["in", "out"]
+    """The axis of the parameter that is split over the mesh: A or B is split with it."""
 
 
 Owned = tuple[LowRank, jax.Array]
@@ -57,3 +68,12 @@ def delta(x: jax.Array, adapted: Owned) -> jax.Array:
         (((2,), (1,)), ((1,), (0,))),
         preferred_element_type=jnp.float32,
     )
+
+
+def plus(y: jax.Array, x: jax.Array, adapted: Owned | None, axis: int) -> jax.Array:
+    """A product of x, plus what the adapters add; the outputs of `delta` are its axis `axis`."""
+    if adapted is None:
+        return y
+    added = jnp.moveaxis(delta(x, adapted), 0, 1)  # [T, outputs, out]
+    shape = (len(x), y.shape[axis], *y.shape[1:axis], *y.shape[axis + 1 :])
+    return y + jnp.moveaxis(added.reshape(shape), 1, axis)

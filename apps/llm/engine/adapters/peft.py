@@ -18,7 +18,8 @@ from apps.llm.engine.adapters.low_rank import LowRank
 from apps.llm.engine.adapters.patterns import Patterns
 from apps.llm.engine.adapters.stack import Adapted
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.layers import Attention, LayerSpec, Mlp
+from apps.llm.engine.model.split import Split
 from apps.llm.engine.weights.checkpoint import located
 from apps.serving.numbers.ranges import Range, check, real
 
@@ -103,9 +104,9 @@ class PeftAdapter:
         adapter._check(location, max_rank)
         return adapter
 
-    def layers(self, heads: HeadLayout, rank: int, dtype: jnp.dtype) -> list[Adapted]:
+    def layers(self, split: Split, rank: int, dtype: jnp.dtype) -> list[Adapted]:
         """Every layer's matrices, padded with zeros to `rank`; see `stack.shapes`."""
-        return [self._layer(layer, heads, rank, dtype) for layer in range(self.arch.num_layers)]
+        return [self._layer(layer, split, rank, dtype) for layer in range(self.arch.num_layers)]
 
     def _check(self, location: str, max_rank: int) -> None:
         if not self.tensors:
@@ -116,7 +117,7 @@ class PeftAdapter:
                     f"{location}: the adapter changes {module}, but the model has {self.arch.num_layers} layers: it "
                     "was made for another base model"
                 )
-            sizes = _targets(self.arch, layer)
+            sizes = _targets(self.arch.layers[layer], self.arch.hidden_size)
             if target not in sizes:
                 raise CheckpointError(
                     f"{location}: the adapter changes {module}; of this model's layer {layer} only "
@@ -144,7 +145,7 @@ class PeftAdapter:
 
     def _pair(self, layer: int, target: str, rank: int) -> LowRank:
         """A `[rank, in]` and B `[rank, out]` times its scale, in float32; zeros where the adapter changes nothing."""
-        width, out = _targets(self.arch, layer)[target]
+        width, out = _targets(self.arch.layers[layer], self.arch.hidden_size)[target]
         a, b = np.zeros((rank, width), np.float32), np.zeros((rank, out), np.float32)
         if (layer, target, "A") in self.tensors:
             (module, first), (_, second) = (self.tensors[layer, target, matrix] for matrix in "AB")
@@ -176,63 +177,66 @@ class PeftAdapter:
     def _read(self, entry: TensorEntry) -> np.ndarray:
         return self.folder.array(entry.file, entry.start, entry.stop, entry.dtype, entry.shape)
 
-    def _layer(self, layer: int, heads: HeadLayout, rank: int, dtype: jnp.dtype) -> Adapted:
+    def _layer(self, layer: int, split: Split, rank: int, dtype: jnp.dtype) -> Adapted:
         """One layer's matrices, in the layout of the fused products; see `LowRank`."""
-        arch, heads = self.arch.of_layer(layer), heads.of_layer(self.arch, layer)
+        spec = self.arch.layers[layer]
+        made = self._attention(layer, spec.mixer, split, rank)
+        if spec.mlp is not None:
+            made |= self._mlp(layer, spec.mlp, rank)
+        return {name: LowRank(*(part.astype(dtype) for part in pair)) for name, pair in made.items()}
 
-        def pairs(fused: str, *names: str) -> list[LowRank]:
-            """The pair of each of these; cut from the fused one where the checkpoint has that."""
-            if not arch.fused:
-                return [self._pair(layer, name, rank) for name in names]
-            whole = self._pair(layer, fused, rank)
-            ends = np.cumsum([_sizes(arch)[name] for name in names])[:-1]
-            return [LowRank(whole.a, part) for part in np.split(whole.b, ends, axis=1)]
-
-        def stacked(*found: LowRank) -> LowRank:
-            return LowRank(np.stack([pair.a for pair in found]), np.stack([pair.b for pair in found]))
-
-        names = "qkv"[: 1 + arch.kv_projections]
-        q, *shared = pairs("self_attn.qkv_proj", *(f"self_attn.{name}_proj" for name in names))
-        dim = arch.head_dim
+    def _attention(self, layer: int, attention: Attention, split: Split, rank: int) -> Adapted:
+        heads, dim = split.heads(attention.num_heads, attention.num_kv_heads), attention.head_dim
+        q, *shared = self._pairs(layer, "self_attn.qkv_proj", _projections(attention), attention.fused, rank)
         by_head = q.b.reshape(rank, heads.kv_heads, heads.group, dim).transpose(2, 0, 1, 3)
         queries = by_head.reshape(heads.group, rank, -1)
         repeated = [
             np.repeat(pair.b.reshape(rank, -1, dim), heads.repeat, axis=1).reshape(1, rank, -1) for pair in shared
         ]
-        made = {
-            "qkv": LowRank(np.stack([q.a, *(pair.a for pair in shared)]), np.concatenate([queries, *repeated])),
-            "out": stacked(self._pair(layer, "self_attn.o_proj", rank)),
-        }
-        if arch.has_mlp(layer):
-            if arch.gated_mlp:
-                made["gate_up"] = stacked(*pairs("mlp.gate_up_proj", "mlp.gate_proj", "mlp.up_proj"))
-            else:
-                made["up"] = stacked(self._pair(layer, "mlp.up_proj", rank))
-            made["down"] = stacked(self._pair(layer, "mlp.down_proj", rank))
-        return {name: LowRank(*(part.astype(dtype) for part in pair)) for name, pair in made.items()}
+        qkv = LowRank(np.stack([q.a, *(pair.a for pair in shared)]), np.concatenate([queries, *repeated]))
+        return {"qkv": qkv, "out": _stacked(self._pair(layer, "self_attn.o_proj", rank))}
+
+    def _mlp(self, layer: int, mlp: Mlp, rank: int) -> Adapted:
+        into = _stacked(*self._pairs(layer, "mlp.gate_up_proj", _into(mlp), mlp.fused, rank))
+        return {"gate_up" if mlp.gated else "up": into, "down": _stacked(self._pair(layer, "mlp.down_proj", rank))}
+
+    def _pairs(self, layer: int, fused: str, outputs: dict[str, int], is_fused: bool, rank: int) -> list[LowRank]:
+        """The pair of each of these projections; cut from the fused one where the checkpoint has that."""
+        if not is_fused:
+            return [self._pair(layer, name, rank) for name in outputs]
+        whole = self._pair(layer, fused, rank)
+        ends = np.cumsum(list(outputs.values()))[:-1]
+        return [LowRank(whole.a, part) for part in np.split(whole.b, ends, axis=1)]
 
 
-def _sizes(arch: Architecture) -> dict[str, int]:
-    """Outputs of the projections that a checkpoint may have in one tensor."""
-    queries, keys, mlp = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim, arch.intermediate_size
-    attention = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
-    attention = dict(list(attention.items())[: 1 + arch.kv_projections])
-    return attention | {"mlp.gate_proj": mlp, "mlp.up_proj": mlp}
+def _stacked(*found: LowRank) -> LowRank:
+    return LowRank(np.stack([pair.a for pair in found]), np.stack([pair.b for pair in found]))
 
 
-def _targets(arch: Architecture, layer: int) -> dict[str, tuple[int, int]]:
+def _projections(attention: Attention) -> dict[str, int]:
+    """Outputs of the projections into attention that a layer has."""
+    queries, keys = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    every = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+    return dict(list(every.items())[: 1 + attention.kv_projections])
+
+
+def _into(mlp: Mlp) -> dict[str, int]:
+    """Outputs of the projections into a feed-forward network."""
+    names = ("mlp.gate_proj", "mlp.up_proj") if mlp.gated else ("mlp.up_proj",)
+    return dict.fromkeys(names, mlp.width)
+
+
+def _targets(spec: LayerSpec, hidden: int) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the layer's projections that an adapter may change."""
-    arch = arch.of_layer(layer)
-    hidden, queries, mlp = arch.hidden_size, arch.num_heads * arch.head_dim, arch.intermediate_size
-    into = dict(_sizes(arch))
-    if not arch.gated_mlp:
-        del into["mlp.gate_proj"]
-    if arch.fused:
-        keys = arch.num_kv_heads * arch.head_dim
-        into = {"self_attn.qkv_proj": queries + 2 * keys, "mlp.gate_up_proj": 2 * mlp}
+    attention, mlp = spec.mixer, spec.mlp
+    into = _projections(attention)
+    if attention.fused:
+        into = {"self_attn.qkv_proj": sum(into.values())}
+    if mlp is not None:
+        into |= {"mlp.gate_up_proj": 2 * mlp.width} if mlp.fused else _into(mlp)
     found = {name: (hidden, out) for name, out in into.items()}
-    found |= {"self_attn.o_proj": (queries, hidden), "mlp.down_proj": (mlp, hidden)}
-    return {name: size for name, size in found.items() if name.startswith("self_attn") or arch.has_mlp(layer)}
+    found["self_attn.o_proj"] = attention.num_heads * attention.head_dim, hidden
+    return found if mlp is None else found | {"mlp.down_proj": (mlp.width, hidden)}
 
 
 def _check_config(location: str, config: Mapping[str, Any]) -> None:

@@ -9,45 +9,35 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.adapters.low_rank import LowRank
+from apps.llm.engine.adapters.low_rank import AdaptedProduct, LowRank
 from apps.llm.engine.model.architecture import Architecture
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.feed_forward.choice import network_of
+from apps.llm.engine.model.mixers.choice import mixer_of
+from apps.llm.engine.model.split import Split
 from apps.llm.engine.parallel.collectives import AXIS
 
 Adapted = dict[str, LowRank]
 """A layer's matrices, by the name of the parameter whose product they add to."""
 
-SPLIT = {
-    "qkv": LowRank(P(), P(AXIS)),
-    "out": LowRank(P(AXIS), P()),
-    "gate_up": LowRank(P(), P(AXIS)),
-    "up": LowRank(P(), P(AXIS)),
-    "down": LowRank(P(AXIS), P()),
-}
-"""How the last axes of A and B are split over the mesh: like the parameter's `in` and `out`."""
+SPLIT = {"in": LowRank(P(AXIS), P()), "out": LowRank(P(), P(AXIS))}
+"""How the last axes of A and B are split over the mesh, by the axis of the parameter that is split."""
 
 
-def shapes(arch: Architecture, heads: HeadLayout, rank: int, layer: int) -> Adapted:
-    """Shapes of one adapter's matrices in a layer. Feed-forward networks of experts have none."""
-    arch, heads = arch.of_layer(layer), heads.of_layer(arch, layer)
-    hidden, mlp, dim = arch.hidden_size, arch.intermediate_size, arch.head_dim
-
-    def low(inputs: int, width: int, outputs: int, out: int) -> LowRank:
-        return LowRank((inputs, rank, width), (outputs, rank, out))
-
-    found = {
-        "qkv": low(1 + arch.kv_projections, hidden, heads.group + arch.kv_projections, heads.kv_heads * dim),
-        "out": low(1, heads.kv_heads * heads.group * dim, 1, hidden),
-    }
-    if arch.has_mlp(layer):
-        found |= {"gate_up": low(2, hidden, 2, mlp)} if arch.gated_mlp else {"up": low(1, hidden, 1, mlp)}
-        found["down"] = low(1, mlp, 1, hidden)
-    return found
+def products(arch: Architecture, split: Split) -> list[dict[str, AdaptedProduct]]:
+    """Each layer's products that adapters can change."""
+    hidden = arch.hidden_size
+    return [
+        mixer_of(spec.mixer, hidden, split).adapted() | network_of(spec, hidden, split).adapted()
+        for spec in arch.layers
+    ]
 
 
-def abstract(
-    arch: Architecture, heads: HeadLayout, mesh: Mesh, dtype: jnp.dtype, places: int, rank: int
-) -> list[Adapted]:
+def shapes(product: AdaptedProduct, rank: int) -> LowRank:
+    """Shapes of one adapter's matrices for a product."""
+    return LowRank((product.inputs, rank, product.width), (product.outputs, rank, product.out))
+
+
+def abstract(arch: Architecture, split: Split, mesh: Mesh, dtype: jnp.dtype, places: int, rank: int) -> list[Adapted]:
     """Shapes, types and shardings of each layer's stack."""
 
     def stack(shape: tuple[int, ...], split: P) -> jax.ShapeDtypeStruct:
@@ -55,8 +45,8 @@ def abstract(
         return jax.ShapeDtypeStruct((shape[0], places, *shape[1:]), dtype, sharding=sharding)
 
     return [
-        {name: LowRank(*map(stack, low, SPLIT[name])) for name, low in shapes(arch, heads, rank, layer).items()}
-        for layer in range(arch.num_layers)
+        {name: LowRank(*map(stack, shapes(each, rank), SPLIT[each.split])) for name, each in layer.items()}
+        for layer in products(arch, split)
     ]
 
 
@@ -124,7 +114,7 @@ def nbytes(form: Adapted) -> int:
     return sum(part.size // part.shape[1] * part.dtype.itemsize for part in jax.tree.leaves(form))
 
 
-def drawn(arch: Architecture, heads: HeadLayout, dtype: jnp.dtype, rank: int, seed: int) -> list[Adapted]:
+def drawn(arch: Architecture, split: Split, dtype: jnp.dtype, rank: int, seed: int) -> list[Adapted]:
     """Every layer's matrices of an adapter at random: for a `tiny` model, which no adapter's file fits."""
     random = np.random.default_rng(seed)
 
@@ -132,6 +122,6 @@ def drawn(arch: Architecture, heads: HeadLayout, dtype: jnp.dtype, rank: int, se
         return (random.standard_normal(shape, np.float32) * shape[-1] ** -0.5).astype(dtype)
 
     return [
-        {name: LowRank(*map(draw, low)) for name, low in shapes(arch, heads, rank, layer).items()}
-        for layer in range(arch.num_layers)
+        {name: LowRank(*map(draw, shapes(each, rank))) for name, each in layer.items()}
+        for layer in products(arch, split)
     ]

@@ -1,30 +1,17 @@
-"""Attention and its KV cache with the heads split over a mesh."""
+"""Attention with the heads split over a mesh."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from apps.llm.engine.attention.spec import FP8, QKV, AttentionSpec, Implementation, KVScales, LayerCache
 from apps.llm.engine.step import Batch
 
 FP8_MOST = float(jnp.finfo(FP8).max)
-
-
-def abstract(
-    impl: Implementation, specs: Iterable[AttentionSpec | None], pages: int, dtype: jnp.dtype, mesh: Mesh
-) -> list[LayerCache]:
-    """Shapes, types and shardings of the KV caches of layers with these specs; None where there is no spec."""
-
-    def split(spec: P, parts: Any) -> Any:  # a partition may stand for all arrays below it
-        sharding = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda part: jax.ShapeDtypeStruct(part.shape, part.dtype, sharding=sharding), parts)
-
-    return [spec and jax.tree.map(split, impl.partition(), impl.cache(spec, pages, dtype)) for spec in specs]
 
 
 def attend(

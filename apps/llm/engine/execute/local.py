@@ -24,7 +24,6 @@ from jax.sharding import Mesh
 from apps.arrays.programs import ProgramSet, warming_up
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.attention.spec import KVScales, LayerCache
 from apps.llm.engine.execute.programs import CLEANED, EnginePrograms, alike, unlike
 from apps.llm.engine.execute.readout import BLOCK, Launched, Readout, head
 from apps.llm.engine.executor_protocol import Tokens, fitting, readable, step_shapes
@@ -100,9 +99,9 @@ class LocalExecutor:
             platform,
             time.monotonic() - started,
         )
-        self.kv_scales: list[KVScales | None] | None = None
+        self.kv_scales: list[Any] | None = None
         self.pages = 0
-        self.caches: list[LayerCache] = []
+        self.caches: list[Any] = []
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -126,7 +125,7 @@ class LocalExecutor:
         self.programs = ProgramSet(self._specs.listed())
         if self._int8_cache:
             self.kv_scales = self._calibrate(ids)
-        self._caches_like, self._adapters_like = alike(self._specs.caches), alike(self._specs.adapters)
+        self._paged_like, self._adapters_like = alike(self._specs.held_by("pages")), alike(self._specs.adapters)
         self.caches = self._empty_caches("cache", self._specs.caches)
         self.state = self.programs.once(("state",))()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(self.caches))
@@ -137,14 +136,14 @@ class LocalExecutor:
     def _int8_cache(self) -> bool:
         return self._specs.kv_dtype == jnp.int8
 
-    def _empty_caches(self, name: str, forms: list[LayerCache]) -> list[LayerCache]:
+    def _empty_caches(self, name: str, forms: list[Any]) -> list[Any]:
         makers = {layer: self.programs.once((name, layer)) for layer, _ in unlike(forms)}
         return [None if layer is None else makers[layer]() for layer in alike(forms)]
 
     def _pages_that_fit(self) -> int:
         """Pages that fit into the configured share of free memory, at most what a full batch needs (and page 0)."""
-        one = jax.tree.leaves(replace(self._specs, pages=1).caches)
-        page_bytes: float = sum(form.size * form.dtype.itemsize for form in one)
+        one = replace(self._specs, pages=1)
+        page_bytes: float = one.bytes_held_by("pages")
         device = self.mesh.local_devices[0]
         if device.platform == "cpu":
             page_bytes *= len(self.mesh.local_devices) / self.mesh.size
@@ -155,6 +154,7 @@ class LocalExecutor:
             # Working memory of a step: activations and logits of the largest one, with a margin.
             work = 4 * self.config.max_step_tokens * max(self.arch.intermediate_size, self.arch.hidden_size) * 4
             work += 4 * max(self.config.max_batch_size, BLOCK) * self.arch.vocab_size * 4
+            work += one.bytes_held_by("slots") // self.mesh.size
             free = (stats["bytes_limit"] - stats["bytes_in_use"]) * self.config.memory_fraction - work
         # Hosts differ in free memory, and every page takes memory on each of them.
         fit = distributed.least_over_hosts(int(free // page_bytes), self.mesh)
@@ -167,7 +167,7 @@ class LocalExecutor:
             )
         return min(fit, most)
 
-    def _calibrate(self, ids: list[int]) -> list[KVScales | None]:
+    def _calibrate(self, ids: list[int]) -> list[Any]:
         shape = self._specs.calibration_shape
         step = shape.host()
         step.add(ids, len(ids), range(1, shape.max_pages + 1), decoding=False)
@@ -244,8 +244,8 @@ class LocalExecutor:
             some[: len(pages[first : first + CLEANED])] = pages[first : first + CLEANED]
             given = self._given(some)
             self.caches = [
-                None if layer is None else self.programs["clean", layer](cache, given)
-                for layer, cache in zip(self._caches_like, self.caches)
+                cache if layer is None else self.programs["clean", layer](cache, given)
+                for layer, cache in zip(self._paged_like, self.caches)
             ]
 
     def write_adapter(self, place: int, layer: int, values: Adapted | None) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,16 @@ from apps.llm.api import MAX_BIAS
 from apps.llm.engine import sampling
 from apps.llm.engine.adapters import stack
 from apps.llm.engine.adapters.stack import Adapted
-from apps.llm.engine.attention import choice, sharded
-from apps.llm.engine.attention.spec import AttentionSpec, KVScales, LayerCache, cache_dtype
+from apps.llm.engine.attention import choice
+from apps.llm.engine.attention.spec import cache_dtype
 from apps.llm.engine.execute import readout
 from apps.llm.engine.executor_protocol import readable
 from apps.llm.engine.model import params
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.params import HeadLayout, Params
+from apps.llm.engine.model.mixers.interface import Capacity, StateForm
+from apps.llm.engine.model.param import Params
 from apps.llm.engine.sampling import Extras, SamplingState
 from apps.llm.engine.step import StepShape
 from ray_configs.llm import EngineConfig
@@ -55,11 +56,11 @@ class EnginePrograms:
     @cached_property
     def decoder(self) -> Decoder:
         config, arch = self.config, self.arch
-        heads = HeadLayout.of(arch, self.mesh.shape["tensor"], config.expert_parallel)
-        impl = choice.implementation(
-            config.attention, self.mesh, arch.head_dims, config.page_size, arch.sinks, self.kv_dtype
-        )
-        return Decoder(arch, heads, config.page_size, jnp.dtype(config.dtype), impl, self.mesh)
+        split = arch.split(self.mesh.shape["tensor"], config.expert_parallel)
+        head_dims = {attention.head_dim for attention in arch.attention}
+        sinks = any(attention.sinks for attention in arch.attention)
+        impl = choice.implementation(config.attention, self.mesh, head_dims, config.page_size, sinks, self.kv_dtype)
+        return Decoder(arch, split, config.page_size, jnp.dtype(config.dtype), impl, self.mesh)
 
     @property
     def kv_dtype(self) -> jnp.dtype:
@@ -68,7 +69,7 @@ class EnginePrograms:
     @cached_property
     def declared(self) -> Params:
         """The weights as `declare` describes them."""
-        return declare(self.arch, self.decoder.heads)
+        return declare(self.arch, self.decoder.split)
 
     @cached_property
     def weights(self) -> Params:
@@ -86,28 +87,57 @@ class EnginePrograms:
         if not config.adapter_places:
             return []
         sizes = config.adapter_places, config.max_adapter_rank
-        return stack.abstract(self.arch, decoder.heads, self.mesh, decoder.dtype, *sizes)
+        return stack.abstract(self.arch, decoder.split, self.mesh, decoder.dtype, *sizes)
 
     @cached_property
-    def caches(self) -> list[LayerCache]:
-        """The form of each layer's KV cache; None: it attends to another layer's."""
-        return self._caches(self.pages, self.kv_dtype)
+    def states(self) -> list[StateForm | None]:
+        """What each layer's mixer keeps between steps; None: nothing, or it reads another layer's."""
+        return self._states(self.pages, self.kv_dtype)
+
+    @cached_property
+    def caches(self) -> list[Any]:
+        """The arrays of `states`, with their shardings."""
+        return self._placed(self.states)
 
     @property
     def calibration_shape(self) -> StepShape:
         return StepShape(self.calibration, 1, -(-self.calibration // self.config.page_size))
 
     @property
-    def calibration_caches(self) -> list[LayerCache]:
+    def calibration_caches(self) -> list[Any]:
         """Those of the step that measures the scales, which are not quantized themselves."""
-        return self._caches(self.calibration_shape.max_pages + 1, self.decoder.dtype)
+        return self._placed(self._states(self.calibration_shape.max_pages + 1, self.decoder.dtype))
 
-    def _caches(self, pages: int, dtype: jnp.dtype) -> list[LayerCache]:
-        return sharded.abstract(self.decoder.impl, self.decoder.cache_specs(), pages, dtype, self.mesh)
+    def _states(self, pages: int, dtype: jnp.dtype) -> list[StateForm | None]:
+        room = Capacity(pages, self.config.page_size, self.slots, dtype)
+        return [mixer.state(self.decoder.impl, room) for mixer in self.decoder.mixers]
+
+    def _placed(self, states: Sequence[StateForm | None]) -> list[Any]:
+        def split(partition: P, arrays: Any) -> Any:  # a partition may stand for all arrays below it
+            sharding = NamedSharding(self.mesh, partition)
+            return jax.tree.map(lambda form: jax.ShapeDtypeStruct(form.shape, form.dtype, sharding=sharding), arrays)
+
+        return [state and jax.tree.map(split, state.partition, state.arrays) for state in states]
+
+    def held_by(self, owner: Literal["pages", "slots"]) -> list[Any]:
+        """Of `caches`, those whose arrays are split into pages, or into slots; None in the place of others."""
+        return [
+            arrays if state is not None and state.held_by == owner else None
+            for state, arrays in zip(self.states, self.caches)
+        ]
+
+    def bytes_held_by(self, owner: Literal["pages", "slots"]) -> int:
+        """Bytes of those, over all devices."""
+        return sum(form.size * form.dtype.itemsize for form in jax.tree.leaves(self.held_by(owner)))
+
+    @property
+    def slots(self) -> int:
+        """Of sequences, and one more for padding."""
+        return self.config.max_batch_size + 1
 
     @property
     def state(self) -> SamplingState:
-        rows = self.config.max_batch_size + 1
+        rows = self.slots
         return SamplingState(self._whole((rows,)), self._whole((rows, self.arch.vocab_size), jnp.int16))
 
     def _extras(self, seqs: int) -> Extras:
@@ -116,17 +146,13 @@ class EnginePrograms:
         return Extras(words, self._whole(bias), self._whole(bias, jnp.float32), self._whole((2,)))
 
     @property
-    def _scales(self) -> list[KVScales | None] | None:
+    def _scales(self) -> list[Any] | None:
         """Of an int8 cache, for each layer that has its own."""
         if self.kv_dtype != jnp.int8:
             return None
-
-        def of(spec: AttentionSpec) -> KVScales:
-            where = NamedSharding(self.mesh, P("tensor", None))
-            scale: Any = jax.ShapeDtypeStruct((spec.kv_heads, spec.head_dim), jnp.float32, sharding=where)
-            return KVScales(scale, scale)
-
-        return [None if spec is None else of(spec) for spec in self.decoder.cache_specs()]
+        where = NamedSharding(self.mesh, P("tensor", None))
+        forms = [mixer.scales() for mixer in self.decoder.mixers]
+        return jax.tree.map(lambda form: jax.ShapeDtypeStruct(form.shape, form.dtype, sharding=where), forms)
 
     def _whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
         """The form of an array that every device has the whole of."""
@@ -174,12 +200,12 @@ class EnginePrograms:
         arguments = state, self._whole(()), ids, ids
         yield ProgramSpec(("start slot",), sampling.start_slot, arguments, donate=(0,), out_shardings=self.everywhere)
 
-    def _empty(self, name: str, caches: list[LayerCache]) -> Iterator[ProgramSpec]:
+    def _empty(self, name: str, caches: list[Any]) -> Iterator[ProgramSpec]:
         for layer, form in unlike(caches):
             yield ProgramSpec((name, layer), partial(zeros, form), (), out_shardings=shardings(form))
 
     def _cleaning(self) -> Iterator[ProgramSpec]:
-        for layer, form in unlike(self.caches):
+        for layer, form in unlike(self.held_by("pages")):
             arguments = form, self._whole((CLEANED,))
             yield ProgramSpec(("clean", layer), clean, arguments, donate=(0,), out_shardings=shardings(form))
 
@@ -215,12 +241,12 @@ def step(
     decoder: Decoder,
     shape: StepShape,
     weights: Params,
-    caches: list[LayerCache],
+    caches: list[Any],
     state: SamplingState,
-    kv_scales: list[KVScales | None] | None,
+    kv_scales: list[Any] | None,
     packed: jax.Array,
     extras: Extras,
-) -> tuple[jax.Array, jax.Array, list[LayerCache], SamplingState]:
+) -> tuple[jax.Array, jax.Array, list[Any], SamplingState]:
     """One step: samples, the last layer's hidden states `[T, hidden]` (see `readout`), caches and state."""
     batch = shape.unpack(packed)
     first = batch.q_starts[:-1]
@@ -242,26 +268,13 @@ def step(
     return samples, hidden, caches, state
 
 
-def clean(cache: LayerCache, pages: jax.Array) -> LayerCache:
+def clean(cache: Any, pages: jax.Array) -> Any:
     """A layer's cache with zeros in these pages, `[CLEANED]`."""
     return jax.tree.map(lambda part: part.at[pages].set(0), cache)
 
 
-def calibrate(
-    decoder: Decoder, shape: StepShape, weights: Params, caches: list[LayerCache], packed: jax.Array
-) -> list[KVScales | None]:
-    """Scales of an int8 KV cache, from the largest keys and values over a sample text, with a margin of a tenth."""
-    batch, rotated = shape.unpack(packed), decoder.arch.rope is not None
-    seen: list[tuple[jax.Array, jax.Array] | None] = []
+def calibrate(decoder: Decoder, shape: StepShape, weights: Params, caches: list[Any], packed: jax.Array) -> list[Any]:
+    """Scales of an int8 KV cache, from what the mixers observe of a sample text."""
+    batch, seen = shape.unpack(packed), list[Any]()
     decoder.hidden(weights, batch, batch.tokens, caches, observe=seen)
-    return [kv and KVScales(_channel_scale(kv[0], rotated), _channel_scale(kv[1], False)) for kv in seen]
-
-
-def _channel_scale(x: jax.Array, rotated: bool) -> jax.Array:
-    """`[T, kv_heads, head_dim]` -> `[kv_heads, head_dim]`: int8 scales that cover the largest value seen."""
-    largest = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=0)
-    if rotated:
-        # Rotary embedding rotates pairs of channels into each other, so both take the larger scale.
-        pair = jnp.maximum(*jnp.split(largest, 2, axis=-1))
-        largest = jnp.concatenate([pair, pair], axis=-1)
-    return jnp.maximum(largest, 1e-6) * 1.1 / 127
+    return [mixer.calibrated(observed) for mixer, observed in zip(decoder.mixers, seen)]

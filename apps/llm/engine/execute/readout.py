@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from apps.llm.engine.model.decoder import Decoder
-from apps.llm.engine.model.params import Params
+from apps.llm.engine.model.param import Params
 from apps.llm.engine.step import StepShape
 
 SCORE_ROWS = 4

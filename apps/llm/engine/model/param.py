@@ -1,18 +1,22 @@
 """One parameter of the decoder: its shape, logical axes, initialiser and source in a checkpoint."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from apps.arrays.model_folder import CheckpointError
+from apps.llm.engine.model.layers import Norm
 from apps.llm.engine.weights.checkpoint import Checkpoint
-from apps.llm.engine.weights.source import Source, clipped, joined
+from apps.llm.engine.weights.source import Rows, Source, clipped, joined
 from apps.serving.numbers.finite import all_finite
 
 MESH_AXES = {"vocab": "tensor", "kv_heads": "tensor", "mlp": "tensor", "experts": "tensor", "embed": None}
 """Logical axis -> mesh axis."""
+Params = dict[str, Any]
+"""A tree of parameters: declared, abstract, or arrays."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,28 @@ class Param:
         """Whole rows of the source, with zeros after them where the parameter's are longer."""
         more = self.shape[-1] - rows.shape[-1] if rows.ndim == 2 else 0
         return np.pad(rows, ((0, 0), (0, more))) if more else rows
+
+
+def tensor(name: str, *shape: int) -> Source:
+    """A whole tensor, in file order."""
+    return (Rows(name, shape, 0, shape[0]),)
+
+
+def bias(name: str, size: int) -> Param:
+    """A bias on every device."""
+    return Param((size,), (None,), tensor(name, size), constant=0.0, wide=True)
+
+
+def norm_weight(norm: Norm, name: str, size: int) -> Param:
+    """A norm's weight, on every device, in the type that `pointwise.norm` multiplies in."""
+    fill = 0.0 if norm.plus_one else 1.0
+    return Param((size,), (None,), tensor(name, size), constant=fill, wide=norm.wide_weight)
+
+
+def stream_norm(norm: Norm, key: str, name: str, size: int) -> Params:
+    """One of the residual stream's norms: its weight under `key`, and a LayerNorm's bias."""
+    more = {f"{key}_bias": bias(f"{name}.bias", size)} if norm.kind == "layer" else {}
+    return {key: norm_weight(norm, f"{name}.weight", size)} | more
 
 
 def _finite_in(checkpoint: Checkpoint, name: str, param: Param, dtype: jnp.dtype) -> bool:

@@ -13,14 +13,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from apps.arrays.programs import ProgramSpec, shardings
-from apps.llm.engine.model.heads import HeadLayout as HeadLayout
-from apps.llm.engine.model.param import Param
+from apps.llm.engine.model.param import Param, Params
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, quantize_rows
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.reading import Index, Reading, read_ahead
 from apps.serving.progress import bar
-
-Params = dict[str, Any]
 
 
 def abstract(tree: Any, mesh: Mesh, dtype: jnp.dtype, int8: bool) -> Any:

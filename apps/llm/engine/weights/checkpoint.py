@@ -24,7 +24,8 @@ from apps.arrays.model_folder import (
     TensorEntry,
     from_hub,
 )
-from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.weights import packed_experts
 from apps.llm.engine.weights.formats import QuantizedFormat, format_of
 from apps.serving.model_roots import HUB, is_hub_id

@@ -6,7 +6,7 @@ They come one after another on each device. Devices that share experts have a pa
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from apps.llm.engine.model.architecture import Experts
+from apps.llm.engine.model.layers import Experts
 from apps.llm.engine.weights.source import Rows, Source
 
 NAMES = {"mixtral": ("w1", "w3", "w2")}

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from apps.arrays.model_folder import CheckpointError, TensorEntry
-from apps.llm.engine.model.architecture import UnsupportedModel
+from apps.llm.engine.model.rope import UnsupportedModel
 from apps.serving.numbers.ranges import Range, check
 
 ALL = slice(None)

@@ -3,10 +3,10 @@
 import logging
 from dataclasses import dataclass, replace
 
-from apps.llm.engine.model import architecture
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
-from apps.llm.engine.model.tiny import generic, tiny
+from apps.llm.engine.model.families.tiny import generic, tiny
+from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.prepared import open_checkpoint
 from ray_configs.llm import EngineConfig
@@ -43,7 +43,7 @@ class Model:
             return cls._read(config, random, weights)
         try:
             return cls._read(config, random, weights)
-        except architecture.UnsupportedModel:
+        except UnsupportedModel:
             raise
         except Exception as error:  # remote file systems raise their clients' own exceptions
             log.warning("tiny: using a tiny Llama with a byte tokenizer, because the model cannot be read: %s", error)

@@ -36,10 +36,10 @@ from pydantic import Field, ValidationError
 from apps.arrays.model_folder import DTYPES, MOST_LISTED, CheckpointError, TensorEntry
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.declaration import declare
-from apps.llm.engine.model.heads import HeadLayout
-from apps.llm.engine.model.param import MESH_AXES, Param
-from apps.llm.engine.model.params import Params, abstract, loaded, named
+from apps.llm.engine.model.param import MESH_AXES, Param, Params
+from apps.llm.engine.model.params import abstract, loaded, named
 from apps.llm.engine.model.quantization import QuantArray, quantize_rows
+from apps.llm.engine.model.split import Split
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.reading import Index, Reading
 from apps.llm.engine.weights.source import clipped, positions
@@ -179,7 +179,7 @@ def by_columns(param: Param) -> bool:
 
 def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
     """The parameters as stored, by name. Key/value heads are stored once, even if the mesh repeats them."""
-    return named(declare(arch, HeadLayout.once(arch, tensor_parallel)))
+    return named(declare(arch, Split(tensor_parallel, repeats_heads=False)))
 
 
 class Prepared(Checkpoint):

@@ -24,7 +24,7 @@ def adapted(base: Path, adapter: Path, compile_cache: str, **settings: Any) -> S
     stepper = Stepper(base, compile_cache, max_adapters=3, max_adapter_rank=RANK, **settings)
     executor = stepper.executor
     found = PeftAdapter.open(str(adapter), executor.arch, RANK)
-    for layer, values in enumerate(found.layers(executor.decoder.heads, RANK, np.dtype(executor.config.dtype))):
+    for layer, values in enumerate(found.layers(executor.decoder.split, RANK, np.dtype(executor.config.dtype))):
         executor.write_adapter(2, layer, values)
     stepper.adapter = 2
     return stepper

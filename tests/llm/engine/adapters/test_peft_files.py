@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine.adapters.peft import CONFIG, WEIGHTS, PeftAdapter
-from apps.llm.engine.model.architecture import Architecture, from_hf_config
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from tests.cloud_storage import cloud_storage
 from tests.hub import hub
 from tests.llm.engine import tiny_models
@@ -55,8 +55,7 @@ def test_from_a_bucket(adapter: Path, arch: Architecture) -> None:
 def same_as_in_the_folder(found: PeftAdapter, folder: Path, arch: Architecture) -> bool:
     """Whether every matrix is the same."""
     of_both = [
-        each.layers(HeadLayout.of(arch, 1), 8, np.dtype("float32"))
-        for each in (found, PeftAdapter.open(str(folder), arch, 8))
+        each.layers(arch.split(1), 8, np.dtype("float32")) for each in (found, PeftAdapter.open(str(folder), arch, 8))
     ]
     return bool(jax.tree.all(jax.tree.map(np.array_equal, *of_both)))
 
@@ -64,7 +63,7 @@ def same_as_in_the_folder(found: PeftAdapter, folder: Path, arch: Architecture) 
 HUB_SCRIPT = """
 import os
 from apps.llm.engine.adapters.peft import PeftAdapter
-from apps.llm.engine.model.architecture import from_hf_config
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.arrays.model_folder import CheckpointError
 from tests.llm.engine import tiny_models
 arch = from_hf_config(tiny_models.make("llama3").config.to_dict())
@@ -172,7 +171,7 @@ def test_numbers_that_a_product_cannot_take(
     save_file(tensors, adapter / WEIGHTS)
     found = PeftAdapter.open(str(adapter), arch, 8)
     with pytest.raises(CheckpointError, match=rf"tensor model\.layers\.1\.mlp\.down_proj\.lora_{matrix}\.weight"):
-        found.layers(HeadLayout.of(arch, 1), 8, np.dtype(dtype))
+        found.layers(arch.split(1), 8, np.dtype(dtype))
 
 
 def test_numbers_that_only_their_scale_makes_too_large(adapter: Path, arch: Architecture) -> None:
@@ -181,4 +180,4 @@ def test_numbers_that_only_their_scale_makes_too_large(adapter: Path, arch: Arch
     config = json.loads((adapter / CONFIG).read_text())
     (adapter / CONFIG).write_text(json.dumps(config | {"lora_alpha": 1e6}))
     with pytest.raises(CheckpointError, match="with the adapter's scale"):
-        PeftAdapter.open(str(adapter), arch, 8).layers(HeadLayout.of(arch, 1), 8, np.dtype("float32"))
+        PeftAdapter.open(str(adapter), arch, 8).layers(arch.split(1), 8, np.dtype("float32"))

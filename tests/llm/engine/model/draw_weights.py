@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 from apps.llm.engine.model import params
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families import lm_cloud
-from apps.llm.engine.model.params import HeadLayout
-from apps.llm.engine.model.tiny import tiny
+from apps.llm.engine.model.families.tiny import tiny
 
 int8 = sys.argv[1] == "int8"
 if len(sys.argv) > 2:
@@ -33,7 +32,7 @@ def drawn(devices: list) -> tuple[params.Params, int]:
     """The weights, and how many programs drew them."""
     mesh = Mesh(np.array(devices), ("tensor",))
     compiled.clear()
-    weights = params.random(declare(arch, HeadLayout.of(arch, len(devices))), mesh, jnp.bfloat16, int8)
+    weights = params.random(declare(arch, arch.split(len(devices))), mesh, jnp.bfloat16, int8)
     jax.block_until_ready(weights)
     return weights, len(compiled)
 
@@ -48,7 +47,7 @@ for (path, leaf), one in zip(jax.tree_util.tree_leaves_with_path(split), jax.tre
 
 mesh = Mesh(np.array(jax.devices()), ("tensor",))
 gathered = []
-for name, param in declare(arch, HeadLayout.of(arch, 4))["layers"][0].items():
+for name, param in declare(arch, arch.split(4))["layers"][0].items():
     if param.matrix:
         program = params._drawing(params._abstract(param, mesh, jnp.bfloat16, int8), None)
         text = program.as_text()

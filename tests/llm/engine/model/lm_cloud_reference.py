@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
-from apps.llm.engine.model.tiny import tiny
+from apps.llm.engine.model.families.tiny import tiny
 
 ARCH = replace(tiny(lm_cloud.find("lm_cloud.LmCloudSpmd2BTest"), 4), vocab_size=320)
 Weights = dict[str, np.ndarray]
@@ -20,7 +20,8 @@ Weights = dict[str, np.ndarray]
 def save(folder: Path, arch: Architecture = ARCH, seed: int = 0) -> Weights:
     """A checkpoint in which every weight matters: scores and logits come near their caps, norms and biases vary."""
     rng = np.random.default_rng(seed)
-    hidden, heads, mlp = arch.hidden_size, arch.num_heads * arch.head_dim, arch.intermediate_size
+    attention, mlp = arch.layers[0].mixer, arch.layers[0].mlp.width
+    hidden, heads = arch.hidden_size, attention.num_heads * attention.head_dim
 
     def matrix(out: int, inputs: int, gain: float = 1.0) -> np.ndarray:
         return (rng.normal(size=(out, inputs)) * gain * inputs**-0.5).astype(np.float32)
@@ -50,7 +51,7 @@ def save(folder: Path, arch: Architecture = ARCH, seed: int = 0) -> Weights:
 def logits(weights: Weights, ids: list[int], arch: Architecture = ARCH) -> np.ndarray:
     """`[tokens, vocab]` of one pass over the whole sequence."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
-    tokens, hidden, heads = len(ids), arch.hidden_size, arch.num_heads
+    tokens, hidden, heads = len(ids), arch.hidden_size, arch.layers[0].mixer.num_heads
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
         x = x - x.mean(axis=-1, keepdims=True)

@@ -8,7 +8,9 @@ import pytest
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from apps.llm.engine.model.architecture import FAMILIES, Architecture, UnsupportedModel, from_hf_config
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.families.hugging_face import FAMILIES, from_hf_config
+from apps.llm.engine.model.rope import UnsupportedModel
 from tests.llm.engine import tiny_models
 
 UNREAD = {
@@ -126,10 +128,12 @@ def test_how_far_a_context_is_stretched(config: dict[str, Any], context: int) ->
     """The lengths are those of vLLM, and of the cards: Qwen3's says 131,072 for factor 4, with the positions as is."""
     arch = from_hf_config(config)
     assert arch.max_position == context
-    assert arch.rope is not None and arch.rope.theta in (1e6, 150_000.0, 500_000.0)
+    rope = next(layer.rope for layer in arch.attention if layer.window is None)
+    assert rope is not None and rope.theta in (1e6, 150_000.0, 500_000.0)
 
 
 def test_a_window_within_a_stretched_context() -> None:
     config = QWEN3 | {"use_sliding_window": True, "sliding_window": 50_000, "max_window_layers": 2}
-    assert set(from_hf_config(config).windows) == {None}
-    assert set(from_hf_config(config | {"rope_scaling": CARD}).windows) == {None, 50_000}
+    stretched = from_hf_config(config | {"rope_scaling": CARD})
+    assert {layer.window for layer in from_hf_config(config).attention} == {None}
+    assert {layer.window for layer in stretched.attention} == {None, 50_000}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from apps.llm.engine.model.architecture import Experts
 from apps.llm.engine.model.experts import kernel, mixture
 from apps.llm.engine.model.experts.weights import ExpertWeights
+from apps.llm.engine.model.layers import Activation, Experts
 from apps.llm.engine.model.quantization import QuantArray, Weight, quantize, values, whole_lanes
 
 COUNT, HIDDEN, WIDTH = 16, 64, 192
@@ -35,7 +35,7 @@ def feed_forward(
 
     The columns of `down` are filled up with noise.
     """
-    of = Experts(COUNT, picked.shape[1], WIDTH, renormalized=True, layers=(True,))
+    of = Experts(COUNT, picked.shape[1], WIDTH, renormalized=True, activation=Activation("silu"))
     mesh = Mesh(jax.devices()[:1], ("tensor",))
 
     def run(*given: Any) -> jax.Array:
@@ -141,7 +141,7 @@ def test_experts_that_no_token_takes_are_not_read(tokens: int, form: str) -> Non
 @pytest.mark.parametrize("renormalized", [False, True])
 def test_routing(renormalized: bool) -> None:
     logits = RANDOM.normal(size=(9, COUNT)).astype(np.float32)
-    of = Experts(COUNT, 3, WIDTH, renormalized, (True,))
+    of = Experts(COUNT, 3, WIDTH, renormalized, Activation("silu"))
     shares, picked = mixture.route(jnp.array(logits), of)
     assert (np.asarray(picked) == np.argsort(-logits, axis=1)[:, :3]).all()
     likely = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)

@@ -7,8 +7,9 @@ import pytest
 import torch
 import transformers
 
-from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.rope import UnsupportedModel
+from apps.llm.engine.model.split import HeadLayout, Split
 from apps.llm.text import Engine, EngineConfig, SamplingParams
 from apps.plan.llm import known
 from tests.llm.engine import tiny_models
@@ -97,12 +98,16 @@ def test_files_of_the_hub_and_of_transformers_say_the_same() -> None:
     assert "per_layer_config" in written and "global_head_dim" not in written
     hub = from_hf_config(config())
     assert from_hf_config(written) == hub
-    assert HeadLayout.of(hub, 4) == HeadLayout(4, 2, 1, 4, HeadLayout(4, 2, 2, 4))
-    assert HeadLayout.once(hub, 4) == HeadLayout(4, 2, 1, 4, HeadLayout(2, 4, 1, 4))
+    heads = {(layer.num_heads, layer.num_kv_heads) for layer in hub.attention}
+    assert heads == {(8, 4), (8, 2)}
+    assert {hub.split(4).heads(*each) for each in heads} == {HeadLayout(4, 2, 1), HeadLayout(4, 2, 2)}
+    once = Split(4, repeats_heads=False)
+    assert {once.heads(*each) for each in heads} == {HeadLayout(4, 2, 1), HeadLayout(2, 4, 1)}
     beside = {"model_type": "gemma4", "eos_token_id": [1, 106], "text_config": config(eos_token_id=1)}
     assert from_hf_config(beside).eos_token_ids == (1, 106)
     separate = from_hf_config(config(attention_k_eq_v=False))
-    assert separate.full is not None and (separate.full.num_kv_heads, separate.full.kv_projections) == (4, 2)
+    full = next(layer for layer in separate.attention if layer.window is None)
+    assert (full.num_kv_heads, full.kv_projections) == (4, 2)
 
 
 @pytest.mark.parametrize("name", [name for name in known.MODELS if "gemma-4" in name])

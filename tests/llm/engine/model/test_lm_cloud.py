@@ -13,10 +13,9 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from apps.llm.engine.model import params
-from apps.llm.engine.model.architecture import UnsupportedModel
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families import lm_cloud
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights.model import Model
 from apps.llm.text import Engine, EngineConfig, SamplingParams
 from ray_configs.catalog import spmd_175b
@@ -84,13 +83,14 @@ def test_sizes() -> None:
     assert large.num_params == 96 * (4 * 12288**2 + 2 * 12288 * 49152) + 32000 * 12288
     assert round(large.num_params / 1e9, 1) == 174.3
     assert round(small.num_params / 1e9, 2) == 2.14
-    assert (large.num_layers, large.num_heads, large.head_dim, large.intermediate_size) == (96, 96, 128, 49152)
+    layer = large.layers[0]
+    assert (large.num_layers, layer.mixer.num_heads, layer.mixer.head_dim, layer.mlp.width) == (96, 96, 128, 49152)
 
 
 @pytest.mark.parametrize(("int8", "gigabytes"), [(True, 5.5), (False, 10.93)])
 def test_each_of_32_chips_holds_its_32nd(int8: bool, gigabytes: float) -> None:
     arch, mesh = lm_cloud.find(LARGE), AbstractMesh((32,), ("tensor",))
-    tree = params.abstract(declare(arch, HeadLayout.of(arch, 32)), mesh, jnp.bfloat16, int8)
+    tree = params.abstract(declare(arch, arch.split(32)), mesh, jnp.bfloat16, int8)
     first = tree["layers"][0]
     shards = {
         name: jax.tree.leaves(first[name])[0].sharding.shard_shape(jax.tree.leaves(first[name])[0].shape)

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 from apps.arrays.program_cache import use_compile_cache
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.execute.local import LocalExecutor
-from apps.llm.engine.model.architecture import Architecture, from_hf_config
-from apps.llm.engine.model.tiny import HEAD_DIM, tiny
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.families.tiny import HEAD_DIM, tiny
 from apps.llm.engine.parallel import distributed
 from apps.llm.engine.parallel.layout import Layout
 from apps.llm.engine.step import StepShape
@@ -222,11 +223,13 @@ def test_longrope_as_the_hub_has_it() -> None:
     old = {"model_type": "phi3", "hidden_act": "silu", "original_max_position_embeddings": 64} | tiny_models.SIZES
     found = [from_hf_config(old | {"rope_scaling": {"type": kind} | lists}) for kind in ("su", "yarn", "longrope")]
     assert found[0] == found[1] == found[2]
-    rope = found[0].rope
+    rope, short, long, toy = (
+        arch.layers[0].mixer.rope
+        for arch in (found[0], found[0].serving(64), found[0].serving(65), tiny(found[0], shards=1, layers=1))
+    )
     assert rope is not None and rope.kind == "longrope" and rope.scale == pytest.approx((1 + 3 / 6) ** 0.5)
-    assert found[0].serving(64).rope.inverse_frequencies(16)[0] == 1.0
-    assert len(tiny(found[0], shards=1, layers=1).rope.inverse_frequencies(HEAD_DIM)) == HEAD_DIM // 2
-    assert found[0].serving(65).rope.inverse_frequencies(16)[0] == 0.5
+    assert (short.inverse_frequencies(16)[0], long.inverse_frequencies(16)[0]) == (1.0, 0.5)
+    assert len(toy.inverse_frequencies(HEAD_DIM)) == HEAD_DIM // 2
 
 
 @pytest.mark.parametrize(("trained", "longest"), [(512, 192), (64, 128)])

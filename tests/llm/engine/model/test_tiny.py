@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from apps.llm.engine.model.architecture import Architecture, UnsupportedModel, from_hf_config
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.declaration import declare
 from apps.llm.engine.model.families import lm_cloud
-from apps.llm.engine.model.heads import HeadLayout
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.families.tiny import generic, tiny
 from apps.llm.engine.model.param import Param
-from apps.llm.engine.model.tiny import generic, tiny
+from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights.model import Model
 from apps.llm.text import Engine, EngineConfig
 from apps.llm.text.model_files import tokenizer_of
@@ -50,22 +51,28 @@ WHOLE = {
 @pytest.mark.parametrize(("arch", "shards"), [(arch, n) for arch, many in WHOLE.values() for n in many])
 def test_the_split_is_the_whole_ones(arch: Architecture, shards: int) -> None:
     toy = tiny(arch, shards)
-    whole_heads, toy_heads = HeadLayout.of(arch, shards), HeadLayout.of(toy, shards)
-    for toys, wholes in ((toy_heads, whole_heads), (toy_heads.full or toy_heads, whole_heads.full or whole_heads)):
+    assert toy.num_params < 5e7 and toy.num_layers == 2
+    for own, layer in zip(toy.layers, arch.few(2), strict=True):
+        whole = arch.layers[layer]
+        toys, wholes = (
+            split.heads(each.mixer.num_heads, each.mixer.num_kv_heads)
+            for split, each in ((toy.split(shards), own), (arch.split(shards), whole))
+        )
         assert (toys.repeat, toys.group) == (wholes.repeat, wholes.group)
-    assert toy.attention_scale * toy.head_dim**0.5 == pytest.approx(arch.attention_scale * arch.head_dim**0.5)
-    assert toy.num_params < 5e7 and toy.num_layers == len(toy.windows) == 2
-    sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
-    assert toy.full is None or not all(toy.windows), "a layer of each kind"
-    for field in (*sizes, "attention_scale", "windows", "experts", "full", "kv_of", "per_layer_width"):
-        toy = replace(toy, **{field: getattr(arch, field)})
-    assert toy == arch, "and every switch is the whole one's"
+        scales = [each.mixer.scale * each.mixer.head_dim**0.5 for each in (own, whole)]
+        assert scales[0] == pytest.approx(scales[1])
+        mixer = {name: getattr(whole.mixer, name) for name in ("num_heads", "num_kv_heads", "head_dim", "scale")}
+        own = replace(own, mixer=replace(own.mixer, **mixer), feed_forward=whole.feed_forward, inputs=whole.inputs)
+        assert own == whole, "every switch is the whole one's"
+    assert len({spec.mixer.head_dim for spec in toy.layers}) == len({spec.mixer.head_dim for spec in arch.layers})
+    sizes = {name: getattr(arch, name) for name in ("hidden_size", "intermediate_size", "layers")}
+    assert replace(toy, **sizes) == arch
     assert tiny(arch, shards, layers=1000).num_layers == arch.num_layers
 
 
 def test_the_same_parameters_in_the_same_places() -> None:
     def places(arch: Architecture) -> dict[str, tuple]:
-        layer: dict[str, Param] = declare(arch, HeadLayout.of(arch, 32))["layers"][1]
+        layer: dict[str, Param] = declare(arch, arch.split(32))["layers"][1]
         return {name: (param.axes, param.matrix, param.constant) for name, param in layer.items()}
 
     arch = WHOLE["lm_cloud"][0]

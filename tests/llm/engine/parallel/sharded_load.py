@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from apps.llm.engine.execute.local import LocalExecutor
-from apps.llm.engine.model import architecture, params
+from apps.llm.engine.model import params
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.step import StepShape
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
@@ -61,7 +62,7 @@ def logits(executor: LocalExecutor) -> np.ndarray:
 
 
 found, checkpoint = {}, Counting(folder)
-arch = architecture.from_hf_config(checkpoint.json("config.json"))
+arch = from_hf_config(checkpoint.json("config.json"))
 for devices in (1, 4):
     mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
     checkpoint.rows.clear()
@@ -81,7 +82,7 @@ print(
             "rows": rows,
             "shards": shards,
             "bytes": params.nbytes(executor.params),
-            "heads": [executor.decoder.heads.kv_heads, executor.decoder.heads.repeat],
+            "heads": [executor.decoder.mixers[0].heads.kv_heads, executor.decoder.mixers[0].heads.repeat],
             "error": float(np.abs(found[4] - found[1]).max() / np.abs(found[1]).max()),
             "cache": jax.tree.leaves(executor.caches)[0].addressable_shards[0].data.shape,
         }

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from apps.llm.engine.adapters import stack
-from apps.llm.engine.model.architecture import from_hf_config
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.parallel.lockstep import LockstepExecutor
 from apps.llm.engine.parallel.wire import HEADER, NUMBERS, MessageKind
 from apps.llm.engine.parallel.worker import Worker
@@ -15,7 +14,7 @@ from tests.llm.engine import tiny_models
 
 def test_pages_are_cleaned_and_adapters_cleared_on_every_host() -> None:
     arch = from_hf_config(tiny_models.make("llama3").config.to_dict())
-    drawn = stack.drawn(arch, HeadLayout.of(arch, 1), np.dtype("float32"), 4, seed=1)
+    drawn = stack.drawn(arch, arch.split(1), np.dtype("float32"), 4, seed=1)
     forms = [
         {name: type(low)(*(np.zeros((part.shape[0], 2, *part.shape[1:]), np.float32) for part in low))
          for name, low in layer.items()}

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from apps.llm.engine.executor_protocol import token_buckets
-from apps.llm.engine.model.architecture import Architecture, from_hf_config
+from apps.llm.engine.model.architecture import Architecture
 from apps.llm.engine.model.families import lm_cloud
-from apps.llm.engine.parallel.layout import Cost, Devices, Layout, choose, misfit, possible, shortest_step
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.parallel.layout import Devices, Layout, misfit
+from apps.llm.engine.parallel.layout_choice import Cost, choose, possible, shortest_step
 from apps.plan.llm.known import MODELS
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice

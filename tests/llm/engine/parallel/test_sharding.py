@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from apps.llm.engine.model.architecture import from_hf_config
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.split import HeadLayout
 from tests.llm.engine import tiny_models
 
 pytestmark = pytest.mark.slow
@@ -119,16 +118,17 @@ def test_exchanges_by_doubling() -> None:
 
 def test_layouts() -> None:
     arch = from_hf_config({"model_type": "llama", "hidden_act": "silu"} | tiny_models.SIZES)
-    assert HeadLayout.of(arch, 1) == HeadLayout(2, 2, 1, 1)
-    assert HeadLayout.of(arch, 2) == HeadLayout(2, 2, 1, 2)
-    assert HeadLayout.of(arch, 4) == HeadLayout(4, 1, 2, 4)
+    assert arch.split(1).heads(4, 2) == HeadLayout(2, 2, 1)
+    assert arch.split(2).heads(4, 2) == HeadLayout(2, 2, 1)
+    assert arch.split(4).heads(4, 2) == HeadLayout(4, 1, 2)
     with pytest.raises(ValueError, match=r"tensor_parallel 3 .* one of \[1, 2, 4\]"):
-        HeadLayout.of(arch, 3)
+        arch.split(3)
     sizes = tiny_models.SIZES | tiny_models.FAMILIES["mixtral"][1]
     mixtral = from_hf_config({"model_type": "mixtral", "hidden_act": "silu"} | sizes)
-    assert HeadLayout.of(mixtral, 4).expert_parts == 1 and HeadLayout.of(mixtral, 4, 2).expert_parts == 2
-    many = replace(mixtral, num_heads=64, num_kv_heads=16, intermediate_size=192)
-    assert HeadLayout.of(many, 16).expert_parts == 2, "of eight experts"
+    assert mixtral.split(4).expert_parts == 1 and mixtral.split(4, 2).expert_parts == 2
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 16, "head_dim": 16}
+    many = from_hf_config({"model_type": "mixtral", "hidden_act": "silu"} | sizes | heads)
+    assert many.split(16).expert_parts == 2, "of eight experts"
     for devices, asked, said in (
         (5, None, "tensor_parallel 5 does not divide the model's 8 experts, nor .* their width, 96"),
         (4, 3, "expert_parallel 3 does not divide tensor_parallel 4"),
@@ -136,6 +136,6 @@ def test_layouts() -> None:
         (64, 1, "expert_parallel 1 leaves 64 devices for the width of an expert, 96"),
     ):
         with pytest.raises(ValueError, match=said):
-            HeadLayout.of(many, devices, asked)
+            many.split(devices, asked)
     with pytest.raises(ValueError, match="expert_parallel is 2, but this model has no experts"):
-        HeadLayout.of(arch, 2, 2)
+        arch.split(2, 2)

@@ -12,24 +12,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from apps.llm.engine.model import decoder
 from apps.llm.engine.model.quantization import product
+from apps.llm.engine.parallel import products
 from apps.llm.engine.step import StepShape
 from tests.llm.engine.model import lm_cloud_reference as reference
 from tests.llm.engine.model.test_models import Stepper
 
 pytestmark = pytest.mark.slow
 LAYERS, HIDDEN, HEADS, DEVICES, TOKENS = 96, 256, 4, 32, 64
-ARCH = replace(
-    reference.ARCH,
-    num_layers=LAYERS,
-    hidden_size=HIDDEN,
-    intermediate_size=4 * HIDDEN,
+LAYER = reference.ARCH.layers[0]
+ATTENTION = replace(
+    LAYER.mixer,
     num_heads=HEADS,
     num_kv_heads=HEADS,
     head_dim=HIDDEN // HEADS,
-    attention_scale=(HIDDEN // HEADS) ** -0.5 / 16,  # the reference's queries and keys are four times as large as usual
-    windows=(None,) * LAYERS,
+    scale=(HIDDEN // HEADS) ** -0.5 / 16,  # the reference's queries and keys are four times as large as usual
+)
+ARCH = replace(
+    reference.ARCH,
+    layers=(replace(LAYER, mixer=ATTENTION, feed_forward=replace(LAYER.feed_forward, width=4 * HIDDEN)),) * LAYERS,
+    hidden_size=HIDDEN,
 )
 
 
@@ -63,7 +65,7 @@ def test_rounding_each_hop(tmp_path: Path, compile_cache: str, monkeypatch: pyte
         ("sums in float32", "bfloat16", in_float32),
         ("sums in bfloat16", "bfloat16", by_hops),
     ):
-        monkeypatch.setattr(decoder, "row_parallel", row_parallel)
+        monkeypatch.setattr(products, "row_parallel", row_parallel)
         found[name] = logits(Stepper(tmp_path, compile_cache, ARCH, dtype=dtype, attention="xla"))
     exact = found.pop("float32")
     errors = {name: float(np.std(logits - exact) / np.std(exact)) for name, logits in found.items()}

@@ -13,9 +13,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from apps.llm.engine.model import params
-from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
 from apps.llm.engine.model.declaration import declare
-from apps.llm.engine.model.params import HeadLayout
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights.checkpoint import Checkpoint, CheckpointError
 from tests.hub import hub
 from tests.llm.engine import tiny_models
@@ -38,7 +38,7 @@ def read(folder: Path | str) -> dict:
     """Every parameter as numpy arrays, through the declarations, as loading does."""
     checkpoint = Checkpoint(str(folder))
     arch = checkpoint.architecture()
-    tree = declare(arch, HeadLayout.of(arch, 1))
+    tree = declare(arch, arch.split(1))
     return params._map(lambda param: np.array(param.read(checkpoint, (slice(None),) * len(param.shape))), tree)
 
 

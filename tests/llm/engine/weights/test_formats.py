@@ -23,8 +23,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from apps.arrays.model_folder import CheckpointError
 from apps.batch.preparation import PrepareArguments, prepare
 from apps.llm.engine.model import params
-from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
 from apps.llm.engine.model.declaration import declare
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.engine.weights import prepared
 from apps.llm.engine.weights.checkpoint import Checkpoint
 from apps.llm.engine.weights.model import Model
@@ -218,7 +219,7 @@ def test_from_a_bucket_and_prepared(name: str, tmp_path: Path) -> None:
     checkpoints = [open_checkpoint(where) for where in (str(folder), bucket, str(tmp_path / "prepared"))]
     mesh = Mesh(np.array(jax.devices()[:2]), ("tensor",))
     arch = from_hf_config(checkpoints[0].json("config.json"))
-    tree = declare(arch, params.HeadLayout.of(arch, 2))
+    tree = declare(arch, arch.split(2))
     ways = (params.load, params.load, prepared.load)
     loaded = [load(tree, at, mesh, jnp.dtype(jnp.bfloat16), True) for load, at in zip(ways, checkpoints)]
     for other in loaded[1:]:
@@ -266,7 +267,7 @@ def test_packed_experts_of_another_shape_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_local_experts": 9}))
     checkpoint = Checkpoint(str(tmp_path))
     arch = from_hf_config(checkpoint.json("config.json"))
-    tree = declare(arch, params.HeadLayout.of(arch, 1))
+    tree = declare(arch, arch.split(1))
     with pytest.raises(CheckpointError, match=r"gate_up_proj_blocks has shape \(8, 192, 2, 16\), .* an expert 8"):
         tree["layers"][0]["experts_in"].read(checkpoint, (slice(0, None), slice(0, None)))
 

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from apps.arrays.model_folder import CheckpointError, ModelFolder
 from apps.llm.engine.model import params
-from apps.llm.engine.model.architecture import from_hf_config
 from apps.llm.engine.model.declaration import declare
+from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.quantization import quantize, quantize_rows
 from apps.llm.engine.weights import reading
 from apps.llm.engine.weights.checkpoint import Checkpoint
@@ -40,7 +40,7 @@ def load(location: str, devices: int, int8: bool) -> params.Params:
     checkpoint = Checkpoint(location)
     arch = from_hf_config(checkpoint.json("config.json"))
     mesh = Mesh(np.array(jax.devices()[:devices]), ("tensor",))
-    tree = declare(arch, params.HeadLayout.of(arch, devices))
+    tree = declare(arch, arch.split(devices))
     return params.load(tree, checkpoint, mesh, jnp.dtype(jnp.bfloat16), int8)
 
 

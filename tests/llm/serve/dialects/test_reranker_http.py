@@ -10,7 +10,8 @@ import torch
 import transformers
 from tokenizers import AddedToken
 
-from apps.llm.engine.model.architecture import UnsupportedModel, from_hf_config
+from apps.llm.engine.model.families.hugging_face import from_hf_config
+from apps.llm.engine.model.rope import UnsupportedModel
 from apps.llm.text.reranker import INSTRUCTION, PROMPT, Reranker
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from ray_configs.llm import EngineConfig

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from apps.llm.engine.model.architecture import Experts
 from apps.llm.engine.model.experts.weights import ExpertWeights, Gated
+from apps.llm.engine.model.layers import Experts
 from apps.llm.engine.model.quantization import LANES, filled, product, values
 from apps.llm.engine.parallel.collectives import AXIS
 from apps.llm.engine.parallel.products import add_up

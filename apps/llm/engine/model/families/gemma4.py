@@ -3,25 +3,17 @@
 Sources: Gemma4TextConfig, Gemma4UnifiedTextConfig and their models in transformers.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from apps.llm.engine.model.layers import LayerInput, LayerSpec, Mlp, MlpBesideExperts
 from apps.llm.engine.model.rope import UnsupportedModel
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 PERIOD = 6
 """Every so many layers, one without a window."""
 OVERRIDES = {"head_dim", "num_key_value_heads"}
-
-
-@dataclass(frozen=True)
-class FullAttention:
-    """The heads of the layers without a window, where they are not those of the others."""
-
-    num_kv_heads: int
-    head_dim: int
-    kv_projections: int  # 1: the projection of the keys gives the values too
 
 
 def completed(config: Mapping[str, Any], family: str) -> dict[str, Any]:
@@ -43,24 +35,36 @@ def completed(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     return config | {"layer_types": _layer_types(config)}
 
 
-def options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of an Architecture that no other family has, from a `completed` config.
+def layers(config: Mapping[str, Any], alike: Sequence[LayerSpec], mlp: Mlp) -> tuple[LayerSpec, ...]:
+    """The layers of a `completed` config, from what other families would read there.
 
     Raises:
         UnsupportedModel: layers of one kind differ, or none has the keys that others share.
     """
-    return {
-        "value_norm": True,
-        "wide_norm": True,
-        "layer_scalars": True,
-        "full": _full_attention(config),
-        "kv_of": _kv_of(config),
-        "wide_shared": bool(config.get("use_double_wide_mlp")),
-        "per_layer_width": config["hidden_size_per_layer_input"],
-    }
+    full = _full_attention(config)
+    own_keys, width = _with_own_keys(config), config["hidden_size_per_layer_input"]
+    wide = replace(mlp, width=mlp.width * (2 if config.get("use_double_wide_mlp") else 1))
+    return tuple(
+        replace(
+            spec,
+            mixer=replace(
+                spec.mixer,
+                **(full if spec.mixer.window is None else {}) | ({} if layer < own_keys else {"kv_projections": 0}),
+            ),
+            feed_forward=_feed_forward(spec, mlp if layer < own_keys else wide),
+            inputs=LayerInput(width, mlp.activation) if width else None,
+            scalar=True,
+        )
+        for layer, spec in enumerate(alike)
+    )
 
 
-def _full_attention(config: Mapping[str, Any]) -> FullAttention:
+def _feed_forward(spec: LayerSpec, mlp: Mlp) -> Mlp | MlpBesideExperts:
+    return mlp if spec.experts is None else MlpBesideExperts(mlp, spec.experts)
+
+
+def _full_attention(config: Mapping[str, Any]) -> dict[str, int]:
+    """What layers without a window have in place of the others' heads. With `attention_k_eq_v` keys give the values."""
     shared = bool(config.get("attention_k_eq_v"))
     heads = (config.get("num_global_key_value_heads") if shared else None) or config["num_key_value_heads"]
     found = {"head_dim": config["global_head_dim"], "num_key_value_heads": heads}
@@ -75,11 +79,15 @@ def _full_attention(config: Mapping[str, Any]) -> FullAttention:
         if unknown := full[0].keys() - OVERRIDES:
             raise UnsupportedModel(f"config.json: per_layer_config with {', '.join(unknown)} is not supported")
         found = {"head_dim": config["head_dim"], "num_key_value_heads": config["num_key_value_heads"]} | full[0]
-    return FullAttention(found["num_key_value_heads"], found["head_dim"], 1 if shared else 2)
+    return {
+        "num_kv_heads": found["num_key_value_heads"],
+        "head_dim": found["head_dim"],
+        "kv_projections": 1 if shared else 2,
+    }
 
 
-def _kv_of(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The layer whose keys and values each layer attends to: of the last ones, the last before them of their kind."""
+def _with_own_keys(config: Mapping[str, Any]) -> int:
+    """How many layers have keys and values of their own, the first; the others use those of their kind's last."""
     kinds, shared = config["layer_types"], config.get("num_kv_shared_layers") or 0
     own = kinds[: len(kinds) - shared]
     if missing := set(kinds) - set(own):
@@ -87,8 +95,7 @@ def _kv_of(config: Mapping[str, Any]) -> tuple[int, ...]:
             f"config.json: num_kv_shared_layers {shared} is not supported: it leaves no {', '.join(missing)} with "
             "keys of its own"
         )
-    last = {kind: layer for layer, kind in enumerate(own)}
-    return tuple(layer if layer < len(own) else last[kind] for layer, kind in enumerate(kinds))
+    return len(own)
 
 
 def _layer_types(config: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,9 @@ The sizes are in ray_configs/applications/lm_cloud.py. The block is paxml's Tran
 Ids 0 and 1 begin and end a text (saxml's template.py).
 """
 
-from apps.llm.engine.model.architecture import Architecture, UnsupportedModel
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.layers import Activation, Attention, LayerSpec, Mlp, Norm
+from apps.llm.engine.model.rope import UnsupportedModel
 from ray_configs.applications.lm_cloud import MODELS, bare_name, unknown
 
 
@@ -29,31 +31,23 @@ def find(name: str) -> Architecture | None:
     if size is None:
         raise UnsupportedModel(unknown(name))
     head_dim = size.hidden // size.heads
+    norm = Norm(1e-6, kind="layer", plus_one=True)
+    attention = Attention(size.heads, size.heads, head_dim, scale=head_dim**-0.5, softcap=50.0)
+    mlp = Mlp(4 * size.hidden, Activation("gelu_tanh"), gated=False, bias=True)
     return Architecture(
         family="lm_cloud",
         vocab_size=32000,
         hidden_size=size.hidden,
-        intermediate_size=4 * size.hidden,
-        num_layers=size.layers,
-        num_heads=size.heads,
-        num_kv_heads=size.heads,
-        head_dim=head_dim,
+        intermediate_size=mlp.width,
+        layers=(LayerSpec(attention, mlp, norm),) * size.layers,
         # Sinusoids have no last position, and Saxml runs 128 tokens in and 128 out. Up to this length a batch's KV
         # cache stays small beside the weights (2048 tokens of the large model are 9.7 GB in bfloat16).
         max_position=2048,
-        norm_eps=1e-6,
-        norm="layer",
-        norm_plus_one=True,
-        rope=None,
-        activation="gelu_tanh",
-        gated_mlp=False,
-        mlp_bias=True,
+        norm=norm,
         tied_embeddings=True,
-        head_bias=True,
+        sinusoids=True,
         scaled_embeddings=True,
-        attention_scale=head_dim**-0.5,
-        attention_softcap=50.0,
+        head_bias=True,
         final_softcap=30.0,
-        windows=(None,) * size.layers,
         eos_token_ids=(1,),
     )

@@ -7,18 +7,15 @@ Upper bounds are some ten times those of the largest models published.
 import logging
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from apps.llm.engine.model.architecture import Architecture
+from apps.llm.engine.model.layers import GATE_SLOPE
 from apps.llm.engine.model.rope import Rope, UnsupportedModel
 from apps.serving.numbers.ranges import Range, check, real
 
-if TYPE_CHECKING:
-    from apps.llm.engine.model.architecture import Architecture
-
 log = logging.getLogger("podslice")
 
-GATE_SLOPE = 1.702
-"""Of gpt-oss's gates: sigmoid(GATE_SLOPE * x)."""
 FILE = "config.json"
 WIDTH, LAYERS, HEADS, POSITIONS = Range(1, 2**20), Range(0, 2000), Range(1, 2**13), Range(2, 10**8)
 COUNT = Range(0, 2**16)  # 0: none
@@ -101,7 +98,7 @@ def rope_objects(where: str, scaling: Any) -> list[tuple[str, Any]]:
     return [(where, scaling), *((f"{where}.{kind}", scaling[kind]) for kind in inside)]
 
 
-def check_together(arch: "Architecture") -> None:
+def check_together(arch: Architecture) -> None:
     """Check what the numbers make together.
 
     Raises:
@@ -124,8 +121,7 @@ def check_together(arch: "Architecture") -> None:
         )
     if arch.experts is not None and arch.experts.width < 1:
         raise UnsupportedModel(f"{FILE}: moe_intermediate_size is {arch.experts.width}: it must be at least 1")
-    kinds = {(arch.rope_of(layer), arch.of_layer(layer).head_dim) for layer in range(arch.num_layers)}
-    for rope, head_dim in kinds:
+    for rope, head_dim in {(attention.rope, attention.head_dim) for attention in arch.attention}:
         if rope is not None:
             _check_rope(rope, head_dim)
 

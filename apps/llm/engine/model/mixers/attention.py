@@ -1,0 +1,180 @@
+"""Softmax attention over the paged KV cache."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from apps.llm.engine.adapters.low_rank import AdaptedProduct, plus
+from apps.llm.engine.attention.sharded import attend
+from apps.llm.engine.attention.spec import QKV, AttentionSpec, Implementation, KVScales, LayerCache
+from apps.llm.engine.model.layers import Attention
+from apps.llm.engine.model.mixers.interface import Capacity, Mixed, StateForm
+from apps.llm.engine.model.param import Param, Params, bias, norm_weight, tensor
+from apps.llm.engine.model.pointwise import norm
+from apps.llm.engine.model.rotation import angles, rotate
+from apps.llm.engine.model.split import HeadLayout, Split
+from apps.llm.engine.model.step_context import StepContext
+from apps.llm.engine.weights.source import Rows, Source
+
+
+class Positions(NamedTuple):
+    """What layers of one kind share in a step."""
+
+    plan: Any  # the attention implementation's
+    turn: tuple[jax.Array, jax.Array] | None  # cosines and sines of the rotary embedding
+
+
+@dataclass(frozen=True)
+class AttentionMixer:
+    """The `LayerMixer`. Its state is by pages, and laid out by the attention implementation."""
+
+    spec: Attention
+    hidden_size: int
+    split: Split
+
+    @property
+    def heads(self) -> HeadLayout:
+        return self.split.heads(self.spec.num_heads, self.spec.num_kv_heads)
+
+    def of_kernel(self, page_size: int) -> AttentionSpec:
+        """What the attention implementation needs to know."""
+        spec, heads = self.spec, self.heads
+        return AttentionSpec(
+            kv_heads=heads.kv_heads,
+            group=heads.group,
+            head_dim=spec.head_dim,
+            page_size=page_size,
+            scale=spec.scale,
+            softcap=spec.softcap,
+            window=spec.window,
+        )
+
+    # -- parameters ---------------------------------------------------------------------------------------------
+
+    def declare(self, layer: str) -> Params:
+        """q, k and v in one matrix, the projection of the heads' outputs, and what attention has besides."""
+        spec, heads, name = self.spec, self.heads, f"{layer}.self_attn"
+        # Each key/value head's queries, then its key and value as far as it has them.
+        outputs = heads.kv_heads * (heads.group + spec.kv_projections) * spec.head_dim
+        queries = heads.kv_heads * heads.group
+        inputs, hidden = queries * spec.head_dim, self.hidden_size
+        out = tensor(f"{name}.o_proj.weight", hidden, inputs)
+        qkv = self._fused(name, "weight", hidden)
+        params: Params = {
+            "qkv": Param((outputs, hidden), ("kv_heads", "embed"), qkv, matrix=True),
+            "out": Param((hidden, inputs), ("embed", "kv_heads"), out, matrix=True),
+        }
+        if spec.sinks:
+            sinks = tensor(f"{name}.sinks", queries)
+            params["sinks"] = Param((queries,), ("kv_heads",), sinks, constant=0.0, wide=True)
+        if spec.qk_norm is not None:
+            params["q_norm"] = norm_weight(spec.qk_norm, f"{name}.q_norm.weight", spec.head_dim)
+        if spec.qk_norm is not None and spec.owns_cache:
+            params["k_norm"] = norm_weight(spec.qk_norm, f"{name}.k_norm.weight", spec.head_dim)
+        if spec.bias:
+            source = self._fused(name, "bias")
+            params["qkv_bias"] = Param((outputs,), ("kv_heads",), source, constant=0.0, wide=True)
+        if spec.output_bias:
+            params["out_bias"] = bias(f"{name}.o_proj.bias", hidden)
+        return params
+
+    def _fused(self, name: str, kind: str, *inputs: int) -> Source:
+        """q, k and v (those the layer has) fused into one matrix: each key/value head after the queries that use it."""
+        spec, heads, dim = self.spec, self.heads, self.spec.head_dim
+        queries, keys = spec.num_heads * dim, spec.num_kv_heads * dim
+        heights, starts = (queries, keys, keys), (0, 0, 0)
+        names = [f"{name}.{each}_proj.{kind}" for each in "qkv"]
+        if spec.fused:
+            heights, starts = (queries + 2 * keys,) * 3, (0, queries, queries + keys)
+            names = [f"{name}.qkv_proj.{kind}"] * 3
+
+        def part(which: int, head: int, count: int) -> Rows:
+            first = starts[which] + head * dim
+            return Rows(names[which], (heights[which], *inputs), first, first + count * dim)
+
+        parts = []
+        for kv_head in range(heads.kv_heads):
+            source = kv_head // heads.repeat
+            parts.append(part(0, kv_head * heads.group, heads.group))
+            parts += [part(which, source, 1) for which in range(1, 1 + spec.kv_projections)]
+        return tuple(parts)
+
+    def adapted(self) -> dict[str, AdaptedProduct]:
+        heads, kv, dim = self.heads, self.spec.kv_projections, self.spec.head_dim
+        qkv = AdaptedProduct(1 + kv, self.hidden_size, heads.group + kv, heads.kv_heads * dim, split="out")
+        out = AdaptedProduct(1, heads.kv_heads * heads.group * dim, 1, self.hidden_size, split="in")
+        return {"qkv": qkv, "out": out}
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def state(self, attention: Implementation, room: Capacity) -> StateForm | None:
+        if not self.spec.owns_cache:
+            return None
+        arrays = attention.cache(self.of_kernel(room.page_size), room.pages, room.dtype)
+        return StateForm(arrays, attention.partition(), held_by="pages")
+
+    def scales(self) -> KVScales | None:
+        if not self.spec.owns_cache:
+            return None
+        form: Any = jax.ShapeDtypeStruct((self.heads.kv_heads, self.spec.head_dim), jnp.float32)
+        return KVScales(form, form)
+
+    def calibrated(self, observed: tuple[jax.Array, jax.Array] | None) -> KVScales | None:
+        """Scales that cover the largest keys and values `[T, kv_heads, head_dim]`, with a margin of a tenth."""
+        if observed is None:
+            return None
+        keys, values = observed
+        return KVScales(_channel_scale(keys, self.spec.rope is not None), _channel_scale(values, False))
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def shared(self, step: StepContext) -> Positions:
+        spec, size = self.of_kernel(step.machine.page_size), step.machine.page_size
+        rope, turn = self.spec.rope, None
+        if rope is not None:
+            frequencies = rope.inverse_frequencies(spec.head_dim) * 2
+            turn = step.once((rope, spec.head_dim), lambda: angles(step.batch, size, frequencies, rope.scale))
+        return Positions(step.once(spec, lambda: step.machine.attention.plan(step.batch, spec)), turn)
+
+    def apply(
+        self,
+        x: jax.Array,
+        layer: Params,
+        state: LayerCache,
+        shared: Positions,
+        scales: KVScales | None,
+        step: StepContext,
+    ) -> Mixed:
+        """Attention; `observed` are the keys and values `[T, kv_heads, head_dim]`, if it has them."""
+        own, spec = self.spec, self.of_kernel(step.machine.page_size)
+        qkv = step.product(x, layer["qkv"], layer.get("qkv_bias"))
+        qkv = qkv.reshape(len(x), spec.kv_heads, -1, spec.head_dim)
+        qkv = plus(qkv, x, step.adapted(layer, "qkv"), 2).astype(x.dtype)
+        # Query heads and their key head rotate by the same angles. The last is that of the values, or of both.
+        qk, v = qkv[:, :, : spec.group + 1], qkv[:, :, -1] if own.owns_cache else None
+        if own.value_norm is not None and v is not None:
+            v = norm(own.value_norm, v)
+        if own.qk_norm is not None:
+            weights = jnp.broadcast_to(layer["q_norm"], (spec.group, spec.head_dim))
+            weights = jnp.concatenate([weights, layer["k_norm"][None]]) if own.owns_cache else weights
+            qk = norm(own.qk_norm, qk, weights)
+        if shared.turn is not None:
+            qk = rotate(qk, *shared.turn)
+        q, k = qk[:, :, : spec.group], qk[:, :, -1] if own.owns_cache else None
+        sinks = layer["sinks"].reshape(-1, spec.group) if own.sinks else None
+        impl, mesh = step.machine.attention, step.machine.mesh
+        y, state = attend(impl, QKV(q, k, v, sinks), state, shared.plan, step.batch, spec, mesh, scales)
+        y = step.row_parallel(y.reshape(len(y), -1), layer["out"], layer.get("out_bias"), step.adapted(layer, "out"))
+        return Mixed(y, state, None if k is None or v is None else (k, v))
+
+
+def _channel_scale(x: jax.Array, rotated: bool) -> jax.Array:
+    """`[T, kv_heads, head_dim]` -> `[kv_heads, head_dim]`: int8 scales that cover the largest value seen."""
+    largest = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=0)
+    if rotated:
+        # Rotary embedding rotates pairs of channels into each other, so both take the larger scale.
+        pair = jnp.maximum(*jnp.split(largest, 2, axis=-1))
+        largest = jnp.concatenate([pair, pair], axis=-1)
+    return jnp.maximum(largest, 1e-6) * 1.1 / 127

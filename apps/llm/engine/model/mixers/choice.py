@@ -1,0 +1,12 @@
+"""The mixer that a layer's value describes."""
+
+from apps.llm.engine.model.layers import Attention, Mixer
+from apps.llm.engine.model.mixers.attention import AttentionMixer
+from apps.llm.engine.model.mixers.interface import LayerMixer
+from apps.llm.engine.model.split import Split
+
+
+def mixer_of(spec: Mixer, hidden_size: int, split: Split) -> LayerMixer:
+    match spec:
+        case Attention():
+            return AttentionMixer(spec, hidden_size, split)
