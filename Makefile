@@ -100,7 +100,8 @@ clean: ## Remove the virtual environments
 # system has flock, and so does tools/install.py.
 .PHONY: whole-venv
 whole-venv:
-	@exec 9<.; flock 9 2>/dev/null; { $(VENV)/bin/python -m pip --version || $(VENV)/bin/python -m ensurepip; } >/dev/null 2>&1 || { \
+	@exec 9<.; if command -v flock >/dev/null; then flock -n 9 || \
+		{ echo "== another make installs in this folder: waiting for it"; flock 9; }; fi; { $(VENV)/bin/python -m pip --version || $(VENV)/bin/python -m ensurepip; } >/dev/null 2>&1 || { \
 		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 			{ echo "Python 3.11 or newer is needed; $(PYTHON) is older or missing. Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }; \
 		if [ -e $(VENV) ]; then echo "== $(VENV) is not whole: making it anew"; else echo "== creating $(VENV)"; fi; \

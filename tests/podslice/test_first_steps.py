@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,23 @@ def test_an_environment_that_was_interrupted_is_made_anew(make: Callable[..., An
     (tmp_path / "calls").unlink()
     again = make(VENV_WORKS="yes", PIP_WORKS="yes")
     assert again.returncode == 0 and "venv" not in (tmp_path / "calls").read_text(), "a whole one stays"
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="util-linux has it")
+def test_an_environment_that_another_make_is_about_to_make_is_waited_for(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    with subprocess.Popen(["flock", tmp_path, "cat"], stdin=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        while subprocess.run(["flock", "-n", tmp_path, "true"]).returncode == 0:
+            time.sleep(0.02)
+        threading.Timer(1, other.stdin.close).start()
+        done = make(VENV_WORKS="yes", PIP_WORKS="yes")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[:2] == [
+        "== another make installs in this folder: waiting for it",
+        "== creating .venv",
+    ]
 
 
 @pytest.mark.parametrize(("venv", "pip"), [("no", "no"), ("yes", "no")])
