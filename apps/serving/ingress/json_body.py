@@ -1,17 +1,20 @@
 """JSON in request bodies: bounded before it is parsed, because parsing holds up every other request of the process.
 
-Parsing is done in C or Rust, with the GIL held to its end, so a thread would not help. Text is cheap: 32 MiB of it take
-a tenth of a second. Values are not: a million small objects take ten seconds. So a body may have only so many.
+Parsing is done in Rust, with the GIL held to its end, so a thread would not help. Text is cheap: 32 MiB of it take a
+tenth of a second. Values are not: a million small objects take a second. So a body may have only so many, and nothing
+written in Python looks at each: the parser itself refuses half a character and deep nesting.
 """
 
 import asyncio
 import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import Request
 
 from apps.serving.ingress.bodies import BodyTooLarge, read_body
@@ -27,6 +30,8 @@ SMALL = MOST_OBJECTS
 """A body with fewer bytes cannot have too many values."""
 BLOCK = 2**18
 """Bytes that are looked at at a time; of a larger body, in a thread."""
+MOST_NAMED = 2**14
+"""Values that are looked through for the one that a parser refused, to name it."""
 
 
 class BadJSON(ValueError):
@@ -93,13 +98,11 @@ def count_values(body: bytes) -> tuple[int, int]:
 def parsed_object(body: bytes) -> dict[str, Any]:
     """The object that a body is. Raises BadJSON; numbers, nesting and texts are those that can be passed on."""
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        found = from_json(body, cache_strings="none")  # a cache costs more than it saves where all texts differ
+    except ValueError as error:
         raise unread(body, str(error)) from None
     if not isinstance(found, dict):
         raise BadJSON("The body of the request must be a JSON object.", None, "invalid_type")
-    if problem := _problem(found):
-        raise problem
     return found
 
 
@@ -121,20 +124,25 @@ def unread(body: bytes, said: str) -> BadJSON:
     """
     if "recursion" in said:
         return BadJSON(f"The body of the request is JSON nested too deeply: at most {DEEPEST} lists and objects.")
-    if "out of range" in said or "4300 digits" in said:
+    if "out of range" in said:
         return BadJSON("The body of the request has a number of more than 4300 digits.", None, "invalid_value")
+    if (problem := _half(body)) is not None:
+        return problem
+    if "surrogate" in said:
+        message = f"The body of the request has half of a character, a {said}: send both halves of a pair, or neither"
+        return BadJSON(message, None, "invalid_value")
+    return BadJSON(f"The body of the request is not valid JSON: {said}")
+
+
+def _half(body: bytes) -> BadJSON | None:
+    """Which of the first values of a short body has half a character, which other parsers than Python's refuse."""
+    if len(body) > BLOCK:
+        return None
     try:
-        problem = _problem(json.loads(body))
+        value = json.loads(body)
     except (ValueError, RecursionError):
-        problem = None
-    return problem or BadJSON(f"The body of the request is not valid JSON: {said}")
-
-
-def _problem(value: Any) -> BadJSON | None:
-    """What of a parsed value cannot be passed on: half a character, or nesting that a parser refuses."""
-    for path, part in _walk(value):
-        if len(path) >= DEEPEST:
-            return BadJSON(f"The body of the request is JSON nested too deeply: at most {DEEPEST} lists and objects.")
+        return None
+    for path, part in islice(_walk(value), MOST_NAMED):
         if isinstance(part, str) and not part.isascii():
             try:
                 part.encode()
@@ -146,22 +154,27 @@ def _problem(value: Any) -> BadJSON | None:
     return None
 
 
-def _walk(value: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The value, and every key and value within it, with their paths."""
-    left: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+Path = tuple["Path", str | int] | None
+"""Where a value is: the path of what it is in, and its key or index there. None: it is the whole."""
+
+
+def _walk(value: Any) -> Iterator[tuple[Path, Any]]:
+    """The value, and every text, list, object and key within it, with their paths."""
+    left: list[tuple[Path, Any]] = [(None, value)]
     while left:
         path, part = left.pop()
         yield path, part
-        if len(path) > DEEPEST:
-            continue
         if isinstance(part, dict):
-            left += [((*path, "a key"), key) for key in part if not key.isascii()]
-            left += [((*path, key), each) for key, each in part.items() if isinstance(each, str | dict | list)]
+            left += [((path, "a key"), key) for key in part if not key.isascii()]
+            left += [((path, key), each) for key, each in part.items() if isinstance(each, str | dict | list)]
         elif isinstance(part, list):
-            left += [((*path, i), each) for i, each in enumerate(part) if isinstance(each, str | dict | list)]
+            left += [((path, i), each) for i, each in enumerate(part) if isinstance(each, str | dict | list)]
 
 
-def _named(path: tuple[str | int, ...]) -> str:
+def _named(path: Path) -> str:
     """The path as errors name a field: `messages[0].content`."""
-    named = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-    return named.encode(errors="replace").decode() or "the body"
+    named = ""
+    while path is not None:
+        path, part = path
+        named = (f"[{part}]" if isinstance(part, int) else f".{part}") + named
+    return named.removeprefix(".").encode(errors="replace").decode() or "the body"
