@@ -4,9 +4,7 @@ A change takes effect and is answered only after it has been checked and written
 takes up to a few tenths of a second) and are thread-safe.
 """
 
-import json
 import logging
-import re
 import secrets
 import threading
 import time
@@ -97,10 +95,10 @@ class Admin:
         if split(name)[1]:
             return name, self._publish_adapter(principal, name, body)
         model = Published(
-            model_path=_text(body, "model_path"),
-            checkpoint=_text(body, "checkpoint", ""),
-            replicas=_replicas(body.get("replicas", 1)),
-            overrides=_overrides(body.get("overrides", {})),
+            model_path=calls.text_of(body, "model_path"),
+            checkpoint=calls.text_of(body, "checkpoint", ""),
+            replicas=calls.replicas_of(body.get("replicas", 1)),
+            overrides=calls.overrides_of(body.get("overrides", {})),
             published_at=int(time.time()),
             order=self.state.published,
         )
@@ -116,7 +114,7 @@ class Admin:
 
     def _publish_adapter(self, principal: str | None, full_name: str, body: Mapping[str, Any]) -> Published:
         name, adapter = split(full_name)
-        where = _text(body, "model_path")
+        where = calls.text_of(body, "model_path")
         for field, allowed in (("checkpoint", ("", "None", where)), ("replicas", (1, "1")), ("overrides", ({},))):
             if body.get(field, allowed[0]) not in allowed:
                 raise CellError(
@@ -147,11 +145,11 @@ class Admin:
                 )
             changes: dict[str, Any] = {}
             if "checkpoint" in body:
-                changes["checkpoint"] = _text(body, "checkpoint", "")
+                changes["checkpoint"] = calls.text_of(body, "checkpoint", "")
             if "replicas" in body:
-                changes["replicas"] = _replicas(body["replicas"])
+                changes["replicas"] = calls.replicas_of(body["replicas"])
             if "overrides" in body:
-                changes["overrides"] = _overrides(body["overrides"])
+                changes["overrides"] = calls.overrides_of(body["overrides"])
             after = before.model_copy(update=changes)
             self.registry.config(name, after)
             self._write(self.state.with_model(name, after))
@@ -174,7 +172,7 @@ class Admin:
 
     def create(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
         """Saxml's `create`. The cell exists already, so this only sets its admin ACL, if no other principal has."""
-        _known(body, calls.CREATE)
+        calls.check_known(body, calls.CREATE)
         check_cell(body.get("sax_cell"), self._config.name)
         root = body.get("fs_root", self._config.state_uri)
         if root not in ("", self._config.state_uri):
@@ -189,7 +187,7 @@ class Admin:
 
     def set_acl(self, principal: str | None, body: Mapping[str, Any]) -> dict[str, str]:
         """Set who may change the cell or a model (`method` empty), or call one of a model's methods."""
-        _known(body, calls.SET_ACL)
+        calls.check_known(body, calls.SET_ACL)
         names = acl.parse(body.get("acl"))
         target = body.get("model") or body.get("sax_cell")
         method = body.get("method") or ""
@@ -216,7 +214,7 @@ class Admin:
         return {name: self._named(name)}
 
     def get_acl(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        _known(body, calls.GET_ACL)
+        calls.check_known(body, calls.GET_ACL)
         target, method = body.get("model") or body.get("sax_cell"), body.get("method") or "all"
         if target in (None, f"/sax/{self._config.name}"):
             return {"model": f"/sax/{self._config.name}", "acls": {"admin": self.admin_acl}}
@@ -234,7 +232,7 @@ class Admin:
         return ",".join(self._config.admins) if set_by_client is None else set_by_client
 
     def _name(self, body: Mapping[str, Any], fields: calls.Fields) -> str:
-        _known(body, fields)
+        calls.check_known(body, fields)
         return model_name(body.get("model"), self._config.name)
 
     def _named(self, name: str) -> Published:
@@ -298,42 +296,3 @@ class Admin:
             raise Unavailable(f"{error}; the call changed nothing", retry_after_s=5) from error
         self._version += 1
         self.state = state
-
-
-def _known(body: Mapping[str, Any], fields: calls.Fields) -> None:
-    if unknown := sorted(body.keys() - fields.keys()):
-        raise CellError(f"unknown field {unknown[0]!r}; known: {', '.join(sorted(fields))}")
-
-
-def _text(body: Mapping[str, Any], field: str, default: str | None = None) -> str:
-    value = body.get(field, default)
-    if not isinstance(value, str) or (not value and default is None):
-        raise CellError(f"{field} must be a string" + ("" if field in body else "; it is missing"))
-    if not value.isprintable():
-        raise CellError(f"{field} has characters that no name has: {value!r:.100}")
-    if len(value) > calls.LONGEST_PATH:
-        raise CellError(f"{field} has {len(value)} characters; it can have {calls.LONGEST_PATH}")
-    if any(len(part.encode()) > calls.LONGEST_FILE_NAME for part in value.split("/")):
-        raise CellError(f"{field} has a part of over {calls.LONGEST_FILE_NAME} bytes, which no file system takes")
-    return value
-
-
-def _replicas(value: Any) -> int:
-    if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
-        value = int(value)
-    if isinstance(value, float) and value.is_integer():  # as JSON Schema has it
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= calls.MOST_REPLICAS:
-        raise CellError(f"replicas must be a whole number, 0 to {calls.MOST_REPLICAS}, not {value!r:.100}")
-    return value
-
-
-def _overrides(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise CellError("overrides must be an object of field: value")
-    for field, given in value.items():
-        if isinstance(given, int | float) and not -calls.LARGEST < given < calls.LARGEST:  # or it is no number
-            raise CellError(f"overrides: {field!r:.100} must be a number below {calls.LARGEST}, not {given!r:.100}")
-        if isinstance(given, str) and not given.isprintable():
-            raise CellError(f"overrides: {field!r:.100} has characters that no value has: {given!r:.100}")
-    return json.loads(json.dumps(dict(value)))

@@ -1,5 +1,7 @@
-"""The calls that a cell's admin answers: their answers, and their fields for validation and for /openapi.json."""
+"""The calls that a cell's admin answers: their answers, and their fields, with JSON schemas and how each is read."""
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
@@ -135,3 +137,46 @@ def check_nesting(value: Any, left: int = DEEPEST) -> None:
             raise CellError(f"The body of the request nests deeper than {DEEPEST} lists and objects")
         for part in value.values() if isinstance(value, Mapping) else value:
             check_nesting(part, left - 1)
+
+
+def check_known(body: Mapping[str, Any], fields: Fields) -> None:
+    """Raises CellError for a field that the call does not have."""
+    if unknown := sorted(body.keys() - fields.keys()):
+        raise CellError(f"unknown field {unknown[0]!r}; known: {', '.join(sorted(fields))}")
+
+
+def text_of(body: Mapping[str, Any], field: str, default: str | None = None) -> str:
+    """A field that is a name or a path. Raises CellError, also if it is missing and has no default."""
+    value = body.get(field, default)
+    if not isinstance(value, str) or (not value and default is None):
+        raise CellError(f"{field} must be a string" + ("" if field in body else "; it is missing"))
+    if not value.isprintable():
+        raise CellError(f"{field} has characters that no name has: {value!r:.100}")
+    if len(value) > LONGEST_PATH:
+        raise CellError(f"{field} has {len(value)} characters; it can have {LONGEST_PATH}")
+    if any(len(part.encode()) > LONGEST_FILE_NAME for part in value.split("/")):
+        raise CellError(f"{field} has a part of over {LONGEST_FILE_NAME} bytes, which no file system takes")
+    return value
+
+
+def replicas_of(value: Any) -> int:
+    """`replicas` as a number; saxutil sends it as text. Raises CellError."""
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value):
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():  # as JSON Schema has it
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_REPLICAS:
+        raise CellError(f"replicas must be a whole number, 0 to {MOST_REPLICAS}, not {value!r:.100}")
+    return value
+
+
+def overrides_of(value: Any) -> dict[str, Any]:
+    """`overrides`, copied. Raises CellError for values that no config can have; the registry checks their fields."""
+    if not isinstance(value, Mapping):
+        raise CellError("overrides must be an object of field: value")
+    for field, given in value.items():
+        if isinstance(given, int | float) and not -LARGEST < given < LARGEST:  # or it is no number
+            raise CellError(f"overrides: {field!r:.100} must be a number below {LARGEST}, not {given!r:.100}")
+        if isinstance(given, str) and not given.isprintable():
+            raise CellError(f"overrides: {field!r:.100} has characters that no value has: {given!r:.100}")
+    return json.loads(json.dumps(dict(value)))

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from apps.cell.admin import _replicas
-from apps.cell.calls import Call
+from apps.cell.calls import Call, replicas_of
 from apps.cell.errors import CellError, Unavailable
 from apps.cell.http.app import http_app
 from apps.cell.http.relay import Relay
@@ -75,7 +74,7 @@ def test_values_that_cannot_be_passed_on_are_the_clients_mistake(front: TestClie
 @pytest.mark.parametrize("replicas", ["9" * 5000, "²", int("9" * 4000), True, 1e300, [1] * 50_000])
 def test_numbers_that_are_none_are_refused(replicas: Any):
     with pytest.raises(CellError, match="replicas must be a whole number") as caught:
-        _replicas(replicas)
+        replicas_of(replicas)
     assert len(str(caught.value)) < 1500
 
 
