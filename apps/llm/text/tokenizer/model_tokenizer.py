@@ -6,16 +6,15 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apps.arrays.model_folder import CheckpointError
 from apps.llm.api import RequestError
 from apps.llm.chat.conversation import PromptEnding
 from apps.llm.text.limits import TokenLimit
 from apps.llm.text.tokenizer.bounded_templates import bound_templates, steps
 from apps.llm.text.tokenizer.detokenizer import Detokenizer
+from apps.llm.text.tokenizer.files import chat_template_beside, without_tokenizer_json
 from apps.llm.text.tokenizer.longest_token import longest_token
 from apps.llm.text.tokenizer.spelling import Spelling, byte_letters
 from apps.serving.errors import panics_as, shortened
@@ -79,7 +78,7 @@ class ModelTokenizer:
 
             hf = PreTrainedTokenizerFast.from_pretrained(folder)
         else:
-            hf = _without_tokenizer_json(folder)
+            hf = without_tokenizer_json(folder)
         hf.chat_template = hf.chat_template or chat_template_beside(folder)
         return cls(hf, vocab_size)
 
@@ -256,43 +255,6 @@ class ModelTokenizer:
                 self.encode_suffix(self.render([{"role": "user", "content": "Hello"}]))
             except RequestError as error:
                 log.warning("chat template: %s", error)
-
-
-def _without_tokenizer_json(folder: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of files of before tokenizer.json. Raises CheckpointError if they cannot be read."""
-    from transformers import AutoTokenizer
-
-    try:
-        hf = AutoTokenizer.from_pretrained(folder)
-        if hasattr(hf, "backend_tokenizer"):
-            return hf
-        problem: object = f"transformers has only a slow {type(hf).__name__} for it"
-    except Exception as error:  # of any of its readers
-        problem = error
-    found = Path(folder, "tokenizer.model").is_file()
-    fix = "or save the tokenizer once with transformers, which writes a tokenizer.json"
-    if found and (find_spec("sentencepiece") is None or find_spec("google.protobuf") is None):
-        problem = "tokenizer.model is in SentencePiece's format, which needs the packages sentencepiece and protobuf"
-        fix = f"install them (pip install sentencepiece protobuf), {fix}"
-    raise CheckpointError(f"the model folder has no tokenizer.json, and its tokenizer cannot be read: {problem}; {fix}")
-
-
-def chat_template_beside(folder: str) -> str | None:
-    """The template of a file of its own, which processors have; None if there is none.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    file = Path(folder, "chat_template.json")
-    if not file.is_file():
-        return None
-    try:
-        template = json.loads(file.read_bytes())["chat_template"]
-        if isinstance(template, str):
-            return template
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file.name}: no chat template in it: {error!r}") from error
 
 
 @cache

@@ -112,7 +112,7 @@ def test_a_chat_template_of_a_file_of_its_own(llama: Path, tmp_path: Path, remot
 
 
 def test_a_tokenizer_model_alone_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.llm.text.tokenizer.model_tokenizer.find_spec", lambda name: None)
+    monkeypatch.setattr("apps.llm.text.tokenizer.files.find_spec", lambda name: None)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0e\x0a\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
     with pytest.raises(CheckpointError, match=r"tokenizer\.model.*sentencepiece.*pip install"):
