@@ -56,7 +56,7 @@ def size_of(source: bytes) -> Size:
 
 
 def room_of(path: str) -> str:
-    """The room of a file: `apps/llm/http` of `apps/llm/http/openai.py`, `apps/llm` of `apps/llm/api.py`."""
+    """The room of a file: `apps/llm/http` of `apps/llm/http/openai/routes.py`, `apps/llm` of `apps/llm/api.py`."""
     parts = path.split("/")[:-1]
     depth = 1
     while depth < len(parts) and "/".join(parts[:depth]) in PARTED:

@@ -9,7 +9,7 @@ import pytest
 from apps.batch.generation.requests import BadLine, Defaults, read
 from apps.llm.batches import input_file
 from apps.llm.batches.input_file import SPAN_LINES, missing, scan
-from apps.llm.http.openai_requests import ChatBody, CompletionBody
+from apps.llm.http.openai.requests import ChatBody, CompletionBody
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from apps.llm.api import AnswerFailed, RequestError
 from apps.llm.batches.lines import answered, check_model, check_not_streamed, dump, json_object, request_body
-from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, PromptCounts, choices
-from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, each
+from apps.llm.http.openai.chat_answers import ChatWriter
+from apps.llm.http.openai.completion_answers import CompletionWriter, PromptCounts, choices
+from apps.llm.http.openai.requests import UNIONS, ChatBody, CompletionBody, each
 from apps.llm.text.generation import Generation
 from apps.llm.text_api import PieceReader, SamplingParams
 from apps.serving.ingress.json_body import BadJSON, validated

@@ -17,7 +17,7 @@ from apps.llm.http import jetstream, saxml
 from apps.llm.http.adapters import adapters_router
 from apps.llm.http.anthropic.routes import anthropic_router
 from apps.llm.http.caller import NamedCaller
-from apps.llm.http.openai import openai_router
+from apps.llm.http.openai.routes import openai_router
 from apps.llm.http.responses.routes import responses_router
 from apps.llm.http.responses.store import ResponseStore
 from apps.llm.http.vllm import vllm_router

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from apps.llm.api import MAX_MESSAGES, MAX_TOOLS, Pool
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
-from apps.llm.http.openai_messages import Message, ToolBody
-from apps.llm.http.openai_requests import MAX_INPUTS, ChatBody
+from apps.llm.http.openai.messages import Message, ToolBody
+from apps.llm.http.openai.requests import MAX_INPUTS, ChatBody
 from apps.llm.text.limits import TokenLimit
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing

@@ -8,7 +8,8 @@ from apps.llm.chat.formats.harmony import Harmony
 from apps.llm.chat.reader import AnswerReader
 from apps.llm.engine_stream import EngineStream
 from apps.llm.http.anthropic.answers import MessageWriter
-from apps.llm.http.openai_answers import ChatWriter, choices
+from apps.llm.http.openai.chat_answers import ChatWriter
+from apps.llm.http.openai.completion_answers import choices
 from apps.llm.http.responses.answers import ResponseWriter
 from apps.llm.http.responses.requests import ResponseBody
 from apps.llm.text.generation import Generation

@@ -11,7 +11,8 @@ from pydantic_core import from_json
 
 from apps.llm.chat.formats.hermes import Hermes
 from apps.llm.chat.reader import AnswerReader
-from apps.llm.http.openai_answers import ChatWriter, choices
+from apps.llm.http.openai.chat_answers import ChatWriter
+from apps.llm.http.openai.completion_answers import choices
 from tests.llm.http import test_anthropic_answers as anthropic
 from tests.llm.http import test_responses_answers as responses
 

@@ -1,4 +1,4 @@
-"""Answers of OpenAI's endpoints, as one JSON object or as server-sent events.
+"""Answers of /v1/completions, as one JSON object or as server-sent events; those of chats build on them.
 
 The constant parts of a request's events are serialized once, so a streamed token costs one small JSON string.
 """
@@ -6,32 +6,15 @@ The constant parts of a request's events are serialized once, so a streamed toke
 import json
 import time
 import uuid
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from pydantic_core import to_json
-
-from apps.llm.chat.events import ArgumentsPiece, CallStart, ChatEvent, ReasoningPiece, TextPiece
 from apps.llm.http.answering import Source, Writer
+from apps.llm.http.openai.prompt_scores import prompt_logprobs, prompt_scores
 from apps.llm.text_api import Output, PieceReader, PromptToken, TokenLogprob
 from apps.serving.ingress.openai_errors import of_stream
 
 DONE = b"data: [DONE]\n\n"
-
-
-def embeddings(model: str, vectors: Sequence[np.ndarray], prompt_tokens: int, as_base64: bool) -> bytes:
-    """The answer of /v1/embeddings, as JSON. Base64, the official client's default, encodes little-endian float32.
-
-    It can have millions of numbers: the GIL is held for one vector at a time.
-    """
-    data = []
-    for index, vector in enumerate(vectors):
-        written = b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()
-        data.append(to_json({"object": "embedding", "index": index, "embedding": written}))
-    counts = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    return b'{"object":"list","data":[%s],"model":%s,"usage":%s}' % (b",".join(data), to_json(model), to_json(counts))
 
 
 class Choice:
@@ -192,7 +175,7 @@ class CompletionWriter(Writer):
             "index": choice.index,
             **self.message(choice),
             "logprobs": logprobs,
-            "finish_reason": _finish_reason(choice, choice.finish_reason),
+            "finish_reason": finish_reason(choice, choice.finish_reason),
             "stop_reason": choice.stop_reason,
         }
         if self._prompt_logprobs is not None:
@@ -219,133 +202,7 @@ class CompletionWriter(Writer):
         }
 
 
-def prompt_scores(prompt: Sequence[PromptToken], text: str) -> dict[str, list[Any]]:
-    """The legacy format of an echoed prompt's log probabilities; null for the first token.
-
-    Of several tokens with the same text (parts of characters), only the likeliest is listed.
-    """
-    offsets, offset = [], 0
-    for token in prompt:
-        offsets.append(min(offset, len(text)))
-        offset += token.shown
-    scores = [token.score for token in prompt]
-    return {
-        "tokens": [token.text for token in prompt],
-        "token_logprobs": [score and score.logprob for score in scores],
-        "top_logprobs": [
-            token.score and {token.text: token.score.logprob, token.likeliest_text: token.score.likeliest_logprob}
-            for token in prompt
-        ],
-        "text_offset": offsets,
-    }
-
-
-def prompt_logprobs(prompt: Sequence[PromptToken], count: int) -> list[dict[str, Any] | None]:
-    """vLLM's format: null for the first token, then for each a map from token id to log probability, rank and text."""
-    entries: list[dict[str, Any] | None] = []
-    for token in prompt:
-        if (score := token.score) is None:
-            entries.append(None)
-            continue
-        likeliest = {"logprob": score.likeliest_logprob, "rank": 1, "decoded_token": token.likeliest_text}
-        own = {"logprob": score.logprob, "rank": score.rank, "decoded_token": token.text}
-        entries.append(({str(score.likeliest): likeliest} if count else {}) | {str(token.token_id): own})
-    return entries
-
-
-class ChatWriter(CompletionWriter):
-    """/v1/chat/completions."""
-
-    KIND, EVENT_KIND, ID = "chat.completion", "chat.completion.chunk", "chatcmpl-"
-    OPEN, CLOSE = '"delta":{"content":', "}"
-
-    def begin(self, choice: Choice) -> str:
-        delta = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return f'{self._event}{{"index":{choice.index},{delta}{self._end}'
-
-    def news(self, choice: Choice, outputs: Sequence[Output]) -> str:
-        if choice.reader is None:
-            return super().news(choice, outputs)
-        ended, stop_reason = outputs[-1].finish_reason, outputs[-1].stop_reason
-        news = choice.reader.feed("".join(output.text for output in outputs))
-        if ended is not None:
-            news += choice.reader.finish()
-        logprobs = [logprob for output in outputs for logprob in output.logprobs]
-        deltas = [delta for event in news if (delta := _delta(event)) is not None] or [{}] * bool(logprobs)
-        if not deltas and ended is None:
-            return ""
-        begin = ""
-        if not choice.started:
-            choice.started, begin = True, self.begin(choice)
-        written = [
-            self._choice_event(choice, f'"delta":{json.dumps(delta)}', () if i else logprobs, None, None)
-            for i, delta in enumerate(deltas)
-        ]
-        if ended is not None:
-            written.append(self._choice_event(choice, '"delta":{}', (), _finish_reason(choice, ended), stop_reason))
-        return begin + "".join(written)
-
-    def message(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-        if choice.reader is not None:
-            message |= _message_fields(choice.reader.feed(message["content"]) + choice.reader.finish())
-        return {"message": message}
-
-    def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {
-            "content": [
-                _chat_token(entry.text, entry.logprob, entry.data[0])
-                | {
-                    "top_logprobs": [
-                        _chat_token(text, logprob, data) for (_, text, logprob), data in zip(entry.top, entry.data[1:])
-                    ]
-                }
-                for entry in logprobs
-            ],
-            "refusal": None,
-        }
-
-
-def _delta(event: ChatEvent) -> dict[str, Any] | None:
-    """A chunk's delta for an event; None if it needs none."""
-    match event:
-        case TextPiece(text):
-            return {"content": text}
-        case ReasoningPiece(text):
-            return {"reasoning_content": text}
-        case CallStart(index, name):
-            call = {"index": index, "id": _call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
-            return {"tool_calls": [call]}
-        case ArgumentsPiece(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-        case _:
-            return None
-
-
-def _message_fields(events: Sequence[ChatEvent]) -> dict[str, Any]:
-    """A message's fields for all events of an answer."""
-    content = "".join(event.text for event in events if isinstance(event, TextPiece))
-    reasoning = "".join(event.text for event in events if isinstance(event, ReasoningPiece))
-    calls: list[dict[str, Any]] = []
-    for event in events:
-        if isinstance(event, CallStart):
-            calls.append({"id": _call_id(), "type": "function", "function": {"name": event.name, "arguments": ""}})
-        elif isinstance(event, ArgumentsPiece):
-            calls[event.index]["function"]["arguments"] += event.text
-    fields: dict[str, Any] = {"content": None if calls and not content else content}
-    if reasoning:
-        fields["reasoning_content"] = reasoning
-    return fields | ({"tool_calls": calls} if calls else {})
-
-
-def _finish_reason(choice: Choice, reason: str | None) -> str | None:
+def finish_reason(choice: Choice, reason: str | None) -> str | None:
+    """A choice's reason as OpenAI has it: an answer with calls has ended for them."""
     called = choice.reader is not None and choice.reader.called
     return "tool_calls" if called and reason == "stop" else reason
-
-
-def _call_id() -> str:
-    return f"call_{uuid.uuid4().hex}"
-
-
-def _chat_token(text: str, logprob: float, data: bytes) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(data)}

@@ -8,8 +8,10 @@ from starlette.responses import Response
 from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.answering import PromptsAlone, Source, answered
-from apps.llm.http.openai_answers import ChatWriter, CompletionWriter, choices, embeddings
-from apps.llm.http.openai_requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
+from apps.llm.http.openai.chat_answers import ChatWriter
+from apps.llm.http.openai.completion_answers import CompletionWriter, choices
+from apps.llm.http.openai.embedding_answers import embeddings
+from apps.llm.http.openai.requests import UNIONS, ChatBody, CompletionBody, EmbeddingBody, each
 from apps.llm.text_api import PromptToken
 from apps.llm.texts import Prompt
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing

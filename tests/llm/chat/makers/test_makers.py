@@ -10,7 +10,7 @@ import pytest
 
 from apps.llm.chat.conversation import PARAGRAPH, ChatRequest
 from apps.llm.chat.tools import ToolUse
-from apps.llm.http.openai_requests import ChatBody
+from apps.llm.http.openai.requests import ChatBody
 from tests.llm.chat.makers.conversations import ANSWERS, CONVERSATIONS, TOOLS
 from tests.llm.chat.rendering import ASK, model, renderer
 from tests.llm.chat.templates import RELEASED

@@ -156,7 +156,7 @@ def test_tokens_in_words_are_those_of_the_text(http: httpx.Client) -> None:
 
 def test_continuing_the_last_message(chat_server: LocalServer) -> None:
     """The prompt is the one that transformers makes of it; the answer has only what is new."""
-    from apps.llm.http.openai_requests import ChatBody
+    from apps.llm.http.openai.requests import ChatBody
 
     messages = [*HELLO, {"role": "assistant", "content": "the quick"}]
     tokenizer = chat_server.engine.tokenizer
