@@ -42,8 +42,8 @@ test-all: $(TEST_STAMP) ## Run all tests but those on Kubernetes: compiling for 
 	@echo "== running all tests"
 	@. $(VENV)/bin/activate && python -m pytest $(PARALLEL) -m 'not chaos and not kubernetes' $(PYTEST_ARGS)
 
-plan-check: $(TEST_STAMP) ## Hold TPU's compiler's counts of all programs against tests/plan/expected (NAMES=..., WRITE=1)
-	@. $(VENV)/bin/activate && python -m tools.plan_check $(if $(WRITE),--write) $(NAMES)
+plan-check: $(TEST_STAMP) ## Hold TPU's compiler's counts of all programs against tests/plan/expected (NAMES=..., QUICK=1, WRITE=1)
+	@. $(VENV)/bin/activate && python -m tools.plan_check $(if $(QUICK),--quick) $(if $(WRITE),--write) $(NAMES)
 
 # The environment's own KUBECONFIG is never taken: that may be somebody's production.
 OTHER_CLUSTER := $(if $(filter command%,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG))

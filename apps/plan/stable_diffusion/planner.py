@@ -1,7 +1,7 @@
 """Plans one Stable Diffusion config on one slice: compiles its programs, counts their work, divides by peak rates."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,54 @@ def find_configs(model: str) -> tuple[Configs, str]:
         ) from error
 
 
+@dataclass(frozen=True)
+class PicturePrograms:
+    """The programs of a workload, on a slice that need not exist."""
+
+    workload: PictureWorkload
+    specs: Mapping[Key, ProgramSpec]
+    size: tuple[int, int]
+    """Width and height in pixels."""
+    batches: tuple[int, ...]
+    """Pictures of each denoising program, all chips together."""
+    weights: int
+    """Bytes of all components' weights."""
+
+    @classmethod
+    def of(cls, workload: PictureWorkload, configs: Configs) -> "PicturePrograms":
+        """Lists the programs, without compiling.
+
+        Raises:
+            ValueError: the model cannot make pictures of this size.
+            NoCompiler: there is no TPU compiler, or it does not know the slice.
+        """
+        config, slice = workload.config, workload.slice
+        programs = Programs(
+            mesh=topology.mesh(slice, "data", len(topology.devices(slice))),
+            text_configs=tuple(configs[name] for name in TEXT_ENCODERS if name in configs),
+            unet=unet.UNetArchitecture.of(configs["unet"]),
+            vae=vae.VaeArchitecture.of(configs["vae"]),
+            attention="flash",
+            dtype=jnp.dtype(config.dtype),
+            guided=config.guidance_scale > 1,
+        )
+        width, height = (int(side) for side in workload.size.split("x"))
+        if width % programs.vae.reduction or height % programs.vae.reduction:
+            raise ValueError(f"size {workload.size}: this model needs multiples of {programs.vae.reduction}")
+        size, lengths = (width, height), tuple(each["max_position_embeddings"] for each in programs.text_configs)
+        functions = programs.functions(lengths, size)
+        arrays = {part: declared(function, programs.dtype) for part, function in functions.items()}
+        arrays = jax.tree.map(lambda shape: programs.shape(shape.shape, shape.dtype), arrays)
+        batches = tuple(count * slice.chips for count in workload.pictures)
+        specs = {spec.key: spec for spec in programs.listed(arrays, lengths, (size,), batches)}
+        return cls(workload, specs, size, batches, _nbytes(arrays))
+
+    def measured(self, key: Key) -> tuple[Measured, KernelCost]:
+        """Compiles a program: the compiler's figures, and its attention kernels' cost."""
+        program, module, seconds = compiled(self.specs[key].lowered())
+        return Measured.of(program, module, seconds), attention_kernels(module)
+
+
 def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
     """Compiles the denoising step for each batch size, the decoder and the text encoder.
 
@@ -70,38 +118,19 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
     configs, source = find_configs(config.model)
     devices = topology.devices(slice)
     cores = len(devices) // slice.chips
-    guided = config.guidance_scale > 1
-    programs = Programs(
-        mesh=topology.mesh(slice, "data", len(devices)),
-        text_configs=tuple(configs[name] for name in TEXT_ENCODERS if name in configs),
-        unet=unet.UNetArchitecture.of(configs["unet"]),
-        vae=vae.VaeArchitecture.of(configs["vae"]),
-        attention="flash",
-        dtype=jnp.dtype(config.dtype),
-        guided=guided,
-    )
-    width, height = (int(side) for side in workload.size.split("x"))
-    if width % programs.vae.reduction or height % programs.vae.reduction:
-        raise ValueError(f"size {workload.size}: this model needs multiples of {programs.vae.reduction}")
-    lengths = tuple(config["max_position_embeddings"] for config in programs.text_configs)
-    functions = programs.functions(lengths, (width, height))
-    arrays = {part: declared(function, programs.dtype) for part, function in functions.items()}
-    arrays = jax.tree.map(lambda shape: programs.shape(shape.shape, shape.dtype), arrays)
-    weights = _nbytes(arrays)
+    programs = PicturePrograms.of(workload, configs)
     peaks = Peaks.of(slice, len(devices))
-    batches = tuple(count * slice.chips for count in workload.pictures)
-    specs = {spec.key: spec for spec in programs.listed(arrays, lengths, ((width, height),), batches)}
+    size, weights = programs.size, programs.weights
 
     def program(key: Key, name: str, pictures: float) -> Program:
         tell(f"compiling {name}")
-        return _measured(specs[key], name, pictures, peaks)
+        return _reported(programs, key, name, pictures, peaks)
 
-    size = width, height
     text = program(("text",), "text encoder", 1)
     decoder = program(("decode", size), "VAE decoder", 1)
     denoising = [
         program(("denoise", size, b), f"step, {count} a chip", count / cores)
-        for b, count in zip(batches, workload.pictures)
+        for b, count in zip(programs.batches, workload.pictures)
     ]
     usable = topology.usable_hbm(slice)
     rates = [
@@ -116,7 +145,7 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
         devices_per_chip=cores,
         size=workload.size,
         dtype=config.dtype,
-        guided=guided,
+        guided=config.guidance_scale > 1,
         steps=config.num_inference_steps,
         weights_gib=weights / 2**30,
         usable_gib=usable / 2**30,
@@ -128,10 +157,9 @@ def plan(workload: PictureWorkload, tell: Tell = lambda _: None) -> ImagePlan:
     )
 
 
-def _measured(spec: ProgramSpec, name: str, pictures: float, peaks: Peaks) -> Program:
-    program, module, seconds = compiled(spec.lowered())
-    measured, kernel = Measured.of(program, module, seconds), attention_kernels(module)
-    weights = _nbytes(spec.arguments[0])  # they come first
+def _reported(programs: PicturePrograms, key: Key, name: str, pictures: float, peaks: Peaks) -> Program:
+    measured, kernel = programs.measured(key)
+    weights = _nbytes(programs.specs[key].arguments[0])  # they come first
     return Program(
         **run_fields(measured, [kernel], run_time(measured, [kernel], peaks)),
         name=name,
@@ -141,7 +169,7 @@ def _measured(spec: ProgramSpec, name: str, pictures: float, peaks: Peaks) -> Pr
         temporaries_gib=measured.temporaries / 2**30,
         code_gib=measured.code / 2**30,
         kernels=int(measured.kernels),
-        compile_s=seconds,
+        compile_s=measured.seconds,
     )
 
 

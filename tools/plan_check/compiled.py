@@ -1,0 +1,103 @@
+"""The compiler's figures of a config's programs."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from apps.llm.engine.step import StepShape
+from apps.plan import topology
+from apps.plan.llm.program import MeasuredStep
+from apps.plan.measured import KernelCost, Measured, run_time
+from ray_configs.llm import LLMConfig
+from ray_configs.stable_diffusion import StableDiffusionConfig
+from ray_configs.tpu import TpuSlice
+from ray_configs.tpu.peaks import Peaks
+from tools.plan_check.cases import Case, pictured, sized
+from tools.plan_check.expectations import TIMED, Figures
+
+
+def compiled(config: Case, only: slice = slice(None)) -> Iterator[tuple[str, Figures]]:
+    """Compiles each program, or only some of the list; yields its name and figures."""
+    return _steps(config, only) if isinstance(config, LLMConfig) else _pictures(config, only)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"  {line}\n")  # at once: two threads compile
+
+
+def _steps(config: LLMConfig, only: slice) -> Iterator[tuple[str, Figures]]:
+    model, slice = sized(config), config.slice
+    assert slice is not None
+    shapes = model.shapes[only]
+
+    def measure(shape: StepShape) -> MeasuredStep:
+        _tell(f"compiling a step of {shape.tokens} tokens")
+        return model.programs.measure(shape)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        every = list(pool.map(measure, shapes))
+    for shape, measured in zip(shapes, every):
+        sequences = _sequences(shape, model.context)
+        costs = model.kernels(shape, sequences)
+        tokens, length = sequences[0]
+        name = f"decode {len(sequences)} x {length}" if tokens == 1 else f"prefill {len(sequences)} x {tokens}"
+        asked = {"kcycles_all_options": measured.cycles_everything / 1e3}  # sampling, penalties, log probabilities
+        yield f"{shape.tokens} tokens: {name}", numbers(measured, costs, slice, asked)
+
+
+def _sequences(shape: StepShape, context: int) -> list[tuple[int, int]]:
+    """The step's workload: as many decoding sequences of full length as it can have, or prompts that fill it."""
+    if shape.tokens == shape.seqs:
+        return [(1, context)] * shape.seqs
+    prompt = min(shape.tokens, context)
+    return [(prompt, prompt)] * (shape.tokens // prompt)
+
+
+def _pictures(config: StableDiffusionConfig, only: slice) -> Iterator[tuple[str, Figures]]:
+    programs, slice = pictured(config), config.slice
+    assert slice is not None
+    keys = list(programs.specs)[only]
+
+    def measure(key: tuple[object, ...]) -> tuple[Measured, KernelCost]:
+        _tell(f"compiling {_name(key)}")
+        return programs.measured(key)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        every = list(pool.map(measure, keys))
+    for key, (measured, kernel) in zip(keys, every):
+        yield _name(key), numbers(measured, [kernel], slice)
+
+
+def _name(key: tuple[object, ...]) -> str:
+    """Of a program of pictures, such as `denoise 512x512 x 4`."""
+    kind, *size = key
+    sides = ["x".join(map(str, part)) if isinstance(part, tuple) else f"x {part}" for part in size]
+    return " ".join((str(kind), *sides))
+
+
+def numbers(
+    measured: Measured, kernels: Sequence[KernelCost], slice: TpuSlice, more: Figures | None = None
+) -> dict[str, float]:
+    """Figures for one run on one device, to four digits. The kernels' bytes and operations are analytic."""
+    peaks = Peaks.of(slice, len(topology.devices(slice)))
+    by_hand = [replace(kernel, cycles=0) for kernel in kernels]
+    exact = {
+        "estimate_ms": run_time(measured, kernels, peaks).estimate * 1e3,
+        "estimate_by_hand_ms": run_time(measured, by_hand, peaks).estimate * 1e3,
+        "kcycles": measured.cycles / 1e3,
+        **(more or {}),
+        "hbm_mb": (measured.hbm_read + measured.hbm_written) / 1e6,
+        "kernels": measured.kernels,
+        "kernel_kcycles": sum(kernel.cycles for kernel in kernels) / 1e3,
+        "kernel_hbm_mb": sum(kernel.hbm_bytes for kernel in kernels) / 1e6,
+        "kernel_gflop": sum(kernel.flops for kernel in kernels) / 1e9,
+        "collectives": measured.collectives,
+        "ici_mb": measured.ici_sent / 1e6,
+        "temporaries_mib": measured.temporaries / 2**20,
+        "peak_mib": measured.peak / 2**20,
+        "code_mib": measured.code / 2**20,
+        TIMED: measured.seconds,
+    }
+    return {name: float(f"{value:.4g}") for name, value in exact.items()}
