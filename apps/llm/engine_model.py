@@ -16,7 +16,7 @@ from apps.llm.api import CALLER, EngineStats, Pool, QueueFull
 from apps.llm.engine_stream import EngineStream
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.text.generation import Generation
-from apps.llm.text.limits import check_copies, check_suffixes
+from apps.llm.text.tokenizer.limits import check_copies, check_suffixes
 from apps.llm.text_api import Output, PromptToken, SamplingParams
 from apps.llm.texts import RequestTexts
 from apps.llm.tracing import tracing
@@ -166,8 +166,8 @@ class EngineModel:
         A prefix is encoded like a prompt; a suffix separately, without special tokens, so no token spans the boundary.
         """
         check_suffixes(suffixes)
-        (before,) = await self.texts.prompts([prefix], [self._engine.token_limit("prefix")])
-        limits = [self._engine.token_limit("suffix")] * len(suffixes)
+        (before,) = await self.texts.prompts([prefix], [self._engine.prompts.limit("prefix")])
+        limits = [self._engine.prompts.limit("suffix")] * len(suffixes)
         after = await self.texts.prompts(suffixes, limits, special=False)
         submitted = self._engine.submit_score(before, after, asyncio.get_running_loop(), CALLER.get(), self._adapter)
         self._watch.look()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from apps.llm.api import CALLER, RequestError, TokenScore
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.text.aside import FairThreads, Going
-from apps.llm.text.limits import TokenLimit
+from apps.llm.text.tokenizer.limits import TokenLimit
 from apps.llm.text_api import PromptToken
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class RequestTexts:
             PromptTooLong: a prompt has more tokens than fit.
             QueueFull, LimitReached: the request would not be admitted, so nothing is tokenized for it.
         """
-        limits = limits or [self._engine.token_limit("prompt")] * len(prompts)
+        limits = limits or [self._engine.prompts.limit("prompt")] * len(prompts)
         encode = self._engine.tokenizer.encode
 
         def work(going: Going) -> list[Sequence[int]]:
@@ -63,7 +63,7 @@ class RequestTexts:
 
     async def chat(self, request: ChatRequest) -> "tuple[list[int], Turn]":
         """A chat's prompt, and the turn that reads its answers; see `Engine.chat`."""
-        limit = self._engine.token_limit("prompt")
+        limit = self._engine.prompts.limit("prompt")
         return await self._admitted(_size(request), lambda going: self._engine.chat(request, limit, going))
 
     async def counted(self, text: str | ChatRequest, special: bool = True) -> list[int]:
@@ -79,7 +79,7 @@ class RequestTexts:
         limit = self._counting("tokens")
         if len(token_ids) > limit.tokens:
             raise RequestError("tokens", f"tokens: there are {len(token_ids)}; one call takes {limit.tokens}")
-        ids, decode = self._engine.checked("tokens", token_ids), self._engine.tokenizer.decode
+        ids, decode = self._engine.prompts.checked("tokens", token_ids), self._engine.tokenizer.decode
         return await self._aside(len(ids), lambda _: decode(ids, special))
 
     async def pieces(self, token_ids: Sequence[int]) -> list[str]:

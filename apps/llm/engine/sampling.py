@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 from apps.llm.api import MAX_BIAS, TOP_LOGPROBS
 from apps.llm.engine.parallel.collectives import AXIS, gathered
 from apps.llm.engine.step import Batch, SamplingRows
+from apps.llm.engine.vocabulary_scans import BLOCK, in_blocks, largest_threshold, likeliest, weighted_choice
 
-BLOCK = 128  # tokens in a block of two-stage scans over the vocabulary: the lanes of a TPU's vector register
 PROMPT_BIT = 1 << 14  # in `SamplingState.counts`: the token occurs in the prompt
 NOT_FINITE = -2
 """In place of a sampled token: the sequence's logits, or hidden states of this step, are not finite numbers."""
@@ -162,35 +162,16 @@ def _pick(logits: jax.Array, batch: _Rows, counts: jax.Array, extras: Extras) ->
     adjusted = _penalized(logits, rows, counts, batch.rows)
     adjusted = _biased(adjusted, extras)
     position = batch.kv_lens  # the sampled token's position, which with the seed determines the random number
-    likeliest, highest = _likeliest(adjusted)
+    best, highest = likeliest(adjusted)
     tokens = jax.lax.cond(
         jnp.any(rows.temperature > 0),
-        lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), likeliest),
-        lambda: likeliest,
+        lambda: jnp.where(rows.temperature > 0, _draw(adjusted, rows, position), best),
+        lambda: best,
     ).astype(jnp.int32)
     sampled = _with_logprobs(tokens, logits, jnp.any(rows.logprobs > 0))
     # The highest logit is NaN where any is. It is -infinity where a mask leaves nothing, as the host finds.
     finite = batch.finite & (highest < jnp.inf)
     return pack(sampled._replace(tokens=jnp.where(finite, tokens, NOT_FINITE)))
-
-
-def _blocks(x: jax.Array, width: int, fill: float) -> jax.Array:
-    """`[S, n]` as `[S, ceil(n / width), width]`, the last block padded with `fill`."""
-    padding = -x.shape[1] % width
-    return jnp.pad(x, ((0, 0), (0, padding)), constant_values=fill).reshape(len(x), -1, width)
-
-
-def _block(blocks: jax.Array, at: jax.Array) -> jax.Array:
-    """Block number `at [S]` of each row: `[S, width]`."""
-    return jnp.take_along_axis(blocks, at[:, None, None], axis=1)[:, 0]
-
-
-def _likeliest(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Argmax and max over the last axis, in two stages: XLA:CPU computes a max eight times faster than an argmax."""
-    blocks = _blocks(logits, BLOCK, fill=-jnp.inf)
-    block = jnp.argmax(blocks.max(axis=-1), axis=-1)
-    highest = _block(blocks, block)
-    return block * BLOCK + jnp.argmax(highest, axis=-1), highest.max(axis=-1)
 
 
 def _penalized(logits: jax.Array, rows: SamplingRows, counts: jax.Array, row: jax.Array) -> jax.Array:
@@ -213,7 +194,7 @@ def _biased(logits: jax.Array, extras: Extras) -> jax.Array:
         # Each word is repeated along a block, rather than each bit gathered from its word: for 256,000 tokens XLA
         # compiles that for TPU in a fifth of the time and estimates three fifths of the cycles.
         lane = jnp.arange(BLOCK)
-        words = _blocks(extras.allowed, BLOCK // 32, fill=0)
+        words = in_blocks(extras.allowed, BLOCK // 32, fill=0)
         words = jnp.take_along_axis(words, jnp.broadcast_to(lane // 32, (*words.shape[:2], BLOCK)), axis=2)
         bits = (words >> (lane % 32).astype(jnp.uint32)) & 1
         return jnp.where(bits.reshape(len(x), -1)[:, : x.shape[1]] == 1, x, -jnp.inf)
@@ -229,10 +210,10 @@ def _draw(logits: jax.Array, rows: SamplingRows, position: jax.Array) -> jax.Arr
     weights = jnp.exp(scaled - scaled.max(axis=-1, keepdims=True))  # the likeliest token has weight 1
     vocab = logits.shape[1]
     top_k = jnp.where((rows.top_k <= 0) | (rows.top_k > vocab), vocab, rows.top_k)
-    at_least_k = _largest_threshold(lambda t: jnp.sum(weights >= t[:, None], axis=-1) >= top_k, len(top_k))
+    at_least_k = largest_threshold(lambda t: jnp.sum(weights >= t[:, None], axis=-1) >= top_k, len(top_k))
     weights = jnp.where(weights >= at_least_k[:, None], weights, 0.0)
     mass = rows.top_p * weights.sum(axis=-1)
-    nucleus = _largest_threshold(
+    nucleus = largest_threshold(
         lambda t: jnp.sum(jnp.where(weights >= t[:, None], weights, 0.0), axis=-1) >= mass, len(mass)
     )
     nucleus = jnp.where(rows.top_p < 1, nucleus, 0.0)
@@ -243,52 +224,6 @@ def _draw(logits: jax.Array, rows: SamplingRows, position: jax.Array) -> jax.Arr
         return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), position))
 
     return weighted_choice(weights, jax.vmap(uniform)(rows.seed, position))
-
-
-def weighted_choice(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The token where each row's cumulative `weights [S, vocab]` pass the fraction `uniform [S]`, in [0, 1): `[S]`.
-
-    In two stages, first the block, then the token in it: one cumulative sum over the 256,000 tokens of Gemma's
-    vocabulary took a fifth of its decode step's TPU compile time. A token of weight 0 is never chosen.
-    """
-    blocks = _blocks(weights, BLOCK, fill=0)
-    sums = blocks.sum(axis=-1)
-    cumulated = jnp.cumsum(sums, axis=-1)
-    goal = uniform * cumulated[:, -1]
-    block = _reached(sums, cumulated, goal)
-    before = jnp.take_along_axis(cumulated - sums, block[:, None], axis=1)[:, 0]
-    inside = _block(blocks, block)
-    token = block * BLOCK + _reached(inside, jnp.cumsum(inside, axis=-1), goal - before)
-    return jnp.minimum(token, weights.shape[1] - 1)  # in range even if weights are NaN
-
-
-def _reached(weights: jax.Array, cumulated: jax.Array, goal: jax.Array) -> jax.Array:
-    """The first index of `[S, n]` whose cumulative weight exceeds `goal [S]`, or the last if none does: `[S]`.
-
-    Never an index of weight 0 if there is another. Rounding can leave the goal out of reach.
-    """
-    weighty = weights > 0
-    reached = weighty & (cumulated > goal[:, None])
-    last = weights.shape[1] - 1 - jnp.argmax(weighty[:, ::-1], axis=-1)
-    return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last)
-
-
-def _largest_threshold(holds: Callable[[jax.Array], jax.Array], count: int) -> jax.Array:
-    """The largest float32 t in [0, 1] with holds(t), which is true at 0 and monotone: `[S]`.
-
-    Positive floats are ordered like their bits, so bisecting the bit range finds it exactly.
-    """
-    low = jnp.zeros(count, jnp.int32)
-    past_one = jnp.full(count, 0x3F800001, jnp.int32)
-
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds  # holds(low); not holds(high), or high is past 1.0
-        middle = low + (high - low) // 2
-        true = holds(jax.lax.bitcast_convert_type(middle, jnp.float32))
-        return jnp.where(true, middle, low), jnp.where(true, high, middle)
-
-    low, _ = jax.lax.fori_loop(0, 31, halve, (low, past_one))
-    return jax.lax.bitcast_convert_type(low, jnp.float32)
 
 
 def _with_logprobs(tokens: jax.Array, logits: jax.Array, wanted: jax.Array) -> Sampled:

@@ -16,7 +16,7 @@ from apps.llm.engine_model import EngineModel
 from apps.llm.http.adapters import named
 from apps.llm.http.openai.messages import Message, ToolBody
 from apps.llm.http.openai.requests import MAX_INPUTS, ChatBody
-from apps.llm.text.limits import TokenLimit
+from apps.llm.text.tokenizer.limits import TokenLimit
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError, parsed, refusing
 from apps.serving.ingress.openapi import json_body

@@ -11,51 +11,33 @@ queue prompts without an answer.
 """
 
 import asyncio
-import itertools
-import random
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from apps.llm.api import (
-    ANYONE,
-    AdapterInfo,
-    Caller,
-    CallerStats,
-    EngineStats,
-    Pool,
-    QueueFull,
-    RequestError,
-    TokenRequest,
-    UnknownAdapter,
-)
+from apps.llm.api import ANYONE, AdapterInfo, Caller, CallerStats, EngineStats, Pool, UnknownAdapter
 from apps.llm.chat.conversation import ChatRequest
 from apps.llm.chat.model_format import ModelFormat, Turn
-from apps.llm.engine.engine import JaxEngine
 from apps.llm.engine.executor_protocol import DevicePlace
 from apps.llm.engine.interface import TokenEngine
-from apps.llm.engine.weights.model import Model
 from apps.llm.text.admission import Admission
-from apps.llm.text.answer import AnswerText
 from apps.llm.text.generation import Delivery, Generation
-from apps.llm.text.limits import TokenLimit, check_suffixes
-from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
+from apps.llm.text.loading import open_model
+from apps.llm.text.prompt_ids import PromptIds
+from apps.llm.text.request_maker import Made, Owner, RequestMaker
 from apps.llm.text.reranker import Reranker
-from apps.llm.text.sampling import grammar_of, sampling_of
+from apps.llm.text.scripting import Scripting
+from apps.llm.text.tokenizer.limits import TokenLimit
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
-from apps.llm.text.validation import answer_limit, check_params, check_room
-from apps.llm.text_api import Output, SamplingParams
+from apps.llm.text_api import SamplingParams
 from ray_configs.llm import EngineConfig
 from ray_configs.tpu import TpuSlice
 
 
-class Engine:
+class Engine(Scripting):
     """A model in words. Make one with `Engine.load`.
 
     Args:
@@ -77,6 +59,8 @@ class Engine:
         self.config, self.tokens, self.tokenizer = config, tokens, tokenizer
         self.capabilities = tokens.capabilities
         self.max_model_len = self.capabilities.max_model_len
+        self.prompts = PromptIds(tokenizer, self.capabilities)
+        """Makes token ids of texts."""
         format_ = ModelFormat.of(tokenizer.chat_template, config.tool_call_format, config.reasoning_format)
         self.format = format_.on(self.capabilities.special_tokens, tokenizer.render)
         """How the model writes tool calls and reasoning."""
@@ -87,7 +71,7 @@ class Engine:
         """The model's own values of SamplingParams' fields, for dialects whose requests do not name them."""
         self.admission = Admission(config.callers, config.max_waiting)
         """Limits and usage of each caller, over all DP ranks."""
-        self._ids = itertools.count()
+        self._requests = RequestMaker(tokenizer, self.prompts, self.capabilities)
         self._delivery = Delivery()
 
     @classmethod
@@ -115,28 +99,13 @@ class Engine:
             config = EngineConfig(model=config, **settings)
         elif settings:
             raise TypeError(f"settings next to a whole config: put {', '.join(settings)} into the config")
-        opened: list[tuple[Model, ModelTokenizer]] = []
-
-        def vocabulary(model: Model) -> ModelTokenizer:
-            opened.append((model, tokenizer_of(model)))
-            return opened[-1][1]
-
-        tokens = JaxEngine.load(config, vocabulary, place, slice)
+        opened = open_model(config, place, slice)
         try:
-            ((model, tokenizer),) = opened
-            config, arch = tokens.config, model.arch
-            engine = cls(
-                config,
-                tokens,
-                tokenizer,
-                Reranker.of(config, arch, tokenizer),
-                pooling_of(model),
-                sampling_defaults_of(model, config),
-            )
-            for name, location in config.adapters.items():
+            engine = cls(opened.tokens.config, *opened)
+            for name, location in engine.config.adapters.items():
                 engine.load_adapter(name, location)
         except BaseException:
-            tokens.shutdown()
+            opened.tokens.shutdown()
             raise
         return engine
 
@@ -178,36 +147,8 @@ class Engine:
         """As `submit`, without waiting for its grammar: the future is done when the request is queued. Cancel it if the
         client leaves. What it fails with, a request that is not queued raises in `submit`."""
         params = params or SamplingParams()
-        prompt_ids = self._ids_of("prompt", prompt)
-        check_params(params, self.capabilities.vocab_size)
-        limit = answer_limit(len(prompt_ids), params, self.max_model_len, self.capabilities.cache_tokens)
-        so_far = tuple(self.checked("answer_ids", answer_ids)) if answer_ids else ()
-        if so_far and (params.n > 1 or len(prompt_ids) + len(so_far) >= limit):
-            raise RequestError(
-                "answer_ids", "answer_ids: one answer can be continued, of fewer tokens than it may have"
-            )
-        generation = Generation(prompt_ids, params, caller=caller)
-        first_seed = random.getrandbits(63) if params.seed is None else params.seed
-        grammar = grammar_of(params)
-        banned = self.banned(params)
-        requests = [
-            TokenRequest(
-                id=next(self._ids),
-                prompt_ids=generation.prompt_ids,
-                answer_ids=so_far,
-                limit=limit,
-                sampling=sampling_of(params, first_seed, index, banned),
-                grammar=grammar,
-                priority=params.priority,
-                **self._owned(caller, adapter, params.cache_salt),
-            )
-            for index in range(params.n)
-        ]
-        texts = [
-            AnswerText(index, params, prompt_ids, self.tokenizer, self.capabilities.eos_token_ids, so_far)
-            for index in range(params.n)
-        ]
-        return self._begin(generation, requests, texts, loop, adapter)
+        made = self._requests.answers(prompt, params, self._owner(caller, adapter, params.cache_salt), answer_ids)
+        return self._begin(made, loop)
 
     def submit_score(
         self,
@@ -226,13 +167,7 @@ class Engine:
         Raises:
             RequestError, QueueFull, EngineStopped: as `submit`, with the fields `prefix` and `suffix`.
         """
-        check_suffixes(suffixes)
-        prefix_ids = self._ids_of("prefix", prefix)
-        suffix_ids = [self._ids_of("suffix", suffix, special=False) for suffix in suffixes]
-        self._check_room("prefix", len(prefix_ids))
-        for suffix in suffix_ids:
-            self._check_room("suffix", len(suffix), after=len(prefix_ids))
-        return self._submit_scores(prefix_ids, suffix_ids, loop, caller, adapter)
+        return self._submit(self._requests.scores(prefix, suffixes, self._owner(caller, adapter)), loop)
 
     def submit_prompt_scores(
         self,
@@ -250,11 +185,8 @@ class Engine:
         Raises:
             RequestError, QueueFull, EngineStopped: as `submit`.
         """
-        positive = replace(params, max_tokens=1) if params.max_tokens == 0 else params
-        check_params(positive, self.capabilities.vocab_size)
-        ids = self._ids_of("prompt", prompt)
-        self._check_room("prompt", len(ids))
-        return self._submit_scores(ids, [ids[1:]], loop, caller, adapter, params.cache_salt, first=1)
+        owner = self._owner(caller, adapter, params.cache_salt)
+        return self._submit(self._requests.prompt_scores(prompt, params, owner), loop)
 
     def submit_embedding(
         self,
@@ -264,59 +196,18 @@ class Engine:
         caller: Caller = ANYONE,
         adapter: str | None = None,
     ) -> Generation:
-        """Queue the embedding of a prompt; as `submit`, but with one output.
+        """Queue the embedding of a prompt; as `submit`, but with one output. Raises the same."""
+        return self._submit(self._requests.embedding(prompt, pooling, self._owner(caller, adapter)), loop)
 
-        Raises:
-            RequestError, QueueFull, EngineStopped: as `submit`.
-        """
-        if pooling not in ("mean", "last"):
-            raise RequestError("pooling", f"pooling must be 'mean' or 'last', not {pooling!r}")
-        ids = tuple(self._ids_of("prompt", prompt))
-        self._check_room("prompt", len(ids))
-        owned = self._owned(caller, adapter)
-        request = TokenRequest(id=next(self._ids), prompt_ids=ids, pooling=pooling, **owned)
-        return self._submit(Generation(ids, None, caller=caller), [request], loop, adapter)
-
-    def _submit_scores(
-        self,
-        prefix: list[int],
-        suffixes: list[list[int]],
-        loop: asyncio.AbstractEventLoop | None,
-        caller: Caller,
-        adapter: str | None,
-        cache_salt: str = "",
-        first: int | None = None,
-    ) -> Generation:
-        """`first`: tokens of the prefix that come before the suffixes; None: all."""
-        before, owned = tuple(prefix[:first]), self._owned(caller, adapter, cache_salt)
-        requests = [
-            TokenRequest(id=next(self._ids), prompt_ids=before, suffix=tuple(suffix), **owned) for suffix in suffixes
-        ]
-        return self._submit(Generation(prefix, None, len(suffixes), caller), requests, loop, adapter)
-
-    def _submit(
-        self,
-        generation: Generation,
-        requests: list[TokenRequest],
-        loop: asyncio.AbstractEventLoop | None,
-        adapter: str | None,
-    ) -> Generation:
-        _, queued = self._begin(generation, requests, [None] * len(requests), loop, adapter)
+    def _submit(self, made: Made, loop: asyncio.AbstractEventLoop | None) -> Generation:
+        generation, queued = self._begin(made, loop)
         queued.result()
         return generation
 
-    def _begin(
-        self,
-        generation: Generation,
-        requests: list[TokenRequest],
-        texts: Ids[AnswerText | None],
-        loop: asyncio.AbstractEventLoop | None,
-        adapter: str | None,
-    ) -> "tuple[Generation, Future[None]]":
+    def _begin(self, made: Made, loop: asyncio.AbstractEventLoop | None) -> "tuple[Generation, Future[None]]":
         """Admit a request, and hand it to the token engine."""
-        suffixes = sum(len(request.suffix or ()) - bool(request.suffix) for request in requests)
-        prompt = len(requests[0].prompt_ids)
-        usage = self.admission.admit(generation.caller, len(requests), prompt + suffixes)
+        generation, requests, texts = made
+        usage = self.admission.admit(generation.caller, len(requests), made.prompt_tokens)
         ids = [request.id for request in requests]
         generation.start(self.tokens, usage, ids, texts, loop)
         delivery = self._delivery
@@ -340,21 +231,9 @@ class Engine:
         queued.add_done_callback(settled)
         return generation, queued
 
-    def _owned(self, caller: Caller, adapter: str | None, cache_salt: str = "") -> dict[str, Any]:
-        """Whose request it is, and what it shares."""
-        salts = self.config.prefix_cache_of(caller.name), cache_salt
+    def _owner(self, caller: Caller, adapter: str | None, cache_salt: str = "") -> Owner:
         key = None if adapter is None else self._adapter(adapter).key
-        return {"caller": caller, "cache_salts": salts, "adapter": key}
-
-    def banned(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """The tokens of its `bad_words`: of each at the beginning of a text, and after a space where that is another
-        token."""
-        banned: list[tuple[int, ...]] = []
-        for word in params.bad_words:
-            first = tuple(self.tokenizer.encode_suffix(word))
-            spaced = tuple(self.tokenizer.encode_suffix(" " + word.lstrip()))
-            banned += [first, spaced] if len(spaced) == len(first) and spaced[0] != first[0] else [first]
-        return tuple(banned)
+        return Owner(caller, key, (self.config.prefix_cache_of(caller.name), cache_salt))
 
     # -- adapters -----------------------------------------------------------------------------------------------
 
@@ -375,25 +254,6 @@ class Engine:
     def unload_adapter(self, name: str) -> None:
         """See `TokenEngine.unload_adapter`."""
         self.tokens.unload_adapter(name)
-
-    # -- whole answers ------------------------------------------------------------------------------------------
-
-    def generate(self, prompts: Ids[str | Ids[int]], params: SamplingParams | None = None) -> list[str]:
-        """The answers to many prompts, in order: submits all (waiting while the queue is full), then reads them."""
-        generations = [_submit_when_free(self.submit, prompt, params) for prompt in prompts]
-        return ["".join(part.text for part in _outputs_of(generation) if part.index == 0) for generation in generations]
-
-    def score(self, prefix: str | Ids[int], suffixes: Ids[str | Ids[int]]) -> list[list[float]]:
-        """Log probability of each token of each suffix after the prefix, by the model's own distribution; see
-        `submit_score`. Saxml's score of a suffix is their sum."""
-        parts = _outputs_of(_submit_when_free(self.submit_score, prefix, suffixes))
-        return [[score.logprob for score in part.scores] for part in sorted(parts, key=lambda part: part.index)]
-
-    def embed(self, prompts: Ids[str | Ids[int]], pooling: Pool = "mean") -> np.ndarray:
-        """A vector of length 1 for each prompt, `[prompts, hidden]` float32: the hidden states after the final norm,
-        averaged over the prompt's tokens or of the last one."""
-        generations = [_submit_when_free(self.submit_embedding, prompt, pooling) for prompt in prompts]
-        return np.stack([np.asarray(_outputs_of(generation)[0].embedding) for generation in generations])
 
     def chat(
         self, request: ChatRequest, limit: TokenLimit | None = None, going: Callable[[], None] = lambda: None
@@ -434,43 +294,3 @@ class Engine:
     def shutdown(self) -> None:
         """Stop the engine. Open requests fail with an error that says so."""
         self.tokens.shutdown()
-
-    def _check_room(self, field: str, count: int, after: int = 0) -> None:
-        check_room(field, count, self.max_model_len, self.capabilities.cache_tokens, after)
-
-    def token_limit(self, field: str) -> TokenLimit:
-        """What no text of a request may exceed; with room for an answer, a prompt must be shorter still."""
-        cache = self.capabilities.cache_tokens + 1  # the last token of a scored suffix takes none of it
-        if cache < self.max_model_len:
-            return TokenLimit(cache, field, "the KV cache")
-        return TokenLimit(self.max_model_len, field)
-
-    def _ids_of(self, field: str, text: str | Ids[int], special: bool = True) -> list[int]:
-        if isinstance(text, str):
-            return self.tokenizer.encode(text, self.token_limit(field), special)
-        self.token_limit(field).check(len(text))
-        return self.checked(field, text)
-
-    def checked(self, field: str, token_ids: Ids[int]) -> list[int]:
-        """The ids as a list. Raises RequestError if one is not in the vocabulary."""
-        ids, size = list(token_ids), self.capabilities.vocab_size
-        if not all(isinstance(token, int) and 0 <= token < size for token in ids):
-            raise RequestError(field, f"{field}: token ids must be integers from 0 to {size - 1}")
-        return ids
-
-
-def _submit_when_free(submit: Callable[..., Generation], *request: Any) -> Generation:
-    """Submit, waiting while the queue is full."""
-    while True:
-        try:
-            return submit(*request)
-        except QueueFull:
-            time.sleep(0.01)
-
-
-def _outputs_of(generation: Generation) -> list[Output]:
-    """All outputs of a request. Raises EngineStopped."""
-    parts = list(generation)
-    for part in parts:
-        part.raise_failure()
-    return parts

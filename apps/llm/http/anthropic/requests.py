@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from apps.llm.api import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, RequestError
 from apps.llm.chat.conversation import PARAGRAPH, ChatRequest, Conversation, PastCall, thinking_fields
 from apps.llm.chat.tools import CallMode, Tool, ToolUse
-from apps.llm.text.limits import NO_DEFAULTS
+from apps.llm.text.tokenizer.limits import NO_DEFAULTS
 from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.bodies import Body
 

@@ -13,7 +13,7 @@ from apps.llm.chat.conversation import ChatRequest, Conversation, PromptEnding, 
 from apps.llm.http.constraints import RefusedInChats
 from apps.llm.http.openai.messages import Message, ToolBody, ToolChoice, tool_use
 from apps.llm.http.openai.sampling import SamplingBody
-from apps.llm.text.limits import NO_DEFAULTS, default_limit
+from apps.llm.text.tokenizer.limits import NO_DEFAULTS, default_limit
 from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.bodies import Body
 from apps.serving.ingress.openai_errors import OpenAIError

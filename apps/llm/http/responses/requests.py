@@ -21,7 +21,7 @@ from apps.llm.http.responses.tools import (
     repeated,
 )
 from apps.llm.schemas.enforced import loosened
-from apps.llm.text.limits import NO_DEFAULTS
+from apps.llm.text.tokenizer.limits import NO_DEFAULTS
 from apps.llm.text_api import SamplingParams
 from apps.serving.ingress.bodies import Body, CacheSalt, Metadata
 

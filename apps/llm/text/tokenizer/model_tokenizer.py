@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from apps.llm.api import RequestError
 from apps.llm.chat.conversation import PromptEnding
-from apps.llm.text.limits import TokenLimit
 from apps.llm.text.tokenizer.bounded_templates import bound_templates, steps
 from apps.llm.text.tokenizer.detokenizer import Detokenizer
 from apps.llm.text.tokenizer.files import chat_template_beside, without_tokenizer_json

@@ -72,7 +72,7 @@ def test_nothing_is_left(load: Load) -> None:
 
 
 def test_masks_end_with_the_vocabulary(load: Load) -> None:
-    banned = load().banned(SamplingParams(bad_words=["the quick"]))
+    banned = load().prompts.banned(SamplingParams(bad_words=["the quick"]))
     for vocab in (300, 320):
         words = AllowedTokens.of(Sampling(seed=0, banned=banned), vocab)
         assert words is not None and words.phrases

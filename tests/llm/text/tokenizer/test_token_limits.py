@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from apps.llm.api import PromptTooLong
-from apps.llm.text.limits import TokenLimit
 from apps.llm.text.tokenizer import model_tokenizer as module
+from apps.llm.text.tokenizer.limits import TokenLimit
 from apps.llm.text.tokenizer.longest_token import longest_token
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
 from ray_configs.llm import DEMO_MODEL

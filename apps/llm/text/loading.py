@@ -1,0 +1,42 @@
+"""Loads a model into an engine of this process, with what its words need."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from apps.llm.api import Pool
+from apps.llm.engine.engine import JaxEngine
+from apps.llm.engine.executor_protocol import DevicePlace
+from apps.llm.engine.weights.model import Model
+from apps.llm.text.model_files import pooling_of, sampling_defaults_of, tokenizer_of
+from apps.llm.text.reranker import Reranker
+from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer
+from ray_configs.llm import EngineConfig
+from ray_configs.tpu import TpuSlice
+
+
+class Opened(NamedTuple):
+    """A loaded model; see `Engine`'s arguments."""
+
+    tokens: JaxEngine
+    tokenizer: ModelTokenizer
+    reranker: Reranker | None
+    pooling: Pool
+    sampling_defaults: Mapping[str, Any]
+
+
+def open_model(config: EngineConfig, place: DevicePlace | None, slice: TpuSlice | None) -> Opened:
+    """See `Engine.load`."""
+    opened: list[tuple[Model, ModelTokenizer]] = []
+
+    def vocabulary(model: Model) -> ModelTokenizer:
+        opened.append((model, tokenizer_of(model)))
+        return opened[-1][1]
+
+    tokens = JaxEngine.load(config, vocabulary, place, slice)
+    try:
+        ((model, tokenizer),) = opened
+        reranker = Reranker.of(tokens.config, model.arch, tokenizer)
+        return Opened(tokens, tokenizer, reranker, pooling_of(model), sampling_defaults_of(model, tokens.config))
+    except BaseException:
+        tokens.shutdown()
+        raise
