@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from apps.llm import aside
 from apps.llm.api import ANYONE, Caller, QueueFull
 from apps.llm.http.app import http_app
+from apps.llm.text import aside
 from apps.llm.text.admission import Admission
 from apps.llm.text.aside import FairThreads
 from apps.llm.text.tokenizer.model_tokenizer import ModelTokenizer

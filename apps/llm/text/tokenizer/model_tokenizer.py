@@ -14,6 +14,7 @@ from apps.llm.chat.conversation import PromptEnding
 from apps.llm.text.tokenizer.bounded_templates import bound_templates, steps
 from apps.llm.text.tokenizer.detokenizer import Detokenizer
 from apps.llm.text.tokenizer.files import chat_template_beside, without_tokenizer_json
+from apps.llm.text.tokenizer.limits import TokenLimit
 from apps.llm.text.tokenizer.longest_token import longest_token
 from apps.llm.text.tokenizer.spelling import Spelling, byte_letters
 from apps.serving.errors import panics_as, shortened
