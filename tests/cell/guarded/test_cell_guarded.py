@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic.types.shared import PermissionErrorObject as Denied
 
 from tests.ports import free_port, serve_ports
 
@@ -100,6 +101,10 @@ def test_the_front_requires_a_key_and_enforces_acls(cell: Cell) -> None:
             for stream in (False, True):
                 reply = client.post(path, json=body | {"stream": stream}, headers=BOB)
                 assert reply.status_code == 403, (path, reply.status_code, reply.text)
+                if path.startswith("/v1/messages"):
+                    Denied.model_validate(reply.json()["error"], strict=True)  # the client's own type
+                elif path.startswith("/v1/"):
+                    assert reply.json()["error"]["type"] == "permission_error"
                 asked += 1
     assert asked >= 12
     one = {"model": "demo", "prompt": "x", "max_tokens": 2}
