@@ -25,21 +25,16 @@ from apps.serving.errors import AnswerFailed, EngineStopped, QueueFull, RequestE
 from apps.serving.event_loops import wake
 from apps.serving.progress import tell
 from apps.stable_diffusion.engine.backends.backend import Backend
-from apps.stable_diffusion.engine.job import Finished, PictureFailed, PictureJob, Preview, QueuePosition, Step
-from apps.stable_diffusion.engine.picture_queue import PictureQueue, PictureTask
+from apps.stable_diffusion.engine.job import PictureJob, QueuePosition
+from apps.stable_diffusion.engine.open_jobs import OpenJobs
+from apps.stable_diffusion.engine.picture_queue import PictureTask
 from apps.stable_diffusion.engine.request import PictureRequest, check_size
 from apps.stable_diffusion.engine.step_times import StepTimes
 from ray_configs.stable_diffusion import StableDiffusionConfig
 
 log = logging.getLogger("podslice")
 
-FAILED_STARTS = 3
-"""Consecutive pictures that fail to start, not because of their requests, before the engine counts as broken."""
 MAX_PREVIEWS = 10
-UNSOUND = (
-    "the numbers that the model computed for this picture are not finite: its weights are too large for their type "
-    "(try dtype float32), or damaged"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +58,15 @@ class Engine:
     def __init__(self, backend: Backend[Any], max_waiting: int = 64):
         self.backend, self.max_waiting = backend, max_waiting
         self.step_times = StepTimes(backend.batch_sizes)
-        self._queue = PictureQueue(backend.batch_sizes[-1])
         self._lock = threading.Condition()
+        self._jobs = OpenJobs(backend, self._lock)
         self._incoming: deque[list[PictureTask]] = deque()
         self._leaving: deque[PictureJob] = deque()
-        self._waiting = 0  # submitted and not yet started: what max_waiting bounds
         self._numbers = 0
         self._stopping = False
         self._failure: str | None = None
         self._turn_began: float | None = None
-        self._failed_starts = 0
-        self._pictures = self._aborted = self._failed = self._steps = 0
+        self._steps = 0
         self._thread = threading.Thread(target=self._run, name="podslice-engine", daemon=True)
         self._thread.start()
 
@@ -122,13 +115,13 @@ class Engine:
         with self._lock:
             if self._stopping or self._failure:
                 raise EngineStopped(self._failure or "the engine is shutting down")
-            if self._waiting and self._waiting + len(requests) > self.max_waiting:
-                message = f"{self._waiting} pictures wait already, of at most {self.max_waiting}"
+            if self._jobs.waiting and self._jobs.waiting + len(requests) > self.max_waiting:
+                message = f"{self._jobs.waiting} pictures wait already, of at most {self.max_waiting}"
                 raise QueueFull(message, self._retry_after(len(requests)))
-            job.put(QueuePosition(self._waiting + self._queue.running))
+            job.put(QueuePosition(self._jobs.waiting + self._jobs.queue.running))
             tasks = [PictureTask(job, index, self._numbers + index, now) for index in range(len(requests))]
             self._numbers += len(tasks)
-            self._waiting += len(tasks)
+            self._jobs.waiting += len(tasks)
             self._incoming.append(tasks)
             self._lock.notify()
         return job
@@ -141,11 +134,11 @@ class Engine:
     def stats(self) -> EngineStats:
         began = self._turn_began
         return EngineStats(
-            running=self._queue.running,
-            waiting=self._waiting,
-            pictures=self._pictures,
-            aborted=self._aborted,
-            failed=self._failed,
+            running=self._jobs.queue.running,
+            waiting=self._jobs.waiting,
+            pictures=self._jobs.pictures,
+            aborted=self._jobs.aborted,
+            failed=self._jobs.failed,
             steps=self._steps,
             compiles_after_ready=self.backend.compiles_after_ready,
             seconds_ahead=self._seconds_ahead(),
@@ -169,7 +162,7 @@ class Engine:
             with self._lock:
                 queued = [task.job for tasks in self._incoming for task in tasks]
             try:
-                jobs = {*queued, *(task.job for task in self._queue.tasks())}
+                jobs = {*queued, *(task.job for task in self._jobs.queue.tasks())}
             except RuntimeError:  # the loop changes the queue: it goes on
                 return
             for job in jobs:
@@ -179,7 +172,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether jobs are open."""
-        return self._waiting > 0 or self._queue.running > 0
+        return self._jobs.waiting > 0 or self._jobs.queue.running > 0
 
     def shutdown(self) -> None:
         """End the loop; jobs still open fail with an error that says so."""
@@ -190,12 +183,12 @@ class Engine:
 
     def _retry_after(self, pictures: int) -> float:
         """Estimated seconds until this many of the waiting pictures have been started."""
-        waiting = max(1, self._waiting)
+        waiting = max(1, self._jobs.waiting)
         return min(600.0, max(1.0, self._seconds_ahead() * min(1.0, pictures / waiting)))
 
     def _seconds_ahead(self) -> float:
         try:
-            return self._queue.seconds_ahead(self.step_times.slowest)
+            return self._jobs.queue.seconds_ahead(self.step_times.slowest)
         except RuntimeError:  # the loop changed the queue meanwhile; an estimate is not worth a lock
             return 0.0
 
@@ -204,7 +197,7 @@ class Engine:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                batch = self._queue.batch()
+                batch = self._jobs.queue.batch()
                 began = time.monotonic()
                 steps = self._launch(batch)
                 started = self._start_joining()
@@ -212,7 +205,7 @@ class Engine:
                     self.backend.wait([task.picture for task in batch])
                     if not started:  # else the time includes more than the steps
                         self.step_times.note(batch[0].size, len(batch), steps, time.monotonic() - began)
-                    self._hand_out(batch)
+                    self._jobs.hand_out(batch)
         except BaseException as error:  # a panic of a library is no Exception
             log.exception("the engine's loop failed")
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
@@ -222,7 +215,7 @@ class Engine:
     def _take_commands(self) -> bool:
         """Queue new pictures and drop abandoned ones; sleep when there is nothing to do. False: stop."""
         with self._lock:
-            if not self._queue.running and not self._queue.waiting:
+            if not self._jobs.queue.running and not self._jobs.queue.waiting:
                 self._turn_began = None
                 self._lock.wait_for(lambda: self._stopping or self._incoming or self._leaving)
             self._turn_began = time.monotonic()
@@ -230,11 +223,10 @@ class Engine:
             leaving, self._leaving = self._leaving, deque()
         for tasks in incoming:
             for task in tasks:
-                self._queue.add(task)
+                self._jobs.queue.add(task)
         for job in leaving:
             if job.end is None:
-                self._aborted += self._drop(job)
-                job.close("aborted")
+                self._jobs.abort(job)
         wake(leaving)
         return not self._stopping
 
@@ -242,7 +234,7 @@ class Engine:
         """Launch the next steps of a batch; returns how many."""
         if not batch:
             return 0
-        steps = self._queue.steps(batch, self.step_times.seconds_per_step(batch[0].size, len(batch)))
+        steps = self._jobs.queue.steps(batch, self.step_times.seconds_per_step(batch[0].size, len(batch)))
         self._steps += steps * len(batch)
         self.backend.denoise([task.picture for task in batch], steps)
         return steps
@@ -250,103 +242,26 @@ class Engine:
     def _start_joining(self) -> int:
         """Start waiting pictures that fit into the batch; returns how many. If one cannot be started, its job fails."""
         started = 0
-        for task in self._queue.joining():
+        for task in self._jobs.queue.joining():
             if task.job.end is not None or task.job.leaving:  # its job failed, or is about to be dropped
                 continue
             try:
                 with panics_as(AnswerFailed):
                     picture = self.backend.start(task.request)
             except Exception as error:
-                self._refuse(task.job, error)
+                self._jobs.refuse(task.job, error)
                 continue
-            self._failed_starts = 0
-            task.previews = _preview_steps(picture.steps_total, task.job.previews)
-            task.picture = picture
-            self._queue.started(task)
-            with self._lock:
-                self._waiting -= 1
+            self._jobs.started(task, picture)
             started += 1
         return started
-
-    def _refuse(self, job: PictureJob, error: Exception) -> None:
-        """End a job of which a picture cannot be started. After too many in a row, raise: the engine is broken."""
-        if isinstance(error, RequestError):
-            self._failed_starts = 0
-        else:
-            log.error("a picture could not be started", exc_info=error)
-            self._failed_starts += 1
-            if self._failed_starts >= FAILED_STARTS:
-                raise error
-            error = PictureFailed(f"the picture could not be started: {type(error).__name__}: {error}")
-        self._fail_job(job, error)
-
-    def _fail_job(self, job: PictureJob, error: Exception) -> None:
-        self._failed += self._drop(job)
-        job.close("failed", error)
-        wake([job])
-
-    def _hand_out(self, batch: list[PictureTask]) -> None:
-        """Report each picture's progress to its reader, with previews and finished pictures."""
-        for task in batch:
-            picture = task.picture
-            task.job.put(Step(task.index, picture.steps_done, picture.steps_total))
-        wake(task.job for task in batch)
-        wanted = [task for task in batch if not task.job.leaving]
-        done = [task for task in wanted if task.picture.steps_done >= task.picture.steps_total]
-        shown = [task for task in wanted if task.previews and task.picture.steps_done >= task.previews[0]]
-        if done:
-            for task, pixels in zip(done, self.backend.decode([task.picture for task in done])):
-                if task.job.end is not None:  # another picture of it has failed
-                    continue
-                if pixels is None:
-                    self._fail_job(task.job, PictureFailed(UNSOUND))
-                else:
-                    self._finish(task, pixels)
-        if shown:
-            for task, pixels in zip(shown, self.backend.decode([task.picture for task in shown], estimate=True)):
-                picture = task.picture
-                if pixels is not None and task.job.end is None:
-                    task.job.put(Preview(task.index, task.shown, picture.steps_done, picture.steps_total, pixels))
-                task.previews, task.shown = task.previews[1:], task.shown + 1
-        wake(task.job for task in (*done, *shown))
-
-    def _finish(self, task: PictureTask, pixels: Any) -> None:
-        self._queue.remove(task)
-        self._pictures += 1
-        job, picture, seconds = task.job, task.picture, time.monotonic() - task.submitted
-        job.put(Finished(task.index, pixels, task.request, picture.steps_total, tuple(picture.warnings), seconds))
-        if job.pictures_done == len(job.requests):
-            job.close("finished")
-
-    def _drop(self, job: PictureJob) -> int:
-        """Remove a job's pictures, waiting or running; returns how many there were."""
-        tasks = [task for task in self._queue.tasks() if task.job is job]
-        for task in tasks:
-            self._queue.remove(task)
-            if task.picture is None:
-                with self._lock:
-                    self._waiting -= 1
-        return len(tasks)
 
     def _fail(self, reason: str) -> None:
         """Fail every open job, so that none is left waiting."""
         with self._lock:
             self._failure = reason
             incoming, self._incoming = self._incoming, deque()
-            self._waiting = 0
-        tasks = [*self._queue.tasks(), *(task for tasks in incoming for task in tasks)]
-        self._queue = PictureQueue(self.backend.batch_sizes[-1])
-        self._failed += len(tasks)
         self._turn_began = None
-        jobs = {task.job for task in tasks if task.job.end is None}
-        for job in jobs:
-            job.close("failed", EngineStopped(reason))
-        wake(jobs)
-
-
-def _preview_steps(steps: int, previews: int) -> tuple[int, ...]:
-    """Steps after which to send a preview: evenly spread, never the last, fewer if there are few steps."""
-    return tuple(sorted({steps * (i + 1) // (previews + 1) for i in range(previews)} - {0, steps}))
+        self._jobs.fail_all([task for tasks in incoming for task in tasks], reason)
 
 
 def _say(program: str, done: int, of: int, seconds: float) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from apps.serving.errors import EngineStopped, QueueFull, RequestError
-from apps.stable_diffusion.engine.engine import FAILED_STARTS, Engine
+from apps.stable_diffusion.engine.engine import Engine
 from apps.stable_diffusion.engine.job import Aborted, Finished, PictureFailed, Preview, QueuePosition, Step
+from apps.stable_diffusion.engine.open_jobs import FAILED_STARTS
 from apps.stable_diffusion.engine.picture_queue import LAUNCH_S
 from tests.stable_diffusion.engine.loop_backend import LoopBackend, asked, read, wait_for
 

@@ -20,28 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from apps.serving.errors import RequestError
-from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
+from apps.stable_diffusion.engine.backends.trained_noise import TrainedNoise, problem_in
 from apps.stable_diffusion.engine.request import Scheduler
 
-DEFAULTS: dict[str, dict[str, Any]] = {  # where diffusers' class for a scheduler differs from the others
-    "ddim": {"timestep_spacing": "leading"},
-    "lcm": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"},
-}
-COMMON = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear", "timestep_spacing": "linspace"}
-ALLOWED: dict[str, tuple[Any, ...]] = {
-    "beta_schedule": ("linear", "scaled_linear", "squaredcos_cap_v2"),
-    "clip_sample": (False,),
-    "final_sigmas_type": ("zero", "sigma_min"),
-    "interpolation_type": ("linear",),
-    "prediction_type": ("epsilon", "v_prediction", "sample"),
-    "thresholding": (False,),
-    "timestep_spacing": ("leading", "linspace", "trailing"),
-    "timestep_type": ("discrete",),
-    "use_beta_sigmas": (False, None),
-    "use_exponential_sigmas": (False, None),
-    "use_flow_sigmas": (False, None),
-    "use_lu_lambdas": (False, None),
-}
 DPM_ALLOWED: dict[str, tuple[Any, ...]] = {
     "algorithm_type": ("dpmsolver++",),
     "lambda_min_clipped": (None, -float("inf")),
@@ -80,13 +61,6 @@ class Schedule:
     start_image: float
     start_noise: float
     """The first latents are start_image * the image's latents + start_noise * the start noise."""
-
-
-class Levels(NamedTuple):
-    """The schedule before it is cut: time steps and noise levels, `sigmas` one longer than `times`."""
-
-    times: np.ndarray  # [steps] given to the network
-    sigmas: np.ndarray  # [steps + 1] noise to signal
 
 
 class _Course:
@@ -129,12 +103,7 @@ class NoiseSchedule:
         self._config = dict(config)
         if not is_xl:  # diffusers' pipelines force these for 1.x and 2.x, as the models were published
             self._config |= {"steps_offset": 1, "clip_sample": False}
-        if problem := _problem(self._config, ALLOWED):
-            raise CheckpointError(problem)
-
-    def _get(self, scheduler: str, name: str, default: Any = None) -> Any:
-        found = self._config.get(name)
-        return (COMMON | DEFAULTS.get(scheduler, {})).get(name, default) if found is None else found
+        self._noise = TrainedNoise(self._config)
 
     def karras(self) -> "NoiseSchedule":
         """The same with noise levels as Karras et al. 2022 space them, which euler and dpm-solver++ take."""
@@ -166,7 +135,7 @@ class NoiseSchedule:
                 raise RequestError(
                     "strength", f"strength {strength} of {steps} steps leaves none to run: raise either of them"
                 )
-        prediction = self._get(scheduler, "prediction_type", "epsilon")
+        prediction = self._noise.get(scheduler, "prediction_type", "epsilon")
         make = {"ddim": self._ddim, "euler": self._euler, "euler-ancestral": self._ancestral}
         make |= {"dpm-solver++": self._dpm, "lcm": self._lcm}
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -183,40 +152,10 @@ class NoiseSchedule:
             )
         return course.schedule(begin, pure=strength is None or (inpaint and strength == 1))
 
-    def _signal(self, scheduler: str, train: int) -> np.ndarray:
-        """[train] float64: the signal's share of the variance at each time step (alphas_cumprod)."""
-        first, last = (self._get(scheduler, name) for name in ("beta_start", "beta_end"))
-        kind = self._get(scheduler, "beta_schedule")
-        if (trained := self._config.get("trained_betas")) is not None:
-            betas = np.asarray(trained)
-        elif kind == "linear":
-            betas = np.linspace(first, last, train)
-        elif kind == "scaled_linear":
-            betas = np.linspace(first**0.5, last**0.5, train) ** 2
-        else:
-            cosine = np.cos((np.arange(train + 1) / train + 0.008) / 1.008 * np.pi / 2) ** 2
-            betas = np.minimum(1 - cosine[1:] / cosine[:-1], 0.999)
-        signal = np.cumprod(1 - betas.astype(np.float32), dtype=np.float64)
-        if self._config.get("rescale_betas_zero_snr"):  # Lin et al. 2023: the last step is pure noise
-            root = np.sqrt(signal)
-            signal = ((root - root[-1]) * root[0] / (root[0] - root[-1])) ** 2
-            if scheduler not in ("ddim", "lcm"):
-                signal[-1] = 2.0**-24  # so that the noise to signal ratio is finite
-        return signal
-
-    def _times(self, scheduler: str, steps: int, train: int, more: int = 0) -> np.ndarray:
-        """[steps] descending time steps; `more` extra points are spaced with them and dropped at the end."""
-        spacing, offset = self._get(scheduler, "timestep_spacing"), self._config.get("steps_offset") or 0
-        if spacing == "linspace":
-            return np.linspace(0, train - 1, steps + more)[::-1][:steps]
-        if spacing == "leading":
-            return np.minimum((np.arange(steps + more) * (train // (steps + more)))[::-1][:steps] + offset, train - 1)
-        return np.round(np.arange(train, 0, -train / steps))[:steps] - 1
-
     def _ddim(self, steps: int, begin: int, prediction: str) -> _Course:
         train = self._config.get("num_train_timesteps", 1000)
-        signal = self._signal("ddim", train)
-        times = np.round(self._times("ddim", steps, train)).astype(int)
+        signal = self._noise.signal("ddim", train)
+        times = np.round(self._noise.times("ddim", steps, train)).astype(int)
         before = times - train // steps
         last = 1.0 if self._config.get("set_alpha_to_one", True) else signal[0]
         after = np.where(before >= 0, signal[np.maximum(before, 0)], last)
@@ -226,29 +165,13 @@ class NoiseSchedule:
         columns = _columns(steps, time=times, keep=keep, toward=alpha_after - alpha * keep)
         return _Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma))
 
-    def _levels(self, scheduler: str, steps: int, round_times: bool) -> Levels:
-        train = self._config.get("num_train_timesteps", 1000)
-        signal = self._signal(scheduler, train)
-        all_sigmas = np.sqrt((1 - signal) / signal)
-        times = self._times(scheduler, steps, train, more=int(round_times))
-        times = np.round(times) if round_times else times.astype(np.float32)
-        sigmas = np.interp(times, np.arange(train), all_sigmas)
-        if self._config.get("use_karras_sigmas") and scheduler != "euler-ancestral":
-            low, high = (sigmas[-1], sigmas[0]) if scheduler == "euler" else (all_sigmas[0], all_sigmas[-1])
-            low, high = self._config.get("sigma_min") or low, self._config.get("sigma_max") or high
-            sigmas = (np.linspace(high ** (1 / 7), low ** (1 / 7), steps)) ** 7
-            times = np.interp(np.log(sigmas), np.log(all_sigmas), np.arange(train))
-            times = np.round(times) if round_times else times
-        end = all_sigmas[0] if self._get(scheduler, "final_sigmas_type") == "sigma_min" else 0.0
-        return Levels(times, np.append(sigmas, 0.0 if scheduler == "euler-ancestral" else end))
-
     def _euler(self, steps: int, begin: int, prediction: str) -> _Course:
-        times, sigmas = self._levels("euler", steps, round_times=False)
+        times, sigmas = self._noise.levels("euler", steps, round_times=False)
         ratio = sigmas[1:] / sigmas[:-1]
         return self._exploding("euler", begin, prediction, times, sigmas, ratio, np.zeros(steps))
 
     def _ancestral(self, steps: int, begin: int, prediction: str) -> _Course:
-        times, sigmas = self._levels("euler-ancestral", steps, round_times=False)
+        times, sigmas = self._noise.levels("euler-ancestral", steps, round_times=False)
         here, there = sigmas[:-1], sigmas[1:]
         up = there * np.sqrt(here**2 - there**2) / here
         down = np.sqrt(there**2 - up**2)
@@ -273,16 +196,16 @@ class NoiseSchedule:
             "v_prediction": (scale**2, -here * scale),
             "sample": (np.zeros(steps), np.ones(steps)),
         }[prediction]
-        leading = self._get(scheduler, "timestep_spacing") == "leading"
+        leading = self._noise.get(scheduler, "timestep_spacing") == "leading"
         start = np.sqrt(sigmas.max() ** 2 + 1) if leading else sigmas.max()
         draws = scheduler == "euler-ancestral"
         return _Course(columns, estimate, (np.ones(steps), here), start, (draws,) * steps)
 
     def _dpm(self, steps: int, begin: int, prediction: str) -> _Course:
         config = self._config
-        if problem := _problem(config, DPM_ALLOWED):
+        if problem := problem_in(config, DPM_ALLOWED):
             raise RequestError("scheduler", f"dpm-solver++ cannot serve this model: {problem}")
-        times, sigmas = self._levels("dpm-solver++", steps, round_times=True)
+        times, sigmas = self._noise.levels("dpm-solver++", steps, round_times=True)
         alphas = 1 / np.sqrt(sigmas**2 + 1)
         noises = sigmas * alphas
         log_ratio = -np.log(sigmas)  # half the log of the signal to noise ratio
@@ -314,7 +237,7 @@ class NoiseSchedule:
             raise RequestError(
                 "num_inference_steps", f"num_inference_steps is {steps}; lcm takes at most {most} steps, and 4 to 8 do"
             )
-        signal = self._signal("lcm", train)
+        signal = self._noise.signal("lcm", train)
         taught = (np.arange(1, most + 1) * (train // most) - 1)[::-1]
         times = taught[np.floor(np.linspace(0, most, steps, endpoint=False)).astype(int)]
         alpha, sigma = np.sqrt(signal[times]), np.sqrt(1 - signal[times])
@@ -324,15 +247,6 @@ class NoiseSchedule:
         columns = _columns(steps, time=times, keep=alpha_after * skip, toward=alpha_after * out, jitter=jitter)
         draws = (*(True,) * (steps - 1), False)
         return _Course(columns, _variance_preserving(prediction, alpha, sigma), (alpha, sigma), draws=draws)
-
-
-def _problem(config: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> str | None:
-    """Error message for the first unsupported field, if there is one."""
-    for name, values in allowed.items():
-        if name in config and config[name] not in values:
-            choice = " or ".join(map(repr, values))
-            return f"scheduler_config.json: {name} {config[name]!r} is not supported: set it to {choice}"
-    return None
 
 
 def _variance_preserving(prediction: str, alpha: np.ndarray, sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,41 +15,31 @@ Everything runs under no_grad: torch_xla cannot take views of inference mode's t
 """
 
 import logging
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from apps.stable_diffusion.engine.backends import torch_devices
 from apps.stable_diffusion.engine.backends.backend import Progress
 from apps.stable_diffusion.engine.backends.prompts import Prompts
 from apps.stable_diffusion.engine.backends.schedules import COLUMNS, NoiseSchedule, StepCoefficients
+from apps.stable_diffusion.engine.backends.torch_networks import TorchNetworks, TorchText
 from apps.stable_diffusion.engine.backends.trajectory import (
     LATENT_CHANNELS,
     RESTING,
     Planner,
     StartedPicture,
-    Trajectory,
     batch_sizes,
     check_batch,
 )
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError, refuse_others
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, refuse_others
 from apps.stable_diffusion.engine.request import PictureRequest
 
 log = logging.getLogger("podslice")
-
-
-class TorchText(NamedTuple):
-    """An encoded prompt."""
-
-    context: torch.Tensor  # [1, positions, d]
-    pooled: torch.Tensor | None  # [1, e], of XL
-
-    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "TorchText":
-        return TorchText(function(self.context), None if self.pooled is None else function(self.pooled))
 
 
 class KeptRegion(NamedTuple):
@@ -93,14 +83,9 @@ class TorchBackend:
         device: str | None = None,
     ) -> None:
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._xla = kind.startswith("xla")
+        self._xla = device is not None and device.startswith("xla")
         self.name = "torch_xla" if self._xla else "torch"
-        if self._xla:
-            self._device, self.device = _xla_device(precise=dtype == "float32")
-        else:
-            self._device = torch.device(kind)
-            self.device = torch.cuda.get_device_name(self._device) if kind.startswith("cuda") else kind
+        self._device, self.device = torch_devices.opened(device, precise=dtype == "float32")
         self._dtype = getattr(torch, dtype)
         self._guided = guided
         refuse_others(
@@ -108,13 +93,9 @@ class TorchBackend:
         )
         refuse_others(checkpoint.config("vae"), "vae", {"latents_mean": (None,), "latents_std": (None,)})
         schedule = NoiseSchedule(checkpoint.scheduler_config, checkpoint.is_xl)
-        pipeline = _pipeline(checkpoint, self._dtype)
-        self._text_encoders = [getattr(pipeline, name).eval().to(self._device) for name in checkpoint.text_encoders]
-        self._unet = pipeline.unet.eval().to(self._device)
-        self._vae = pipeline.vae.eval().to(self._device)
-        self._reduction = 2 ** (len(self._vae.config.block_out_channels) - 1)
+        self._networks = TorchNetworks(checkpoint, self._device, self._dtype, guided)
         self.sizes = tuple(sizes)
-        self._planner = Planner(self.sizes, self._reduction, guided, schedule)
+        self._planner = Planner(self.sizes, self._networks.reduction, guided, schedule)
         self.batch_sizes = batch_sizes(max_batch_size)
         self._is_xl = checkpoint.is_xl
         self._prompts = Prompts(checkpoint, guided, self._encode_text, lambda text: text.map(torch.zeros_like))
@@ -150,7 +131,7 @@ class TorchBackend:
         start_noise, schedule = plan.start_noise, plan.schedule
         latents, kept = (schedule.start_noise * start_noise).to(self._device), None
         if request.image is not None:
-            original = self._encode_image(plan, request.image, plan.image_noise)
+            original = self._encode_image(request.image, plan.image_noise)
             latents = latents + torch.full((1, 1, 1, 1), schedule.start_image).to(self._device) * original
             self._sync()
             if request.mask is not None:
@@ -202,7 +183,7 @@ class TorchBackend:
         """See `Backend.decode`. One picture at a time: a decoder's attention is large."""
         decoded = []
         for picture in pictures:
-            decoded.append(self._decode(picture.estimate if estimate else picture.latents))
+            decoded.append(self._networks.decode(picture.estimate if estimate else picture.latents))
             self._sync()
         return [
             np.ascontiguousarray(pixels.cpu().numpy().transpose(1, 2, 0)) if bool(finite) else None
@@ -236,7 +217,7 @@ class TorchBackend:
         """The next latents and estimates. `coefficients` has each picture's `next_coefficients`."""
         step = StepCoefficients(*(coefficients[:, i, None, None, None] for i in range(COLUMNS)))
         guidance = coefficients[:, COLUMNS, None, None, None]
-        out = self._predict(step.scale * latents, coefficients[:, 0], guidance, context, more)
+        out = self._networks.predict(step.scale * latents, coefficients[:, 0], guidance, context, more)
         before, estimate = estimate, step.from_sample * latents + step.from_output * out
         latents = step.keep * latents + step.toward * estimate + step.momentum * before
         if noise is not None:
@@ -245,23 +226,6 @@ class TorchBackend:
             originals = step.original * kept.original + step.noise * kept.start_noise
             latents = kept.mask * latents + (1 - kept.mask) * originals
         return latents, estimate
-
-    def _predict(
-        self,
-        x: torch.Tensor,
-        time: torch.Tensor,
-        guidance: torch.Tensor,
-        context: torch.Tensor,
-        more: dict[str, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """The UNet's output with guidance applied: [b, 4, h, w] float32."""
-        if self._guided:
-            x, time = torch.cat([x, x]), torch.cat([time, time])
-        out = self._unet(x.to(self._dtype), time, context, added_cond_kwargs=more, return_dict=False)[0].float()
-        if not self._guided:
-            return out
-        plain, prompted = out.chunk(2)
-        return plain + guidance * (prompted - plain)
 
     def _noise(self, pictures: Sequence[TorchPicture], b: int) -> torch.Tensor | None:
         """The next step's fresh noise [b, 4, h, w]; None if no picture needs any (never None on XLA)."""
@@ -288,113 +252,25 @@ class TorchBackend:
         fillers += [self.start(self._sample(size)) for _ in range(n - len(fillers))]
         return fillers[:n]
 
-    # -- networks -----------------------------------------------------------------------------------------------
+    # -- texts and images ---------------------------------------------------------------------------------------
 
     def _encode_text(self, ids: tuple[np.ndarray, ...]) -> TorchText:
         """Encode a tokenized text; on XLA the result is on the host: see `_upload`."""
-        found = self._run_text_encoders(ids)
+        found = self._networks.encode_text(ids)
         self._sync()
         return found.map(torch.Tensor.cpu) if self._xla else found
-
-    def _run_text_encoders(self, each_ids: tuple[np.ndarray, ...]) -> TorchText:
-        contexts, pooled = [], None
-        for encoder, ids in zip(self._text_encoders, each_ids):
-            output = encoder(torch.from_numpy(ids).long().to(self._device), output_hidden_states=self._is_xl)
-            contexts.append(output.hidden_states[-2] if self._is_xl else output.last_hidden_state)
-            pooled = output.text_embeds if self._is_xl and "text_embeds" in output else pooled
-        return TorchText(torch.cat(contexts, dim=-1).to(self._dtype), pooled)
 
     def _upload(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy to the device: on XLA a new tensor each time, as two pictures of a batch may share a prompt."""
         return tensor.to(self._device)
 
-    def _encode_image(self, plan: Trajectory, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
+    def _encode_image(self, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
         """[H, W, 3] uint8 -> [1, 4, h, w] float32, scaled for the UNet."""
-        latents = self._encode(image, noise)
+        latents = self._networks.encode_image(image, noise)
         self._sync()
         return latents
-
-    def _encode(self, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
-        pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 255 * 2 - 1
-        found = self._vae.encode(pixels.to(self._dtype).to(self._device)).latent_dist
-        latents = found.mean.float() + found.std.float() * noise.to(self._device)
-        return latents * self._vae.config.scaling_factor
-
-    def _decode(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[1, 4, h, w] -> [3, H, W] uint8, and whether its numbers are finite."""
-        latents = (latents / self._vae.config.scaling_factor).to(self._dtype)
-        pixels = self._vae.decode(latents, return_dict=False)[0].float()
-        finite = torch.isfinite(pixels).all()
-        return ((pixels[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8), finite
 
     def _sync(self) -> None:
         """On XLA: run what was recorded so far as one program."""
         if self._xla:
-            import torch_xla
-
-            torch_xla.sync()
-
-
-def _xla_device(precise: bool) -> tuple[torch.device, str]:
-    """torch_xla's device, and its human-readable name.
-
-    Args:
-        precise: multiply float32 in float32, which a TPU does in bfloat16 by default.
-
-    Raises:
-        ValueError: torch_xla cannot be imported, or finds no device.
-    """
-    try:
-        import torch_xla
-        import torch_xla.backends
-        import torch_xla.runtime
-    except ImportError as error:
-        raise ValueError(
-            f"backend torch_xla: torch_xla cannot be imported ({error}). It needs PyTorch 2.9, and so its own "
-            "virtual environment: pip install -e '.[torch-xla]' there, as `make test-torch-xla` does"
-        ) from error
-    try:
-        device, kind = torch_xla.device(), torch_xla.runtime.device_type()
-    except (RuntimeError, OSError, ImportError) as error:  # OSError: no libtpu; ImportError: another device's plugin
-        asked, first_line = os.environ.get("PJRT_DEVICE", ""), str(error).partition("\n")[0]
-        raise ValueError(
-            f"backend torch_xla: PJRT finds no device (PJRT_DEVICE={asked}): {first_line}. On a "
-            "TPU, install 'torch_xla[tpu]==2.9.*' beside the extra torch-xla and set PJRT_DEVICE=TPU; PJRT_DEVICE=CPU "
-            "runs on the CPU, as `make test-torch-xla` does"
-        ) from error
-    if precise and torch_xla.backends.get_mat_mul_precision() != "highest":
-        torch_xla.backends.set_mat_mul_precision("highest")
-    return device, "cpu" if kind == "CPU" else kind
-
-
-def _pipeline(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    """diffusers' pipeline: its modules are used, its loop is not."""
-    import diffusers
-    from diffusers.utils import logging as diffusers_logging
-    from packaging.version import Version
-
-    variant = checkpoint.variant  # CheckpointError by name before diffusers looks
-    for component in checkpoint.components:
-        checkpoint.config(component)  # likewise
-    quiet = diffusers_logging.is_progress_bar_enabled()
-    diffusers_logging.disable_progress_bar()
-    try:
-        more: dict[str, Any] = {} if checkpoint.is_xl else {"safety_checker": None, "requires_safety_checker": False}
-        more |= {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
-        with checkpoint.local_folder() as folder:
-            made = diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, variant=variant, **more)
-        for component in checkpoint.components:
-            for name, tensor in getattr(made, component).state_dict().items():
-                if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                    raise CheckpointError(
-                        f"{checkpoint.location}/{component}: tensor {name} has numbers that are not finite (NaN or "
-                        f"infinity, or too large for {dtype})"
-                    )
-        return made
-    except CheckpointError:
-        raise
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{checkpoint.location}: diffusers cannot load it: {error}") from error
-    finally:
-        if quiet:
-            diffusers_logging.enable_progress_bar()
+            torch_devices.sync()

@@ -1,0 +1,112 @@
+"""diffusers' own torch modules of a Stable Diffusion model, without their loops."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+
+
+class TorchText(NamedTuple):
+    """An encoded prompt."""
+
+    context: torch.Tensor  # [1, positions, d]
+    pooled: torch.Tensor | None  # [1, e], of XL
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "TorchText":
+        return TorchText(function(self.context), None if self.pooled is None else function(self.pooled))
+
+
+class TorchNetworks:
+    """A model's text encoders, UNet and VAE on a device. No method keeps what it computes on its way.
+
+    Args:
+        guided: whether batches have a negative half; see `predict`.
+
+    Raises:
+        CheckpointError: diffusers cannot load the checkpoint, or a number in it is not finite.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, guided: bool) -> None:
+        self._device, self._dtype, self._guided, self._is_xl = device, dtype, guided, checkpoint.is_xl
+        pipeline = _pipeline(checkpoint, dtype)
+        self._text_encoders = [getattr(pipeline, name).eval().to(device) for name in checkpoint.text_encoders]
+        self._unet = pipeline.unet.eval().to(device)
+        self._vae = pipeline.vae.eval().to(device)
+        self.reduction = 2 ** (len(self._vae.config.block_out_channels) - 1)
+        """Pixels of a picture's side for one latent."""
+
+    def encode_text(self, each_ids: tuple[np.ndarray, ...]) -> TorchText:
+        """Encode a text, tokenized for each encoder: `[1, positions]`."""
+        contexts, pooled = [], None
+        for encoder, ids in zip(self._text_encoders, each_ids):
+            output = encoder(torch.from_numpy(ids).long().to(self._device), output_hidden_states=self._is_xl)
+            contexts.append(output.hidden_states[-2] if self._is_xl else output.last_hidden_state)
+            pooled = output.text_embeds if self._is_xl and "text_embeds" in output else pooled
+        return TorchText(torch.cat(contexts, dim=-1).to(self._dtype), pooled)
+
+    def predict(
+        self,
+        x: torch.Tensor,
+        time: torch.Tensor,
+        guidance: torch.Tensor,
+        context: torch.Tensor,
+        more: dict[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The UNet's output with guidance applied: [b, 4, h, w] float32."""
+        if self._guided:
+            x, time = torch.cat([x, x]), torch.cat([time, time])
+        out = self._unet(x.to(self._dtype), time, context, added_cond_kwargs=more, return_dict=False)[0].float()
+        if not self._guided:
+            return out
+        plain, prompted = out.chunk(2)
+        return plain + guidance * (prompted - plain)
+
+    def encode_image(self, image: np.ndarray, noise: torch.Tensor) -> torch.Tensor:
+        """[H, W, 3] uint8 -> [1, 4, h, w] float32, scaled for the UNet."""
+        pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)[None].float() / 255 * 2 - 1
+        found = self._vae.encode(pixels.to(self._dtype).to(self._device)).latent_dist
+        latents = found.mean.float() + found.std.float() * noise.to(self._device)
+        return latents * self._vae.config.scaling_factor
+
+    def decode(self, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[1, 4, h, w] -> [3, H, W] uint8, and whether its numbers are finite."""
+        latents = (latents / self._vae.config.scaling_factor).to(self._dtype)
+        pixels = self._vae.decode(latents, return_dict=False)[0].float()
+        finite = torch.isfinite(pixels).all()
+        return ((pixels[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8), finite
+
+
+def _pipeline(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    """diffusers' pipeline: its modules are used, its loop is not."""
+    import diffusers
+    from diffusers.utils import logging as diffusers_logging
+    from packaging.version import Version
+
+    variant = checkpoint.variant  # CheckpointError by name before diffusers looks
+    for component in checkpoint.components:
+        checkpoint.config(component)  # likewise
+    quiet = diffusers_logging.is_progress_bar_enabled()
+    diffusers_logging.disable_progress_bar()
+    try:
+        more: dict[str, Any] = {} if checkpoint.is_xl else {"safety_checker": None, "requires_safety_checker": False}
+        more |= {"dtype" if Version(diffusers.__version__) >= Version("0.42") else "torch_dtype": dtype}
+        with checkpoint.local_folder() as folder:
+            made = diffusers.DiffusionPipeline.from_pretrained(folder, use_safetensors=True, variant=variant, **more)
+        for component in checkpoint.components:
+            for name, tensor in getattr(made, component).state_dict().items():
+                if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                    raise CheckpointError(
+                        f"{checkpoint.location}/{component}: tensor {name} has numbers that are not finite (NaN or "
+                        f"infinity, or too large for {dtype})"
+                    )
+        return made
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint.location}: diffusers cannot load it: {error}") from error
+    finally:
+        if quiet:
+            diffusers_logging.enable_progress_bar()
