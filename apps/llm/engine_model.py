@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import logging
 import math
 import time
 from collections import deque
@@ -14,6 +13,7 @@ import numpy as np
 
 from apps.llm.api import CALLER, EngineStats, Pool, QueueFull
 from apps.llm.engine_stream import EngineStream
+from apps.llm.held_adapters import HeldAdapters
 from apps.llm.metrics import LanguageMetrics, exposition
 from apps.llm.text.generation import Generation
 from apps.llm.text.tokenizer.limits import check_copies, check_suffixes
@@ -26,8 +26,6 @@ from ray_configs.llm import AdapterSource
 
 if TYPE_CHECKING:
     from apps.llm.text import Engine
-
-log = logging.getLogger("podslice")
 
 
 class EngineModel:
@@ -53,15 +51,7 @@ class EngineModel:
         self.texts = RequestTexts(engine)
         """Tokenizes what requests send."""
         self._adapter: str | None = None
-        self._absent: dict[str, str | None] = {}
-        """Adapters that it should have and has not: why they were refused; None while they are loaded."""
-        self._refused: dict[str, AdapterSource] = {}
-        """The sources of those that were refused."""
-        self._changing = asyncio.Lock()
-        self._sources = {
-            name: AdapterSource(location=where, version=0) for name, where in engine.config.adapters.items()
-        }
-        """What `hold_adapters` has loaded, and the engine before it."""
+        self._held = HeldAdapters(engine)
         self._metrics = LanguageMetrics(name, engine.callers)
         self.tracing = tracing(name)
         """Makes the spans of requests; None if they are not traced."""
@@ -98,38 +88,15 @@ class EngineModel:
 
     async def hold_adapters(self, published: Mapping[str, AdapterSource]) -> None:
         """Load and unload adapters until these are left, and those of the config. What is refused is logged."""
-        wanted = {
-            name: AdapterSource(location=where, version=0) for name, where in self._engine.config.adapters.items()
-        }
-        wanted |= published
-        absent: dict[str, str | None] = {name: None for name in wanted if self.adapter_named(name) is None}
-        self._absent, self._refused = absent, {}
-        refused = self._refused
-        async with self._changing:
-            gone = [name for name, source in self._sources.items() if wanted.get(name) != source]
-            await asyncio.gather(*map(self.unload_adapter, gone))
-            self._sources = {name: source for name, source in self._sources.items() if name not in gone}
-            for name in [name for name in wanted if name not in self._sources]:
-                location = wanted[name]["location"]
-                try:
-                    await self.load_adapter(name, location)
-                except Exception as error:  # of the file system that the location names, too
-                    log.error("adapter %s at %s was not loaded: %s", name, location, error)
-                    absent[name] = str(error).replace(location, name)  # clients are shown this
-                    refused[name] = wanted[name]
-                else:
-                    self._sources[name] = wanted[name]
-                    absent.pop(name, None)
+        await self._held.hold(published)
 
     def held_adapters(self) -> dict[str, tuple[AdapterSource, str]]:
         """The adapters that are loaded, and those that were refused: where each is, and why it was refused."""
-        loaded = {name: (source, "") for name, source in self._sources.items()}
-        return loaded | {name: (source, self._absent.get(name) or "") for name, source in self._refused.items()}
+        return self._held.all()
 
     def absence(self, name: str) -> tuple[bool, str | None]:
         """Of an adapter that is not loaded: whether it should be, and if it was refused, why."""
-        own = self._own(name)
-        return own in self._absent, self._absent.get(own)
+        return self._held.absence(self._own(name))
 
     async def submit(self, params: SamplingParams, *prompts: str | Sequence[int]) -> "EngineStream":
         """The answers to one prompt or several; one that is refused takes the others with it."""
