@@ -80,9 +80,10 @@ class Engine:
         """
         from apps.stable_diffusion.engine.backends.choice import open_backend
 
+        sides = [size.split("x") for size in config.sizes]
         backend = open_backend(
             config.model,
-            sizes=[tuple(map(int, size.split("x"))) for size in config.sizes],
+            sizes=[(int(width), int(height)) for width, height in sides],
             backend=config.backend,
             max_batch_size=config.max_batch_size,
             guidance_scale=config.guidance_scale,

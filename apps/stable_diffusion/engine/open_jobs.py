@@ -75,12 +75,12 @@ class OpenJobs:
     def hand_out(self, batch: list[PictureTask]) -> None:
         """Report each picture's progress to its reader, with previews and finished pictures."""
         for task in batch:
-            picture = task.picture
+            picture = task.begun
             task.job.put(Step(task.index, picture.steps_done, picture.steps_total))
         wake(task.job for task in batch)
         wanted = [task for task in batch if not task.job.leaving]
-        done = [task for task in wanted if task.picture.steps_done >= task.picture.steps_total]
-        shown = [task for task in wanted if task.previews and task.picture.steps_done >= task.previews[0]]
+        done = [task for task in wanted if task.begun.steps_done >= task.begun.steps_total]
+        shown = [task for task in wanted if task.previews and task.begun.steps_done >= task.previews[0]]
         if done:
             for task, pixels in zip(done, self._backend.decode([task.picture for task in done])):
                 if task.job.end is not None:  # another picture of it has failed
@@ -91,7 +91,7 @@ class OpenJobs:
                     self._finish(task, pixels)
         if shown:
             for task, pixels in zip(shown, self._backend.decode([task.picture for task in shown], estimate=True)):
-                picture = task.picture
+                picture = task.begun
                 if pixels is not None and task.job.end is None:
                     task.job.put(Preview(task.index, task.shown, picture.steps_done, picture.steps_total, pixels))
                 task.previews, task.shown = task.previews[1:], task.shown + 1
@@ -100,7 +100,7 @@ class OpenJobs:
     def _finish(self, task: PictureTask, pixels: Any) -> None:
         self.queue.remove(task)
         self.pictures += 1
-        job, picture, seconds = task.job, task.picture, time.monotonic() - task.submitted
+        job, picture, seconds = task.job, task.begun, time.monotonic() - task.submitted
         job.put(Finished(task.index, pixels, task.request, picture.steps_total, tuple(picture.warnings), seconds))
         if job.pictures_done == len(job.requests):
             job.close("finished")

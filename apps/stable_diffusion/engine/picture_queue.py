@@ -38,10 +38,16 @@ class PictureTask:
         return self.request.width, self.request.height
 
     @property
+    def begun(self) -> Picture:
+        """Its picture, of a task that no longer waits."""
+        assert self.picture is not None
+        return self.picture
+
+    @property
     def left(self) -> int:
         """Steps to its next preview, or to its end."""
-        stop = self.previews[0] if self.previews else self.picture.steps_total
-        return stop - self.picture.steps_done
+        stop = self.previews[0] if self.previews else self.begun.steps_total
+        return stop - self.begun.steps_done
 
 
 class PictureQueue:
@@ -80,11 +86,13 @@ class PictureQueue:
 
     def batch(self) -> list[PictureTask]:
         """The tasks to advance next; empty if there are none, or if the next in turn must be started first."""
-        return list(self._running.get(self._turn(), ()))
+        size = self._turn()
+        return [] if size is None else list(self._running.get(size, ()))
 
     def joining(self) -> list[PictureTask]:
         """The waiting tasks that fit into the batch whose turn it is."""
-        size = self._turn()
+        if (size := self._turn()) is None:
+            return []
         places = self._largest - len(self._running.get(size, ()))
         return [task for task, _ in zip(self._waiting.get(size, ()), range(places))]
 
@@ -100,7 +108,7 @@ class PictureQueue:
         total = 0.0
         for size in {*self._running, *self._waiting}:
             running, waiting = self._running.get(size, ()), self._waiting.get(size, ())
-            steps = sum(task.picture.steps_total - task.picture.steps_done for task in running)
+            steps = sum(task.begun.steps_total - task.begun.steps_done for task in running)
             steps += sum(task.request.num_inference_steps for task in waiting)
             together = max(1, min(self._largest, len(running) + len(waiting)))
             total += steps / together * seconds_per_step(size)

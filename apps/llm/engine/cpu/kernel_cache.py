@@ -48,7 +48,7 @@ def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         made = CFunc(function, normalize_signature(signature), locals={}, options={})
-        made._cache = _cache(function)
+        made._cache = _cache(function)  # type: ignore[attr-defined]  # numba's own, which `cache=True` sets
         made.compile()
         return made
 
@@ -63,7 +63,7 @@ def _cache(function: Callable[..., Any]) -> Any:
         return NullCache()
 
 
-class _Locator(UserProvidedCacheLocator):
+class _Locator(UserProvidedCacheLocator):  # type: ignore[misc]  # numba has no types
     """The folder of the environment, even one that can only be read."""
 
     def ensure_cache_path(self) -> None:
@@ -71,14 +71,14 @@ class _Locator(UserProvidedCacheLocator):
             super().ensure_cache_path()
 
 
-class _Impl(CompileResultCacheImpl):
+class _Impl(CompileResultCacheImpl):  # type: ignore[misc]  # numba has no types
     """Looks nowhere else if the environment names a folder: files beside the sources do not follow all of them."""
 
     if numba.config.CACHE_DIR:
         _locator_classes = (_Locator,)
 
 
-class _Cache(FunctionCache):
+class _Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
     """The compiled forms of one function."""
 
     _impl_class = _Impl
@@ -105,7 +105,7 @@ class _Cache(FunctionCache):
             _do_without(error)
 
 
-class _Files(IndexDataCacheFile):
+class _Files(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
     """An index and its data files. Each ends with the digest of what Numba wrote, which `pickle` does not read."""
 
     def _dump(self, obj: Any) -> bytes:

@@ -74,7 +74,7 @@ def row_parallel(
     """
     if mesh.size == 1:
         return _with_adapters(product(x, weight, mesh, bias, live), x, adapted).astype(x.dtype)
-    parts = QuantArray(P(None, AXIS), P()) if isinstance(weight, QuantArray) else P(None, AXIS)
+    parts = QuantArray(P(None, AXIS), P()) if isinstance(weight, QuantArray) else P(None, AXIS)  # type: ignore[arg-type]  # a tree of the same form, of specs
 
     def own(x: jax.Array, weight: Weight, adapted: Owned | None) -> jax.Array:
         # Linear in x, so each device adds what its own part of x gives, and the sum needs no exchange of its own.

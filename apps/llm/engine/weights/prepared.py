@@ -174,7 +174,7 @@ def open_checkpoint(location: str, weights: bool = True, roots: Sequence[str] | 
 
 def by_columns(param: Param) -> bool:
     """Whether the engine splits the parameter by columns."""
-    return any(MESH_AXES.get(axis) for axis in param.axes[1:])
+    return any(axis is not None and MESH_AXES.get(axis) for axis in param.axes[1:])
 
 
 def stored_params(arch: Architecture, tensor_parallel: int) -> dict[str, Param]:
@@ -204,7 +204,7 @@ class Prepared(Checkpoint):
             size = -1 if dtype is None or min(tensor.shape, default=0) < 0 else math.prod(tensor.shape) * dtype.itemsize
             if dtype is None or not 0 <= tensor.start <= tensor.stop <= sizes[tensor.file]:
                 size = -1
-            if size != tensor.stop - tensor.start:
+            if dtype is None or size != tensor.stop - tensor.start:
                 raise CheckpointError(f"{self.location}/{MANIFEST} is damaged: tensor {name} is not in {tensor.file}")
             found[name] = TensorEntry(tensor.file, dtype, tensor.shape, tensor.start, tensor.stop)
         return found

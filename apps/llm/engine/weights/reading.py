@@ -53,7 +53,7 @@ class Reading:
         hosts = len({device.process_index for device in mesh.devices.flat})
         self._by_rows = exchange and hosts > 1 and any(spec[1:]) and values.shape[0] % mesh.size == 0
         indices = self._read_sharding(values).addressable_devices_indices_map(values.shape).values()
-        self._blocks = {bounds: self._block(bounds) for bounds in map(self._bounds, indices)}
+        self._blocks = {bounds: self._block(bounds) for bounds in map(self._bounds, indices)}  # type: ignore[arg-type]  # an index is None only of an array without dimensions
         self.nbytes = 0 if in_place else sum(array.nbytes for block in self._blocks.values() for array in block)
 
     def _block(self, bounds: Bounds) -> Sequence[np.ndarray]:
@@ -96,7 +96,7 @@ class Reading:
             columns = index[1:] if self._whole_rows else ()
             return np.ascontiguousarray(block[number][(slice(None), *columns)])
 
-        array = jax.make_array_from_callback(leaf.shape, self._read_sharding(leaf), shard)
+        array = jax.make_array_from_callback(leaf.shape, self._read_sharding(leaf), shard)  # type: ignore[arg-type]  # an index is None only of an array without dimensions
         return _exchange(leaf)(array) if self._by_rows else array
 
     def _read_sharding(self, leaf: jax.ShapeDtypeStruct) -> NamedSharding:

@@ -38,7 +38,7 @@ def open_backend(
     """
     checkpoint = Checkpoint(model)
     chosen = choose() if backend == "auto" else backend
-    settings = {
+    settings: dict[str, Any] = {
         "sizes": tuple(sizes),
         "max_batch_size": max_batch_size,
         "guided": guidance_scale > 1,
@@ -47,7 +47,7 @@ def open_backend(
     if chosen == "jax":
         from apps.stable_diffusion.engine.backends.jax_backend import JaxBackend
 
-        opened = JaxBackend(checkpoint, compile_cache=compile_cache, **settings)
+        opened: Backend[Any] = JaxBackend(checkpoint, compile_cache=compile_cache, **settings)
     else:
         from apps.stable_diffusion.engine.backends.torch_backend import TorchBackend
 

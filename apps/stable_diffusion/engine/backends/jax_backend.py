@@ -151,7 +151,7 @@ class JaxBackend:
             arguments = np.ascontiguousarray(request.image), _nhwc(plan.image_noise), noise, mix
             original, latents = self._compiled["image", size](self._weights["vae"], *map(self._put, arguments))
         if request.mask is not None:
-            mask, start_noise = self._put(plan.mask[..., None]), self._put(noise)
+            mask, start_noise = self._put(plan.mask[..., None]), self._put(noise)  # type: ignore[index]  # a request's mask is in its plan
         prompt, negative, warnings = self.prompts.encoded(request)
         inputs = PictureInputs(prompt, negative, mask, original, start_noise)
         state = DenoisingState(latents, self._put(np.zeros(zeros.shape, np.float32)))

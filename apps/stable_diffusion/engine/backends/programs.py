@@ -104,7 +104,7 @@ class Programs:
             noises: [h, w, 4] each.
         """
         state, fixed, noise = _stack(states), _stack(inputs), jnp.stack(noises)
-        step = StepCoefficients(*(coefficients[:, i, None, None, None] for i in range(COLUMNS)))
+        step = StepCoefficients(*(coefficients[:, i, None, None, None] for i in range(COLUMNS)))  # type: ignore[arg-type]  # columns, not numbers: of all pictures at once
         x, time, text = step.scale * state.latents, coefficients[:, 0], fixed.prompt
         if self.guided:  # n = 2 b; without guidance n = b
             x, time = x.repeat(2, axis=0), time.repeat(2)
@@ -179,7 +179,7 @@ class Programs:
         width = sum(config["hidden_size"] for config in self.text_configs)
         is_xl = len(self.text_configs) == 2
         pooled = self.shape((self.text_configs[1]["projection_dim"],), self.dtype) if is_xl else None
-        return EncodedPrompt(self.shape((length, width), self.dtype), pooled)
+        return EncodedPrompt(self.shape((length, width), self.dtype), pooled)  # type: ignore[arg-type]  # shapes in the arrays' places
 
     def functions(self, lengths: tuple[int, ...], size: tuple[int, int]) -> dict[str, Callable[[NamedWeights], Any]]:
         """Component -> a function of its weights that uses all that the programs use, on small arrays."""
@@ -228,8 +228,8 @@ class Programs:
         for size in sizes:
             latents = self.shape(self.latents(size))
             mask = self.shape((*latents.shape[:2], 1))
-            state = DenoisingState(latents, latents)
-            fixed = PictureInputs(text, text if self.guided else None, mask, latents, latents)
+            state = DenoisingState(latents, latents)  # type: ignore[arg-type]  # shapes in the arrays' places
+            fixed = PictureInputs(text, text if self.guided else None, mask, latents, latents)  # type: ignore[arg-type]  # shapes in the arrays' places
             for b in batch_sizes:
                 coefficients = self.shape((b, COLUMNS + 1))
                 arguments = arrays["unet"], coefficients, (state,) * b, (fixed,) * b, (latents,) * b

@@ -7,8 +7,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from apps.arrays.model_folder import CheckpointError
 from apps.serving.errors import shortened
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 from apps.stable_diffusion.engine.request import PictureRequest
 
 T = TypeVar("T")

@@ -194,8 +194,8 @@ class TorchBackend:
 
     def _conditioning(self, batch: Sequence[TorchPicture]) -> tuple[torch.Tensor, dict[str, torch.Tensor] | None]:
         """Contexts [n, positions, d] and XL's additional conditioning, all negative prompts before all prompts."""
-        halves = [[p.negative for p in batch]] if self._guided else []
-        texts = [text for half in (*halves, [p.prompt for p in batch]) for text in half]
+        negatives = [p.negative for p in batch if p.negative is not None] if self._guided else []
+        texts = [*negatives, *(p.prompt for p in batch)]
         context = torch.cat([text.context for text in texts])
         if not self._is_xl:
             return context, None

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError
+from apps.arrays.model_folder import CheckpointError
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 
 class TorchText(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from apps.stable_diffusion.engine.model.checkpoint import CheckpointError
+from apps.arrays.model_folder import CheckpointError
 
 DEFAULTS: dict[str, dict[str, Any]] = {  # where diffusers' class for a scheduler differs from the others
     "ddim": {"timestep_spacing": "leading"},

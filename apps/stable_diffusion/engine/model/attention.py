@@ -99,7 +99,7 @@ def _plain(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, head_dim: int, 
     q, k, v = (_split(x, heads) for x in (q, k, v))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * head_dim**-0.5
     if causal:
-        scores = jnp.where(jnp.tri(*scores.shape[-2:], dtype=bool), scores, -jnp.inf)
+        scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
     return _join(jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v))
 
 

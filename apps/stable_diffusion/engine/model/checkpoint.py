@@ -198,8 +198,8 @@ def _snapshot(repository: str) -> str:
         path.name for path in components if (path / "config.json").is_file() and not any(path.glob("*.safetensors"))
     ]
     if without:
-        files = ("{}.fp16*.safetensors", "{}-*.fp16.safetensors", "{}.safetensors.index.fp16.json")
-        from_hub(repository, [f"{name}/{file.format(WEIGHT_FILES[name])}" for name in without for file in files])
+        halved = ("{}.fp16*.safetensors", "{}-*.fp16.safetensors", "{}.safetensors.index.fp16.json")
+        from_hub(repository, [f"{name}/{file.format(WEIGHT_FILES[name])}" for name in without for file in halved])
     return folder
 
 

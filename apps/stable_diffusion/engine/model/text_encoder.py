@@ -1,6 +1,6 @@
 """CLIP's text encoder (Radford et al. 2021) as Stable Diffusion reads it: `CLIPTextModel` and its projecting twin."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from apps.stable_diffusion.engine.model.checkpoint import needed, refuse_others
 from apps.stable_diffusion.engine.model.layers import layer_norm, linear
 from apps.stable_diffusion.engine.model.weights import NamedWeights
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "gelu": partial(jax.nn.gelu, approximate=False),
 }

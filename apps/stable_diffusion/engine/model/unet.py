@@ -157,7 +157,7 @@ def predict(
             if arch.up[i]:
                 x = _transformer(block["attentions"][j], arch, -1 - i, x, context, attention)
         if kept:
-            x = upsample(block["upsamplers"][0], x, kept[-1].shape[1:3])
+            x = upsample(block["upsamplers"][0], x, (kept[-1].shape[1], kept[-1].shape[2]))
     x = jax.nn.silu(group_norm(w["conv_norm_out"], x, arch.groups, arch.eps))
     return conv(w["conv_out"], x, 4)
 
@@ -174,6 +174,7 @@ def _embed_time(
     embedded = embed("time_embedding", sinusoids(time, arch.channels[0], arch.flip, arch.shift))
     if arch.size_width is None:
         return embedded
+    assert cond.sizes is not None and cond.pooled is not None  # XL's
     sizes = sinusoids(cond.sizes, arch.size_width, arch.flip, arch.shift).reshape(len(cond.sizes), -1)
     return embedded + embed("add_embedding", jnp.concatenate([cond.pooled.astype(jnp.float32), sizes], axis=-1))
 

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from apps.arrays.model_folder import CheckpointError, TensorEntry
 from apps.serving.numbers.finite import all_finite
-from apps.stable_diffusion.engine.model.checkpoint import Checkpoint, CheckpointError, TensorEntry
+from apps.stable_diffusion.engine.model.checkpoint import Checkpoint
 
 READERS = 8  # remote files are slow: several tensors are read at a time
 OLD_NAMES = {  # of a VAE's attention, before diffusers 0.18
