@@ -122,6 +122,12 @@ def test_no_folder_is_a_drawer() -> None:
     assert {folder: count for folder, count in counts.items() if count > 13} == {}
 
 
+def test_no_file_is_too_long_to_read_at_once() -> None:
+    """A file is one subject. What has two is cut between them, under two names."""
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files_of(*PRODUCT)}
+    assert {name: count for name, count in lines.items() if count > 300} == {}
+
+
 SAME_IN_BOTH_ENGINES = {"Checkpoint", "Engine", "EngineStats"}
 """Classes of the language model's engine, and of the pictures' for the same thing."""
 

@@ -14,7 +14,7 @@ from apps.arrays.model_folder import CheckpointError
 from apps.llm.engine.model.families.config_fields import FIELDS, ROPE
 from apps.llm.engine.model.families.hugging_face import from_hf_config
 from apps.llm.engine.model.rope import UnsupportedModel
-from apps.llm.engine.weights.formats import format_of
+from apps.llm.engine.weights.quantization_config import format_of
 from apps.llm.text import Engine, EngineConfig
 from apps.plan.llm import known
 from tests.llm.engine import tiny_models
