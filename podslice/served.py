@@ -118,7 +118,9 @@ def read(kind: str, arguments: Sequence[str], port: int | None) -> Serving:
 
 
 def joins_a_cluster() -> bool:
-    """Whether `ray.init` will join a cluster: the one in RAY_ADDRESS, or one that `ray start` started here."""
+    """Whether `ray.init` will join a cluster: the one in RAY_ADDRESS, or one that `ray start` started here, whose
+    address is in Ray's temporary folder (`ray._common.utils.get_ray_address_file`)."""
     if address := os.environ.get("RAY_ADDRESS"):
         return address != "local"
-    return Path("/tmp/ray/ray_current_cluster").exists()
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(folder, "ray", "ray_current_cluster").exists()

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray._common.utils import get_ray_address_file
 
 from kuberay import Refusal
 from podslice.own_folder import FOLDER, named, with_own_folder
-from podslice.served import read
+from podslice.served import joins_a_cluster, read
 from ray_configs.llm import LLMConfig
 from ray_configs.loading import ConfigError
 from tests.ports import free_port
@@ -116,6 +117,20 @@ def test_another_place_for_them(
     (app,) = with_own_folder(read("llm", arguments, None)).applications
     assert isinstance(app.config, LLMConfig) and app.config.batches == batches and named(app) is None
     assert app.config.batch_keep_days is None
+
+
+@pytest.mark.parametrize("name", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_cluster_that_ray_start_left_here_is_joined(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address is where Ray itself, which has the last word, looks for it."""
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setenv(name, str(tmp_path))
+    assert not joins_a_cluster()
+    left = Path(get_ray_address_file(None))
+    left.parent.mkdir()
+    left.write_text("127.0.0.1:6379")
+    assert left.is_relative_to(tmp_path) and joins_a_cluster()
 
 
 def test_a_home_that_cannot_be_written_keeps_nobody_from_serving(
